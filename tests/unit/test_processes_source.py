@@ -223,8 +223,8 @@ def test_idle_clocks_are_not_read_and_new_work_is_charged_at_once() -> None:
     source.poll()
     for _ in range(150):
         tick(kernel, source)
-    reading = source._table.asleep._read
-    source._table.asleep._read = lambda clock: asked.append(clock) or reading(clock)  # type: ignore[func-returns-value]
+    reading = source._table.idle._read
+    source._table.idle._read = lambda clock: asked.append(clock) or reading(clock)  # type: ignore[func-returns-value]
     for _ in range(5):
         tick(kernel, source)
     assert len(asked) <= 1

@@ -96,12 +96,12 @@ class UnixTimeMapping:
         if abs(offset - self._offset) > _DRIFT:
             self._offset = offset
 
-    def convert(self, call: EmulatedSpan) -> EmulatedSpan:
+    def convert(self, span: EmulatedSpan) -> EmulatedSpan:
         """A span with monotonic times, converted to Unix time."""
-        return call._replace(
-            start=call.start + self._offset,
-            end=call.end + self._offset,
-            parts=tuple(self.convert(part) for part in call.parts),
+        return span._replace(
+            start=span.start + self._offset,
+            end=span.end + self._offset,
+            parts=tuple(self.convert(part) for part in span.parts),
         )
 
 
@@ -124,27 +124,28 @@ class SpanSender:
         self._sent: list[dict[str, object]] = []  # those
         self._timeout_at = 0  # when it is waited for no more
 
-    def add(self, call: EmulatedSpan) -> None:
+    def add(self, span: EmulatedSpan) -> None:
         self._number += 1
-        self._add(call, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
+        self._add(span, (self._trace + self._number.to_bytes(4, "big")).hex(), "")
 
-    def _add(self, call: EmulatedSpan, trace: str, parent: str) -> None:
+    def _add(self, emulated: EmulatedSpan, trace: str, parent: str) -> None:
         span = os.urandom(8).hex()
         self._waiting.append(
             {
                 "traceId": trace,
                 "spanId": span,
                 **({"parentSpanId": parent} if parent else {}),
-                "name": call.name,
+                "name": emulated.name,
                 "kind": 1,
-                "startTimeUnixNano": str(call.start),
-                "endTimeUnixNano": str(call.end),
+                "startTimeUnixNano": str(emulated.start),
+                "endTimeUnixNano": str(emulated.end),
                 "attributes": [
-                    {"key": key, "value": _value(value)} for key, value in call.attributes.items()
+                    {"key": key, "value": _value(value)}
+                    for key, value in emulated.attributes.items()
                 ],
             }
         )
-        for part in call.parts:
+        for part in emulated.parts:
             self._add(part, trace, span)
 
     def send(self, now: int) -> None:
@@ -203,7 +204,7 @@ def set_process_name(name: str) -> None:
     Path("/proc/self/comm").write_text(name[:15])
 
 
-def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
+def work(duty: float, clock: SystemClock, report: Callable[[], object]) -> None:
     """Keep the CPU busy for ``duty`` of every period; call ``look`` in between."""
     start = clock.monotonic()
     while True:
@@ -212,7 +213,7 @@ def work(duty: float, clock: SystemClock, look: Callable[[], object]) -> None:
         while clock.monotonic() < work_until:
             for i in range(500):
                 total += i * i
-        look()
+        report()
         start += PERIOD
         rest = max(0, start - clock.monotonic()) / 1e9
         if select.select([0], [], [], rest)[0] and not os.read(0, 4096):

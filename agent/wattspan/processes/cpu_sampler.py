@@ -100,7 +100,7 @@ class CpuSampler:
         self._most = most
         self._lock = threading.Lock()
         self._series: dict[Consumer, _CpuSeries] = {}
-        self._awake: list[_CpuSeries] = []
+        self._active: list[_CpuSeries] = []
         self._idle_groups: list[list[_CpuSeries]] = [[] for _ in range(_TURNS)]
         self._sweeps = 0
         self._wanted = threading.Event()
@@ -135,7 +135,7 @@ class CpuSampler:
                 self.rejected += 1
                 return
             course = self._series[consumer] = _CpuSeries(consumer)
-            self._awake.append(course)
+            self._active.append(course)
             self._read([course])
             self._wanted.set()
 
@@ -161,17 +161,17 @@ class CpuSampler:
         """Read every clock that is due."""
         with self._lock:
             self._sweeps += 1
-            self._read(self._awake)
+            self._read(self._active)
             now = self._clock.monotonic()
             resting = self._idle_groups[self._sweeps % _TURNS]
             if resting:
                 self._read(resting)
                 for course in [one for one in resting if not one.is_idle(now)]:
                     resting.remove(course)
-                    self._awake.append(course)
-            if len(self._awake) > MAX_FAST_PROCESSES and self._sweeps % _TURNS == 0:
-                for course in [one for one in self._awake if one.is_idle(now)]:
-                    self._awake.remove(course)
+                    self._active.append(course)
+            if len(self._active) > MAX_FAST_PROCESSES and self._sweeps % _TURNS == 0:
+                for course in [one for one in self._active if one.is_idle(now)]:
+                    self._active.remove(course)
                     self._idle_groups[course.consumer.pid % _TURNS].append(course)
             if not any(self._groups):
                 self._wanted.clear()
@@ -185,7 +185,7 @@ class CpuSampler:
     @property
     def _groups(self) -> tuple[list[_CpuSeries], ...]:
         """All watched processes, by the sweep in which they are due."""
-        return (self._awake, *self._idle_groups)
+        return (self._active, *self._idle_groups)
 
     def _read(self, group: list[_CpuSeries]) -> None:
         """Read each clock, stamped between the time before and the time after."""

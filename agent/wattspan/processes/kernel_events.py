@@ -50,19 +50,19 @@ class ProcessEvents:
     exits: dict[int, list[ExitRecord]] = field(default_factory=dict)
     lost: bool = False
 
-    def add_exit(self, final: ExitRecord) -> None:
+    def add_exit(self, record: ExitRecord) -> None:
         """Note a final; the sum over a group replaces what its first thread said alone."""
-        finals = self.exits.setdefault(final.pid, [])
-        if final.certain and finals and not finals[-1].certain:
-            finals.pop()
-        finals.append(final)
+        records = self.exits.setdefault(record.pid, [])
+        if record.certain and records and not records[-1].certain:
+            records.pop()
+        records.append(record)
 
     def merge(self, later: ProcessEvents) -> None:
         self.born.update(later.born)
         self.execed |= later.execed
         self.exited |= later.exited
-        for pid, finals in later.exits.items():
-            self.exits.setdefault(pid, []).extend(finals)
+        for pid, records in later.exits.items():
+            self.exits.setdefault(pid, []).extend(records)
         self.lost = self.lost or later.lost
 
     @property
@@ -286,9 +286,9 @@ class TaskStats:
         try:
             for datagram in self._drain.datagrams():
                 for kind, payload in netlink.messages(datagram):
-                    final = parse_exit(payload) if kind == self._family else None
-                    if final is not None:
-                        events.add_exit(final)
+                    record = parse_exit(payload) if kind == self._family else None
+                    if record is not None:
+                        events.add_exit(record)
         except OSError:
             events.lost = True
         if self._drain.overruns != self._seen:

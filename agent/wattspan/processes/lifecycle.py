@@ -219,19 +219,19 @@ class LifecycleTracker:
 
     def _end(self, update: LifecycleUpdate, row: TrackedProcess) -> None:
         pid = row.consumer.pid
-        finals = update.events.exits.get(pid)
-        said = finals.pop(0) if finals else None
-        total = said.cpu if said is not None else row.exit_cpu
+        records = update.events.exits.get(pid)
+        record = records.pop(0) if records else None
+        total = record.cpu if record is not None else row.exit_cpu
         if total is None:
             update.tails_unknown = True
-        if row.info is None and said is not None and said.cpu > row.charged:
-            self._describe_exited(update, row, said)
+        if row.info is None and record is not None and record.cpu > row.charged:
+            self._describe_exited(update, row, record)
         charge = self._work(update, row, max(0, (total or 0) - row.charged))
         self._table.remove(row)
         update.exited.append(row.consumer)
         update.texts[pid] = row.cgroup_text
         if total is not None and row.info is not None:
-            size = said.footprint if said is not None else row.footprint
+            size = record.footprint if record is not None else row.footprint
             update.ended.setdefault(row.cgroup_text, []).append(ExitedProcess(charge, size))
 
     def _describe_exited(
@@ -257,9 +257,9 @@ class LifecycleTracker:
         row = TrackedProcess(
             Consumer(pid, stat.started), value, stat.comm, stat.parent, kernel=stat.kernel
         )
-        finals = update.events.exits.get(pid)
-        if stat.exiting and finals:
-            final = finals.pop()
+        records = update.events.exits.get(pid)
+        if stat.exiting and records:
+            final = records.pop()
             row.exit_cpu, row.footprint = final.cpu, final.footprint
         self._table.add(row)
         if update.before is not None and (born or self._since_scan(stat)):
@@ -273,17 +273,17 @@ class LifecycleTracker:
 
     def _apply_exit_records(self, update: LifecycleUpdate) -> None:
         """Charge exited processes that were never tracked; keep records of those not reaped yet."""
-        for pid, finals in update.events.exits.items():
+        for pid, records in update.events.exits.items():
             row = self._table.get(pid)
             if row is not None and pid not in update.newcomers:
-                if finals:
-                    row.exit_cpu = max(row.exit_cpu or 0, finals[-1].cpu)
-                    row.footprint = finals[-1].footprint
+                if records:
+                    row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
+                    row.footprint = records[-1].footprint
             else:
-                for final in finals:
+                for final in records:
                     if final.certain or pid in update.events.born:
                         self._charge_unseen(update, final)
-            finals.clear()
+            records.clear()
 
     def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord) -> None:
         if update.before is None:

@@ -75,8 +75,8 @@ class CpuUsageSource:
         topology: CpuTopology,
         *,
         busy: BusyClock | None = None,
-        births: EventChannel | None = None,
-        finals: EventChannel | None = None,
+        fork_events: EventChannel | None = None,
+        exit_events: EventChannel | None = None,
         cgroups: CgroupClocks | None = None,
         total: TotalCpuClock | None = None,
         scan_every: int = SECOND,
@@ -86,7 +86,7 @@ class CpuUsageSource:
         self._processes = processes
         self._topology = topology
         self._busy = busy
-        self._fork_events, self._exit_events, self._cgroups = births, finals, cgroups
+        self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
         self._scan_every = scan_every
         self._table = ProcessTable(read_clock)
         self._lifecycle = LifecycleTracker(processes, self._table, names)
@@ -119,63 +119,63 @@ class CpuUsageSource:
         self._refresh_topology(now)
         self._accounts.read_busy(now.mono)
         self._idle_scanner.read()
-        news = self._read_events()
-        found = self._scanner.scan(now.mono, news, events_complete=self._fork_events is not None)
+        events = self._read_events()
+        found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
-        for pid in (*news.exits, *news.exited):
+        for pid in (*events.exits, *events.exited):
             self._table.wake(pid)
-        turn = LifecycleUpdate(news, found, before, now)
-        self._lifecycle.process(turn, self._read_clocks(self._table.awake, turn))
-        if self._idle_due(turn):
-            self._lifecycle.process(turn, self._read_clocks(self._table.asleep, turn))
+        update = LifecycleUpdate(events, found, before, now)
+        self._lifecycle.process(update, self._read_clocks(self._table.active, update))
+        if self._idle_due(update):
+            self._lifecycle.process(update, self._read_clocks(self._table.idle, update))
             self._table.sweep(IDLE_AFTER)
             self._idle_scanner.scanned(now.mono)
-        if turn.exited and not measured:
+        if update.exited and not measured:
             self._churn = True
             measured = self._measure_cgroups()
-        self._redescribe(turn)
-        self._settle_cgroups(turn, measured)
+        self._redescribe(update)
+        self._settle_cgroups(update, measured)
         self._before = now
         complete = found.complete and not self._churn
-        active = [(c.payer, c.amount, c.row) for c in turn.charges if c.amount > 0]
+        active = [(c.payer, c.amount, c.row) for c in update.charges if c.amount > 0]
         return UsageBatch(
             usages=self._accounts.usages(before, now, active, complete),
-            infos=tuple(turn.infos),
-            exited=tuple(turn.exited),
+            infos=tuple(update.infos),
+            exited=tuple(update.exited),
             failures=self._failures(),
             processes=len(self._table),
         )
 
-    def _read_clocks(self, rank: ClockList, turn: LifecycleUpdate) -> CpuDeltas:
-        moved = rank.moved()
+    def _read_clocks(self, clocks: ClockList, update: LifecycleUpdate) -> CpuDeltas:
+        moved = clocks.moved()
         if self._exit_events is not None and any(value == GONE for _, value in moved):
             # The kernel reports an exit before it frees the pid: the rest is there by now.
-            turn.events.merge(self._read_events())
-            turn.found.born |= turn.events.born.keys()
+            update.events.merge(self._read_events())
+            update.found.born |= update.events.born.keys()
         return moved
 
-    def _idle_due(self, turn: LifecycleUpdate) -> bool:
+    def _idle_due(self, update: LifecycleUpdate) -> bool:
         """True if the clocks of idle processes must be read in this poll."""
         total = self._idle_scanner.total
         if total is not None:
             self._idle_scanner.charged(
                 sum(
                     charge.amount
-                    for charge in turn.charges
+                    for charge in update.charges
                     if charge.row is None or total.covers_kernel or not charge.row.kernel
                 )
             )
-        began = turn.before.mono if turn.before is not None else turn.now.mono
-        capacity = sum(self._topology.capacity().values()) * (turn.now.mono - began)
-        return self._idle_scanner.due(turn.now.mono, capacity)
+        began = update.before.mono if update.before is not None else update.now.mono
+        capacity = sum(self._topology.capacity().values()) * (update.now.mono - began)
+        return self._idle_scanner.due(update.now.mono, capacity)
 
     def _first_poll(self) -> UsageBatch:
         """The first poll finds the processes. Work up to its end is not charged."""
-        news = self._read_events()
+        events = self._read_events()
         now = self._clock.now()
-        found = self._scanner.scan(now.mono, news, events_complete=self._fork_events is not None)
-        self._lifecycle.process(LifecycleUpdate(news, found, None, now), ())
+        found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
+        self._lifecycle.process(LifecycleUpdate(events, found, None, now), ())
         # Looking took its time. Every account begins now, at one moment as nearly as may be.
         now = self._before = self._clock.now()
         self._accounts.read_busy(now.mono)
@@ -199,11 +199,11 @@ class CpuUsageSource:
                 part.close()
 
     def _read_events(self) -> ProcessEvents:
-        news = ProcessEvents()
+        events = ProcessEvents()
         for channel in (self._fork_events, self._exit_events):
             if channel is not None:
-                channel.drain(news)
-        return news
+                channel.drain(events)
+        return events
 
     def _refresh_topology(self, now: Instant) -> None:
         if now.mono >= self._next_topology:
@@ -244,50 +244,50 @@ class CpuUsageSource:
         self._next_cgroup_read = began + CGROUP_COST_DIVISOR * took
         return True
 
-    def _settle_cgroups(self, turn: LifecycleUpdate, measured: bool) -> None:
+    def _settle_cgroups(self, update: LifecycleUpdate, measured: bool) -> None:
         cgroups = self._cgroups
         if cgroups is None:
             self._churn = False
             return
-        turn.exited.extend(self._removed)
+        update.exited.extend(self._removed)
         self._removed.clear()
         ended: dict[str, list[ExitedProcess]] = {}
-        for text, some in turn.ended.items():
+        for text, some in update.ended.items():
             covering = self._covering(text)
             if covering is not None:
                 ended.setdefault(covering, []).extend(some)
-        for charge in turn.charges:
+        for charge in update.charges:
             covering = self._covering(charge.cgroup)
             if covering is not None:
                 self._excess.charged(covering, charge.amount)
         if measured:
             self._churn = False
             for cgroup, excess in self._excess.settle().items():
-                self._charge_excess(turn, cgroup, excess, ended.get(cgroup, ()))
+                self._charge_excess(update, cgroup, excess, ended.get(cgroup, ()))
             for path in self._new_cgroups:
                 cgroups.add(path)
             self._new_cgroups.clear()
 
     def _charge_excess(
-        self, turn: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[ExitedProcess]
+        self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[ExitedProcess]
     ) -> None:
         """Charge the excess to exited processes, as the cost of their exit: mostly freeing memory.
 
         If an unreported process may have run, charge it to the cgroup's remainder.
         """
-        silent = self._exit_events is None or turn.events.lost or turn.tails_unknown
+        silent = self._exit_events is None or update.events.lost or update.tails_unknown
         if ended and not silent:
             weights = [BASE_FOOTPRINT + footprint for _, footprint in ended]
             for (charge, _), part in zip(ended, split(excess, weights), strict=True):
                 if part:
-                    turn.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
+                    update.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
             return
         payer = Remainder(cgroup)
         if cgroup not in self._remainders:
             self._remainders.add(cgroup)
             groups = groups_in(f"0::{cgroup}", "")
-            turn.infos.append(PayerInfo(payer, "(unseen)", groups))
-        turn.charges.append(CpuCharge(payer, excess, cgroup))
+            update.infos.append(PayerInfo(payer, "(unseen)", groups))
+        update.charges.append(CpuCharge(payer, excess, cgroup))
 
     def _covering(self, text: str) -> str | None:
         """The known cgroup whose clock counts the work of processes with this cgroup text.
@@ -307,14 +307,14 @@ class CpuUsageSource:
 
     # --------------------------------------------------------------------------- descriptions
 
-    def _redescribe(self, turn: LifecycleUpdate) -> None:
+    def _redescribe(self, update: LifecycleUpdate) -> None:
         """Describe processes again: after an exec, a second after discovery, and in turn."""
-        again = {row for pid in turn.events.execed if (row := self._table.get(pid)) is not None}
-        while self._recent and self._recent[0][0] <= turn.now.mono:
+        again = {row for pid in update.events.execed if (row := self._table.get(pid)) is not None}
+        while self._recent and self._recent[0][0] <= update.now.mono:
             row = self._recent.popleft()[1]
             again.add(row)
             self._audited.append(row)
-        if turn.found.scanned:
+        if update.found.scanned:
             for _ in range(min(AUDIT_BATCH, len(self._audited))):
                 row = self._audited.popleft()
                 if row.clock_list is not None:
@@ -323,12 +323,12 @@ class CpuUsageSource:
         for row in again:
             if row.clock_list is not None and row.info is not None:
                 before = row.cgroup_text
-                self._lifecycle.describe(turn, row)
+                self._lifecycle.describe(update, row)
                 self._note_move(before, row.cgroup_text)
-        for charge in turn.charges:
+        for charge in update.charges:
             if charge.row is not None and not charge.row.reviewed:
                 charge.row.reviewed = True
-                self._recent.append((turn.now.mono + RESCAN_INTERVAL, charge.row))
+                self._recent.append((update.now.mono + RESCAN_INTERVAL, charge.row))
 
     def _note_move(self, old: str, new: str) -> None:
         """Correct the charges of the former cgroup of a process that has moved."""

@@ -131,8 +131,8 @@ class ProcessTable:
 
     def __init__(self, read_clock: ReadClock) -> None:
         self._read = read_clock
-        self.awake = ClockList(read_clock)
-        self.asleep = ClockList(read_clock)
+        self.active = ClockList(read_clock)
+        self.idle = ClockList(read_clock)
         self._by_pid: dict[int, TrackedProcess] = {}
         self._sweep = 0
 
@@ -159,7 +159,7 @@ class ProcessTable:
     def add(self, row: TrackedProcess) -> None:
         row.active = self._sweep
         self._by_pid[row.consumer.pid] = row
-        self.awake.add(row)
+        self.active.add(row)
 
     def remove(self, row: TrackedProcess) -> None:
         if row.clock_list is not None:
@@ -170,26 +170,26 @@ class ProcessTable:
         """Note that a process did something: its clock is at ``value``, all accounted for."""
         row.charged = value
         row.active = self._sweep
-        if row.clock_list is self.asleep:
+        if row.clock_list is self.idle:
             self.wake(row.consumer.pid)
 
     def wake(self, pid: int) -> None:
         """Make this process active: its clock is read at the next poll."""
         row = self._by_pid.get(pid)
-        if row is not None and row.clock_list is self.asleep:
-            self.asleep.remove(row)
-            self.awake.add(row)
+        if row is not None and row.clock_list is self.idle:
+            self.idle.remove(row)
+            self.active.add(row)
 
     def sweep(self, patience: int) -> None:
         """Move the processes without work in the last ``patience`` sweeps to the idle list."""
         self._sweep += 1
-        for row in [row for row in self.awake if self._sweep - row.active > patience]:
-            self.awake.remove(row)
-            self.asleep.add(row)
+        for row in [row for row in self.active if self._sweep - row.active > patience]:
+            self.active.remove(row)
+            self.idle.add(row)
 
     def rebase(self) -> None:
         """Forget what every process did up to now."""
-        for row, value in [*self.awake.moved(), *self.asleep.moved()]:
+        for row, value in [*self.active.moved(), *self.idle.moved()]:
             row.charged = max(row.charged, value)
 
 

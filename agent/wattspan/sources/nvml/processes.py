@@ -165,16 +165,16 @@ class UsageMeter:
 
     def _charge(self, begin: int, end: int) -> tuple[dict[Payer, int], int]:
         spent: dict[Payer, int] = {}
-        nameless = 0
+        unnamed = 0
         for stretch in self._stretches:
             part = stretch.within(begin, end)
             if not part:
                 continue
             if stretch.payer is None:
-                nameless += part
+                unnamed += part
             else:
                 spent[stretch.payer] = spent.get(stretch.payer, 0) + part
-        return spent, nameless
+        return spent, unnamed
 
     def _forget(self, before: int) -> None:
         self._stretches = [stretch for stretch in self._stretches if stretch.end > before]

@@ -245,7 +245,7 @@ class NvmlSession:
         """Take hold of every GPU there is; one that cannot be had is lost, not the others."""
         count = min(int(self._library.call("nvmlDeviceGetCount")), MAX_GPUS)
         gpus: dict[str, GpuSampler] = {}
-        nameless: dict[int, LostGpu] = {}
+        unnamed: dict[int, LostGpu] = {}
         for index in range(count):
             try:
                 handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
@@ -254,8 +254,8 @@ class NvmlSession:
                 code = calls.code_of(error)
                 if code in calls.SESSION_ERRORS:
                     raise
-                nameless[index] = LostGpu(index, None, None, code)
-                nameless[index].backoff.failed(self._clock.monotonic())
+                unnamed[index] = LostGpu(index, None, None, code)
+                unnamed[index].backoff.failed(self._clock.monotonic())
                 continue
             known = self._gpus.get(gpu.identity.uuid)
             if known is not None:
@@ -265,16 +265,16 @@ class NvmlSession:
             self._lose(uuid, calls.GPU_NOT_FOUND, found)
         self._down = None if count else _no_gpu_failure()
         self._gpus = gpus
-        self._lost = self._still_lost(nameless)
+        self._lost = self._still_lost(unnamed)
 
-    def _still_lost(self, nameless: dict[int, LostGpu]) -> dict[str | int, LostGpu]:
+    def _still_lost(self, unnamed: dict[int, LostGpu]) -> dict[str | int, LostGpu]:
         """The lost GPUs. One that is known by UUID is not listed a second time by its index."""
         lost: dict[str | int, LostGpu] = {
             uuid: entry
             for uuid, entry in self._lost.items()
             if isinstance(uuid, str) and uuid not in self._gpus
         }
-        spare = list(nameless.items())[len(lost) :]
+        spare = list(unnamed.items())[len(lost) :]
         return {**lost, **dict(spare)}
 
     def _fail(self, code: int, found: GpuFindings) -> None:

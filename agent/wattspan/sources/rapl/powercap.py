@@ -121,9 +121,9 @@ class PowercapSource:
             if value is not None:
                 # A repeated value would mean no energy since, which is impossible for a counter of
                 # the cover: the next value that differs covers all of the time in between.
-                if (stood := counter.unchanged_for(value, at.mono)) is not None:
-                    if counter.is_stuck(stood):
-                        failed.append(self._failure(STUCK, counter, seconds=stood // SECOND))
+                if (unchanged := counter.unchanged_for(value, at.mono)) is not None:
+                    if counter.is_stuck(unchanged):
+                        failed.append(self._failure(STUCK, counter, seconds=unchanged // SECOND))
                     continue
                 readings.append(Reading(counter.domain_id, at, value, counter.epoch))
             elif content:
@@ -188,8 +188,8 @@ class PowercapSource:
         """Work out the domains; count up the epoch of each that was registered anew."""
         before = self._topology
         known = before.domain_of.keys() | before.orphans
-        news = fresh or any(counter.readable_now for counter in self._counters.values())
-        if known == self._counters.keys() and not news:
+        changed = fresh or any(counter.readable_now for counter in self._counters.values())
+        if known == self._counters.keys() and not changed:
             return
         after = resolve_topology(
             self._sampled(),
@@ -223,13 +223,13 @@ class PowercapSource:
         ]
 
     def _remember_vanished(self, before: ZoneTopology) -> None:
-        here = {domain.id for domain in self._topology.domains}
+        present = {domain.id for domain in self._topology.domains}
         for domain in before.domains:
-            if domain.id not in here:
+            if domain.id not in present:
                 self._vanished[domain.id] = VANISHED.failure(
                     self._name, self._path_of(domain, before), domain.id
                 )
-        for domain_id in here & self._vanished.keys():
+        for domain_id in present & self._vanished.keys():
             del self._vanished[domain_id]
 
     def _path_of(self, domain: Domain, topology: ZoneTopology) -> Path:

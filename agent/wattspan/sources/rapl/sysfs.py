@@ -315,9 +315,9 @@ class CounterFile:
             self._moved = now
         self._value = value
 
-    def is_stuck(self, stood: int) -> bool:
+    def is_stuck(self, unchanged: int) -> bool:
         """True if a pause is longer than a working counter's."""
-        return stood > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
+        return unchanged > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
 
     def sample(self) -> int | None:
         """The value now; None if it cannot be had."""

@@ -216,8 +216,8 @@ class CoverContext:
 
     def original(self, identity: str) -> str | None:
         """The first domain that shows the same counter as ``identity``, if another one does."""
-        here = set(self.domain_of.values())  # the first of two dies may have gone offline
-        others = (a for a, b in self.mirrors if b == identity and a in here)
+        present = set(self.domain_of.values())  # the first of two dies may have gone offline
+        others = (a for a, b in self.mirrors if b == identity and a in present)
         return min(others, key=natural_key, default=None)
 
     @property
@@ -470,14 +470,14 @@ def _max_power(kind: ZoneKind, specified: Milliwatts | None) -> Milliwatts:
 def _domain(
     zone: Zone,
     place: ZoneLocation,
-    verdict: CoverDecision,
+    decision: CoverDecision,
     identity: str,
     source: str,
     provenance: Provenance,
     resolution: int,
 ) -> Domain:
     modulus = modulus_of(zone.max_range)
-    why = verdict.why
+    why = decision.why
     if modulus is None:
         why += "; its range is unknown, so a wrap shows as a reset"
     return Domain(
@@ -486,10 +486,10 @@ def _domain(
         name=place.path,
         source=source,
         provenance=provenance,
-        in_cover=verdict.in_cover,
-        parent=verdict.parent,
-        resource=place.resource if verdict.in_cover else None,
-        method=_METHOD.get(place.kind, "cpu-time-proxy") if verdict.in_cover else "none",
+        in_cover=decision.in_cover,
+        parent=decision.parent,
+        resource=place.resource if decision.in_cover else None,
+        method=_METHOD.get(place.kind, "cpu-time-proxy") if decision.in_cover else "none",
         max_power=_max_power(place.kind, zone.max_power),
         modulus=modulus,
         resolution=Nanoseconds(resolution),
