@@ -188,7 +188,7 @@ def test_domain_of_one_reader_is_not_compared(tmp_path: Path) -> None:
         check = cross_check(host.tree.root, host.clock, emulated=True)
         assert check.agrees is None
         assert {comparison.pyrapl for comparison in check.comparisons} == {None}
-        assert "cannot tell the dies" in str(check.failures[0])
+        assert "cannot distinguish the dies" in str(check.failures[0])
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_pyrapl_refusal_is_an_error_if_required(tmp_path: Path) -> None:
         source = plugin.open(RaplSettings(reader="pyrapl"), context(tmp_path))
         assert source is not None
         (failure,) = source.read().failures
-        assert "cannot tell the dies" in str(failure)
+        assert "cannot distinguish the dies" in str(failure)
 
 
 @pytest.mark.parametrize("raw", [{"enabled": "yes"}, {"reader": "msr"}, {"sysfs": 1}])

@@ -197,9 +197,9 @@ def test_server_with_memory_and_psys_is_explained() -> None:
 def test_platform_without_packages_is_explained() -> None:
     assert explained(zones("intel-rapl:0 psys", "intel-rapl:1 psys-1", "intel-rapl:2 dram")) == (
         """\
-- rapl:dram: rapl:psys may contain it, and counts in its place
-+ rapl:psys: the whole platform, and no package has a counter
-- rapl:psys-1: it is not known what it shares with rapl:psys"""
+- rapl:dram: rapl:psys may contain it, and is counted instead
++ rapl:psys: the whole platform; no package has a counter
+- rapl:psys-1: its overlap with rapl:psys is unknown"""
     )
 
 

@@ -122,7 +122,8 @@ class ControlClient:
         except OSError as error:
             self._socket.close()
             raise WattspanError(
-                f"Cannot reach the emulated host: {error.strerror or error}. Is it still running?"
+                f"Cannot reach the emulated host: {error.strerror or error}. "
+                "Check that it is still running."
             ) from None
         self._file = self._socket.makefile("rw")
 

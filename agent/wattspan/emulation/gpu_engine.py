@@ -172,7 +172,7 @@ def step(
     ``hosts`` is how fast the CPUs of each socket were since the last step; 1.0 if it is unknown.
     """
     if now < gpu.at:
-        raise ValueError(f"time ran backwards: from {gpu.at} to {now}")
+        raise ValueError(f"time decreased from {gpu.at} to {now}")
     return _operating_point(_control_applied(_accounted(gpu, now, wall, hosts), requested))
 
 

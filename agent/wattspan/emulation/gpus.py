@@ -358,7 +358,7 @@ class EmulatedGpus(Closeable):
 def board_named(key: str) -> EmulatedBoard:
     """The board called ``key``; EmulationError names those there are."""
     if key not in BOARDS:
-        raise EmulationError(f"No GPU {key!r} can be emulated; choose of {', '.join(BOARDS)}.")
+        raise EmulationError(f"No GPU {key!r} can be emulated; choose one of {', '.join(BOARDS)}.")
     return BOARDS[key]
 
 

@@ -123,7 +123,7 @@ class EmulatedHost(Closeable):
         if not line:
             raise WattspanError(
                 f"The emulated host {self.profile.name!r} ended unexpectedly; "
-                "its message stands above."
+                "see its message above."
             )
         answer: dict[str, Any] = json.loads(line)
         return answer

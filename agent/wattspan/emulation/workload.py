@@ -260,10 +260,12 @@ def main() -> None:
     options.add_argument("name")
     options.add_argument("duty", type=float, help="of one CPU, 0 to 1")
     options.add_argument("--cpu", type=int, help="the one to run on")
-    options.add_argument("--spans", choices=("steps", "requests"), help="what its work consists of")
+    options.add_argument("--spans", choices=("steps", "requests"), help="kind of its work")
     options.add_argument("--service", help="the service of its spans; without it, its name")
-    options.add_argument("--rank", type=int, help="which rank of a synchronous job it is")
-    options.add_argument("--gpu", type=int, help="where that work is done; without it, on the CPU")
+    options.add_argument("--rank", type=int, help="its rank in a synchronous job")
+    options.add_argument(
+        "--gpu", type=int, help="index of its GPU; without it, the work is on the CPU"
+    )
     options.add_argument("--host", type=Path, help="the emulated host's directory")
     options.add_argument("--agent", type=Path, help="the agent's socket for spans")
     chosen = options.parse_args()

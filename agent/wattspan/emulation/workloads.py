@@ -341,7 +341,7 @@ class RankWork:
     def released(self, ago: float) -> RankWork:
         """The rank after a step that all had finished ``ago`` seconds before now."""
         if self.arrived is None:
-            raise ValueError("a rank that does not wait cannot be let go")
+            raise ValueError("a rank that does not wait cannot be released")
         ended = min(ago, self.arrived)
         done = FinishedUnit(
             self.since + self.arrived, self.arrived, ended,

@@ -78,7 +78,7 @@ class InetDiag:
                 # If there is no such connection the kernel answers with the listener of that port.
                 same = payload[_ENDPOINTS_OFFSET : _ENDPOINTS_OFFSET + len(ends)] == ends
                 return SocketInfo(*_REPLY.unpack_from(payload)) if same else None
-        raise OSError(errno.EBADMSG, "the kernel's answer is none")
+        raise OSError(errno.EBADMSG, "the kernel's answer is not a socket")
 
     def close(self) -> None:
         self._link.close()

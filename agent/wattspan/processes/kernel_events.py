@@ -272,7 +272,7 @@ class TaskStats:
             link.setblocking(False)
         except (KeyError, struct.error) as error:
             link.close()
-            raise OSError(errno.EPROTO, "the kernel's answer makes no sense") from error
+            raise OSError(errno.EPROTO, "the kernel's answer is invalid") from error
         except OSError:
             link.close()
             raise

@@ -74,7 +74,7 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 def raise_error(payload: bytes) -> None:
     """Raise the error of an NLMSG_ERROR; return for an acknowledgement."""
     if len(payload) < _CODE.size:
-        raise OSError(errno.EBADMSG, "the kernel's error is cut off")
+        raise OSError(errno.EBADMSG, "the kernel's error message is truncated")
     code = -_CODE.unpack_from(payload)[0]
     if code:
         raise OSError(code, os.strerror(code) if code in errno.errorcode else "unknown error")

@@ -218,7 +218,7 @@ class CpuUsageSource:
                 "processes",
                 "the process table",
                 Trouble.DENIED,
-                "no process is shown in procfs",
+                "procfs shows no processes",
                 "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
             ),
         )

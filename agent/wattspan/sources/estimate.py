@@ -122,24 +122,24 @@ class EstimateSettings(Table, frozen=True):
 
     enabled: Annotated[bool, about("Whether to estimate.")] = False
     tdp_watts: Annotated[
-        float, about("What one socket draws when busy; no guess stands in for it.")
+        float, about("Power of one busy socket; required, there is no default.")
     ] = 0.0
     idle_fraction: Annotated[
-        float, about("What a socket draws when idle, as a part of `tdp_watts`.")
+        float, about("Power of an idle socket, as a fraction of `tdp_watts`.")
     ] = 0.3
     curvature: Annotated[
-        float, about("How power bends with load: 1 is a straight line, up to 2.")
+        float, about("Curvature of power over load: from 1, a straight line, to 2.")
     ] = 1.4
     dram_gigabytes: Annotated[
         float, about("The host's memory; 0 leaves memory out of the estimate.")
     ] = 0.0
-    dram_watts_per_gigabyte: Annotated[float, about("What memory draws, whatever it does.")] = 0.375
+    dram_watts_per_gigabyte: Annotated[float, about("Constant power of memory.")] = 0.375
     procfs: Annotated[
-        str, about("Where procfs is mounted; in a container, where the host's is.")
+        str, about("Mount point of procfs; in a container, that of the host's procfs.")
     ] = "/proc"
-    sysfs: Annotated[str, about("Where sysfs is mounted; in a container, where the host's is.")] = (
-        "/sys"
-    )
+    sysfs: Annotated[
+        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
+    ] = "/sys"
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class EstimateSource:
         def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
             why = f"{what}, estimated from load: this host has no counter that can be read"
             if beside_counters:
-                why = f"{what}, estimated from load beside counters that are there"
+                why = f"{what}, estimated from load although there are counters"
             return Domain(
                 id=f"{NAME}:{path}",
                 hw_type=hw_type,
@@ -274,7 +274,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
         cpus = stat.busy()
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"Cannot estimate CPU energy: CPU times are not to be had: {error}. "
+            f"Cannot estimate CPU energy: CPU times are not available: {error}. "
             "Check sources.estimate.procfs."
         ) from None
     return EstimateSource(

@@ -345,7 +345,7 @@ class GpuSampler:
                 self._failure(
                     ENERGY_COUNTER,
                     Trouble.MALFORMED,
-                    "it stands still while the GPU draws power",
+                    "it does not change while the GPU draws power",
                     "Its power is integrated instead; a newer driver may help.",
                 )
             )
@@ -360,7 +360,9 @@ class GpuSampler:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
             if self._condition.mig:
-                cause = "MIG is on, and the driver tells no process's share of a divided GPU"
+                cause = (
+                    "MIG is on, and the driver does not report processes' shares of a divided GPU"
+                )
             found.append(self._failure("process utilisation", Trouble.ABSENT, cause, remedy))
         if self._nested:
             found.append(

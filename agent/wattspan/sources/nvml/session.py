@@ -313,7 +313,7 @@ def _no_gpu_failure() -> Failure:
         source=SOURCE,
         thing="NVML",
         trouble=Trouble.ABSENT,
-        cause="the driver is loaded and knows no GPU",
+        cause="the driver is loaded and finds no GPU",
         remedy="Look at lspci and dmesg; the agent keeps trying.",
     )
 

@@ -39,27 +39,27 @@ class NvmlSettings(Table, frozen=True):
 
     enabled: Annotated[
         bool | Literal["auto"],
-        about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
+        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
     ] = "auto"
     interval: Annotated[
-        Duration, about("How often energy is read, and every other time power; 10ms at least.")
+        Duration, about("Interval of energy reads, half that of power reads; at least 10ms.")
     ] = Duration.parse("100ms")
     usage_interval: Annotated[
-        Duration, about("How often the utilisation of each process is read.", least="10ms")
+        Duration, about("Interval of reads of the processes' utilisation.", least="10ms")
     ] = Duration.parse("500ms")
     process_interval: Annotated[
         Duration,
-        about("How often processes are listed, which some drivers take long for; 1s at least."),
+        about("Interval of process lists, which are slow on some drivers; at least 1s."),
     ] = _SECOND
     status_interval: Annotated[
         Duration,
         about(
-            "How often limits, clocks, temperature, memory and throttling are read.", least="10ms"
+            "Interval of reads of limits, clocks, temperature, memory and throttling.", least="10ms"
         ),
     ] = _SECOND
-    deadline: Annotated[Duration, about("A driver call that takes longer counts as stuck.")] = (
-        Duration.parse("2s")
-    )
+    deadline: Annotated[
+        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
+    ] = Duration.parse("2s")
 
     def __post_init__(self) -> None:
         if self.interval < Duration.parse("10ms"):
@@ -152,7 +152,7 @@ class NvmlSource:
             source=SOURCE,
             thing="NVML",
             trouble=Trouble.MALFORMED,
-            cause="the thread that asks it has ended",
+            cause="the thread that calls it has ended",
             remedy="This is a bug; restart the agent to read GPUs again.",
         )
 

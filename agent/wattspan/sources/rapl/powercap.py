@@ -252,15 +252,17 @@ class RaplSettings(Table, frozen=True):
 
     enabled: Annotated[
         bool | Literal["auto"],
-        about("Whether to read them. `auto`: if there are any; `true`: or do not start at all."),
+        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
     ] = "auto"
     reader: Annotated[
         Literal["powercap", "pyrapl"],
-        about("Who reads them: the agent itself, or the pyRAPL library, which sees less."),
+        about(
+            "`powercap`: the agent's own reader; `pyrapl`: the pyRAPL library, with fewer domains."
+        ),
     ] = "powercap"
-    sysfs: Annotated[str, about("Where sysfs is mounted; in a container, where the host's is.")] = (
-        "/sys"
-    )
+    sysfs: Annotated[
+        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
+    ] = "/sys"
 
 
 def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource | None:

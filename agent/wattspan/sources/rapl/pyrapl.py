@@ -266,7 +266,7 @@ class PyRaplSource:
         return Batch(self._domains, failures=(self._failure,) if self._failure else ())
 
     def _misread(self, domain: Domain, value: int | None) -> Failure:
-        cause = "pyRAPL has no value for it" if value is None else f"{value} uJ exceeds its range"
+        cause = "pyRAPL has no value for it" if value is None else f"{value} uJ is beyond its range"
         trouble = Trouble.ABSENT if value is None else Trouble.MALFORMED
         return Failure(self._name, domain.name, trouble, cause, _POWERCAP_REMEDY, domain.id)
 
@@ -298,5 +298,5 @@ class PyRaplSource:
                 into[int(number)] = paths[directory_of[domain.id]]
                 domains[2 * int(number) + offset] = domain
             elif "-die-" in number:
-                raise PyRaplError(f"pyRAPL cannot tell the dies of {domain.id} apart")
+                raise PyRaplError(f"pyRAPL cannot distinguish the dies of {domain.id}")
         return packages, memories, domains

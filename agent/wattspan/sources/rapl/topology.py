@@ -261,7 +261,7 @@ def _dram_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     platforms = context.of_kind(ZoneKind.PLATFORM)
     if platforms and not context.counts_packages:
         platform = context.domain_of[platforms[0]]
-        return CoverDecision(False, f"{platform} may contain it, and counts in its place", platform)
+        return CoverDecision(False, f"{platform} may contain it, and is counted instead", platform)
     if place.above:
         return CoverDecision(
             True, f"memory has a counter of its own: {place.above} does not contain it"
@@ -290,8 +290,8 @@ def _platform_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
         return CoverDecision(False, why)
     if place != platforms[0]:
         first = context.domain_of[platforms[0]]
-        return CoverDecision(False, f"it is not known what it shares with {first}", first)
-    return CoverDecision(True, "the whole platform, and no package has a counter")
+        return CoverDecision(False, f"its overlap with {first} is unknown", first)
+    return CoverDecision(True, "the whole platform; no package has a counter")
 
 
 def _other_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
@@ -303,14 +303,16 @@ def _other_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     others = context.of_kind(ZoneKind.OTHER)
     tops = [other for other in others if not other.above]
     if len(tops) == 1 and not context.counts_packages and not context.of_kind(ZoneKind.PLATFORM):
-        return CoverDecision(True, f"the only counter here, though {place.path!r} says not of what")
-    return CoverDecision(
-        False, f"it is not known what {place.path!r} measures and what it contains"
-    )
+        return CoverDecision(
+            True, f"the only counter here, though {place.path!r} does not name its subject"
+        )
+    return CoverDecision(False, f"the subject and the contents of {place.path!r} are unknown")
 
 
 def _included_in(above: str | None, what: str) -> str:
-    return f"{what}, contained in {above}" if above else f"{what}, without a package to stand in"
+    return (
+        f"{what}, contained in {above}" if above else f"{what}, without a package that contains it"
+    )
 
 
 def _covering_platform(context: CoverContext) -> str | None:
