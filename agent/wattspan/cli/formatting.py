@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
-_PREFIXES = ("", "k", "M", "G", "T", "P")
+_PREFIXES = ("µ", "m", "", "k", "M", "G", "T", "P")
+_NONE = _PREFIXES.index("")
 
 
 def watts(watts: float | None) -> str:
@@ -19,10 +20,7 @@ def joules(microjoules: float | None) -> str:
     """``"12.3 kJ"``: three digits and a prefix."""
     if microjoules is None:
         return UNKNOWN
-    value, prefix = microjoules / 1e6, 0
-    while value >= 999.5 and prefix < len(_PREFIXES) - 1:
-        value, prefix = value / 1000, prefix + 1
-    return f"{_three_digits(value)} {_PREFIXES[prefix]}J"
+    return f"{_scaled(microjoules / 1e6, _NONE)}J"
 
 
 def joules_text(joules_: float | None) -> str:
@@ -73,12 +71,7 @@ def energy_each(microjoules: float, parts: int) -> str:
     """``"1.23 mJ"`` for each of ``parts``; a dash if there are none."""
     if parts <= 0:
         return UNKNOWN
-    portion = microjoules / parts
-    if portion >= 999_500:
-        return joules(round(portion))
-    if portion >= 999.5:
-        return f"{_three_digits(portion / 1000)} mJ"
-    return f"{_three_digits(portion)} µJ"
+    return f"{_scaled(microjoules / parts, 0)}J"
 
 
 def duration_each(nanoseconds: float, parts: int) -> str:
@@ -95,12 +88,13 @@ def duration_each(nanoseconds: float, parts: int) -> str:
 
 def count(number: int) -> str:
     """``"51.2k"``: a prefix from five digits on."""
-    if number <= 9999:
-        return str(number)
-    value, prefix = float(number), 0
-    while value >= 9999.5 and prefix < len(_PREFIXES) - 1:
+    return str(number) if number <= 9999 else _scaled(number, _NONE).replace(" ", "")
+
+
+def _scaled(value: float, prefix: int) -> str:
+    while value >= 999.5 and prefix < len(_PREFIXES) - 1:
         value, prefix = value / 1000, prefix + 1
-    return f"{_three_digits(value)}{_PREFIXES[prefix]}"
+    return f"{_three_digits(value)} {_PREFIXES[prefix]}"
 
 
 def _three_digits(value: float) -> str:

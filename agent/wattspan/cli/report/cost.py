@@ -109,7 +109,6 @@ class FootprintColumns:
         self._asked = asked
         self._scales = [*map(_scale, asked, _weights(total, asked))]
         self.headings = tuple(name for name, _, _ in self._scales)
-        self.blank = ("",) * len(self._scales)
 
     def cells(self, energy: int) -> tuple[str, ...]:
         """``"0.034"``; ``"≥0.034"`` if the rate of a part was unknown; a dash if of all."""
