@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from support.query_server import FAR
+from wattspan.cli import measure
 from wattspan.cli.measure import child
-from wattspan.cli.measure import runs as measure
 from wattspan.cli.measure.child import ChildExit, CommandNotExecutableError, CommandNotFoundError
 from wattspan.cli.measure.results import (
     CommandRun,
