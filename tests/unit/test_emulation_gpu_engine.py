@@ -145,7 +145,7 @@ def test_process_that_left_is_in_the_sample_of_its_last_period() -> None:
 
 
 def test_step_rejects_a_time_before_the_present() -> None:
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(ValueError, match="decreased"):
         step(new_gpu(H100, 100), 99, WALL)
 
 
