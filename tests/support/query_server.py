@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,7 @@ from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.model import Consumer, PayerInfo
+from wattspan.model import Consumer, PayerInfo, TuningAccounts
 from wattspan.ports import ProcessDirectory, WattspanError
 
 FAR = 2**62  # everything is settled
@@ -63,7 +64,9 @@ class QueryServer:
             self.past,
             directory or Anybody(),
             clock,
-            view=busy_host,
+            view=lambda: replace(
+                busy_host(), host="testhost", tuning=tuning() if tuning else TuningAccounts()
+            ),
             host="testhost",
             version="1.2.3",
             tuning=tuning,

@@ -57,7 +57,7 @@ def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_jso
     """
     from wattspan.cli.tune.text import EMULATED_NOTICE, status_lines
 
-    answer = _ask("/v1/tuning", _config(config_file, settings))
+    answer = _tuning(_config(config_file, settings))
     accounts = _select(_accounts(answer), job)
     if as_json:
         wanted = {row.job for row in accounts.rows}
@@ -79,7 +79,7 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     from wattspan.cli.tune.explanation import explain_facts, explain_lines
     from wattspan.cli.tune.text import EMULATED_NOTICE, sort_rows, summary_lines
 
-    answer = _ask("/v1/tuning", _config(config_file, settings))
+    answer = _tuning(_config(config_file, settings))
     accounts = _select(_accounts(answer), job)
     if as_json:
         facts = [explain_facts(row, accounts) for row in accounts.rows]
@@ -131,7 +131,7 @@ def history(
         parameters["since"] = f"-{since}" if _is_duration(since) else since
     try:
         if job:
-            accounts = _accounts(_ask("/v1/tuning", config))
+            accounts = _accounts(_tuning(config))
             parameters["job"] = _unambiguous(
                 job, [row.job for row in _matching_rows(job, accounts.rows)]
             )
@@ -170,6 +170,22 @@ def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None)
         raise _NoAgentError(str(error)) from None
     except MeasurementError as error:
         raise WattspanError(str(error)) from None
+
+
+def _tuning(config: Config) -> dict[str, Any]:
+    """The tuning of the agent's snapshot, with the fields of GET /v1/tuning."""
+    from wattspan.api.snapshot import SNAPSHOT_PATH
+
+    snapshot = _ask(SNAPSHOT_PATH, config)
+    try:
+        return {
+            "host_name": snapshot["host_name"],
+            "now_mono_ns": snapshot["at_mono_ns"],
+            "emulated": snapshot["emulated"],
+            **snapshot["tuning"],
+        }
+    except (KeyError, TypeError):
+        raise WattspanError(_OTHER_VERSION) from None
 
 
 def _accounts(answer: Mapping[str, Any]) -> TuningAccounts:
