@@ -140,7 +140,7 @@ def test_a_ribbon_has_a_colour_only_where_most_of_it_certainly_is_that(browser: 
     assert kinds["d:intel-rapl:0 r:idle"] == "idle"
 
 
-def test_nothing_drawn_lies_on_something_else_drawn(browser: Browser) -> None:
+def test_bars_do_not_overlap(browser: Browser) -> None:
     with PageServer(page_worlds.eight_gpus()) as server, opened(browser, server.url) as tab:
         boxes = tab.page.evaluate(
             "[...document.querySelectorAll('.node .bar')].map(n => n.getBoundingClientRect())"
@@ -177,7 +177,7 @@ def test_every_text_can_be_read_against_its_ground(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("world", ["world", "eight_gpus", "hostile", "quiet", "unknown"])
-def test_no_width_needs_sideways_scrolling(browser: Browser, world: str) -> None:
+def test_page_fits_every_width(browser: Browser, world: str) -> None:
     told = getattr(page_worlds, world)()
     known = world != "unknown"
     with PageServer(told) as server, opened(browser, server.url) as tab:
@@ -193,7 +193,7 @@ def test_no_width_needs_sideways_scrolling(browser: Browser, world: str) -> None
             fits(tab, width)
 
 
-def test_no_word_of_a_table_is_broken(browser: Browser) -> None:
+def test_words_of_tables_are_not_broken(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         for width in (1280, 900, 800, 768, 700, 390):
             tab.page.set_viewport_size({"width": width, "height": 844})
@@ -201,13 +201,13 @@ def test_no_word_of_a_table_is_broken(browser: Browser) -> None:
             assert tab.page.evaluate(BROKEN_WORDS) == [], width
 
 
-def test_what_slows_a_device_down_is_nothing_something_or_not_known(browser: Browser) -> None:
+def test_throttling_is_none_listed_or_unknown(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         throttling = tab.page.locator("#devices td[data-title=Throttling]").all_inner_texts()
     assert throttling == ["none", "sw power cap", "–", "–", "–"]
 
 
-def test_names_stay_text(browser: Browser) -> None:
+def test_hostile_names_stay_text(browser: Browser) -> None:
     with PageServer(page_worlds.hostile()) as server, opened(browser, server.url) as tab:
         for form in ("drawing", "list"):
             tab.page.locator(f"#form [value={form}]").check()
@@ -237,7 +237,7 @@ def test_now_and_the_last_hour_are_switched_by_keyboard(browser: Browser) -> Non
         assert float(bar.get_attribute("data-watts") or 0) == pytest.approx(now)
 
 
-def test_a_bar_tells_its_figures_to_hand_eye_and_ear(browser: Browser) -> None:
+def test_bar_shows_and_announces_its_figures(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         tab.page.locator(".node[data-id='d:gpu:GPU-8c2a11f0-0000']").focus()
         tab.page.keyboard.press("ArrowRight")
@@ -279,7 +279,7 @@ def test_an_update_keeps_focus_scroll_and_elements(browser: Browser) -> None:
         assert tab.page.evaluate("document.querySelectorAll('*').length") == count
 
 
-def test_what_is_gone_leaves_nothing_behind(browser: Browser) -> None:
+def test_removed_nodes_leave_no_elements(browser: Browser) -> None:
     elements = "document.querySelectorAll('*').length"
     with PageServer(page_worlds.quiet()) as server, opened(browser, server.url) as tab:
         node = tab.page.locator(".node")
@@ -313,7 +313,7 @@ def test_bars_keep_their_order_until_one_clearly_outgrows_another(browser: Brows
         assert tab.page.evaluate(groups) == ["g:b", "g:a"]
 
 
-def test_when_the_server_stops_the_page_says_so_and_when_it_is_back_goes_on(
+def test_page_reports_a_stopped_server_and_recovers(
     browser: Browser,
 ) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
@@ -349,7 +349,7 @@ def test_a_part_that_fails_costs_only_itself(browser: Browser) -> None:
         tab.wrongs.clear()
 
 
-def test_what_there_is_nothing_of_yet_is_said(browser: Browser) -> None:
+def test_missing_figures_are_explained(browser: Browser) -> None:
     with PageServer(page_worlds.unknown()) as server, opened(browser, server.url) as tab:
         body = tab.text("body")
         for sentence in (
@@ -476,7 +476,7 @@ def test_a_trace_id_can_be_copied(browser: Browser) -> None:
     assert copied == "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def test_a_page_that_nobody_sees_asks_nothing(browser: Browser) -> None:
+def test_hidden_page_sends_no_requests(browser: Browser) -> None:
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden',"
         " {value: hidden, configurable: true});"

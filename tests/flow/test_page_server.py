@@ -160,7 +160,7 @@ def test_fifty_viewers_see_one_world(served: Served) -> None:
         assert len(set(pool.map(look, range(50)))) == 1
 
 
-def test_figures_that_age_say_so() -> None:
+def test_age_of_the_snapshot_is_in_a_header() -> None:
     clock = ManualClock()
     with serving(clock) as served:
         served.snapshot = replace(full_host(), at=clock.now())
@@ -169,7 +169,7 @@ def test_figures_that_age_say_so() -> None:
         assert served.ask("/live.json").headers["Age"] == "7"
 
 
-def test_the_past_is_remembered_while_nobody_looks() -> None:
+def test_history_is_recorded_without_viewers() -> None:
     clock = ManualClock()
     world = World(Ledger(LedgerSettings(), now=0), clock)
     world.born(1)
@@ -246,14 +246,14 @@ def test_the_network_may_call_a_host_as_it_likes() -> None:
 # -------------------------------------------------------------------------------- start and stop
 
 
-def test_no_thread_is_left() -> None:
+def test_stopped_exporter_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with serving() as served:
         served.ask("/live.json")
     eventually(lambda: not set(threading.enumerate()) - before, "every thread has ended")
 
 
-def test_a_memory_that_fails_is_told_once_and_serves_on() -> None:
+def test_failure_of_the_history_is_logged_once() -> None:
     with serving() as served:
         eventually(lambda: served.ask("/live.json").status == 200, "the page is up")
         served.snapshot = None  # type: ignore[assignment]

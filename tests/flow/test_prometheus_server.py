@@ -39,7 +39,7 @@ def served() -> Iterator[Served]:
 # -------------------------------------------------------------------------------------- pages
 
 
-def test_the_metrics_are_text_for_whoever_does_not_ask(served: Served) -> None:
+def test_metrics_are_text_by_default(served: Served) -> None:
     answer = served.ask()
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -102,7 +102,7 @@ def test_a_query_does_not_change_the_page(served: Served) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_nothing_can_be_changed(served: Served, method: str) -> None:
+def test_other_methods_are_refused(served: Served, method: str) -> None:
     answer = served.ask(method=method)
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET, HEAD"
@@ -163,7 +163,7 @@ def test_health_is_the_age_of_the_figures() -> None:
         assert stale.body == b"The newest snapshot is 61 s old.\n"
 
 
-def test_a_page_that_cannot_be_made_is_said_and_logged(pageless: Served) -> None:
+def test_failed_page_is_answered_with_500_and_logged(pageless: Served) -> None:
     pageless.snapshot = replace(full_host(), host=None)  # type: ignore[arg-type]
     assert pageless.ask("/").status == 500
     assert "A request for '/' could not be answered" in pageless.log[0]
@@ -239,7 +239,7 @@ def test_hundreds_of_slow_clients_refuse_no_health_check_of_their_own_user(told:
         assert [served.ask("/healthz").status for _ in range(3)] == [200] * 3
 
 
-def test_who_only_rests_makes_way() -> None:
+def test_idle_connections_make_way() -> None:
     with serving(max_connections=2) as served, ExitStack() as held:
         for _ in range(2):
             connection = held.enter_context(closing(served.connect()))
@@ -333,7 +333,7 @@ def test_junk_is_refused_and_forgotten(served: Served, junk: bytes) -> None:
     assert served.log == []
 
 
-def test_a_client_that_leaves_early_is_no_news(served: Served) -> None:
+def test_disconnected_client_is_not_logged(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert served.ask().status == 200
@@ -410,7 +410,7 @@ def test_an_address_of_another_host_gets_one_sentence(listen: str) -> None:
         opened(listen)
 
 
-def test_no_address_is_no_exporter() -> None:
+def test_empty_address_disables_the_exporter() -> None:
     context = ExporterContext(ManualClock(), "1", [].append)
     assert plugin.open(plugin.settings(listen=Listen("")), context) is None
 

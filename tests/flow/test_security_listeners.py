@@ -134,7 +134,7 @@ def test_spans_over_grpc_need_the_token(guarded: Guarded) -> None:
         assert client.call(framed(BODY), authorization=f"Bearer {TOKEN}").status == 0
 
 
-def test_who_is_turned_away_is_counted(guarded: Guarded) -> None:
+def test_rejections_are_counted(guarded: Guarded) -> None:
     before = guarded.refusals()
     guarded.ask("/metrics", {})
     guarded.ask("/v1/traces", PROTOBUF, BODY, guarded.port("https", "/v1/traces"))

@@ -133,7 +133,7 @@ def test_a_user_whose_questions_wait_does_not_keep_anothers_from_waiting(folder:
     assert MAX_WAITING // 2 < 60
 
 
-def test_what_a_process_spends_is_told_to_its_user_and_to_root(folder: Path) -> None:
+def test_energy_of_a_process_is_available_to_its_user_and_to_root(folder: Path) -> None:
     past = ConstantPast(until=FAR, others=5_000)
     question = f"GET /v1/energy?start=-1s&pid={os.getpid()} HTTP/1.1\r\nHost: here\r\n\r\n"
     with QueryServer(folder, past=past, directory=Living()):
@@ -146,7 +146,7 @@ def test_what_a_process_spends_is_told_to_its_user_and_to_root(folder: Path) -> 
         assert asks(0, folder / "api.sock", question).startswith("HTTP/1.1 200")
 
 
-def test_who_announces_spans_has_half_of_the_places_at_most(folder: Path) -> None:
+def test_user_of_the_side_channel_has_half_of_the_places_at_most(folder: Path) -> None:
     feed = SideChannelServer(folder / "feed.sock", max_processes=8)
     feed.start()
     (folder / "feed.sock").chmod(0o666)

@@ -59,7 +59,7 @@ def sent(running: Receiving, data: bytes = SPANS) -> int:
 # ------------------------------------------------------------------------------ spans, questions
 
 
-def test_who_sends_too_often_is_told_so_and_may_come_again_in_a_second(
+def test_request_beyond_the_rate_is_refused_for_a_second(
     running: Receiving, clock: ManualClock, refusals: RejectionCounter
 ) -> None:
     assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
@@ -91,13 +91,13 @@ def test_requests_sent_all_at_once_are_counted_each(running: Receiving) -> None:
     assert running.sink.count == BURST_SECONDS
 
 
-def test_what_is_no_request_counts_as_one(running: Receiving) -> None:
+def test_malformed_requests_count_for_the_rate(running: Receiving) -> None:
     assert [sent(running, b"?\r\n\r\n") for _ in range(BURST_SECONDS + 1)] == [
         400
     ] * BURST_SECONDS + [429]
 
 
-def test_nothing_of_a_body_is_asked_for_of_who_sends_too_often(running: Receiving) -> None:
+def test_body_beyond_the_rate_is_not_requested(running: Receiving) -> None:
     for _ in range(BURST_SECONDS):
         sent(running)
     with closing(running.connect()) as connection:
@@ -123,7 +123,7 @@ def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
         assert read_answer(other)[0] == 429
 
 
-def test_who_sends_too_often_waits_for_the_answer_and_stopping_does_not(tmp_path: Path) -> None:
+def test_refusal_is_delayed_and_does_not_delay_the_stop(tmp_path: Path) -> None:
     held = ServerLimits(rate=1, rejection_delay=3600.0)
     with receiving(tmp_path, held, clock=ManualClock()) as running:
         assert [sent(running) for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
@@ -212,9 +212,7 @@ def served(clock: ManualClock) -> Iterator[Served]:
         yield exporter
 
 
-def test_who_scrapes_too_often_is_told_so_and_may_come_again_in_a_second(
-    served: Served, clock: ManualClock
-) -> None:
+def test_scrape_beyond_the_rate_is_refused_for_a_second(served: Served, clock: ManualClock) -> None:
     assert [served.ask().status for _ in range(BURST_SECONDS)] == [200] * BURST_SECONDS
     late = served.ask()
     assert (late.status, late.headers["Retry-After"]) == (429, "1")
@@ -227,8 +225,6 @@ def test_who_scrapes_too_often_is_told_so_and_may_come_again_in_a_second(
     assert served.ask().status == 200
 
 
-def test_who_asks_whether_the_agent_is_well_hears_it_however_often_others_ask(
-    served: Served, clock: ManualClock
-) -> None:
+def test_health_is_answered_beyond_the_rate(served: Served, clock: ManualClock) -> None:
     asked = [served.ask(path).status for path in ["/metrics"] * (BURST_SECONDS + 1) + ["/healthz"]]
     assert asked == [200] * BURST_SECONDS + [429, 200]

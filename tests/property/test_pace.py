@@ -28,7 +28,7 @@ def test_in_no_window_does_more_of_a_peer_come_through(
 
 
 @given(rates, bursts, st.integers(0, 2**62), st.lists(st.integers(0, SECOND), max_size=100))
-def test_who_keeps_to_the_rate_is_never_refused_whatever_others_do(
+def test_peer_within_the_rate_is_never_refused(
     rate: int, burst: int, start: int, waits: list[int]
 ) -> None:
     pace, now = RateLimiter(rate, burst), start
@@ -52,9 +52,7 @@ def test_a_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
     st.integers(1, 20),
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, SECOND // 10)), max_size=300),
 )
-def test_no_more_peers_are_remembered_than_there_may_be(
-    most: int, asked: list[tuple[int, int]]
-) -> None:
+def test_number_of_buckets_is_bounded(most: int, asked: list[tuple[int, int]]) -> None:
     pace, now = RateLimiter(10, 3, most), 0
     for peer, wait in asked:
         now += wait
@@ -71,7 +69,7 @@ def test_a_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, b
     assert not pace.admits("greedy", 0)
 
 
-def test_whoever_is_full_again_is_forgotten_first() -> None:
+def test_full_buckets_are_evicted_first() -> None:
     pace = RateLimiter(1, 10, 3)
     for peer, asked in (("once", 1), ("thrice", 3), ("often", 10)):
         for _ in range(asked):

@@ -176,7 +176,7 @@ def test_few_names_are_as_many_joules(rules: LedgerSettings, history: list[objec
 
 @given(rules=rules, history=histories, every=st.integers(1, 5))
 @settings(max_examples=50)
-def test_what_is_remembered_is_drawn_without_a_leak(
+def test_flow_of_the_history_conserves_energy(
     rules: LedgerSettings, history: list[object], every: int
 ) -> None:
     memory, snapshots = PageHistory(), lived(rules, history)

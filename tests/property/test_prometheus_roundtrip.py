@@ -85,7 +85,7 @@ def test_every_microjoule_is_written(values: list[int]) -> None:
 
 
 @given(rows, st.lists(st.builds(GroupRow, groups, by_type, st.just({})), max_size=4), forms)
-def test_no_host_makes_an_invalid_scrape(
+def test_every_host_makes_a_valid_scrape(
     processes: tuple[ProcessRow, ...], group_rows: list[GroupRow], form: ExpositionFormat
 ) -> None:
     snapshot = replace(full_host(), processes=processes, groups=tuple(group_rows))
@@ -94,7 +94,7 @@ def test_no_host_makes_an_invalid_scrape(
 
 
 @given(span_rows, forms)
-def test_whatever_spans_are_called_their_joules_can_be_read_back(
+def test_joules_are_read_back_for_any_span_name(
     named: dict[tuple[str, str], SpanRow], form: ExpositionFormat
 ) -> None:
     snapshot = replace(full_host(), spans=SpanAccounts(tuple(named.values())))
@@ -117,7 +117,7 @@ def test_whatever_spans_are_called_their_joules_can_be_read_back(
     energies,
     forms,
 )
-def test_whatever_jobs_are_called_what_they_saved_can_be_read_back(
+def test_savings_are_read_back_for_any_job_name(
     jobs: list[tuple[str, Knob]], slowdown: float | None, saved: int, form: ExpositionFormat
 ) -> None:
     held = full_host().tuning.rows[0]
@@ -139,7 +139,7 @@ def test_whatever_jobs_are_called_what_they_saved_can_be_read_back(
     st.lists(st.lists(st.integers(0, 10**9), min_size=6, max_size=6), min_size=2, max_size=6),
     forms,
 )
-def test_no_counter_falls_while_the_books_grow(
+def test_counters_rise_while_the_ledger_grows(
     steps: list[list[int]], form: ExpositionFormat
 ) -> None:
     """One renderer over a host whose accounts only ever grow, as accounts do."""

@@ -23,7 +23,7 @@ MOMENTS = st.integers(0, LENGTH + SECOND)
 
 @settings(max_examples=60)
 @given(SECRETS, st.randoms(use_true_random=False), MOMENTS, MOMENTS, st.data())
-def test_no_question_tells_two_loads_apart_that_spend_the_same_in_every_cell(
+def test_queries_do_not_distinguish_loads_with_equal_energy_in_every_cell(
     secret: list[list[int]], shuffle: object, one: int, other: int, data: st.DataObject
 ) -> None:
     """Not while cells settle, and not while they are forgotten."""

@@ -52,7 +52,7 @@ def crowded(room: ServerCapacity, many: int) -> list[Caller]:
     return callers
 
 
-def test_who_was_turned_away_and_is_still_being_told_so_takes_nobodys_place() -> None:
+def test_rejected_connection_takes_no_place() -> None:
     room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     callers = crowded(room, 7)
     honest = Caller(room)
@@ -69,7 +69,7 @@ def test_as_many_as_have_places_are_told_why_they_have_none_and_no_more() -> Non
     assert room.overloaded
 
 
-def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> None:
+def test_rejected_client_is_served_once_a_place_is_free() -> None:
     room = ServerCapacity(ServerLimits(connections=2), ManualClock())
     callers = crowded(room, 3)
     for one in callers:
@@ -78,7 +78,7 @@ def test_who_comes_back_after_being_turned_away_finds_a_place_that_is_free() -> 
     assert room.add(Caller(room), GREEDY)
 
 
-def test_nobody_breaks_off_what_others_are_about_for_a_peer_with_as_many_places() -> None:
+def test_active_requests_are_not_dropped_for_a_peer_with_as_many_places() -> None:
     crowd: ConnectionLimiter[int] = ConnectionLimiter(2)
     assert crowd.add(1, GREEDY, 0)
     assert crowd.add(2, GREEDY, 0)

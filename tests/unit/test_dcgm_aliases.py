@@ -95,7 +95,7 @@ def test_memory_that_is_known_by_halves_is_not_free() -> None:
 
 
 @pytest.mark.parametrize("asked", ["DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_FREE"])
-def test_what_nvidias_dashboard_looks_its_variables_up_by_names_every_gpu(asked: str) -> None:
+def test_variables_of_the_nvidia_dashboard_name_every_gpu(asked: str) -> None:
     """Of dashboard 12239: label_values(..., Hostname) and label_values(..., gpu)."""
     known = {"temperature_celsius": 40, "memory_used": 0, "memory_total": 2**30}
     found = series(host(board(0, **known), board(1, **known)))
@@ -129,7 +129,7 @@ def test_the_average_comes_before_the_instant() -> None:
     assert value(series(late), POWER) == 2
 
 
-def test_what_is_not_known_has_no_series_and_no_sentinel() -> None:
+def test_unknown_figures_have_no_series_and_no_sentinel() -> None:
     snapshot = host(board(0), board(1, power_average=Milliwatts(5)))
     found = series(snapshot)
     assert [dict(pairs)["gpu"] for name, pairs in found if name == POWER] == ["1"]
@@ -168,7 +168,7 @@ def test_a_hostile_host_name_stays_in_its_labels() -> None:
     assert len(series(snapshot)) == 1
 
 
-def test_no_alias_hides_a_metric_of_our_own() -> None:
+def test_alias_hides_no_metric_of_the_catalogue() -> None:
     assert not {m.series for m in DCGM} & {m.series for m in CATALOGUE}
 
 

@@ -47,7 +47,7 @@ def test_a_button_that_is_not_pressed_says_so(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_unknown_has_no_attribute(tmp_path: Path) -> None:
+def test_unknown_values_remove_the_attribute(tmp_path: Path) -> None:
     before = {"aria-label": "x", "dx": 6, "tabindex": 0}
     assert attributes_after(tmp_path, before, {"aria-label": None, "dx": None}) == {"tabindex": "0"}
 

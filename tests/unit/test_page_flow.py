@@ -109,7 +109,7 @@ def test_a_row_that_fell_was_listed_anew() -> None:
     assert into(flow, "unlisted") == {"CPU": 2}
 
 
-def test_what_a_process_spent_before_it_left_the_list_is_unlisted() -> None:
+def test_energy_of_a_process_that_left_the_list_is_unlisted() -> None:
     flow = over(before=(process(1, "gone", "", {}, {CPU: 10}),), consumers={CPU: 14}, retired=14)
     assert into(flow, "unlisted") == {"CPU": 4}
 

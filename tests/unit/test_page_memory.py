@@ -56,7 +56,7 @@ def test_the_present_is_ten_seconds_and_the_hour_what_there_is() -> None:
     assert build_flow(hour).total == 10_000 * J
 
 
-def test_nothing_older_than_an_hour_is_remembered() -> None:
+def test_history_is_limited_to_an_hour() -> None:
     memory = PageHistory()
     newest = lived(memory, 0, 3 * 3600, every=2.5)
     _, hour = memory.recent(newest)

@@ -117,7 +117,7 @@ def test_an_infinite_figure_of_any_unit_is_written_as_such(unit: str, written: s
     assert scrape.endswith(f" {written}\n")
 
 
-def test_what_is_kept_follows_the_processes_that_come_and_go() -> None:
+def test_cached_lines_follow_the_processes() -> None:
     renderer = Renderer()
     sizes = []
     for generation in range(40):
@@ -183,5 +183,5 @@ def test_two_unfit_labels_stay_two() -> None:
     assert sanitize("a\x01") != sanitize("a\x02")
 
 
-def test_what_would_end_a_label_early_is_escaped() -> None:
+def test_label_values_are_escaped() -> None:
     assert escape('a"b\\c\nd') == r"a\"b\\c\nd"

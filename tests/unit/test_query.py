@@ -31,7 +31,7 @@ def asked() -> Asked:
     return Asked()
 
 
-def test_devices_are_told_each_and_add_up_to_the_host(asked: Asked) -> None:
+def test_devices_add_up_to_the_host(asked: Asked) -> None:
     told = asked.energy(2.0)
     assert {one["hw_id"]: one["joules"] for one in told["devices"]} == {
         "package-0": 20.0,
@@ -52,11 +52,11 @@ def test_a_process_is_told_alone_and_with_its_descendants(asked: Asked) -> None:
     assert told["process"]["started"] == OURS.started
 
 
-def test_descendants_are_not_looked_for_unasked(asked: Asked) -> None:
+def test_family_is_reported_only_on_request(asked: Asked) -> None:
     assert asked.energy(pid=OURS.pid)["family"] is None
 
 
-def test_whoever_asks_may_call_itself_self(asked: Asked) -> None:
+def test_pid_self_is_the_sender(asked: Asked) -> None:
     assert asked.energy(pid="self")["process"]["pid"] == OURS.pid
 
 
@@ -66,7 +66,7 @@ def test_the_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> 
     assert told["emulated"] is False
 
 
-def test_what_was_not_measured_is_null_and_not_zero(asked: Asked) -> None:
+def test_unmeasured_energy_is_null(asked: Asked) -> None:
     asked.past.known = (DRAM, GPU, PACKAGE)
     told = asked.energy(2.0)
     assert told["host"]["joules"] == {"cpu": 20.0, "gpu": None, "memory": 6.0}
@@ -90,7 +90,7 @@ def test_a_window_of_no_length_is_wholly_known(asked: Asked) -> None:
     assert told["host"]["coverage"] == 1.0
 
 
-def test_what_has_not_settled_is_told_with_less_coverage(asked: Asked) -> None:
+def test_unsettled_time_reduces_the_coverage(asked: Asked) -> None:
     told = asked.energy(1.0, end=f"mono:{asked.now + SECOND}")
     assert told["complete"] is False
     assert told["host"]["coverage"] == 0.5
@@ -112,13 +112,13 @@ def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
     assert sum(asked.pauses) == pytest.approx(0.1)
 
 
-def test_too_many_who_wait_are_answered_at_once(asked: Asked) -> None:
+def test_queries_beyond_the_waiting_limit_are_answered_at_once(asked: Asked) -> None:
     assert all(asked.service._waiting.acquire(user) for user in range(MAX_WAITING))
     assert asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="1s")["complete"] is False
     assert asked.pauses == []
 
 
-def test_nothing_is_waited_for_unasked(asked: Asked) -> None:
+def test_answer_waits_only_on_request(asked: Asked) -> None:
     asked.energy(1.0, end=f"mono:{asked.now + 1}")
     assert asked.pauses == []
 
@@ -135,7 +135,7 @@ def test_a_process_of_the_past_is_told_by_its_start_time(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/energy", "/v1/watch"])
-def test_another_users_process_is_not_told(asked: Asked, path: str) -> None:
+def test_energy_of_another_users_process_is_refused(asked: Asked, path: str) -> None:
     times = {"start": "-1s"} if path == "/v1/energy" else {}
     sentence = asked.problem(403, path, pid=OURS.pid, peer=STRANGER, **times)
     assert "belongs to another user" in sentence
@@ -143,7 +143,7 @@ def test_another_users_process_is_not_told(asked: Asked, path: str) -> None:
     assert asked.past.watched == []
 
 
-def test_the_host_is_told_to_whoever_may_open_the_socket(asked: Asked) -> None:
+def test_energy_of_the_host_is_available_to_every_user_of_the_socket(asked: Asked) -> None:
     assert asked.energy(peer=STRANGER)["host"]["joules"]["cpu"] == 60.0
     assert asked.energy(peer=UNPROVEN)["host"]["joules"]["cpu"] == 60.0
 
@@ -337,7 +337,7 @@ def test_bad_paths_and_methods_are_told_the_right_ones(asked: Asked) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["start", "end", "pid", "started", "wait"]), st.text()))
-def test_no_question_breaks_the_service(query: dict[str, str]) -> None:
+def test_any_query_is_answered(query: dict[str, str]) -> None:
     assert Asked().get(**query).status in {200, 400, 403, 404}
 
 

@@ -50,7 +50,7 @@ def test_every_job_is_told_with_who_holds_the_caps() -> None:
     assert answer["now_mono_ns"] == asked.clock.monotonic()
 
 
-def test_where_nothing_tunes_the_mode_is_off() -> None:
+def test_mode_without_a_tuner_is_off() -> None:
     answer = told(Asked())
     assert accounts_from_json(answer) == TuningAccounts("off")
     assert told(Asked(), "/v1/tuning/history")["decisions"] == []
@@ -64,7 +64,7 @@ def test_an_emulated_hosts_tuning_is_labelled() -> None:
     assert told(asked, "/v1/tuning/history")["emulated"] is True
 
 
-def test_whoever_may_open_the_socket_may_ask() -> None:
+def test_every_user_of_the_socket_may_query_the_host() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling(decided(1, HOLD)))
     for path in ("/v1/tuning", "/v1/tuning/history"):
         assert asked.get(path, peer=STRANGER).status == 200

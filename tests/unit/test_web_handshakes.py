@@ -78,7 +78,7 @@ def run(scenario: Any) -> None:
     asyncio.run(asyncio.wait_for(scenario, PATIENCE))
 
 
-def test_who_begins_many_handshakes_makes_way_for_others(tmp_path: Path) -> None:
+def test_unfinished_handshakes_make_way_for_other_owners(tmp_path: Path) -> None:
     authority, refused = Authority(tmp_path), list[str]()
 
     async def scenario() -> None:
@@ -95,7 +95,7 @@ def test_who_begins_many_handshakes_makes_way_for_others(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_who_begins_many_handshakes_gets_no_more_of_them(tmp_path: Path) -> None:
+def test_handshakes_of_one_owner_are_limited(tmp_path: Path) -> None:
     authority, refused = Authority(tmp_path), list[str]()
 
     async def scenario() -> None:

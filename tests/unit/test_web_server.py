@@ -177,7 +177,7 @@ def test_an_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
         assert statuses(site.tell(GET)) == [200]
 
 
-def test_no_thread_is_begun_for_what_is_done_aside(tmp_path: Path) -> None:
+def test_worker_threads_exist_from_the_start(tmp_path: Path) -> None:
     """One that is begun where no memory is left may hang who begins it."""
     begun: list[bool] = []
 
@@ -200,7 +200,7 @@ def test_no_thread_is_begun_for_what_is_done_aside(tmp_path: Path) -> None:
     assert begun == [False] * WORKER_THREADS
 
 
-def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
+def test_request_received_during_a_response_is_answered_next(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def slow(request: HttpRequest) -> HttpResponse:
@@ -219,7 +219,7 @@ def test_what_comes_during_an_answer_is_answered_next(tmp_path: Path) -> None:
         assert read_answer(connection) == (200, b"second")
 
 
-def test_who_closes_its_half_during_an_answer_still_gets_it(tmp_path: Path) -> None:
+def test_half_closed_client_receives_its_response(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def slow(_: HttpRequest) -> HttpResponse:
@@ -283,7 +283,7 @@ def test_a_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> No
         (post(b"1\r\nx\r\n" * 1500 + b"0\r\n\r\n", "Transfer-Encoding: chunked"), 400),
     ],
 )
-def test_what_is_not_as_it_should_be_is_answered_once_and_closed(
+def test_malformed_request_is_answered_once_and_closed(
     site: Site, told: bytes, status: int
 ) -> None:
     assert statuses(site.tell(told + GET)) == [status]
@@ -387,7 +387,7 @@ def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
         assert hung_up.poll(20_000)
 
 
-def test_who_rests_longest_makes_way_for_who_comes(site: Site) -> None:
+def test_longest_idle_connection_makes_way(site: Site) -> None:
     with ExitStack() as stack:
         resting = [stack.enter_context(closing(site.connect())) for _ in range(4)]
         for connection in resting:
@@ -409,7 +409,7 @@ def is_over(connection: socket.socket) -> bool:
         return True
 
 
-def test_when_all_are_busy_one_more_is_told_to_come_again(site: Site) -> None:
+def test_connection_beyond_busy_ones_is_asked_to_retry(site: Site) -> None:
     with ExitStack() as stack:
         busy = [stack.enter_context(closing(site.connect())) for _ in range(4)]
         for connection in busy:
@@ -423,7 +423,7 @@ def test_when_all_are_busy_one_more_is_told_to_come_again(site: Site) -> None:
         assert read_answer(busy[0]) == (200, b"halfrest")
 
 
-def test_when_there_are_far_too_many_they_are_closed_unheard(tmp_path: Path) -> None:
+def test_connections_far_beyond_the_limit_are_closed_without_a_response(tmp_path: Path) -> None:
     limits = ServerLimits(connections=2, linger=60)
     with serving(tmp_path, limits=limits) as site:
         with ExitStack() as stack:
@@ -504,7 +504,7 @@ def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
         assert read_answer(connection)[0] == 200
 
 
-def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+def test_other_files_are_not_replaced_by_a_socket(tmp_path: Path) -> None:
     (tmp_path / "web.sock").write_text("precious")
     with pytest.raises(ListenError, match="something else has that name"):
         server().listen_unix(tmp_path / "web.sock", _silent, what="spans")
