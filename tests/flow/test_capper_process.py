@@ -195,7 +195,7 @@ def test_a_capper_that_hangs_is_named_by_whoever_wants_to_restore(
     capper.process.send_signal(signal.SIGSTOP)
     done = caps(capper, "restore")
     assert done.returncode == 6
-    assert f"Process {capper.process.pid} is the capper of this host" in done.stderr
+    assert f"Process {capper.process.pid} is the one capper of this host" in done.stderr
 
 
 def test_it_ends_and_restores_with_the_standard_input_it_follows(
@@ -427,7 +427,7 @@ def test_there_is_one_capper_a_host(
 ) -> None:
     with CapperProcess(host, tmp_path) as second:
         assert second.process.wait(20) == 6
-        assert f"Process {capper.process.pid} is the capper of this host" in second.said
+        assert f"Process {capper.process.pid} is the one capper of this host" in second.said
     assert capper.process.poll() is None
 
 

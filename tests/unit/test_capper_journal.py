@@ -188,14 +188,14 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
 def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
     directory = open_capper_directory(tmp_path)
     directory.chmod(0o777)
-    with pytest.raises(JournalError, match="others may write what is believed there"):
+    with pytest.raises(JournalError, match="other users may write it"):
         open_capper_directory(tmp_path)
 
 
 def test_a_link_in_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(JournalError, match="others may write"):
+    with pytest.raises(JournalError, match="other users may write"):
         open_capper_directory(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_nobody_is_told_to_remove_a_journal(tmp_path: Path) -> None:
     directory = open_capper_directory(tmp_path)
     Journal(directory, BOOT).save(ENTRIES)
     directory.chmod(0o777)
-    with pytest.raises(JournalError, match="others may write") as refused:
+    with pytest.raises(JournalError, match="other users may write") as refused:
         open_capper_directory(tmp_path)
     assert "Remove" not in str(refused.value)
     remedy = str(refused.value).partition("`")[2].partition("`")[0]
@@ -251,7 +251,7 @@ def test_an_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
 def test_there_is_one_lock_and_it_ends_with_its_holder(tmp_path: Path) -> None:
     place = CapperHost(tmp_path, BOOT)
     first = CapperLock(place)
-    with pytest.raises(JournalError, match=r"Process \d+ is the capper of this host"):
+    with pytest.raises(JournalError, match=r"Process \d+ is the one capper of this host"):
         CapperLock(place)
     first.release()
     CapperLock(place).release()
@@ -290,7 +290,7 @@ def test_a_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
     lock.release()
     path = tmp_path / "lock"
     assert told == (
-        f"It is not known which process has the lock {path} of this host's capper: process"
+        f"An unknown process has the lock {path} of this host's capper: process"
         f" 4194304, whose number is in it, has ended. Find it with `fuser -v {path}`, and end it.\n"
     )
 

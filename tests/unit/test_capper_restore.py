@@ -105,7 +105,7 @@ def test_whoever_does_not_end_is_named(left: Bench, path: Path) -> None:
     hanging = CapperLock(CapperHost(left.folder, BOOT))
     with (
         refusing(path, RefusalReason.ENDING),
-        pytest.raises(JournalError, match="is the capper of this host"),
+        pytest.raises(JournalError, match="is the one capper of this host"),
     ):
         restore_limits(here(left, path))
     hanging.release()

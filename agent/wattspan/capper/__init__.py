@@ -1,5 +1,5 @@
-"""The capper: the only process that ever writes to hardware, small enough to be read whole.
+"""The capper: the only process that writes to hardware, small enough to be reviewed as a whole.
 
-It holds caps under leases, for known peers, within bounds, and gives the original settings back
-however anybody ends.
+It holds caps under leases, for permitted users and within bounds, and restores the original
+settings after any exit.
 """

@@ -363,7 +363,7 @@ def _append_all(descriptor: int, data: bytes) -> None:
     """Append all of ``data``, or nothing. OSError."""
     before = os.fstat(descriptor).st_size
     if os.write(descriptor, data) != len(data):
-        with contextlib.suppress(OSError):  # half a line helps nobody
+        with contextlib.suppress(OSError):  # half a line is useless
             os.ftruncate(descriptor, before)
         raise OSError(errno.ENOSPC, "the disk is full")
 

@@ -306,7 +306,7 @@ class PowerCeilings:
             self._of_file = self._value(file.written)
 
     def _value(self, stored: StoredCeiling) -> CeilingValue:
-        """In the time of this boot: its monotonic clock began anew, the wall clock went on."""
+        """In the time of this boot: its monotonic clock restarted, the wall clock did not."""
         expires = stored.expires
         if stored.boot_id != self._boot_id and stored.expires_wall is not None:
             now = self._clock.now()

@@ -213,16 +213,21 @@ def lost_entry(state: KnobState, now: int) -> JournalEntry | None:
     """The entry of a knob with an unknown original; None if no cap can be in force there."""
     if not may_be_capped(state):
         return None
+    entry = new_entry(state, now)
+    return replace(entry, original=None, foreign=state.requested, source=EntrySource.LOST)
+
+
+def new_entry(state: KnobState, now: int) -> JournalEntry:
+    """The entry of a knob before its first write, with its present setting as the original."""
     return JournalEntry(
         knob=state.key.knob,
         device=state.key.device,
         name=state.name,
+        original=state.requested if is_readable(state.key.knob) else None,
         default=state.default,
         minimum=state.minimum,
         maximum=state.maximum,
-        foreign=state.requested,
         since=now,
-        source=EntrySource.LOST,
     )
 
 

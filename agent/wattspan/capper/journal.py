@@ -1,8 +1,8 @@
-"""What stood before we wrote, on disk before we write: so that whoever comes next can give it back.
+"""The journal: the original limit of every written knob, on disk before the write.
 
-Two copies of each boot, each replaced whole: written under another name, synchronized, renamed, and
-the directory synchronized. A device is written only after both copies are on disk. Whatever moment
-the power or the process ends at, each copy is the one before or the one after.
+Two copies per boot, each replaced whole: written under another name, synchronized, renamed, and
+the directory synchronized. A device is written only after both copies are on disk. Whenever the
+process or the power ends, each copy is the one before or the one after.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OLD_DRAFTS = f"{PREFIX}*.new"
 
 
 class JournalError(WattspanError):
-    """It cannot be written down; so it must not be done."""
+    """A limit cannot be recorded, so it must not be set."""
 
     exit_code = 6
 
@@ -54,10 +54,10 @@ class Journal:
         *,
         stamp: Callable[[], int] = int,
     ) -> None:
-        """Read what is there; ``audit`` is the audit log that a damaged journal is completed from.
+        """Read the journals; a damaged one is completed from the audit log ``audit``.
 
-        ``stamp`` is a clock that never goes back within a boot. It keeps generations increasing
-        while there is no file, so that a file of long ago is never taken for the newest.
+        ``stamp`` is a monotonic clock of the boot. Generations increase with it while there is no
+        file, so that an old file is never taken for the newest.
         """
         self._directory, self.boot_id, self._stamp = directory, boot_id, stamp
         self._paths = tuple(
@@ -94,10 +94,10 @@ class Journal:
             self._synchronize()
             self._remove_outdated()
         except OSError as error:
-            self._on_disk = None  # who knows
+            self._on_disk = None  # unknown now
             raise JournalError(
-                f"Cannot write the journal {self.path}: {error.strerror}; no cap is set that is"
-                " not written down. Make room there, or make it writable."
+                f"Cannot write the journal {self.path}: {error.strerror}; no cap is set without a"
+                " record. Make room there, or make it writable."
             ) from None
         self._saved = generation
         self.entries = dict(entries)
@@ -134,7 +134,7 @@ class Journal:
         self._outdated = []
 
     def _tidy(self, damaged: list[Path]) -> None:
-        """Remove drafts that a killed process left, and keep a copy of each damaged file."""
+        """Remove the drafts of a killed process, and keep a copy of each damaged file."""
         for draft in (self._directory / _DRAFT, *self._directory.glob(_OLD_DRAFTS)):
             with contextlib.suppress(OSError):
                 draft.unlink()

@@ -41,14 +41,13 @@ class EntrySource(ModelEnum):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One knob that we have written, or are about to.
+    """One knob that the capper has written, or is about to write.
 
-    ``original`` is what stood before and comes back; None for a knob that cannot be read, which
-    is reset instead. ``value`` is ours. Until ``written``, it may not have reached the device
-    yet, and what stands there may be ``before``: an earlier value of ours. ``foreign`` is what
-    somebody else put there since: then the knob is theirs. Of a lost entry it is the limit that
-    the device had when the loss was found. ``imposed`` is the
-    limit of a fixed cap or of a power budget: it stays in force when the capper ends.
+    ``original`` is the setting to restore; None for a knob that cannot be read, which is reset.
+    ``value`` is the capper's. Until ``written``, it may not have reached the device yet, which
+    then shows ``before``, an earlier value of the capper. ``foreign`` is the setting of another
+    program, to which the knob is left; of a lost entry, the limit when the loss was found.
+    ``imposed`` is the limit of a fixed cap or of a power budget, which stays when the capper ends.
     """
 
     knob: Knob
@@ -154,17 +153,17 @@ def decode_journal(data: bytes) -> JournalCopy:
 
 def decode_journal_version_1(data: bytes) -> tuple[str, list[JournalEntry]]:
     """Boot and entries of a journal without checksums; ValueError if it is malformed."""
-    told = msgspec.json.decode(data, type=_JournalVersion1)
-    if told.version != 1:
-        raise ValueError(f"unsupported journal version {told.version}")
-    return told.boot_id, told.entries
+    journal = msgspec.json.decode(data, type=_JournalVersion1)
+    if journal.version != 1:
+        raise ValueError(f"unsupported journal version {journal.version}")
+    return journal.boot_id, journal.entries
 
 
 def _record(line: bytes) -> JournalRecord | None:
     try:
-        told = msgspec.json.decode(line, type=_JournalLine)
-        text = bytes(told.record)
-        if told.check != line_checksum(text):
+        found = msgspec.json.decode(line, type=_JournalLine)
+        text = bytes(found.record)
+        if found.check != line_checksum(text):
             return None
         record = msgspec.json.decode(text, type=JournalRecord)
     except (ValueError, RecursionError):
@@ -266,7 +265,7 @@ def boot_ids(directory: Path) -> frozenset[str]:
 
 
 def audited_writes(lines: Iterable[bytes], boot_id: str) -> AuditedWrites:
-    """The last writes of ``boot_id`` that audit rows tell.
+    """The last writes of ``boot_id`` in the audit rows.
 
     A row that cannot be verified is damaged, or is of another boot or an earlier release. It may
     hide anything, so no row before it is used.
@@ -337,21 +336,21 @@ def _merged(
     if last and len(entries) == last[0].of:
         if _agree(copies, last[0]):
             return list((old | entries).values()), True
-        told = claims()
-        if _corroborated(entries, told):
+        writes = claims()
+        if _corroborated(entries, writes):
             return list((old | entries).values()), True
         missing = -1
     else:
-        told = claims()
+        writes = claims()
         before = _predecessor(copies, last)
-        if before is not None and _corroborated(before, told):
+        if before is not None and _corroborated(before, writes):
             return list((old | before).values()), True
         missing = last[0].of - len(entries) if last else -1
     salvaged = {one.entry.key: _salvaged(one.entry) for one in records if one.generation < newest}
     salvaged |= {key: _salvaged(entry) for key, entry in entries.items()}
-    told_of = {key: entry for key, entry in told.items() if entry is not None}
-    found = old | told_of | salvaged
-    return list(found.values()), len(told_of.keys() - entries.keys()) == missing
+    audited = {key: entry for key, entry in writes.items() if entry is not None}
+    found = old | audited | salvaged
+    return list(found.values()), len(audited.keys() - entries.keys()) == missing
 
 
 def _agree(files: Sequence[_JournalFile], last: JournalRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Leases, grants and commands: everything that is wanted of the knobs, and what it led to."""
+"""Leases, grants and commands: the demand for limits, and its result."""
 
 from __future__ import annotations
 

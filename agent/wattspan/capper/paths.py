@@ -1,4 +1,4 @@
-"""Which host's limits these are, and where what is known of them is kept."""
+"""The capper's places: its directory, files, socket and lock, by host."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ AUDIT_FILE = "audit.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class CapperHost:
-    """The host, by the boot it is in, and the capper's own directory.
-
-    An emulated host is one that has never been booted before and never will be again.
-    """
+    """The host by its boot, and the capper's own directory. An emulated host has one boot."""
 
     directory: Path
     boot_id: str
@@ -42,30 +39,27 @@ class CapperHost:
 
 
 def capper_socket_path(run_dir: Path, *, emulated: bool = False) -> Path:
-    """Where the capper of the agent whose sockets are in ``run_dir`` answers.
+    """The socket of the capper beside an agent with sockets in ``run_dir``.
 
-    That of the system's agent has a directory of its own, in which the agent can put nothing.
+    The system's capper has a directory of its own, in which the agent can create nothing.
     """
     own = run_dir == SYSTEM_RUN and not emulated
     return (SYSTEM_CAPPER_RUN if own else run_dir) / SOCKET_FILE
 
 
 def audit_path(state_dir: Path, *, emulated: bool) -> Path:
-    """Where the capper of this host, or of an emulated one, records what it does."""
+    """The audit log of the capper of this host, or of an emulated one."""
     return capper_directory(state_dir, emulated=emulated) / AUDIT_FILE
 
 
 def open_capper_host(state_dir: Path, emulated: Path | None = None) -> CapperHost:
-    """Where the capper of this host, or of the ``emulated`` one there, keeps things.
-
-    JournalError if it cannot.
-    """
+    """This host, or the ``emulated`` one of that directory. JournalError if it is unusable."""
     directory = open_capper_directory(state_dir, emulated=emulated is not None)
     try:
         boot_id = BOOT_ID.read_text().strip()
     except OSError as error:
         raise JournalError(
-            f"Cannot tell which boot this is: {BOOT_ID}: {error.strerror}."
+            f"Cannot read the id of this boot from {BOOT_ID}: {error.strerror}. Mount /proc."
         ) from None
     if emulated is not None:
         boot_id = f"{boot_id} {emulated.name}"
@@ -73,10 +67,10 @@ def open_capper_host(state_dir: Path, emulated: Path | None = None) -> CapperHos
 
 
 def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
-    """Where the capper's own directory is, whether there or not.
+    """The capper's own directory, whether it exists or not.
 
-    Of the system's agent it stands beside the state directory: who owns a directory may rename
-    what is in it, and the agent is not trusted with what the capper believes.
+    The system's is beside the agent's state directory: the owner of a directory may rename its
+    content, and the capper does not trust the agent.
     """
     if emulated:
         return state_dir / "capper-emulated"
@@ -84,10 +78,10 @@ def capper_directory(state_dir: Path, *, emulated: bool) -> Path:
 
 
 def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
-    """The capper's own directory in ``state_dir``; JournalError if it cannot be had or trusted.
+    """The capper's own directory; JournalError if it is unusable or cannot be trusted.
 
-    What it holds is believed by a process with every right, so nobody else may write it. An
-    emulated host's limits are kept apart from true ones.
+    A process with all rights trusts its content, so no other user may write it. An emulated host
+    has another one.
     """
     directory = capper_directory(state_dir, emulated=emulated)
     remedy = "Make it writable, or set another [agent] state_dir."
@@ -104,9 +98,9 @@ def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
 
 
 def _distrust_reason(directory: Path, found: os.stat_result) -> str:
-    """Why what the directory holds cannot be believed, and what helps; "" if it can.
+    """Why the directory cannot be trusted, with the remedy; "" if it can.
 
-    A journal that says what is to be given back is nothing that anybody is told to remove.
+    The remedy is never the removal of a journal of limits that are to be restored.
     """
     user = os.geteuid()
     if found.st_uid != user and user != 0:
@@ -116,15 +110,15 @@ def _distrust_reason(directory: Path, found: os.stat_result) -> str:
     whole = stat.S_ISDIR(found.st_mode)
     if whole and found.st_uid == user and not found.st_mode & 0o022:
         return ""
-    others = "others may write what is believed there."
+    others = "other users may write it."
     if not any(directory.glob(f"{PREFIX}*")):
         return f"{others} Remove it, and let the capper make its own."
     if not whole:
         return f"{others} It is a link to what holds a journal: put that in its place."
     place = shlex.quote(str(directory))
     return (
-        f"{others} It holds a journal of limits that are to be given back: if what that says is"
-        f" true, run `chown -R {user} {place} && chmod -R go-w {place}`."
+        f"{others} It holds a journal of limits that are to be restored: if that journal is right,"
+        f" run `chown -R {user} {place} && chmod -R go-w {place}`."
     )
 
 
@@ -136,13 +130,13 @@ def _user_name(uid: int) -> str:
 
 
 class CapperLock:
-    """The right to be the capper of a host, held until released or until the process ends.
+    """The right to be the capper of a host, until it is released or the process ends.
 
-    It can be had on a disk that has become read-only, too: giving back must not depend on it.
+    It can be taken on a read-only disk as well: a restore must not depend on writing.
     """
 
     def __init__(self, place: CapperHost) -> None:
-        """Take it; JournalError names the process that has it, if it is known."""
+        """Take the lock; JournalError names its holder, if it is known."""
         path = place.directory / "lock"
         try:
             self._lock = FileLock(path, unwritable=True)
@@ -160,15 +154,15 @@ class CapperLock:
 def _lock_held_message(path: Path, holder: LockHolder) -> str:
     if holder.pid is None:
         return (
-            f"It is not known which process has the lock {path} of this host's capper:"
-            f" {holder.doubt}. Find it with `fuser -v {path}`, and end it."
+            f"An unknown process has the lock {path} of this host's capper: {holder.doubt}. Find"
+            f" it with `fuser -v {path}`, and end it."
         )
     if holder.pid == holder.noted:
         return (
-            f"Process {holder.pid} is the capper of this host, and there is one only: it has the"
-            f" lock {path}. Leave it, or end it."
+            f"Process {holder.pid} is the one capper of this host and has the lock {path}. Leave it"
+            " running, or end it."
         )
     return (
         f"Process {holder.pid} has the lock {path} of this host's capper, and has not written its"
-        " number there, as a capper does. End it, unless it is one that has just begun."
+        " pid there, as a capper does. End it, unless it has just started."
     )

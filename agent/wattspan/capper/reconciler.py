@@ -24,6 +24,7 @@ from wattspan.capper.devices import (
     foreign_limit_error,
     is_readable,
     lost_entry,
+    new_entry,
     not_honoured_error,
     release_to_other,
     review_entry,
@@ -357,7 +358,7 @@ class Reconciler:
         self._note(change.action, about, change.old, change.new, WriteCause(why=change.why))
 
     def _obeys(self, key: CapKey) -> bool:
-        """Whether the device is not known to obey a limit above ours."""
+        """Whether the device is not known to obey a limit above the written one."""
         entry, state = self._state.entries[key], self._state.knobs.get(key)
         if state is None or not entry.written or entry.left_alone or not is_readable(key.knob):
             return True
@@ -395,9 +396,7 @@ class Reconciler:
         draft = dict(self._state.entries)
         for key, value in targets.items():
             entry, state = draft.get(key), self._state.knobs[key]
-            if entry is None:
-                draft[key] = self._new_entry(state, value)
-            else:
+            if entry is not None:
                 draft[key] = replace(
                     entry,
                     before=state.requested,
@@ -405,24 +404,13 @@ class Reconciler:
                     written=False,
                     source=EntrySource.RECORDED,
                 )
+            elif is_readable(key.knob) and state.requested is None:
+                raise JournalError(str(unreadable_error(state)))
+            else:
+                draft[key] = replace(new_entry(state, self._clock.now().wall), value=value)
         draft = _with_imposed(draft, self.planner(demand).retained(targets))
         self._journal.save(draft)
         self._state.entries = draft
-
-    def _new_entry(self, state: KnobState, value: int) -> JournalEntry:
-        if is_readable(state.key.knob) and state.requested is None:
-            raise JournalError(str(unreadable_error(state)))
-        return JournalEntry(
-            knob=state.key.knob,
-            device=state.key.device,
-            name=state.name,
-            original=state.requested if is_readable(state.key.knob) else None,
-            default=state.default,
-            minimum=state.minimum,
-            maximum=state.maximum,
-            value=value,
-            since=self._clock.now().wall,
-        )
 
     def _write(self, key: CapKey, cause: WriteCause) -> None:
         """Write the journaled limit, unless another program wrote the knob, and verify it."""
@@ -452,7 +440,7 @@ class Reconciler:
         self._note(AuditAction.WRITE, entry, present, value, cause)
 
     def _restore(self, key: CapKey, cause: WriteCause) -> None:
-        """Restore the original if the present value is ours; verify it."""
+        """Restore the original if the present value is the capper's; verify it."""
         self._observe(key, wanted=False)
         entry = self._state.entries.get(key)
         if entry is None:  # the original is in force already
@@ -481,7 +469,7 @@ class Reconciler:
 
     def _overtaken(self, entry: JournalEntry, state: KnobState) -> CapsError:
         """Another program wrote between the observation and the write."""
-        if entry.before is None:  # nothing of ours was there
+        if entry.before is None:  # the capper had set nothing there
             self._state.forget(entry.key)
         else:
             self._adopt(entry.key, entry, release_to_other(entry, state))

@@ -22,7 +22,7 @@ from wattspan.ports import Clock, SlottedActuator
 
 SYSFS = Path("/sys")
 EMULATED_RESPONSE_TIME = 50 * MILLISECOND
-"""An emulated host looks at its limits' files whenever its counters move: every 10 ms or so."""
+"""An emulated host reads the files of its limits when its counters move: every 10 ms or so."""
 
 
 def open_actuators(
@@ -35,10 +35,9 @@ def open_actuators(
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
-    ``nvml`` stands in for the ``pynvml`` module; on an ``emulated`` host nothing else is asked,
-    so that no real GPU is ever set in the place of an emulated one. A driver that is not loaded
-    yet is no reason to leave GPUs out: its devices appear when it is. Nothing is touched until
-    it is asked for.
+    ``nvml`` replaces the ``pynvml`` module; an ``emulated`` host uses nothing else, so that no real
+    GPU is ever set instead of an emulated one. GPUs are included while the driver is not loaded:
+    they appear once it is. No device is used before the first call.
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:

@@ -1,9 +1,9 @@
 """CPU packages' long-term power limits (RAPL's PL1), through Linux's powercap tree.
 
 The kernel numbers zones in hexadecimal in the order of their registration, psys among the packages,
-and a constraint's number does not tell its limit. So both are found by name. Zones of a package's
-parts and of memory have limits of their own on some processors, and psys is the limit of the whole
-board: they are not written.
+and a constraint's number does not identify its limit. So both are found by name. Zones of parts of
+a package and of memory have limits of their own on some processors, and psys is the limit of the
+whole board: they are not written.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _enforced(package: CpuPackage, requested: int | None) -> int | None:
 
 
 def _enabled(limit: PowerConstraint) -> bool:
-    """Whether the zone's limits are in force; a zone that does not tell has no switch."""
+    """Whether the zone's limits are in force; a zone without that file has no switch."""
     return read_line(limit.enabled) != "0"
 
 
@@ -328,9 +328,9 @@ def _microwatts(path: Path) -> int | None:
 
 
 def _milliwatts(microwatts: int | None) -> int | None:
-    """None for 0 too: parts that specify nothing say 0.
+    """None for 0 too, which parts without a specification report.
 
-    Rounded up, for the hardware rounds down: what was read can be written back exactly.
+    Rounded up, since the hardware rounds down: a value that was read can be written back exactly.
     """
     return -(-microwatts // 1000) if microwatts else None
 
@@ -383,11 +383,10 @@ def disabled_error(thing: str, directory: str) -> ActuatorError:
 
 
 def unset_limit_error(thing: str) -> ActuatorError:
-    """The zone shows a limit of 0, which could not be given back."""
+    """The zone shows a limit of 0, which could not be restored."""
     return actuator_error(
         thing,
-        "it shows a limit of 0 W, as registers do that were never set, so nothing could be "
-        "given back",
-        "Write the limit that should stand there into its power_limit_uw once, as root.",
+        "it shows a limit of 0 W, as a register that was never set, which could not be restored",
+        "Write the wanted limit into its power_limit_uw once, as root.",
         Trouble.ABSENT,
     )
