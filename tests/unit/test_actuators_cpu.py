@@ -263,7 +263,7 @@ def test_the_original_is_given_back_even_where_limits_were_switched_off_since(ho
 def test_a_limit_that_was_never_set_is_not_replaced(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", 0)
     assert host.state.requested is None
-    assert "nothing could be given back" in str(host.refused(150_000))
+    assert "could not be restored" in str(host.refused(150_000))
     assert host.kernel.written == []
 
 

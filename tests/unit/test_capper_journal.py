@@ -309,9 +309,8 @@ def event(number: int) -> AuditEvent:
     )
 
 
-def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
-    told: list[AuditEvent] = []
-    audit = AuditLog(tmp_path / "audit.jsonl", 100_000, told.append)
+def test_every_event_is_a_line(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl", 100_000)
     for number in range(3):
         audit.record(event(number))
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
@@ -324,7 +323,6 @@ def test_every_event_is_a_line_and_is_told_on(tmp_path: Path) -> None:
         "old": 700_000,
         "new": 500_000,
     }
-    assert told == [event(0), event(1), event(2)]
 
 
 def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) -> None:
@@ -338,10 +336,8 @@ def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) 
     assert json.loads(last)["at"] == 99
 
 
-def test_a_record_that_cannot_be_written_is_counted_and_told_on(tmp_path: Path) -> None:
-    told: list[AuditEvent] = []
-    audit = AuditLog(tmp_path / "nowhere" / "audit.jsonl", 500, told.append)
+def test_an_event_that_cannot_be_recorded_is_counted(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "nowhere" / "audit.jsonl", 500)
     audit.record(event(0))
     assert audit.lost == 1
     assert "No such file" in audit.trouble
-    assert told == [event(0)]

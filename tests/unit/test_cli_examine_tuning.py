@@ -316,7 +316,7 @@ def test_a_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(host.run_dir / "capper.sock"))
     finding = host.told()["capper"]
-    assert "nobody listens" in finding.detail
+    assert "no process listens" in finding.detail
 
 
 # --------------------------------------------------------------------------------- left behind
