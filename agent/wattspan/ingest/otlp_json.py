@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -348,17 +349,28 @@ def _scalar(value: _AnyValue | None) -> Scalar:
     return value.int_value if value.double_value is None else value.double_value
 
 
+_MESSAGE_FIELDS = frozenset(
+    ("attributes", "events", "links", "status", "value", "values", "array_value", "kvlist_value")
+)
+
+
+@functools.cache
+def _message_fields(kind: type[_Message]) -> tuple[str, ...]:
+    """The fields of a struct that are structs, or lists of them."""
+    return tuple(name for name in kind.__struct_fields__ if name in _MESSAGE_FIELDS)
+
+
 def _arguments(message: _Message, depth: int = 0) -> dict[str, Any]:
     """The arguments of the constructor of the protobuf message; ValueError beyond MAX_DEPTH."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
-    arguments: dict[str, Any] = {}
-    for name in message.__struct_fields__:
-        value = getattr(message, name)
-        if isinstance(value, _Message):
-            arguments[name] = _arguments(value, depth + 1)
-        elif isinstance(value, list):
+    if type(message) is _AnyValue and message.string_value is not None:
+        return {"string_value": message.string_value}  # the most frequent value
+    arguments = msgspec.structs.asdict(message)  # None is an absent field
+    for name in _message_fields(type(message)):
+        value = arguments[name]
+        if isinstance(value, list):
             arguments[name] = [_arguments(each, depth + 1) for each in value]
         elif value is not None:
-            arguments[name] = value
+            arguments[name] = _arguments(value, depth + 1)
     return arguments
