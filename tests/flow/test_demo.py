@@ -326,7 +326,7 @@ def test_ctrl_c_ends_the_demo_with_success(terminal: Terminal, how: str) -> None
         os.write(terminal.ours, b"\x03")
     else:
         terminal.process.send_signal(signal.SIGINT)
-    terminal.shows(b"Done: the emulated host")
+    terminal.shows(b"Done. The emulated host")
     assert terminal.process.wait(20) == 0
     assert terminal.restored
     assert b"Traceback" not in terminal.seen
