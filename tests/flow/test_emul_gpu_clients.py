@@ -16,9 +16,10 @@ import pytest
 
 from nvml_library import build, environment
 from support.clients import CLIENTS, client_environment, fake_nvidia_smi
+from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.workloads import ScriptedLoad, SteadyLoad
+from wattspan.emulation.workloads import SteadyLoad
 
 pytestmark = [pytest.mark.needs_cc, pytest.mark.needs_clients]
 

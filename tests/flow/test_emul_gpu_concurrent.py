@@ -26,11 +26,14 @@ _STATE_READER = f"""
 import sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
+sys.path.append({str(Path(__file__).parents[1])!r})
+from support.gpu_state import true_energy
+from wattspan.emulation.gpu_file import GpuFile, counter_energy
 file, clock = GpuFile(Path(sys.argv[1])), SystemClock().monotonic
 energy = counter = 0
-seen = set()
-for _ in range({READS}):
+reads, seen = 0, set()
+while reads < {READS} or len(seen) < 2:  # a busy machine may not run the writer for a while
+    reads += 1
     moment = file.read(0, clock)
     live = moment.live
     held = sum(live.process[place].memory for place in range(live.processes))
@@ -48,8 +51,9 @@ _NVML_READER = f"""
 import pynvml
 pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-energy, seen = 0, set()
-for _ in range({READS}):
+energy, reads, seen = 0, 0, set()
+while reads < {READS} or len(seen) < 2:
+    reads += 1
     now = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     assert now >= energy, "the counter ran backwards"
     energy = now

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import EnergyLog
 from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
-from wattspan.emulation.workloads import ScriptedLoad
 from wattspan.ports import WattspanError
 from wattspan.testing import ManualClock
 
@@ -69,7 +69,7 @@ def test_missing_emulated_host_names_the_remedy(
     with pytest.raises(WattspanError, match=r"No emulated host runs .*`wattspan run --emulate"):
         running_host()
     monkeypatch.setenv(HOST_VARIABLE, str(tmp_path))
-    with pytest.raises(WattspanError, match="Is it still running"):
+    with pytest.raises(WattspanError, match="Check that it is still running"):
         ControlClient()
 
 

@@ -9,7 +9,7 @@ from support.tried import holds_once
 from support.waiting import eventually
 from support.world import imbalances
 from wattspan.emulation.profiles import PROFILES
-from wattspan.model import HwType, Provenance
+from wattspan.model import HwType, Provenance, energy_at
 
 pytestmark = pytest.mark.alone
 
@@ -60,7 +60,7 @@ def complaints(state_dir: Path) -> list[str]:
         law = PROFILES["two-socket-h100"].law
         errors = {}
         for pid, name in ((big, "big"), (small, "small")):
-            true = law.active("package", used[pid])
+            true = energy_at(law.package_active, used[pid])
             errors[name, "cpu"] = percent(live.spent(pid, HwType.CPU, start, end), true)
             gpu = [world["gpus"][0]["processes"][str(pid)] for world in (before, after)]
             errors[name, "gpu"] = percent(live.spent(pid, HwType.GPU, start, end), gpu[1] - gpu[0])

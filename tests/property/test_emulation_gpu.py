@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.emulated_faults import GpuFaults
+from support.gpu_state import true_energy
+from support.scripted_load import ScriptedLoad
 from wattspan.emulation.boards import (
     A40,
     BOARDS,
@@ -21,14 +23,13 @@ from wattspan.emulation.boards import (
     operate,
     published_curves,
 )
-from wattspan.emulation.gpu_file import GpuFile, counter_energy, true_energy
+from wattspan.emulation.gpu_file import GpuFile, counter_energy
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import (
     ContinuousBatching,
     MemoryResident,
     RankWork,
     RequestServing,
-    ScriptedLoad,
     SteadyLoad,
     StepTiming,
     Training,

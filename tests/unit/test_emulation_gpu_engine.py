@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from support.scripted_load import ScriptedLoad
 from wattspan.emulation.boards import A40, H100, P100, V100, PowerSegment, extended, mean_power
 from wattspan.emulation.gpu_engine import (
     Controls,
@@ -19,7 +20,7 @@ from wattspan.emulation.gpu_engine import (
     new_gpu,
     step,
 )
-from wattspan.emulation.workloads import MemoryResident, ScriptedLoad, SteadyLoad
+from wattspan.emulation.workloads import MemoryResident, SteadyLoad
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from support.scripted_load import ScriptedLoad
 from wattspan.emulation.workloads import (
     FOREVER,
     ContinuousBatching,
@@ -15,7 +16,6 @@ from wattspan.emulation.workloads import (
     MemoryResident,
     RankWork,
     RequestServing,
-    ScriptedLoad,
     SteadyLoad,
     StepTiming,
     Training,

@@ -271,13 +271,6 @@ class GpuFile:
             self._map.close()
 
 
-def true_energy(moment: GpuSnapshot) -> int:
-    """The energy at the moment in microjoules: the integral of published power, rounded down."""
-    live = moment.live
-    passed = max(0, moment.now - live.at)
-    return int(live.energy + (live.energy_rest + live.power * passed) // PICOJOULES)
-
-
 def counter_energy(identity: Identity, moment: GpuSnapshot) -> int:
     """The value of the board's energy counter, in microjoules: that of its last edge."""
     live = moment.live

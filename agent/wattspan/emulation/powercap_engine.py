@@ -26,7 +26,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.boards import EnergyLog
 from wattspan.emulation.powercap_tree import CounterScope, EmulatedZone, PowercapTree, zone_at
 from wattspan.emulation.workloads import GpuWork, WorkLog
-from wattspan.model import MILLISECOND, Microjoules, energy_at
+from wattspan.model import MILLISECOND, Microjoules
 from wattspan.ports import Clock
 from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.host import open_busy_clock
@@ -47,11 +47,6 @@ class CpuLaw:
     board_idle: int = 35_000
     core_percent: int = 75
     uncore_percent: int = 10
-
-    def active(self, kind: str, cpu_ns: int) -> Microjoules:
-        """The energy that ``cpu_ns`` of CPU time add to the ``package`` or ``dram`` counters."""
-        power = {"package": self.package_active, "dram": self.dram_active}[kind]
-        return energy_at(power, cpu_ns)
 
     def picojoules(
         self,
@@ -379,10 +374,6 @@ class PowercapEngine:
     def at(self) -> int:
         """The monotonic time of the last step."""
         return self._start + self._elapsed
-
-    def truth(self, cpu_ns: int, kind: str = "package") -> Microjoules:
-        """The active energy of a process that spent ``cpu_ns`` on one socket's CPUs, uncapped."""
-        return self.law.active(kind, cpu_ns)
 
     def energy(self, zone: str) -> Microjoules:
         """The energy of the hardware behind ``zone`` since the start, regardless of faults."""
