@@ -125,9 +125,9 @@ def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: 
     tuned = '[autotune]\nmode = "advise"\nknobs = ["gpu_power", "cpu_power"]\n'
     done = doctor(tmp_path, "--emulate", "two-socket-h100", config=tuned)
     told = " ".join(section("Tuning and caps", done.stdout).split())
-    assert "H100 80GB HBM3 0 700 W now, from 200 W on, 700 W at most" in told
+    assert "H100 80GB HBM3 0 700 W now, 200 W at least, 700 W at most" in told
     assert "cpu_power package-1 270 W now, 270 W at most" in told
-    assert "none is needed, nothing is to be capped" in told
+    assert "none is needed, because no cap is configured" in told
     assert not (tmp_path / "state").exists()
 
 

@@ -144,7 +144,7 @@ def test_applying_to_no_job_is_warned_of(found: bool, mark: Severity, host: Host
 
 def test_a_knob_is_told_with_its_range(host: Host) -> None:
     finding = host.told()[POWER]
-    assert finding == Finding(Severity.OK, POWER, "700 W now, from 200 W on, 700 W at most")
+    assert finding == Finding(Severity.OK, POWER, "700 W now, 200 W at least, 700 W at most")
 
 
 def test_nothing_is_written(host: Host) -> None:
@@ -156,7 +156,7 @@ def test_nothing_is_written(host: Host) -> None:
 
 def test_a_limit_from_outside_is_told_beside(host: Host) -> None:
     host.gpu.limits[ENFORCED] = 500_000
-    assert host.told()[POWER].detail.endswith("obeys 500 W")
+    assert host.told()[POWER].detail.endswith("500 W enforced")
 
 
 def test_a_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
@@ -218,7 +218,7 @@ def test_a_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
     with answering(host, state(row(foreign=True))):
         finding = host.told()[POWER]
     assert finding.mark is Severity.WARN
-    assert "somebody else has set it" in finding.detail
+    assert "another program has set it" in finding.detail
 
 
 def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
@@ -241,8 +241,8 @@ def test_a_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_an
     with answering(host, suspended):
         finding = host.told()["capper"]
     assert finding.mark is Severity.WARN
-    assert "(pid 4711); everything was given back" in finding.detail
-    assert "neither a budget nor a fixed cap is kept" in finding.detail
+    assert "(pid 4711); `wattspan caps restore` has restored" in finding.detail
+    assert "no budget or fixed cap is in force" in finding.detail
     assert "`systemctl restart wattspan-capper` as root" in finding.remedy
 
 
@@ -251,7 +251,7 @@ def test_without_units_it_is_said_that_whoever_started_it_starts_it_anew(host: H
     with answering(host, suspended):
         finding = host.told()["capper"]
     assert (finding.mark, "systemctl" in finding.remedy) == (Severity.WARN, False)
-    assert "or the agent that has started it" in finding.remedy
+    assert "or the agent that started it" in finding.remedy
 
 
 def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
@@ -358,7 +358,7 @@ def test_a_capper_that_left_limits_behind_is_no_good_news(
     host.journal(ENTRY)
     finding = host.told()["capper"]
     assert finding.mark is Severity.WARN
-    assert "has ended without giving back" in finding.detail
+    assert "has ended without restoring" in finding.detail
     assert "needed" not in finding.detail
 
 

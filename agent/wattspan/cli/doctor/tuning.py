@@ -1,4 +1,4 @@
-"""Which knobs could be turned here, who would turn them, and what an earlier one left behind."""
+"""Checks of tuning: knobs of the devices, the capper, and limits left by an earlier capper."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def examine_tuning(
     domains: Collection[Domain] = (),
     root: Path = Path("/"),
 ) -> DiagnosisSection:
-    """Reads knobs and asks the capper how it is; writes nothing and starts nobody.
-
-    ``domains`` are what is measured here.
-    """
+    """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     capper = _CapperProbe(config, context.clock, emulated=context.emulated)
     findings = [_mode(config)]
     findings += _knobs(config, context, domains, capper.rows)
@@ -52,7 +49,7 @@ def _mode(config: Config) -> Finding:
             Severity.NOTE,
             "tuning",
             'off: [autotune] mode = "off"',
-            'Set mode = "advise" to be told what could be saved; "apply" saves it.',
+            'Set mode = "advise" for advice, or "apply" to apply it.',
         )
     jobs = ", ".join(filter(None, (job.service or job.span for job in tuned.job)))
     named = f"for {jobs}" if jobs else "no job is named"
@@ -61,13 +58,13 @@ def _mode(config: Config) -> Finding:
         return Finding(
             Severity.WARN,
             "tuning",
-            f"apply, {budget}, but {named}, so nothing is turned",
+            f"apply, {budget}, but {named}, so no limit is written",
             "Name a job in [[autotune.job]], or set apply_found = true.",
         )
     return Finding(Severity.OK, "tuning", f"{tuned.mode}, {budget}, {named}")
 
 
-# ------------------------------------------------------------------------------------- the knobs
+# --------------------------------------------------------------------------------------- knobs
 
 
 def _knobs(
@@ -76,7 +73,7 @@ def _knobs(
     domains: Collection[Domain],
     known: Mapping[CapKey, CapRow],
 ) -> Iterator[Finding]:
-    """Each knob of each device as it stands; one finding for a knob that nothing here has."""
+    """A finding for each knob of each device, or for a knob that no device has."""
     for knob in Knob:
         found = list(_states(knob, context, domains))
         chosen = knob in config.autotune.knobs
@@ -84,30 +81,29 @@ def _knobs(
         if not found:
             mark = Severity.WARN if wanted else Severity.NOTE
             yield Finding(mark, knob.value, _NO_KNOB_REASONS[knob])
-        for told in found:
-            if isinstance(told, ActuatorError):
+        for state in found:
+            if isinstance(state, ActuatorError):
                 mark = Severity.WARN if wanted else Severity.NOTE
-                yield Finding(mark, knob.value, str(told))
+                yield Finding(mark, knob.value, str(state))
             else:
-                row = known.get(told.key)
-                yield _knob(told, row, chosen=chosen)
+                row = known.get(state.key)
+                yield _knob(state, row, chosen=chosen)
 
 
 def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
     knob = state.key.knob
     what = f"{knob} {state.name}"
-    parts = [
-        f"{setting_text(knob, state.requested)} now" if state.requested is not None else "",
-        f"from {setting_text(knob, state.minimum)} on" if state.minimum is not None else "",
-        f"{setting_text(knob, state.maximum)} at most" if state.maximum is not None else "",
-        f"obeys {setting_text(knob, state.enforced)}" if state.enforced != state.requested else "",
-    ]
-    detail = ", ".join(filter(None, parts))
+    settings = [("now", state.requested), ("at least", state.minimum), ("at most", state.maximum)]
+    if state.enforced != state.requested:
+        settings.append(("enforced", state.enforced))
+    detail = ", ".join(
+        f"{setting_text(knob, value)} {name}" for name, value in settings if value is not None
+    )
     if row is not None and not row.usable:
         return Finding(Severity.WARN if chosen else Severity.NOTE, what, f"{detail}; {row.trouble}")
     if row is not None and row.foreign:
-        detail += "; somebody else has set it, so it is let be"
-        return Finding(Severity.WARN, what, detail, "`wattspan caps status` tells more.")
+        detail += "; another program has set it, so it is left unchanged"
+        return Finding(Severity.WARN, what, detail, "See `wattspan caps status`.")
     if row is not None and row.holder:
         detail += f"; held by {row.holder}"
     if not chosen:
@@ -118,7 +114,7 @@ def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
 def _states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
-    """What each device says of itself; why not, if it is measured here and has such a knob."""
+    """The state of each device's knob, or the error of reading it."""
     from wattspan.capper.actuators import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
@@ -143,11 +139,11 @@ def _states(
             actuator.close()
 
 
-# ------------------------------------------------------------------------------------ the capper
+# -------------------------------------------------------------------------------------- capper
 
 
 class _CapperProbe:
-    """What the process says that alone may write, if one answers."""
+    """The state of the running capper, if one answers."""
 
     def __init__(self, config: Config, clock: Clock, *, emulated: bool) -> None:
         from wattspan.capper.client import CapperClient
@@ -170,13 +166,13 @@ class _CapperProbe:
             client.close()
 
     def finding(self, root: Path, *, left: bool) -> Finding:
-        """``left`` is whether an earlier one has left limits behind."""
+        """``left``: an earlier capper has left limits in force."""
         if self._refusal:
             return Finding(
                 Severity.WARN,
                 "capper",
                 f"answers at {self._path} and refuses: {self._error}",
-                "Name this user in [caps] users, and start the capper anew.",
+                "Name this user in [caps] users, and restart the capper.",
             )
         if self._suspended:
             return self._doing_nothing(root)
@@ -189,23 +185,23 @@ class _CapperProbe:
         return self._silent(root, left=left)
 
     def _doing_nothing(self, root: Path) -> Finding:
-        """It was asked to give everything back, and keeps to that as long as it runs."""
+        """`wattspan caps restore` suspends the capper until it is restarted."""
         from wattspan.capper.client import has_capper_unit
 
         by_systemd = has_capper_unit(root) and not self._emulated
         anew = "Run `systemctl restart wattspan-capper` as root"
         if not by_systemd:
-            anew = "Start the capper anew, or the agent that has started it"
+            anew = "Restart the capper, or the agent that started it,"
         return Finding(
             Severity.WARN,
             "capper",
-            f"answers at {self._path} (pid {self._pid}); everything was given back by `wattspan"
-            " caps restore`, so neither a budget nor a fixed cap is kept, and nothing is tuned",
-            f"{anew}, if limits are to be set again.",
+            f"answers at {self._path} (pid {self._pid}); `wattspan caps restore` has restored"
+            " all limits, so no budget or fixed cap is in force, and no job is tuned",
+            f"{anew} to set limits again.",
         )
 
     def _silent(self, root: Path, *, left: bool) -> Finding:
-        """Nobody answers: whether that matters, and whether the agent would start one."""
+        """No capper answers: whether one is needed, and whether the agent would start one."""
         from wattspan.capper.client import capper_start_command, has_capper_unit
 
         caps, tuned = self._config.caps, self._config.autotune
@@ -216,12 +212,12 @@ class _CapperProbe:
             why = printable(self._error).partition(". ")[0]
         start = capper_start_command(root)
         if left:
-            remedy = f"Run `{start}` as root, if limits are still to be set." if wanted else ""
-            detail = f"{why}, and an earlier one has ended without giving back what it had set"
+            remedy = f"Run `{start}` as root to set limits again." if wanted else ""
+            detail = f"{why}, and an earlier one has ended without restoring its limits"
             return Finding(Severity.WARN, "capper", detail, remedy)
         if not wanted:
             return Finding(
-                Severity.NOTE, "capper", f"{why}; none is needed, nothing is to be capped"
+                Severity.NOTE, "capper", f"{why}; none is needed, because no cap is configured"
             )
         if caps.capper == "auto" and may and has_capper_unit(root) and not self._emulated:
             remedy = f"Run `{start}` as root; the service's agent starts none."
@@ -234,11 +230,11 @@ class _CapperProbe:
             Severity.WARN,
             "capper",
             f"{why}, and this user has no right to write limits ({_CAPABILITY} is missing)",
-            f"Run `{start}` as root; until then there is advice only.",
+            f"Run `{start}` as root; until then the tuner only advises.",
         )
 
 
-# ----------------------------------------------------------------------------- what was left here
+# ------------------------------------------------------------------------------ left limits
 
 
 def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]:
