@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from wattspan.config.tables import SpansSettings
-from wattspan.http.access_policy import AccessPolicy, admit_all, exposure_warning, token_check
+from wattspan.http.access_policy import AccessPolicy, tcp_policy
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import listen_tcp, listen_unix
-from wattspan.http.tls import AccessError, server_tls
+from wattspan.http.tls import AccessError
 from wattspan.ingest.export_request import SpanSink, WorkAttribute
 from wattspan.ingest.otlp_http import TRACES_PATH, OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
@@ -112,18 +112,14 @@ def _tcp_policy(
     refusals: RejectionCounter,
 ) -> AccessPolicy:
     """The requirements for senders over TCP; ConfigError for invalid files."""
-    count = refusals.counter(listener)
     try:
-        tls = server_tls(
-            settings, what="Cannot receive spans", where=f"in {CONFIG_TABLE}", log=log,
-            speaks=(protocol,), count=count,
+        policy = tcp_policy(
+            settings, listen, what="receive spans", table=CONFIG_TABLE, risk=EXPOSURE_RISK,
+            protocol=protocol, log=log, count=refusals.counter(listener),
         )  # fmt: skip
-        admits = token_check(settings, where=f"in {CONFIG_TABLE}", log=log)
     except AccessError as error:
         raise ConfigError(str(error)) from None
-    if warning := exposure_warning(listen, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK):
-        log(warning)
-    return AccessPolicy(count, tls, admits or admit_all, browsers=False)
+    return policy._replace(browsers=False)
 
 
 def _grpc(receiver: TraceReceiver, log: Log, policy: AccessPolicy) -> LimitedProtocolFactory:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.http.access_policy import AccessPolicy, admit_all, exposure_warning, token_check
+from wattspan.http.access_policy import AccessPolicy, tcp_policy
 from wattspan.http.connection_limiter import RejectionReason
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.http.tls import AccessError, server_tls
+from wattspan.http.tls import AccessError
 from wattspan.model import SECOND
 from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.page.site import LivePage
@@ -96,8 +96,6 @@ class PrometheusExporter:
             raise ExporterError(str(error)) from None
         if site is not None:
             server.every(REMEMBER_SECONDS, site.remember)
-        if warning := exposure_warning(listen, settings, where=_WHERE, risk=EXPOSURE_RISK):
-            context.log(warning)
         server.start()
         self._server = server
         scheme = "http" if policy.tls is None else "https"
@@ -110,26 +108,16 @@ class PrometheusExporter:
         self._server = self._address = None
 
     def _policy(self) -> AccessPolicy:
-        settings, log = self._settings, self._context.log
+        listen = self._settings.listen
         try:
-            tls = server_tls(
-                settings,
-                what="Cannot serve metrics",
-                where=f"in {_WHERE}",
-                log=log,
-                speaks=("http/1.1",),
-                count=self._count,
-            )
-            admits = token_check(settings, where=f"in {_WHERE}", log=log) or admit_all
+            policy = tcp_policy(
+                self._settings, listen, what="serve metrics", table=_WHERE, risk=EXPOSURE_RISK,
+                protocol="http/1.1", log=self._context.log, count=self._count,
+            )  # fmt: skip
         except AccessError as error:
             raise ExporterError(str(error)) from None
-        return AccessPolicy(
-            self._count,
-            tls,
-            admits,
-            local_names=tls is None and settings.listen.loopback,  # TLS proves the name
-            open_paths=frozenset({HEALTH_PATH}),
-        )
+        local = policy.tls is None and listen.loopback  # TLS proves the name
+        return policy._replace(local_names=local, open_paths=frozenset({HEALTH_PATH}))
 
     def _count(self, reason: str) -> None:
         if reason == RejectionReason.CROWDED:
