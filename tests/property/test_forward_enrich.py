@@ -49,7 +49,9 @@ def requests(draw: st.DrawFn) -> ExportTraceServiceRequest:
 
 
 @given(requests(), st.data())
-def test_all_but_the_energy_stays(message: ExportTraceServiceRequest, data: st.DataObject):
+def test_enrichment_changes_only_energy_attributes(
+    message: ExportTraceServiceRequest, data: st.DataObject
+):
     before = message.SerializeToString()
     count = len(spans_in(before))
     drawn = data.draw(st.lists(energies, min_size=count, max_size=count))

@@ -204,7 +204,7 @@ def test_in_memory_every_span_is_delivered_in_order_or_counted(taken: list[Offer
 
 
 @given(steps_with_restarts)
-def test_on_disk_it_is_the_same_over_restarts(taken: list[Offer | Turn | Restart]):
+def test_on_disk_every_span_is_delivered_in_order_or_counted(taken: list[Offer | Turn | Restart]):
     with TemporaryDirectory() as folder:
         world = World(Path(folder) / "forward")
         for step in taken:
@@ -216,7 +216,9 @@ def test_on_disk_it_is_the_same_over_restarts(taken: list[Offer | Turn | Restart
 
 
 @given(steps_on_a_bad_disk)
-def test_on_a_disk_that_hangs_now_and_then_as_well(taken: list[Offer | Turn | Restart | Disk]):
+def test_on_a_hanging_disk_every_span_is_delivered_in_order_or_counted(
+    taken: list[Offer | Turn | Restart | Disk],
+):
     with TemporaryDirectory() as folder:
         world = World(Path(folder) / "forward")
         for step in taken:
@@ -231,9 +233,7 @@ def test_on_a_disk_that_hangs_now_and_then_as_well(taken: list[Offer | Turn | Re
 @given(
     st.lists(st.sampled_from([AWAY, retry_result("busy"), TAKEN]), max_size=30), st.integers(1, 20)
 )
-def test_while_there_is_room_nothing_is_lost_and_nothing_comes_twice(
-    fates: list[ExportResult], requests: int
-):
+def test_within_limits_every_span_is_delivered_once(fates: list[ExportResult], requests: int):
     world = World(None)
     for number in range(requests):
         world.take(Offer(1 + number % 3, 10))

@@ -66,7 +66,7 @@ def test_every_record_comes_once_and_in_order_or_is_counted_lost(
 
 
 @given(counts, st.integers(1, 600), st.integers(0, 40))
-def test_records_say_what_was_written(count: int, upto: int, drains: int) -> None:
+def test_records_have_the_written_values(count: int, upto: int, drains: int) -> None:
     with ring(count) as (writer, reader):
         for number in range(1, upto + 1):
             write(writer, count, number)
@@ -81,7 +81,7 @@ def test_records_say_what_was_written(count: int, upto: int, drains: int) -> Non
 
 
 @given(st.permutations(range(1, 13)), st.sets(st.integers(0, 11)))
-def test_records_written_out_of_turn_are_told_in_turn_or_counted_lost(
+def test_records_written_out_of_order_are_read_in_order_or_lost(
     order: list[int], drains: set[int]
 ) -> None:
     seen: list[int] = []
@@ -112,7 +112,7 @@ def test_a_record_that_is_late_is_waited_for_once() -> None:
         assert (numbers(records), lost) == ([5], 1)
 
 
-def test_the_last_time_nothing_is_waited_for() -> None:
+def test_the_last_drain_waits_for_no_record() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, 2)
         records, lost = reader.drain(last=True)
@@ -128,7 +128,7 @@ def test_a_record_of_an_unknown_kind_is_lost() -> None:
 
 
 @given(counts, st.binary(min_size=1, max_size=600 * RECORD_SIZE), st.integers(0, 599))
-def test_no_content_crashes_or_holds_up_the_reader(count: int, junk: bytes, slot: int) -> None:
+def test_any_ring_content_is_read_in_bounded_time(count: int, junk: bytes, slot: int) -> None:
     with ring(count) as (writer, reader):
         os.pwrite(writer, junk[: count * RECORD_SIZE], 0)
         for number in range(slot % count, slot % count + 3):
@@ -142,7 +142,7 @@ def test_no_content_crashes_or_holds_up_the_reader(count: int, junk: bytes, slot
             pass
 
 
-def test_a_number_beyond_all_reason_is_no_record() -> None:
+def test_an_impossible_record_number_is_an_error() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, (1 << 41) * 64 + 1)
         with pytest.raises(RingError, match="stands in the place of 1"):
@@ -150,12 +150,12 @@ def test_a_number_beyond_all_reason_is_no_record() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RING_RECORDS + 1])
-def test_a_ring_of_no_or_too_many_records_is_none(count: int) -> None:
+def test_a_ring_of_invalid_size_is_refused(count: int) -> None:
     with pytest.raises(RingError, match="a ring of"):
         RingReader(0, count)
 
 
-def test_nobody_can_cut_a_ring_off() -> None:
+def test_an_unsealed_ring_is_refused() -> None:
     with ring(8) as (writer, reader):
         with pytest.raises(PermissionError):
             os.ftruncate(writer, 0)

@@ -33,7 +33,7 @@ def test_an_ok_after_a_message_is_taken(kind: str) -> None:
     assert result_of_reply(reply).verdict is ExportStatus.TAKEN
 
 
-def test_a_failure_tells_its_reason_and_its_delay_in_headers_or_in_trailers() -> None:
+def test_a_failure_has_reason_and_delay_from_headers_or_trailers() -> None:
     details = base64.b64encode(encode_status(14, "busy", 3)).rstrip(b"=").decode()
     failure = told("14", grpc_message="slow%20down", grpc_status_details_bin=details)
     alone, after = GrpcReply(GRPC | failure), GrpcReply(GRPC, trailers=failure)
@@ -47,7 +47,7 @@ def test_a_failure_tells_its_reason_and_its_delay_in_headers_or_in_trailers() ->
 
 
 @pytest.mark.parametrize("details", ["!", "A", "é", "////"])
-def test_details_that_are_none_ask_for_no_delay(details: str) -> None:
+def test_invalid_details_have_no_delay(details: str) -> None:
     answer = result_of_reply(GrpcReply(GRPC | told("14", grpc_status_details_bin=details)))
     assert (answer.verdict, answer.after) == (ExportStatus.AGAIN, None)
 
@@ -66,9 +66,7 @@ def test_details_that_are_none_ask_for_no_delay(details: str) -> None:
         ("504", ExportStatus.AGAIN, "UNAVAILABLE (HTTP 504)"),
     ],
 )
-def test_a_proxy_that_answers_in_http_is_understood_as_grpc_has_it(
-    status: str, verdict: ExportStatus, said: str
-) -> None:
+def test_http_statuses_map_to_grpc_statuses(status: str, verdict: ExportStatus, said: str) -> None:
     reply = GrpcReply({":status": status, "content-type": "text/html"})
     assert reply.headers_say_all
     assert reply.failed
@@ -76,7 +74,7 @@ def test_a_proxy_that_answers_in_http_is_understood_as_grpc_has_it(
     assert (answer.verdict, answer.why) == (verdict, f"it answered {said}")
 
 
-def test_what_is_no_grpc_is_not_taken_for_it() -> None:
+def test_a_reply_that_is_not_grpc_is_unknown() -> None:
     page = result_of_reply(GrpcReply({":status": "200", "content-type": "text/html"}))
     assert page.why == "it answered UNKNOWN (its content is text/html)"
     nothing = result_of_reply(GrpcReply({":status": "200"}))
@@ -84,7 +82,7 @@ def test_what_is_no_grpc_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.parametrize("code", ["", "17", "-1", "many", "²", "0000000000014"])
-def test_a_status_that_is_none_is_unknown(code: str) -> None:
+def test_an_invalid_status_is_unknown(code: str) -> None:
     answer = result_of_reply(GrpcReply(GRPC, trailers=told(code)))
     assert (answer.verdict, answer.why) == (
         ExportStatus.REFUSED,
@@ -102,7 +100,7 @@ def test_a_status_that_is_none_is_unknown(code: str) -> None:
     ],
     ids=["nothing", "a beginning", "ok", "ok at once"],
 )
-def test_a_call_that_has_not_told_of_a_failure_has_not_failed(reply: GrpcReply) -> None:
+def test_a_reply_without_status_has_not_failed(reply: GrpcReply) -> None:
     assert not reply.failed
     assert not reply.blames_encoding
 
@@ -120,6 +118,6 @@ def test_a_call_that_has_not_told_of_a_failure_has_not_failed(reply: GrpcReply) 
         (told("16"), False),
     ],
 )
-def test_failures_that_gzip_may_be_the_cause_of(failure: dict[str, str], blamed: bool) -> None:
+def test_failures_with_gzip_as_possible_cause(failure: dict[str, str], blamed: bool) -> None:
     assert GrpcReply(GRPC | failure).blames_encoding is blamed
     assert GrpcReply(GRPC, trailers=failure).blames_encoding is blamed

@@ -65,13 +65,11 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_nobody_there_is_nothing_told(feed: SideChannelServer) -> None:
+def test_no_client_gives_no_records(feed: SideChannelServer) -> None:
     assert feed.drain() == []
 
 
-def test_records_of_a_guest_are_its_own_by_the_kernels_word(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_records_have_the_kernels_pid_and_uid(feed: SideChannelServer, tmp_path: Path) -> None:
     with memory() as ring, guest(tmp_path, GOOD, [ring]):
         os.pwrite(ring, record(1), 1 * RECORD_SIZE)
         (report,) = feed.drain()
@@ -81,9 +79,7 @@ def test_records_of_a_guest_are_its_own_by_the_kernels_word(
         assert feed.drain() == []
 
 
-def test_the_last_words_of_a_process_are_heard_before_it_is_gone(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_last_records_of_a_process_precede_its_end(feed: SideChannelServer, tmp_path: Path) -> None:
     with memory() as ring:
         with guest(tmp_path, GOOD, [ring]):
             assert feed.drain() == []
@@ -94,16 +90,14 @@ def test_the_last_words_of_a_process_are_heard_before_it_is_gone(
         assert feed.drain() == []
 
 
-def test_a_process_that_came_and_went_between_two_turns_is_heard(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_records_of_a_short_process_are_read(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as provider:
         provider.get_tracer("application").start_span("work").end()
     reports = feed.drain()
     assert (len(starts(reports)), len(ends(reports)), reports[-1].gone) == (1, 1, True)
 
 
-def test_of_two_connections_of_a_process_it_is_gone_with_the_last(
+def test_a_process_is_gone_with_its_last_connection(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as one, telling(tmp_path) as other:
@@ -117,7 +111,7 @@ def test_of_two_connections_of_a_process_it_is_gone_with_the_last(
         assert [(len(report.records), report.gone) for report in feed.drain()] == [(2, True)]
 
 
-def test_what_a_slow_agent_missed_is_counted(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_overwritten_records_are_counted(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as provider:
         tracer = provider.get_tracer("application")
         for _ in range(RECORDS):  # two records each: twice what the ring holds
@@ -167,7 +161,7 @@ def pipe(_: Path) -> Iterator[int]:
         GOOD + b"and more",
     ],
 )
-def test_who_does_not_say_hello_rightly_is_put_out(
+def test_an_invalid_hello_is_disconnected(
     hello: bytes, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     before = open_descriptors()
@@ -180,7 +174,9 @@ def test_who_does_not_say_hello_rightly_is_put_out(
 
 
 @pytest.mark.parametrize("kind", ["none", "two", "unsealed", "too small", "file", "pipe"])
-def test_who_brings_no_ring_is_put_out(kind: str, feed: SideChannelServer, tmp_path: Path) -> None:
+def test_a_client_without_ring_is_disconnected(
+    kind: str, feed: SideChannelServer, tmp_path: Path
+) -> None:
     before = open_descriptors()
     with ExitStack() as stack:
         brought = {
@@ -198,7 +194,7 @@ def test_who_brings_no_ring_is_put_out(kind: str, feed: SideChannelServer, tmp_p
     assert open_descriptors() == before
 
 
-def test_who_speaks_after_the_hello_is_put_out(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_data_after_the_hello_is_disconnected(feed: SideChannelServer, tmp_path: Path) -> None:
     with memory() as ring, guest(tmp_path, GOOD, [ring]) as connection:
         feed.drain()
         connection.send(b"and another thing")
@@ -206,7 +202,7 @@ def test_who_speaks_after_the_hello_is_put_out(feed: SideChannelServer, tmp_path
         assert hung_up(connection)
 
 
-def test_who_writes_nonsense_is_put_out_and_the_others_are_heard(
+def test_an_invalid_ring_is_disconnected_and_others_are_read(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as provider, memory() as ring, guest(tmp_path, GOOD, [ring]) as liar:
@@ -218,9 +214,7 @@ def test_who_writes_nonsense_is_put_out_and_the_others_are_heard(
         assert feed.counts.connected == 1
 
 
-def test_a_process_that_fills_its_places_gets_no_more(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_rings_of_one_process_are_bounded(feed: SideChannelServer, tmp_path: Path) -> None:
     with ExitStack() as stack:
         crowd = [stack.enter_context(guest(tmp_path, b"")) for _ in range(6)]
         feed.drain()
@@ -229,7 +223,7 @@ def test_a_process_that_fills_its_places_gets_no_more(
         assert hung_up(crowd[-1])
 
 
-def test_many_who_come_at_once_are_let_in_bit_by_bit(
+def test_many_connections_are_accepted_over_several_turns(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -240,7 +234,7 @@ def test_many_who_come_at_once_are_let_in_bit_by_bit(
         assert feed.counts.crowded_out + feed.counts.admitted == 100
 
 
-def test_there_is_room_again_when_somebody_goes(tmp_path: Path) -> None:
+def test_a_disconnected_client_frees_its_place(tmp_path: Path) -> None:
     with listening(tmp_path, max_processes=1) as feed:
         with telling(tmp_path) as first:
             first.get_tracer("application").start_span("work").end()
@@ -258,7 +252,7 @@ def test_there_is_room_again_when_somebody_goes(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the socket
 
 
-def test_a_socket_that_nobody_listens_at_is_replaced(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "feed.sock"))
     with listening(tmp_path) as feed, telling(tmp_path) as provider:
@@ -266,9 +260,7 @@ def test_a_socket_that_nobody_listens_at_is_replaced(tmp_path: Path) -> None:
         assert len(starts(feed.drain())) == 1
 
 
-def test_a_socket_that_another_agent_listens_at_is_not_taken(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_a_socket_of_another_agent_is_not_replaced(feed: SideChannelServer, tmp_path: Path) -> None:
     second = SideChannelServer(tmp_path / "feed.sock")
     with pytest.raises(ListenError, match="another agent listens there"):
         second.start()
@@ -282,7 +274,7 @@ def test_every_user_may_connect(feed: SideChannelServer, tmp_path: Path) -> None
     assert (tmp_path / "feed.sock").stat().st_mode & 0o777 == 0o666
 
 
-def test_only_so_much_is_taken_at_once_and_nobody_is_forgotten(tmp_path: Path) -> None:
+def test_records_of_one_turn_are_bounded_and_fair(tmp_path: Path) -> None:
     with listening(tmp_path, max_records=600) as feed, ExitStack() as stack:
         for first in (0, 1 << 20):
             ring = stack.enter_context(memory(4096 * RECORD_SIZE))
@@ -298,7 +290,7 @@ def test_only_so_much_is_taken_at_once_and_nobody_is_forgotten(tmp_path: Path) -
         assert first_two == {True, False}
 
 
-def test_what_the_dead_have_told_is_heard_to_its_end_before_they_are_gone(tmp_path: Path) -> None:
+def test_all_records_of_an_ended_process_are_read(tmp_path: Path) -> None:
     with listening(tmp_path, max_records=600) as feed:
         with memory(4096 * RECORD_SIZE) as ring:
             hello = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 4096)
@@ -311,7 +303,7 @@ def test_what_the_dead_have_told_is_heard_to_its_end_before_they_are_gone(tmp_pa
         assert not any(turns[turns.index(last) + 1 :])
 
 
-def test_nothing_is_left_when_it_stops(tmp_path: Path) -> None:
+def test_stop_closes_everything(tmp_path: Path) -> None:
     before = open_descriptors()
     with telling(tmp_path) as provider:
         with listening(tmp_path) as feed:

@@ -45,7 +45,7 @@ def test_every_row_has_every_column_in_the_same_order() -> None:
     assert CsvEncoder.header.decode() == ",".join(NAMES) + "\n"
 
 
-def test_a_row_says_what_when_where_and_how_it_was_obtained() -> None:
+def test_a_row_has_time_host_metric_and_provenance() -> None:
     row = next(row for row in objects(full_host()) if row["metric"] == "wattspan.process.energy")
     assert {name: value for name, value in row.items() if value is not None} == {
         "timestamp": "2023-11-14T22:13:20.000000Z", "monotonic_ns": 10**12, "host": "node7",
@@ -81,7 +81,7 @@ def test_a_whole_value_is_exact(microjoules: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_is_null(value: float) -> None:
+def test_a_value_without_number_is_null(value: float) -> None:
     (row,) = objects(full_host(), [drawn((("x",), value), unit="1")])
     assert (row["value"], row["whole"]) == (None, None)
 
@@ -145,7 +145,7 @@ def test_the_clock_may_step_back() -> None:
 # ----------------------------------------------------------------------------------- selection
 
 
-def test_the_default_holds_what_a_notebook_asks_for() -> None:
+def test_default_metrics_include_energy_power_and_cost() -> None:
     names = {metric.name for metric in select_metrics(DEFAULT_METRICS, TABLE, facts=False)}
     assert {"hw.energy", "wattspan.span.energy", "wattspan.gap.time", "hw.gpu.utilization"} <= names
     assert {"wattspan.autotune.slowdown", "wattspan.power.limit"} <= names
@@ -167,6 +167,6 @@ def test_files_and_pushes_choose_alike() -> None:
     assert "hw.gpu.utilization" not in names
 
 
-def test_a_name_nobody_knows_is_an_error_that_names_the_nearest() -> None:
+def test_an_unknown_metric_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r'"hw\.enrgy".*"hw\.energy" is near'):
         select_metrics(["hw.enrgy"], TABLE)

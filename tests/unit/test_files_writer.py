@@ -46,7 +46,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path, keys: dict[st
     assert it.log == []
 
 
-def test_names_say_when_and_where_and_sort_by_time(tmp_path: Path) -> None:
+def test_file_names_have_time_and_host_and_sort_by_time(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="10s") as it:
         for _ in range(3):
             it.turn()
@@ -128,7 +128,7 @@ def test_all_files_together_stay_within_a_size(tmp_path: Path) -> None:
     assert it.writer.removed == 8 - len(it.closed)
 
 
-def test_what_is_not_ours_is_never_removed(tmp_path: Path) -> None:
+def test_foreign_files_are_never_removed(tmp_path: Path) -> None:
     strangers = [
         tmp_path / "notes.txt",
         tmp_path / "wattspan-20200101T000000.000000Z-node8.jsonl",
@@ -159,7 +159,7 @@ def left_behind(directory: Path, keys: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("keys", FORMATS, ids=ids)
-def test_what_a_killed_agent_left_is_finished_by_the_next(
+def test_parts_of_a_killed_agent_are_finished_by_the_next(
     tmp_path: Path, keys: dict[str, str]
 ) -> None:
     part = left_behind(tmp_path, keys)
@@ -189,7 +189,7 @@ def test_cut_anywhere_whole_rows_are_kept(tmp_path: Path, keys: dict[str, str]) 
             path.unlink()
 
 
-def test_what_an_older_version_left_keeps_its_fewer_columns(tmp_path: Path) -> None:
+def test_parts_of_older_versions_keep_their_columns(tmp_path: Path) -> None:
     part = left_behind(tmp_path, {"format": "csv"})
     lines = part.read_text().splitlines()
     part.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines) + "torn,")
@@ -311,7 +311,7 @@ def test_a_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
     assert [str(failure) for failure in health.failures] == it.log[:1]
 
 
-def test_what_could_not_be_taken_back_is_cut_off_before_more_is_written(
+def test_a_failed_write_is_truncated_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(fd: int, data: bytes) -> int:
@@ -339,9 +339,7 @@ def test_what_could_not_be_taken_back_is_cut_off_before_more_is_written(
     assert it.writer.drops == 2 * LINES
 
 
-def test_trouble_that_goes_on_is_not_said_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left_behind(tmp_path, {"compression": "gzip"})
 
     def full(*_: object) -> int:
@@ -361,7 +359,7 @@ def test_trouble_that_goes_on_is_not_said_again_and_again(
         assert it.parts[:-1] == []
 
 
-def test_a_fault_of_ours_is_said_once_and_is_over_with_the_next_snapshot(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_logged_once_until_the_next_snapshot(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         for _ in range(3):
             it.writer.failed_unexpectedly(RuntimeError("no idea"))

@@ -41,12 +41,12 @@ def test_retry_after_is_seconds_or_a_date(text: str, seconds: int):
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Nov 2025 12:00:30 GMT", "²"])
-def test_a_retry_after_that_says_nothing_is_none(text: str):
+def test_an_invalid_retry_after_is_none(text: str):
     assert parse_retry_after(text, NOON) is None
 
 
 @pytest.mark.parametrize("text", ["999999999999999999999", "Fri, 21 Nov 9999 12:00:00 GMT"])
-def test_nobody_is_left_alone_for_ever(text: str):
+def test_retry_delays_are_bounded(text: str):
     assert parse_retry_after(text, NOON) == MAX_RETRY_DELAY
 
 
@@ -72,21 +72,21 @@ def test_a_collector_that_answers_in_json_is_understood():
         b'{"partialSuccess": {"rejectedSpans": 1e999}}',
     ],
 )
-def test_odd_json_is_a_success_nonetheless(body: bytes):
+def test_unexpected_json_is_a_success(body: bytes):
     assert answer(200, body, "application/json").verdict is ExportStatus.TAKEN
 
 
-def test_bytes_that_are_no_response_are_a_success_that_is_told():
+def test_an_invalid_success_response_is_a_reported_success():
     strange = answer(200, b"\xff\xff\xff")
     assert strange.verdict is ExportStatus.TAKEN
     assert "not answer as OTLP" in strange.why
 
 
-def test_a_proxy_may_have_passed_on_what_it_fails_to_answer():
+def test_gateway_errors_are_perhaps_taken():
     assert [answer(s).perhaps_taken for s in (429, 502, 503, 504)] == [False, True, False, True]
 
 
-def test_words_of_a_collector_fit_on_one_line():
+def test_messages_of_a_collector_are_one_short_line():
     why = answer(400, b"one\ntwo\x1b[31m " + b"x" * 5000, "text/plain").why
     assert why.isprintable()
     assert len(why) < 300

@@ -60,7 +60,7 @@ def test_the_scheme_names_the_protocol():
         ("http://collector:4318", False),
     ],
 )
-def test_what_is_on_this_machine_is_known(url: str, here: bool):
+def test_local_addresses_are_recognised(url: str, here: bool):
     assert parse_destination(url).is_local is here
 
 
@@ -83,7 +83,7 @@ def test_what_is_on_this_machine_is_known(url: str, here: bool):
         "",
     ],
 )
-def test_an_address_that_cannot_be_is_refused_with_those_that_can(url: str):
+def test_an_invalid_address_is_refused_with_the_valid_forms(url: str):
     with pytest.raises(ConfigError, match=r"forward.*write"):
         parse_destination(url)
 
@@ -113,7 +113,7 @@ def test_a_value_may_hold_an_equals_sign():
 @pytest.mark.parametrize(
     "text", ["s3cret", "a=ok,=s3cret", "a b=s3cret", "a=s3cret%0d%0ax: y", "content-type=s3cret"]
 )
-def test_a_header_that_cannot_be_is_refused_without_its_value(text: str):
+def test_an_invalid_header_is_refused_without_its_value(text: str):
     with pytest.raises(ConfigError, match="forward_headers, pair") as refusal:
         parse_headers(text)
     assert "s3cret" not in str(refusal.value)
@@ -170,6 +170,6 @@ def test_its_own_unix_socket_is_known_under_other_names(tmp_path: Path):
         )
 
 
-def test_metrics_are_not_pushed_to_where_it_receives_spans():
+def test_metrics_are_not_pushed_to_the_agents_own_receiver():
     with pytest.raises(ConfigError, match=r"^\[exporters.otlp\] endpoint = .*:4318/v1/metrics"):
         check_destination(parse_destination("http://localhost:4318", METRICS), [HTTP])

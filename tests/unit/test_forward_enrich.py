@@ -29,7 +29,7 @@ def enriched(
     return told(span)
 
 
-def test_joules_are_told_by_kind_and_in_all():
+def test_joules_are_given_by_kind_and_in_total():
     energy = joules(
         {CPU: 1_500_000, GPU: 250_000}, {CPU: 2_000_000, GPU: 1_000_000}, {CPU: 5, GPU: 7}
     )
@@ -57,13 +57,13 @@ def test_zero_joules_are_a_measurement():
     assert enriched(joules({CPU: 0}))["wattspan.energy.cpu.exclusive"] == 0.0
 
 
-def test_a_span_that_was_partly_measured_says_how_much_of_it():
+def test_a_partly_measured_span_has_its_coverage():
     told = enriched(joules({CPU: 1}, outcome=Outcome.PARTIAL, covered=250_000))
     assert told["wattspan.energy.coverage"] == 0.25
     assert told["wattspan.energy.outcome"] == "partial"
 
 
-def test_a_span_without_any_energy_says_why_and_no_figure():
+def test_a_span_without_energy_has_its_outcome_only():
     nothing = joules({}, outcome=Outcome.NO_ENERGY, covered=0)
     assert enriched(nothing) == {
         "wattspan.energy.coverage": 0.0,
@@ -71,18 +71,18 @@ def test_a_span_without_any_energy_says_why_and_no_figure():
     }
 
 
-def test_a_kind_of_which_only_the_whole_is_known_has_no_exclusive_energy():
+def test_a_kind_with_inclusive_energy_only_has_no_exclusive_energy():
     told = enriched(joules({}, {CPU: 9}))
     assert "wattspan.energy.cpu.inclusive" in told
     assert "wattspan.energy.cpu.exclusive" not in told
     assert "wattspan.energy.exclusive" not in told
 
 
-def test_a_span_of_nobody_knows_what_stays_as_it_is():
+def test_a_span_of_unknown_energy_is_unchanged():
     assert enriched(None) == {}
 
 
-def test_every_figure_says_how_it_was_obtained():
+def test_provenance_is_given_for_every_kind():
     mixed = EnergyAttributeEncoder(
         {CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.ESTIMATED}
     )
@@ -118,14 +118,14 @@ def test_energy_is_looked_for_among_the_first_attributes_of_a_span_only():
     assert after.attributes[: len(span.attributes)] == span.attributes
 
 
-def test_energy_that_another_agent_knew_stays_where_we_know_none():
+def test_energy_of_another_agent_stays_where_none_is_known():
     there = ExportTraceServiceRequest.FromString(
         enrich(request("a").SerializeToString(), [joules({CPU: 1_000_000})], MEASURED)
     )
     assert enrich(there.SerializeToString(), [None], MEASURED) == there.SerializeToString()
 
 
-def test_what_only_mentions_energy_elsewhere_stays():
+def test_the_prefix_outside_of_attribute_keys_is_unchanged():
     message = request("a")
     (span,) = message.resource_spans[0].scope_spans[0].spans
     span.events.add(name="wattspan.energy.exclusive")

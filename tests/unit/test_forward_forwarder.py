@@ -73,7 +73,7 @@ def test_spans_arrive_in_order_and_are_counted():
     assert bench.forwarder.stats.queue_bytes == 0
 
 
-def test_energy_is_on_the_spans_with_how_it_was_obtained():
+def test_forwarded_spans_have_energy_and_provenance():
     bench = Bench(provenance=lambda: {HwType.CPU: Provenance.EMULATED})
     bench.forwarder.offer(delivery("a"), [joules({HwType.CPU: 1_000_000})])
     bench.settle()
@@ -83,7 +83,7 @@ def test_energy_is_on_the_spans_with_how_it_was_obtained():
     assert values["wattspan.energy.provenance"].string_value == "emulated"
 
 
-def test_a_delivery_that_is_not_to_go_on_does_not():
+def test_a_request_without_message_is_not_forwarded():
     bench = Bench()
     held_back = delivery("a")
     held_back.message = None
@@ -92,7 +92,7 @@ def test_a_delivery_that_is_not_to_go_on_does_not():
     assert bench.collector.sent == []
 
 
-def test_what_waits_goes_in_few_requests():
+def test_waiting_requests_are_joined():
     bench = Bench()
     for number in range(MAX_BATCH_REQUESTS + 1):
         bench.offer(str(number))
@@ -101,7 +101,7 @@ def test_what_waits_goes_in_few_requests():
     assert bench.arrived == [str(number) for number in range(MAX_BATCH_REQUESTS + 1)]
 
 
-def test_requests_are_not_joined_beyond_what_collectors_take():
+def test_joined_requests_are_bounded():
     bench = Bench(queue="16MiB")
     for number in range(4):
         bench.offer(str(number) + "x" * 900_000)
@@ -109,7 +109,7 @@ def test_requests_are_not_joined_beyond_what_collectors_take():
     assert [len(names_in([body])) for body in bench.collector.sent] == [2, 2]
 
 
-def test_a_collector_that_is_away_gets_everything_when_it_is_back():
+def test_a_recovered_collector_gets_all_waiting_spans():
     bench = Bench(*[AWAY] * 8)
     bench.offer("a")
     bench.offer("b")
@@ -140,13 +140,13 @@ def test_nothing_is_sent_before_it_is_due():
     assert len(bench.collector.sent) == 1
 
 
-def test_a_collector_that_names_a_delay_is_left_alone_so_long():
+def test_a_requested_delay_is_respected():
     bench = Bench(BUSY)
     bench.offer("a")
     assert bench.forwarder.turn() == bench.clock.monotonic() + 7 * SECOND
 
 
-def test_an_answer_that_never_came_is_asked_for_again_and_owned_up_to():
+def test_a_request_without_response_is_repeated_and_counted():
     bench = Bench(UNANSWERED)
     bench.offer("a", "b")
     bench.settle()
@@ -155,7 +155,7 @@ def test_an_answer_that_never_came_is_asked_for_again_and_owned_up_to():
     assert bench.forwarder.stats.perhaps_twice == 2
 
 
-def test_what_is_refused_is_dropped_and_what_follows_is_not():
+def test_refused_spans_are_dropped_and_later_ones_sent():
     bench = Bench(REFUSED)
     bench.offer("bad", "worse")
     bench.settle()
@@ -212,7 +212,7 @@ def test_a_single_span_that_is_too_large_is_dropped_and_counted():
     assert bench.forwarder.stats.drops == {"too_large": 1}
 
 
-def test_a_request_that_never_goes_through_whole_is_sent_in_parts():
+def test_a_repeatedly_unfinished_request_is_sent_in_parts():
     bench = Bench()
 
     def slow(body: bytes) -> ExportResult:
@@ -234,7 +234,7 @@ def test_spans_that_a_collector_rejects_are_not_counted_as_forwarded():
     assert bench.forwarder.stats.drops == {"rejected": 2}
 
 
-def test_a_collector_that_rejects_more_than_it_was_sent_is_not_believed():
+def test_rejections_beyond_the_sent_spans_are_ignored():
     bench = Bench(ExportResult(ExportStatus.TAKEN, "it rejected", rejected=99))
     bench.offer("a")
     bench.settle()
@@ -251,7 +251,7 @@ def test_a_full_queue_drops_its_oldest_requests_whole():
     assert bench.forwarder.stats.drops == {"queue_full": 4}
 
 
-def test_a_request_larger_than_the_queue_takes_nothing_else_with_it():
+def test_a_request_larger_than_the_queue_drops_no_other():
     bench = Bench(AWAY)
     bench.offer("a")
     bench.offer("x" * 2_000_000)
@@ -260,7 +260,7 @@ def test_a_request_larger_than_the_queue_takes_nothing_else_with_it():
     assert bench.forwarder.stats.drops == {"queue_full": 1}
 
 
-def test_a_request_under_way_is_not_dropped_for_want_of_room():
+def test_a_request_being_sent_is_not_dropped():
     bench = Bench()
 
     def crowd(body: bytes) -> ExportResult:
@@ -275,7 +275,7 @@ def test_a_request_under_way_is_not_dropped_for_want_of_room():
     assert bench.forwarder.stats.drops == {"queue_full": 3}
 
 
-def test_the_queue_tells_its_size():
+def test_stats_have_the_size_of_the_queue():
     bench = Bench(AWAY)
     bench.offer("a", "b")
     bench.forwarder.turn()
@@ -283,7 +283,7 @@ def test_the_queue_tells_its_size():
     assert bench.forwarder.stats.queue_bytes > len(bench.collector.sent[0])
 
 
-def test_a_collector_that_is_away_is_said_once_and_again_when_it_is_back():
+def test_an_outage_is_logged_once_with_its_end():
     bench = Bench(*[AWAY] * 5)
     bench.offer("a")
     bench.settle()
@@ -295,7 +295,7 @@ def test_a_collector_that_is_away_is_said_once_and_again_when_it_is_back():
     assert "takes spans again, after 23 s" in bench.said[1]
 
 
-def test_a_collector_that_refuses_is_said_once_in_a_while():
+def test_refusals_are_logged_at_most_once_an_interval():
     bench = Bench(*[REFUSED] * 3)
     for _ in range(2):
         bench.offer("a")
@@ -309,7 +309,7 @@ def test_a_collector_that_refuses_is_said_once_in_a_while():
     assert len(bench.said) == 2
 
 
-def test_health_names_what_fails_while_it_fails():
+def test_health_has_the_failure_while_it_lasts():
     bench = Bench(AWAY, AWAY)
     assert bench.forwarder.health().up
     bench.offer("a")
@@ -322,7 +322,7 @@ def test_health_names_what_fails_while_it_fails():
     assert bench.forwarder.health().failures == ()
 
 
-def test_headers_are_never_said():
+def test_headers_are_never_logged():
     said: list[str] = []
     forwarder = Forwarder(
         SpansSettings(forward="http://collector:4318", forward_headers="authorization=s3cret"),
@@ -336,12 +336,12 @@ def test_headers_are_never_said():
     assert "s3cret" not in "".join(said) + str(forwarder.health())
 
 
-def test_an_address_that_cannot_be_is_known_before_anything_starts():
+def test_an_invalid_address_is_an_error_before_the_start():
     with pytest.raises(ConfigError, match="forward"):
         Forwarder(SpansSettings(forward="collector"), ManualClock(), print)
 
 
-def test_what_still_waits_at_the_end_is_counted():
+def test_spans_waiting_at_the_end_are_counted():
     bench = Bench(AWAY)
     bench.offer("a", "b")
     bench.forwarder.turn()

@@ -96,7 +96,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.forwarder.stop()
 
 
-def test_who_hands_spans_over_does_not_wait_for_it(bench: Bench) -> None:
+def test_offer_does_not_wait_for_a_hanging_disk(bench: Bench) -> None:
     bench.hang()
     bench.offer(20)
     assert bench.disk.writes == 1
@@ -104,7 +104,7 @@ def test_who_hands_spans_over_does_not_wait_for_it(bench: Bench) -> None:
     assert bench.forwarder.stats.unkept_bytes == bench.forwarder.stats.queue_bytes
 
 
-def test_a_collector_that_takes_spans_gets_all_of_them_meanwhile_in_order(bench: Bench) -> None:
+def test_spans_are_sent_in_order_while_the_disk_hangs(bench: Bench) -> None:
     bench.offer(3)
     bench.kept()
     bench.hang()
@@ -114,7 +114,7 @@ def test_a_collector_that_takes_spans_gets_all_of_them_meanwhile_in_order(bench:
     assert bench.forwarder.stats.drops == {}
 
 
-def test_what_was_sent_before_it_answered_is_never_written(bench: Bench) -> None:
+def test_spans_sent_while_the_disk_hangs_are_never_written(bench: Bench) -> None:
     bench.hang()
     bench.offer(50)
     bench.send()
@@ -126,7 +126,7 @@ def test_what_was_sent_before_it_answered_is_never_written(bench: Bench) -> None
     assert bench.forwarder.stats.restored == 0
 
 
-def test_what_waited_for_it_is_on_it_once_it_answers(bench: Bench) -> None:
+def test_waiting_spans_are_written_once_the_disk_responds(bench: Bench) -> None:
     bench.hang()
     bench.offer(20)
     bench.answer()
@@ -137,7 +137,7 @@ def test_what_waited_for_it_is_on_it_once_it_answers(bench: Bench) -> None:
     assert bench.arrived == [*range(21)]
 
 
-def test_who_is_killed_while_it_hangs_loses_only_what_was_not_told_as_kept(bench: Bench) -> None:
+def test_a_kill_while_the_disk_hangs_loses_only_unkept_spans(bench: Bench) -> None:
     bench.offer(5)
     bench.kept()
     bench.hang()
@@ -148,7 +148,7 @@ def test_who_is_killed_while_it_hangs_loses_only_what_was_not_told_as_kept(bench
     assert bench.arrived == [*range(6)]  # the one under way is the kernel's
 
 
-def test_spans_of_a_request_that_went_meanwhile_do_not_come_back(bench: Bench) -> None:
+def test_spans_settled_while_the_disk_hangs_do_not_return(bench: Bench) -> None:
     bench.hang()
     bench.forwarder.offer(delivery("7", "8", "9"), no_energy(3))
     with bench.forwarder._lock:
@@ -190,7 +190,7 @@ class Unasked:
                 kept(parcel, segment.append(parcel.body, parcel.spans))
 
 
-def test_what_does_not_fit_meanwhile_is_dropped_the_oldest_first_and_told(tmp_path: Path) -> None:
+def test_memory_overflow_drops_the_oldest_requests(tmp_path: Path) -> None:
     disk, dropped = Unasked(), list[int]()
     segment = SpoolSegment(tmp_path / "segment", lambda _: None)
     segment.create()
@@ -210,7 +210,7 @@ def test_what_does_not_fit_meanwhile_is_dropped_the_oldest_first_and_told(tmp_pa
     segment.close()
 
 
-def test_what_is_being_sent_is_not_dropped_for_what_comes(tmp_path: Path) -> None:
+def test_memory_overflow_keeps_requests_being_sent(tmp_path: Path) -> None:
     dropped = list[int]()
     queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
     assert queue.add(bytes(500), 1)
@@ -219,14 +219,14 @@ def test_what_is_being_sent_is_not_dropped_for_what_comes(tmp_path: Path) -> Non
     assert dropped == [2]
 
 
-def test_one_that_is_larger_than_all_that_memory_may_hold_waits_by_itself() -> None:
+def test_a_single_request_may_exceed_the_memory_limit() -> None:
     dropped = list[int]()
     queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
     assert queue.add(bytes(5000), 1)
     assert dropped == []
 
 
-def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(bench: Bench) -> None:
+def test_a_hanging_disk_is_in_health_and_log(bench: Bench) -> None:
     bench.hang()
     assert bench.forwarder.health().failures == ()
     bench.clock.advance(ns=HANG_AFTER)
@@ -247,7 +247,7 @@ def test_health_and_log_say_that_it_does_not_answer_and_the_log_that_it_does(ben
     assert bench.said[1:] == [f"The disk of {bench.folder} answers again."]
 
 
-def test_a_collector_that_is_away_is_told_beside_it(bench: Bench) -> None:
+def test_health_has_disk_and_collector_failures(bench: Bench) -> None:
     bench.collector.answers.append(AWAY)
     bench.hang()
     bench.clock.advance(ns=HANG_AFTER)
@@ -257,7 +257,7 @@ def test_a_collector_that_is_away_is_told_beside_it(bench: Bench) -> None:
     assert [one.trouble for one in health.failures] == [Trouble.STUCK, Trouble.RETRY]
 
 
-def test_the_end_does_not_wait_for_it_and_counts_what_it_did_not_take(bench: Bench) -> None:
+def test_stop_does_not_wait_for_a_hanging_disk(bench: Bench) -> None:
     bench.offer(2)
     bench.kept()
     bench.hang()
@@ -270,7 +270,7 @@ def test_the_end_does_not_wait_for_it_and_counts_what_it_did_not_take(bench: Ben
     assert bench.said[-1].startswith("4 spans still waited at the end, could not be written to ")
 
 
-def test_a_slow_disk_has_what_waited_for_it_at_the_end(bench: Bench) -> None:
+def test_a_slow_disk_has_the_waiting_spans_at_the_end(bench: Bench) -> None:
     bench.hang()
     bench.offer(20)
     stopping = threading.Thread(target=bench.forwarder.stop, args=(bench.clock.monotonic(),))
@@ -284,7 +284,7 @@ def test_a_slow_disk_has_what_waited_for_it_at_the_end(bench: Bench) -> None:
     assert bench.arrived == [*range(21)]
 
 
-def test_what_was_sent_is_marked_when_the_turn_is_over(bench: Bench) -> None:
+def test_sent_spans_are_marked_at_the_end_of_a_turn(bench: Bench) -> None:
     bench.offer(5)
     bench.kept()
     bench.collector.answers.extend([TAKEN])

@@ -72,7 +72,7 @@ class Bench:
         return [record.body.string_value for record in records_in(*self.collector.taken)]
 
 
-def test_a_record_says_when_what_how_grave_and_of_what_kind():
+def test_a_record_has_time_body_severity_and_name():
     record = written(RECORD)
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (10**18, 5)
     assert record.body.string_value == "It was so."
@@ -82,11 +82,11 @@ def test_a_record_says_when_what_how_grave_and_of_what_kind():
 
 
 @pytest.mark.parametrize(("wall", "told"), [(-1, 0), (2**70, 2**64 - 1)])
-def test_a_time_that_cannot_be_is_the_nearest_that_can(wall, told):
+def test_times_are_clamped_to_64_bits(wall, told):
     assert written(replace(RECORD, wall=wall)).time_unix_nano == told
 
 
-def test_a_warning_is_one():
+def test_a_warning_has_its_severity():
     record = written(replace(RECORD, warns=True))
     assert (record.severity_number, record.severity_text) == (13, "WARN")
 
@@ -115,7 +115,7 @@ def test_a_list_keeps_its_values_and_an_empty_one_is_a_list(values):
     assert [each.double_value for each in pair.value.array_value.values] == values
 
 
-def test_requests_one_after_the_other_are_one_request_and_each_names_who_tells():
+def test_concatenated_log_requests_are_one_request():
     writer = LogRecordEncoder({"host.name": "h", "wattspan.emulated": True}, "1.2")
     bodies = [writer.encode(replace(RECORD, body=body), 0) for body in "ab"]
     message = ExportLogsServiceRequest.FromString(b"".join(bodies))
@@ -136,7 +136,7 @@ def test_requests_one_after_the_other_are_one_request_and_each_names_who_tells()
         ("unix:///run/c.sock", "/v1/logs"),
     ],
 )
-def test_logs_go_beside_the_spans(url, target):
+def test_logs_have_their_own_path(url, target):
     assert parse_destination(url, LOGS).target == target
 
 
@@ -161,7 +161,7 @@ def test_records_arrive_in_order_and_are_counted():
     assert bench.records.drops == {}
 
 
-def test_what_a_dead_collector_does_not_take_is_bounded_and_counted_and_the_newest_arrive():
+def test_the_log_queue_is_bounded_and_keeps_the_newest():
     bench = Bench(AWAY)
     bench.tell("first")
     bench.records.turn()
@@ -178,7 +178,7 @@ def test_what_a_dead_collector_does_not_take_is_bounded_and_counted_and_the_newe
     assert len(bench.said) == 2, "that it is away, and that it is back"
 
 
-def test_a_collector_that_takes_no_logs_is_left_alone_for_an_hour():
+def test_logs_pause_for_an_hour_after_a_refusal():
     bench = Bench(REFUSED, REFUSED)
     for number in range(5):
         bench.tell(str(number))

@@ -75,7 +75,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.end()
 
 
-def test_what_waits_comes_back_after_a_restart_in_order(bench: Bench):
+def test_waiting_spans_return_in_order_after_a_restart(bench: Bench):
     for number in range(5):
         bench.add(b"%d" % number, 2)
     assert bench.end() == 0
@@ -84,7 +84,7 @@ def test_what_waits_comes_back_after_a_restart_in_order(bench: Bench):
     assert bench.send(9) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_what_waits_comes_back_after_a_crash(bench: Bench):
+def test_waiting_spans_return_after_a_crash(bench: Bench):
     bench.add(b"a", 1)
     bench.add(b"b", 2)
     bench.crash()
@@ -92,7 +92,7 @@ def test_what_waits_comes_back_after_a_crash(bench: Bench):
     assert bench.send(9) == [b"a", b"b"]
 
 
-def test_what_was_sent_does_not_come_back(bench: Bench):
+def test_sent_spans_do_not_return(bench: Bench):
     for number in range(4):
         bench.add(b"%d" % number, 1)
     bench.send(2)
@@ -110,7 +110,7 @@ def test_nothing_is_left_on_disk_once_all_is_sent(bench: Bench):
     assert bench.files == []
 
 
-def test_files_go_as_what_is_in_them_is_sent(bench: Bench):
+def test_segments_are_removed_once_sent(bench: Bench):
     for _ in range(40):
         bench.add(os.urandom(20_000), 1)
     before = len(bench.files)
@@ -139,7 +139,7 @@ def test_a_smaller_queue_after_a_restart_keeps_the_newest(bench: Bench):
 
 
 @pytest.mark.parametrize("cut", [1, 10, 23, 24, 30])
-def test_a_torn_tail_costs_only_itself(bench: Bench, cut: int):
+def test_a_torn_record_loses_only_itself(bench: Bench, cut: int):
     bench.add(b"whole", 1)
     bench.add(b"sixteen bytes...", 1)
     bench.crash()
@@ -150,7 +150,7 @@ def test_a_torn_tail_costs_only_itself(bench: Bench, cut: int):
     assert "damaged" in bench.said[0]
 
 
-def test_a_record_that_rotted_is_not_sent(bench: Bench):
+def test_a_damaged_record_is_not_sent(bench: Bench):
     bench.add(b"first", 1)
     bench.add(b"second", 1)
     bench.crash()
@@ -162,7 +162,7 @@ def test_a_record_that_rotted_is_not_sent(bench: Bench):
     assert bench.send(9) == [None, b"second"]
 
 
-def test_files_of_others_are_left_alone(bench: Bench):
+def test_foreign_files_are_unchanged(bench: Bench):
     bench.end()
     (bench.folder / "notes.spans").write_text("mine")
     (bench.folder / "7.spans").write_bytes(b"no spans at all, but of our name")
@@ -172,7 +172,7 @@ def test_files_of_others_are_left_alone(bench: Bench):
     assert bench.send(9) == [b"a"]
 
 
-def test_spans_on_disk_are_for_nobody_else_to_read(bench: Bench):
+def test_spool_files_are_private(bench: Bench):
     bench.add(b"a", 1)
     assert stat.S_IMODE(bench.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in bench.files} == {0o600}
@@ -197,7 +197,7 @@ def test_without_a_folder_spans_wait_in_memory(tmp_path: Path):
     bench.end()
 
 
-def test_spans_of_a_request_that_were_sent_do_not_come_back(bench: Bench):
+def test_settled_spans_of_a_request_do_not_return(bench: Bench):
     body = request("a", "b", "c").SerializeToString()
     bench.add(body, 3)
     with bench.lock:
@@ -226,7 +226,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDisk]:
     return FullDisk
 
 
-def test_a_full_disk_is_said_once_and_order_stays(bench: Bench, full_disk: type[FullDisk]):
+def test_a_full_disk_is_logged_once_and_keeps_order(bench: Bench, full_disk: type[FullDisk]):
     bench.add(b"0", 1)
     full_disk.full = True
     bench.add(b"1", 1)
@@ -238,9 +238,7 @@ def test_a_full_disk_is_said_once_and_order_stays(bench: Bench, full_disk: type[
     assert bench.send(9) == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_a_full_disk_did_not_take_is_kept_at_the_end_if_there_is_room(
-    bench: Bench, full_disk: type[FullDisk]
-):
+def test_unwritten_spans_are_written_at_the_end(bench: Bench, full_disk: type[FullDisk]):
     bench.add(b"0", 1)
     full_disk.full = True
     bench.add(b"1", 1)
@@ -250,7 +248,7 @@ def test_what_a_full_disk_did_not_take_is_kept_at_the_end_if_there_is_room(
     assert bench.send(9) == [b"0", b"1"]
 
 
-def test_what_a_full_disk_never_takes_is_told_at_the_end(bench: Bench, full_disk: type[FullDisk]):
+def test_spans_lost_to_a_full_disk_are_logged_at_the_end(bench: Bench, full_disk: type[FullDisk]):
     full_disk.full = True
     bench.add(b"1", 5)
     assert bench.end() == 5

@@ -52,7 +52,7 @@ def count(message: bytes, most: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_fields_is_refused_whatever_their_nesting(name: str) -> None:
+def test_a_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
     with pytest.raises(
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
@@ -122,9 +122,7 @@ def test_fields_are_counted_as_the_parser_sees_them(fields: list[bytes]) -> None
 
 
 @given(st.binary(max_size=300), st.integers(0, 5))
-def test_no_message_that_the_parser_takes_hides_a_field_from_the_count(
-    prefix: bytes, most: int
-) -> None:
+def test_every_field_of_a_valid_message_is_counted(prefix: bytes, most: int) -> None:
     message = prefix + b"\x4a\0" * 300
     try:
         message_class("Span").FromString(message)
@@ -134,7 +132,7 @@ def test_no_message_that_the_parser_takes_hides_a_field_from_the_count(
     assert count(message, most) == most + 1 or seen <= most
 
 
-def test_what_is_nested_is_counted_once() -> None:
+def test_nested_fields_are_counted_once() -> None:
     attribute = length_delimited(
         9, length_delimited(1, b"a") + length_delimited(2, length_delimited(1, b"value"))
     )  # 1 + 2 + 1 fields
@@ -166,7 +164,7 @@ def test_a_small_body_may_have_any_ratio() -> None:
 
 
 @pytest.mark.parametrize("name", bombs(MIB))
-def test_a_body_that_is_not_what_its_encoding_says_is_refused(name: str) -> None:
+def test_a_body_with_a_wrong_encoding_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
         Receiver(4 * MIB).traces.decoders.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
@@ -224,7 +222,7 @@ def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> 
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_body_that_nobody_has_time_for_is_freed_without_the_collector() -> None:
+def test_a_body_refused_as_busy_is_freed_without_the_collector() -> None:
     sink = KeptSink()
     sink.busy = 1
     reader = RequestReader(TraceReceiver(sink, ManualClock(), max_request=MIB))

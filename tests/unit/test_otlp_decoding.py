@@ -43,7 +43,7 @@ def claim(**resource: str | int) -> ResourceClaim:
 # ---------------------------------------------------------------------------------- one span
 
 
-def test_a_span_is_told_with_all_that_energy_needs() -> None:
+def test_a_record_has_all_fields_that_energy_needs() -> None:
     one = span(5, thread__id=4711, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
     one.parent_span_id = b"parent!!"
     assert told(one) == [
@@ -87,11 +87,11 @@ def test_attributes_are_each_spans_own() -> None:
         ("main", 0),
     ],
 )
-def test_a_count_is_a_number_however_it_is_written(value: str | float, thread: int) -> None:
+def test_counts_are_read_from_every_numeric_encoding(value: str | float, thread: int) -> None:
     assert told(span(thread__id=value))[0].thread == thread
 
 
-def test_the_weight_is_the_attribute_that_was_named() -> None:
+def test_weight_is_read_from_the_configured_attribute() -> None:
     values = [17, 0, 1.6, -1, True, "much"]
     spans = [span(), *(span(2, app__tokens=value) for value in values)]
     weights = [one.weight for one in told(*spans, weight="app.tokens")]
@@ -121,13 +121,13 @@ def test_the_weight_is_the_attribute_that_was_named() -> None:
         (True, None),
     ],
 )
-def test_work_is_the_number_that_was_told_also_where_it_cannot_be(
+def test_work_is_the_reported_number_also_if_it_is_not_positive(
     value: str | float, work: float | None
 ) -> None:
     assert told(span(batch__samples=value), work=[WorkAttribute("batch.samples")])[0].work == work
 
 
-def test_work_is_told_in_json_as_in_protobuf() -> None:
+def test_work_in_json_is_as_in_protobuf() -> None:
     receiver = Receiver(work=[WorkAttribute("samples", span="work 1"), WorkAttribute("tokens")])
     rows = [
         {"key": "samples", "value": {"doubleValue": 0.5}},
@@ -143,13 +143,13 @@ def test_work_is_told_in_json_as_in_protobuf() -> None:
     assert [one.work for one in receiver.sink.deliveries[0].parts[0].spans] == [0.5, 17]
 
 
-def test_work_is_told_only_where_it_is_asked_for_and_there() -> None:
+def test_work_is_read_only_where_configured_and_present() -> None:
     assert told(span(samples=4))[0].work is None
     both = told(span(1, samples=4), span(2), span(3, samples=5), work=[WorkAttribute("samples")])
     assert [one.work for one in both] == [4, None, 5]
 
 
-def test_each_service_and_each_span_counts_its_work_in_its_own_attribute() -> None:
+def test_work_attributes_are_selected_by_service_and_span() -> None:
     both = [span(1, samples=4, tokens=900), span(2, samples=5, tokens=800)]
     work = [
         WorkAttribute("samples", service="trainer", span="work 1"),
@@ -160,12 +160,12 @@ def test_each_service_and_each_span_counts_its_work_in_its_own_attribute() -> No
     assert [one.work for one in told(*both, service="other", work=work)] == [4, 5]
 
 
-def test_the_first_that_matches_a_span_is_asked_for_its_work_and_no_other() -> None:
+def test_only_the_first_matching_work_attribute_counts() -> None:
     work = [WorkAttribute("samples", span="work 1"), WorkAttribute("tokens")]
     assert [one.work for one in told(span(1, tokens=9), span(2, tokens=8), work=work)] == [None, 8]
 
 
-def test_an_attribute_may_count_both_tokens_and_work_each_in_its_own_way() -> None:
+def test_one_attribute_may_be_tokens_weight_and_work() -> None:
     name = "gen_ai.usage.output_tokens"
     spans = [span(1, **{name: -5}), span(2, **{name: 2.5}), span(3, **{name: 2.5})]
     seen = told(*spans, work=[WorkAttribute(name)], weight=name)
@@ -192,14 +192,14 @@ def test_an_attribute_of_an_event_is_not_the_spans() -> None:
     assert told(one)[0].thread == 4
 
 
-def test_an_attributes_name_in_another_ones_text_is_only_text() -> None:
+def test_an_attribute_name_inside_a_text_value_is_ignored() -> None:
     text = "\n\tthread.id\x12\x02\x18\x05"
     assert told(span(note=text))[0].thread == 0
     assert told(span(note=text, thread__id=6))[0].thread == 6
     assert told(span(thread__id__short=7, athread__id=8))[0].thread == 0
 
 
-def test_a_whole_attribute_in_another_ones_text_is_only_text() -> None:
+def test_an_encoded_attribute_inside_a_text_value_is_ignored() -> None:
     """As somebody would write it to a model whose operator keeps what is asked: one may not."""
     forged = KeyValue(key="gen_ai.usage.input_tokens", value=AnyValue(int_value=99))
     raw = forged.SerializeToString()
@@ -247,7 +247,7 @@ def test_a_weight_with_a_very_long_name_is_found() -> None:
 
 
 @pytest.mark.parametrize("parent", [bytes(8), b"short", b"much too long"])
-def test_a_parent_that_cannot_be_is_none(parent: bytes) -> None:
+def test_an_invalid_parent_id_is_no_parent(parent: bytes) -> None:
     one = span()
     one.parent_span_id = parent
     assert told(one)[0].parent == b""
@@ -265,7 +265,7 @@ def test_a_parent_that_cannot_be_is_none(parent: bytes) -> None:
         ("日" * 1000, "日" * MAX_NAME),
     ],
 )
-def test_a_name_is_short_and_can_be_shown(name: str, shown: str) -> None:
+def test_names_are_shortened_and_printable(name: str, shown: str) -> None:
     one = span()
     one.name = name
     assert told(one)[0].name == shown
@@ -281,7 +281,7 @@ def test_a_name_that_is_not_unicode_costs_no_span() -> None:
 # ------------------------------------------------------------------------------ one resource
 
 
-def test_a_resource_says_what_it_is() -> None:
+def test_a_claim_has_the_resource_attributes() -> None:
     assert claim(
         service__name="shop",
         process__pid=4242,
@@ -291,7 +291,7 @@ def test_a_resource_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -5, 2**40, "x", True])
-def test_a_pid_that_cannot_be_is_none(pid: str | int) -> None:
+def test_an_invalid_pid_is_none(pid: str | int) -> None:
     assert claim(process__pid=pid) == ResourceClaim()
 
 
@@ -299,7 +299,7 @@ def test_a_pid_written_as_text_is_one() -> None:
     assert claim(process__pid="12").pid == 12
 
 
-def test_spans_are_told_by_resource_in_their_order() -> None:
+def test_records_are_grouped_by_resource_in_order() -> None:
     whole = request(span(1), span(2), resource={"service.name": "a"})
     whole.resource_spans[0].scope_spans.add().spans.append(span(3))
     whole.MergeFrom(request(span(4), resource={"service.name": "b"}))
@@ -315,7 +315,7 @@ def test_spans_are_told_by_resource_in_their_order() -> None:
 # ------------------------------------------------------------------------------- a delivery
 
 
-def test_a_delivery_says_who_when_and_how_much() -> None:
+def test_an_export_request_has_peer_time_and_size() -> None:
     receiver, body = Receiver(), request().SerializeToString()
     receiver.traces.take(body, PEER)
     (delivery,) = receiver.sink.deliveries
@@ -324,7 +324,7 @@ def test_a_delivery_says_who_when_and_how_much() -> None:
     assert (delivery.size, delivery.count, delivery.message) == (len(body), 1, None)
 
 
-def test_a_request_is_kept_where_it_is_to_be_forwarded() -> None:
+def test_a_forwarded_request_contains_its_message() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
     body += b"\xfa\x01\x04news"  # a field that nobody knows yet
     receiver.traces.take(body, PEER)
@@ -361,7 +361,7 @@ def test_positions_of_skipped_spans_run_through_all_resources() -> None:
     assert [len(part.spans) for part in delivery.parts] == [2, 1]
 
 
-def test_refused_spans_are_counted_once_however_often_they_are_sent() -> None:
+def test_invalid_spans_are_not_counted_for_a_busy_sink() -> None:
     bad = span(3)
     bad.span_id = b""
     receiver, body = Receiver(), request(span(1), bad).SerializeToString()
@@ -382,13 +382,13 @@ def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b"garbage", b"\n\x05ab", b"\xff" * 100, request().SerializeToString()[:-3]]
 )
-def test_what_is_no_request_is_malformed(body: bytes) -> None:
+def test_an_invalid_body_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="no ExportTraceServiceRequest"):
         Receiver().traces.take(body, PEER)
 
 
 @pytest.mark.parametrize("layer", [b"\n\0", b"\n\2\x12\0"], ids=["resources", "scopes"])
-def test_a_request_of_tiny_messages_is_refused_before_they_are_read(layer: bytes) -> None:
+def test_a_request_of_tiny_messages_is_refused_before_parsing(layer: bytes) -> None:
     sink = KeptSink()
     receiver = Receiver()
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):

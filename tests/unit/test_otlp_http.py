@@ -65,7 +65,7 @@ def test_identity_is_taken(receiver: Receiver) -> None:
     assert receiver.ask(BODY, encoding="identity").status == 200
 
 
-def test_the_sink_is_told_who_sent(receiver: Receiver) -> None:
+def test_the_sink_gets_the_peer(receiver: Receiver) -> None:
     receiver.ask(BODY)
     assert receiver.sink.deliveries[0].peer.pid == 7
 
@@ -89,7 +89,7 @@ def test_partial_success_in_json_is_as_protobufs_json_has_it(receiver: Receiver)
     assert "neither is all zeros" in partial["errorMessage"]
 
 
-def test_nonsense_is_400_with_a_status(receiver: Receiver) -> None:
+def test_an_invalid_body_is_400_with_a_status(receiver: Receiver) -> None:
     answer = receiver.ask(b"garbage")
     assert (answer.status, answer.content_type) == (400, PROTOBUF)
     assert status(answer.body)[0] == 3
@@ -97,7 +97,7 @@ def test_nonsense_is_400_with_a_status(receiver: Receiver) -> None:
     assert receiver.sink.refused == {"malformed": 1}
 
 
-def test_nonsense_in_json_is_400_with_a_status_in_json(receiver: Receiver) -> None:
+def test_an_invalid_json_body_is_400_with_a_status_in_json(receiver: Receiver) -> None:
     answer = receiver.ask(JSON_BODY.replace(b"0a", b"zz"), JSON)
     assert (answer.status, answer.content_type) == (400, JSON)
     told = json.loads(answer.body)
@@ -117,13 +117,13 @@ def test_nonsense_in_json_is_400_with_a_status_in_json(receiver: Receiver) -> No
     ],
     ids=["plain", "empty", "cut", "wrong length", "zlib", "with a tail"],
 )
-def test_what_is_not_gzip_is_400(receiver: Receiver, body: bytes) -> None:
+def test_an_invalid_gzip_body_is_400(receiver: Receiver, body: bytes) -> None:
     answer = receiver.ask(body, encoding="gzip")
     assert answer.status == 400
     assert "gzip" in status(answer.body)[1]
 
 
-def test_a_content_type_that_is_not_known_is_415(receiver: Receiver) -> None:
+def test_an_unknown_content_type_is_415(receiver: Receiver) -> None:
     answer = receiver.ask(BODY, "text/plain")
     assert answer.status == 415
     assert answer.headers["Accept-Post"] == "application/x-protobuf, application/json"
@@ -131,7 +131,7 @@ def test_a_content_type_that_is_not_known_is_415(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "deflate", "gzip, gzip"])
-def test_an_encoding_that_is_not_known_is_415(receiver: Receiver, encoding: str) -> None:
+def test_an_unknown_encoding_is_415(receiver: Receiver, encoding: str) -> None:
     answer = receiver.ask(BODY, encoding=encoding)
     assert (answer.status, answer.headers["Accept-Encoding"]) == (415, "gzip, identity")
 
@@ -157,14 +157,14 @@ def test_another_path_is_404_with_the_remedy(receiver: Receiver, path: str, sent
     assert sentence in answer.body.decode()
 
 
-def test_a_request_larger_than_is_taken_is_413_after_decompression(receiver: Receiver) -> None:
+def test_a_request_above_the_limit_after_decompression_is_413(receiver: Receiver) -> None:
     answer = receiver.ask(gzip.compress(bytes((1 << 20) + 1)), encoding="gzip")
     assert answer.status == 413
     assert "more than 1048576 bytes" in status(answer.body)[1]
     assert receiver.sink.refused == {"too_large": 1}
 
 
-def test_a_busy_sink_is_503_with_the_time_to_come_again(receiver: Receiver) -> None:
+def test_a_busy_sink_is_503_with_retry_after(receiver: Receiver) -> None:
     receiver.sink.busy = 1
     answer = receiver.ask(BODY)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "3")
@@ -177,13 +177,13 @@ def test_a_busy_sink_is_503_with_the_time_to_come_again(receiver: Receiver) -> N
 # --------------------------------------------------------------------------------- decompression
 
 
-def test_gunzip_is_what_was_compressed_to_the_byte() -> None:
+def test_gzip_round_trip_is_exact() -> None:
     assert gzip_decompress(gzip.compress(b"x" * 1000), 1000) == b"x" * 1000
     with pytest.raises(BodyTooLongError):
         gzip_decompress(gzip.compress(b"x" * 1001), 1000)
 
 
-def test_members_one_after_the_other_are_one_body() -> None:
+def test_concatenated_gzip_members_are_one_body() -> None:
     members = gzip.compress(b"a") + gzip.compress(b"b") + gzip.compress(b"c")
     assert gzip_decompress(members, 3) == b"abc"
     assert gzip_decompress(members + bytes(10), 3) == b"abc"
@@ -191,7 +191,7 @@ def test_members_one_after_the_other_are_one_body() -> None:
         gzip_decompress(members, 2)
 
 
-def test_members_without_number_are_refused() -> None:
+def test_too_many_gzip_members_are_refused() -> None:
     with pytest.raises(BodyEncodingError, match="too many gzip members"):
         gzip_decompress(gzip.compress(b"") * 5000, 1000)
 
@@ -199,7 +199,7 @@ def test_members_without_number_are_refused() -> None:
 # ---------------------------------------------------------------------------------- our messages
 
 
-def test_our_messages_are_those_of_the_protocol() -> None:
+def test_messages_match_the_protocol() -> None:
     answer = ExportTraceServiceResponse.FromString(encode_export_response(3, "why"))
     assert answer.partial_success.rejected_spans == 3
     assert answer.partial_success.error_message == "why"

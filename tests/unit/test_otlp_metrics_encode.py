@@ -60,7 +60,7 @@ def pushed(snapshot: Snapshot) -> list[Point]:
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
-def test_each_metric_says_the_same_to_both_worlds(metric: Metric) -> None:
+def test_push_and_scrape_have_the_same_metrics(metric: Metric) -> None:
     snapshot = full_host()
     scraped = parse(
         Renderer([metric]).render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT
@@ -95,7 +95,7 @@ def test_two_tuned_jobs_of_one_host_are_two_series_in_prometheus() -> None:
     assert {dict(labels)["job"] for _, labels in (one.stored for one in received)} == {"wattspan"}
 
 
-def test_all_that_differs_between_the_worlds_is_what_the_how_to_names() -> None:
+def test_differences_of_push_and_scrape_are_documented() -> None:
     named: dict[str, str] = {}
     labelled: dict[str, str] = {}
     for point in pushed(full_host()):
@@ -166,7 +166,7 @@ def test_exemplars_lead_to_the_trace() -> None:
 
 
 @pytest.mark.parametrize(("trace", "span"), [("", ""), ("xyz", "b7ad6b7169203331"), ("0af7", "00")])
-def test_an_exemplar_that_leads_nowhere_is_left_out(trace: str, span: str) -> None:
+def test_an_exemplar_with_invalid_ids_is_omitted(trace: str, span: str) -> None:
     snapshot = full_host()
     row = snapshot.spans.rows[0]
     shown = {kind: e._replace(trace=trace, span=span) for kind, e in row.exemplars.items()}
@@ -240,7 +240,7 @@ def test_a_snapshot_that_is_too_large_for_one_request_goes_in_several_with_nothi
     assert sum(part.points for part in parts) == len(whole)
 
 
-def test_a_label_that_is_no_text_and_too_long_is_made_fit_as_in_a_scrape() -> None:
+def test_labels_are_sanitized_as_in_a_scrape() -> None:
     snapshot = full_host()
     row = snapshot.processes[0]
     evil = replace(row, info=replace(row.info, command="\ud800\x1b" + "é" * 500))
@@ -259,9 +259,7 @@ def starts(snapshot: Snapshot) -> dict[str, set[int]]:
     return found
 
 
-def test_what_survives_a_restart_counts_since_the_books_began_and_the_rest_since_the_start() -> (
-    None
-):
+def test_start_times_of_lasting_series_are_those_of_the_ledger() -> None:
     books, started = NOON - 10**15, NOON - 10**9
     found = starts(replace(full_host(), since=Instant(0, books)))
     lasting = {metric.name for metric in CATALOGUE if metric.lasting}
@@ -291,5 +289,5 @@ def test_a_process_counts_since_it_began_and_not_before() -> None:
     assert found["short-lived /build.slice"] == boot
 
 
-def test_what_devices_count_themselves_counts_since_the_boot() -> None:
+def test_start_times_of_device_counters_are_the_boot() -> None:
     assert starts(full_host())["wattspan.gpu.throttled"] == {NOON - 10**12}

@@ -89,7 +89,7 @@ def test_a_snapshot_is_not_pushed_twice() -> None:
     assert bench.exporter.drops == 0
 
 
-def test_a_receiver_that_was_away_gets_the_newest_and_nothing_that_waited() -> None:
+def test_a_recovered_receiver_gets_only_the_newest_snapshot() -> None:
     bench = Bench(*[AWAY] * 8)
     bench.wait(200)
     attempts = [
@@ -103,13 +103,13 @@ def test_a_receiver_that_was_away_gets_the_newest_and_nothing_that_waited() -> N
     assert bench.times[1] - bench.times[0] <= 10
 
 
-def test_a_receiver_that_is_away_is_asked_less_and_less_often_within_a_bound() -> None:
+def test_retries_of_pushes_back_off_within_a_bound() -> None:
     bench = Bench(*[AWAY] * 1000)
     bench.wait(3600)
     assert 355 <= len(bench.receiver.sent) <= 455
 
 
-def test_what_a_receiver_did_not_get_is_counted_once_for_each_interval() -> None:
+def test_lost_points_are_counted_once_an_interval() -> None:
     bench = Bench(*[AWAY] * 1000)
     bench.wait(1000.5)
     points_a_push = len(
@@ -119,14 +119,14 @@ def test_what_a_receiver_did_not_get_is_counted_once_for_each_interval() -> None
     assert 93 <= bench.exporter.drops // points_a_push <= 100
 
 
-def test_a_push_that_succeeds_at_a_second_try_has_cost_nothing() -> None:
+def test_a_push_that_succeeds_on_retry_drops_nothing() -> None:
     bench = Bench(AWAY)
     bench.wait(9)
     assert len(bench.pushes) == 1
     assert bench.exporter.drops == 0
 
 
-def test_it_is_said_once_that_it_fails_and_once_that_it_works_again() -> None:
+def test_failure_and_recovery_of_pushes_are_logged_once() -> None:
     bench = Bench(*[AWAY] * 9)
     bench.wait(400)
     failing, working = bench.said
@@ -137,14 +137,14 @@ def test_it_is_said_once_that_it_fails_and_once_that_it_works_again() -> None:
     assert working.startswith("http://collector:4318/v1/metrics takes metrics again, after ")
 
 
-def test_a_receiver_that_says_no_is_asked_again_for_it_may_be_set_right() -> None:
+def test_pushes_are_retried_after_a_refusal() -> None:
     bench = Bench(REFUSED)
     bench.wait(60)
     assert "Give the collector's credentials in `headers`." in bench.said[0]
     assert len(bench.pushes) >= 5
 
 
-def test_a_receiver_that_names_a_delay_is_left_alone_for_it() -> None:
+def test_pushes_respect_a_requested_delay() -> None:
     bench = Bench(ExportResult(ExportStatus.AGAIN, "it answered 429", after=35 * SECOND))
     bench.wait(34)
     assert len(bench.receiver.sent) == 1
@@ -173,7 +173,7 @@ def test_a_push_that_is_too_large_goes_in_smaller_requests() -> None:
     assert max(map(len, bench.receiver.taken)) <= 100_000
 
 
-def test_points_that_a_receiver_rejects_are_counted_and_said() -> None:
+def test_rejected_points_are_counted_and_logged() -> None:
     bench = Bench(ExportResult(ExportStatus.TAKEN, "it rejected 3 metrics (too old)", rejected=3))
     bench.wait(60)
     assert bench.exporter.drops == 3
@@ -182,7 +182,7 @@ def test_points_that_a_receiver_rejects_are_counted_and_said() -> None:
     ]
 
 
-def test_how_the_receiver_does_is_told_as_of_a_source() -> None:
+def test_health_of_the_receiver_is_that_of_a_source() -> None:
     bench = Bench(AWAY)
     bench.exporter.turn()
     health = bench.exporter.health
@@ -192,7 +192,7 @@ def test_how_the_receiver_does_is_told_as_of_a_source() -> None:
     assert bench.exporter.health.up
 
 
-def test_a_clock_that_was_set_back_a_little_is_waited_for() -> None:
+def test_a_small_clock_step_back_delays_pushes() -> None:
     bench = Bench()
     bench.wait(5)
     bench.clock.step_wall(-20)
@@ -202,7 +202,7 @@ def test_a_clock_that_was_set_back_a_little_is_waited_for() -> None:
     assert len(times) == 5
 
 
-def test_a_clock_that_was_set_back_far_does_not_end_the_pushes() -> None:
+def test_a_large_clock_step_back_does_not_end_pushes() -> None:
     bench = Bench()
     bench.wait(5)
     bench.clock.step_wall(-86_400)
@@ -212,7 +212,7 @@ def test_a_clock_that_was_set_back_far_does_not_end_the_pushes() -> None:
         assert all(point.start <= point.time for point in push)
 
 
-def test_a_snapshot_that_cannot_be_encoded_costs_itself_and_is_said_once_and_in_health() -> None:
+def test_an_encoding_error_costs_one_snapshot_and_is_logged() -> None:
     bench = Bench()
     broken = replace(full_host(), spans=None)  # type: ignore[arg-type]
     bench.stuck = broken
@@ -231,7 +231,7 @@ def test_a_snapshot_that_cannot_be_encoded_costs_itself_and_is_said_once_and_in_
     assert len(bench.pushes) == 1
 
 
-def test_stopping_before_the_start_lets_go_of_the_connection() -> None:
+def test_stop_before_start_closes_the_connection() -> None:
     bench = Bench()
     bench.exporter.stop()
     assert bench.receiver.closed

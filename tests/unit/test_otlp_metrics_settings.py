@@ -52,7 +52,7 @@ def test_without_an_endpoint_there_is_no_exporter() -> None:
         ({"endpoint": "grpc://c", "tls_certificate": "x"}, "write https:// or grpcs://"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(written: dict[str, object], said: str) -> None:
+def test_invalid_settings_are_refused(written: dict[str, object], said: str) -> None:
     with pytest.raises(SettingError, match=re.escape(said)):
         table(**written)
 
@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_are_refused(written: dict[str, object], said: s
         ("http://c", {"metrics": ("hw.energy", "!hw.*")}, "leaves none"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start_in_a_sentence(
+def test_invalid_files_are_an_error_at_the_start(
     endpoint: str, settings: dict[str, object], said: str
 ) -> None:
     with pytest.raises(WattspanError, match=re.escape(said)) as raised:
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_said_at_the_start_in_a_sentence(
     assert SECRET not in str(raised.value)
 
 
-def test_a_line_of_the_headers_file_that_is_none_is_named_and_not_shown(tmp_path: Path) -> None:
+def test_an_invalid_line_of_the_headers_file_is_named_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text(f"x-tenant: a\n{SECRET}\n")
     with pytest.raises(WattspanError, match="line 2") as raised:
@@ -96,7 +96,7 @@ def test_a_line_of_the_headers_file_that_is_none_is_named_and_not_shown(tmp_path
         (f"two words: {SECRET}", 'it is not of the form "name: value"'),
     ],
 )
-def test_a_header_of_the_file_that_cannot_be_is_looked_for_in_the_file(
+def test_an_invalid_header_of_the_file_names_file_and_line(
     tmp_path: Path, line: str, fault: str
 ) -> None:
     file = tmp_path / "headers"
@@ -120,7 +120,7 @@ def test_without_the_extra_grpc_is_refused_with_the_command(
 # ------------------------------------------------------------------------------------- secrets
 
 
-def test_headers_are_shown_to_nobody(tmp_path: Path) -> None:
+def test_headers_are_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
         f'[exporters.otlp]\nheaders = "authorization={SECRET}"\n'
@@ -145,7 +145,7 @@ def test_headers_are_shown_to_nobody(tmp_path: Path) -> None:
         ("unix:///run/collector", False),
     ],
 )
-def test_headers_that_others_can_read_are_warned_of(endpoint: str, warned: bool) -> None:
+def test_headers_without_tls_are_warned_about(endpoint: str, warned: bool) -> None:
     log: list[str] = []
     opened(endpoint, log=log, headers=f"authorization={SECRET}")
     assert [("without TLS" in line, SECRET in line) for line in log] == [(True, False)] * warned
@@ -179,7 +179,7 @@ def test_an_emulated_host_is_not_the_machine_it_runs_on() -> None:
     assert "wattspan.emulated" not in resource()(busy_host())
 
 
-def test_what_the_environment_says_in_no_utf8_is_marked_and_stops_no_push() -> None:
+def test_invalid_unicode_from_the_environment_is_replaced() -> None:
     said = resource(OTEL_SERVICE_NAME="caf\udce9")
     (request,) = MetricsEncoder(said, "1.2.3").encode(full_host())
     (sent,) = ExportMetricsServiceRequest.FromString(request.body).resource_metrics
@@ -203,14 +203,14 @@ def test_the_configuration_wins_over_the_environment_and_that_over_the_agent() -
     assert [told[key] for key in ("service.name", "host.name", "team", "site")] == list("fbce")
 
 
-def test_pairs_may_hold_what_they_are_divided_by() -> None:
+def test_pairs_may_contain_percent_encoded_separators() -> None:
     assert parse_attributes(" a = b%2Cc ,, d=e%3Df,", "here") == {"a": "b,c", "d": "e=f"}
 
 
 # ------------------------------------------------------------------------------------- metrics
 
 
-def test_patterns_add_and_take_away_in_their_order() -> None:
+def test_patterns_include_and_exclude_in_order() -> None:
     patterns = ("hw.*", "wattspan.gap.time", "!hw.gpu.*", "hw.gpu.memory.*")
     names = [metric.name for metric in select_metrics(patterns, "exporters.otlp")]
     assert "hw.energy" in names
@@ -221,7 +221,7 @@ def test_patterns_add_and_take_away_in_their_order() -> None:
     assert names == sorted(names, key=order.index)
 
 
-def test_the_signals_speak_of_their_own_keys() -> None:
+def test_remedies_name_the_settings_of_the_signal() -> None:
     assert (METRICS.away, SPANS.away) == (
         "Is the collector running, and is `endpoint` its address?",
         "Is the collector running, and is `forward` its address?",

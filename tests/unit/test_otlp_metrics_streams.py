@@ -89,7 +89,7 @@ def test_a_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_t
     assert total_seen(found) == 14
 
 
-def test_what_is_remembered_is_bounded_under_churn() -> None:
+def test_remembered_series_are_bounded() -> None:
     one = MetricsEncoder(lambda _: {}, "", [PROCESSES])
     most = 0
     for n in range(60):

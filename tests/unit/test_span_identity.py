@@ -74,13 +74,13 @@ def test_a_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == app.consumer
 
 
-def test_nobody_but_root_may_speak_for_another_user(host: Host) -> None:
+def test_only_root_may_speak_for_another_user(host: Host) -> None:
     app, collector, root = host.born(50, user=1001), host.born(60), host.born(70, user=0)
     assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == DISBELIEVED
     assert host.whose(host.kernel.over_unix(root), ResourceClaim(pid=50)) == app.consumer
 
 
-def test_what_a_collector_forwards_without_a_pid_is_not_its_own(host: Host) -> None:
+def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
     host.born(50)
     peer = host.kernel.over_unix(collector := host.born(60))
     assert host.whose(peer, ResourceClaim("web")) == collector.consumer
@@ -90,12 +90,12 @@ def test_what_a_collector_forwards_without_a_pid_is_not_its_own(host: Host) -> N
     assert host.whose(peer, ResourceClaim("collector", pid=60)) == collector.consumer
 
 
-def test_a_pid_that_nobody_has_is_not_believed(host: Host) -> None:
+def test_an_unused_pid_is_not_believed(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=51)) == DISBELIEVED
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, 10**40])
-def test_a_pid_that_cannot_be_is_not_believed(host: Host, pid: int) -> None:
+def test_an_impossible_pid_is_not_believed(host: Host, pid: int) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=pid)) == DISBELIEVED
 
 
@@ -105,7 +105,7 @@ def test_a_kernel_thread_sends_no_spans(host: Host) -> None:
     assert host.whose(root, ResourceClaim(pid=2)) == DISBELIEVED
 
 
-def test_who_has_no_pid_here_is_judged_by_the_user(host: Host) -> None:
+def test_a_sender_without_pid_is_judged_by_its_user(host: Host) -> None:
     app = host.born(50)
     assert host.whose(Peer(uid=1000), ResourceClaim(pid=50)) == app.consumer
     assert host.whose(Peer(uid=1001), ResourceClaim(pid=50)) == DISBELIEVED
@@ -173,7 +173,7 @@ def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
 # ------------------------------------------------------------------------------ pids used again
 
 
-def test_who_gets_the_pid_of_a_dead_sender_inherits_nothing(host: Host) -> None:
+def test_a_reused_pid_is_another_process(host: Host) -> None:
     first = host.born(50)
     peer = host.kernel.over_unix(first)
     assert host.whose(peer) == first.consumer
@@ -279,7 +279,7 @@ def test_among_orphans_that_share_a_connection_none_is_chosen(host: Host) -> Non
     assert host.whose(peer) == UNKNOWN
 
 
-def test_a_socket_that_nobody_holds_proves_nothing(host: Host) -> None:
+def test_a_socket_without_holder_proves_nothing(host: Host) -> None:
     peer = host.kernel.over_tcp(app := host.born(50))
     host.kernel.sockets.clear()
     assert host.whose(peer) == UNKNOWN
@@ -346,7 +346,7 @@ def test_a_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
 
 
-def test_a_host_that_slept_knows_its_births_still(host: Host) -> None:
+def test_start_times_match_after_suspend(host: Host) -> None:
     host.clock.suspend(3600)
     app = host.born(50)
     host.clock.suspend(7200)
@@ -355,7 +355,7 @@ def test_a_host_that_slept_knows_its_births_still(host: Host) -> None:
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-13-01", "0000", "9" * 400, "\0"])
-def test_a_time_of_birth_that_is_none_is_as_good_as_none(host: Host, created: str) -> None:
+def test_an_invalid_start_time_is_ignored(host: Host, created: str) -> None:
     app = host.born(50)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=created)) == DISBELIEVED
     assert (
@@ -396,13 +396,13 @@ def test_a_containers_only_process_needs_no_pid(host: Host) -> None:
     assert host.whose(Peer(), ResourceClaim("shop", container=ID)) == UNKNOWN
 
 
-def test_one_pid_in_two_namespaces_of_a_container_is_nobodys(host: Host) -> None:
+def test_an_ambiguous_pid_in_a_container_is_unknown(host: Host) -> None:
     host.born(50, inside=(1, 7), cgroup=DOCKER)
     host.born(51, inside=(2, 7), cgroup=DOCKER)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == DISBELIEVED
 
 
-def test_what_observes_a_container_from_outside_may_name_our_pid(host: Host) -> None:
+def test_an_observer_of_a_container_may_claim_host_pids(host: Host) -> None:
     app = host.born(50, inside=(7,), cgroup=DOCKER)
     host.born(51, inside=(8,), cgroup=DOCKER)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, container=ID)) == app.consumer
@@ -446,7 +446,7 @@ def test_a_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
 # -------------------------------------------------------------------------------------- cost
 
 
-def test_what_was_answered_is_not_asked_again_at_once(host: Host) -> None:
+def test_identities_are_cached(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     host.whose(peer, ResourceClaim(pid=50))
     looks = host.kernel.looks

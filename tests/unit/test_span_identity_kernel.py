@@ -39,7 +39,7 @@ def test_the_senders_end_is_found_and_not_ours(tmp_path: Path) -> None:
     assert table(tmp_path, "tcp", THEIRS, row()).owner_of(END, OTHER) == SocketOwner(1000, 555)
 
 
-def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path) -> None:
+def test_a_socket_without_holder_has_no_owner(tmp_path: Path) -> None:
     waiting = table(tmp_path, "tcp", row(state="06", user=0, inode=0))
     assert waiting.owner_of(END, OTHER) is None
 
@@ -62,7 +62,7 @@ def test_an_end_that_is_not_here_has_no_owner(tmp_path: Path, end: tuple[str, in
     assert TcpConnections(tmp_path / "nothing").owner_of(end, OTHER) is None
 
 
-def test_a_process_holds_what_its_descriptors_say(tmp_path: Path) -> None:
+def test_a_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:
     (tmp_path / "50/fd").mkdir(parents=True)
     (tmp_path / "50/fd/0").symlink_to("/dev/null")
     (tmp_path / "50/fd/3").symlink_to("socket:[555]")
@@ -98,13 +98,13 @@ def test_a_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
     assert not living.kernel
 
 
-def test_a_kernel_that_tells_of_no_namespaces_has_one_pid_for_each(tmp_path: Path) -> None:
+def test_a_kernel_without_namespaces_has_one_pid_each(tmp_path: Path) -> None:
     living = process(tmp_path).look(50)
     assert living is not None
     assert living.pids == (50,)
 
 
-def test_what_was_forked_and_runs_no_other_program_is_a_copy(tmp_path: Path) -> None:
+def test_a_forked_process_without_exec_is_a_copy(tmp_path: Path) -> None:
     living = process(tmp_path, flags=0x400040).look(50)
     assert living is not None
     assert living.copied
