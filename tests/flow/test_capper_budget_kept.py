@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from support.capper_fixtures import host_fixture, limits_fixture
 from support.capper_process import CapperProcess
 from support.power_limits import PowerLimits, restore
 from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
 from wattspan.model import Knob
 
 pytestmark = pytest.mark.exhaustive
@@ -29,17 +29,8 @@ SETTINGS: dict[str, object] = {
 }
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("two-socket-h100")) as host:
-        yield host
-
-
-@pytest.fixture
-def limits(host: EmulatedHost) -> Iterator[PowerLimits]:
-    limits = PowerLimits(host)
-    yield limits
-    limits.close()
+host = host_fixture("two-socket-h100")
+limits = limits_fixture()
 
 
 class Sampler:

@@ -10,30 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from support.capper_process import CapperProcess, Gpu, gpu_at
+from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from support.capper_process import CapperProcess, Gpu
 from support.local_user import asks
 from support.program import wattspan
 from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users needs root")
 
-ORIGINAL, FLOOR = 650_000, 420_000
+FLOOR = 420_000
 HOUR = 3600 * 10**9
 AGENT, POWER_MANAGER = 54321, 54322
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
-        yield host
-
-
-@pytest.fixture
-def gpu(host: EmulatedHost) -> Iterator[Gpu]:
-    with gpu_at(host, ORIGINAL) as gpu:
-        yield gpu
+host = host_fixture("one-socket-h100")
+gpu = gpu_fixture()
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from support.capper_fixtures import host_fixture, limits_fixture
 from support.capper_process import CapperProcess
 from support.emulated_faults import FaultyHost
 from support.power_limits import Hang, PowerLimits, restore
 from support.waiting import eventually
 from wattspan.capper.client import CapperClient
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
 from wattspan.model import CapKey, Knob
 from wattspan.ports import CapsError
 
@@ -27,17 +27,8 @@ SETTINGS: dict[str, object] = {
 }
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with FaultyHost(profile_named("two-socket-h100")) as host:
-        yield host
-
-
-@pytest.fixture
-def limits(host: EmulatedHost) -> Iterator[PowerLimits]:
-    limits = PowerLimits(host)
-    yield limits
-    limits.close()
+host = host_fixture("two-socket-h100", FaultyHost)
+limits = limits_fixture()
 
 
 @pytest.fixture(params=[Knob.GPU_POWER, Knob.CPU_POWER])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.capper_process import CapperProcess, Gpu, gpu_at
+from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from support.capper_process import CapperProcess, Gpu
 from support.program import options, wattspan
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
 
-ORIGINAL, CAP = 650_000, 500_000
+CAP = 500_000
 EXITED = 9
 
 HOSTILE = f"""
@@ -66,16 +65,8 @@ def hostile(tmp_path: Path) -> HostilePackage:
     return HostilePackage(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
-        yield host
-
-
-@pytest.fixture
-def gpu(host: EmulatedHost) -> Iterator[Gpu]:
-    with gpu_at(host, ORIGINAL) as gpu:
-        yield gpu
+host = host_fixture("one-socket-h100")
+gpu = gpu_fixture()
 
 
 def test_the_agents_own_commands_import_an_installed_plugin(hostile: HostilePackage) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.capper_process import CapperProcess, Gpu, gpu_at
+from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from support.capper_process import CapperProcess, Gpu
 from support.power_limits import restore
 from support.program import Running, wattspan
 from support.service_manager import ServiceManager
@@ -18,11 +19,10 @@ from support.waiting import eventually
 from wattspan.capper.client import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
-from wattspan.emulation.profiles import profile_named
 from wattspan.model import CapKey, Knob
 from wattspan.ports import CapsError
 
-ORIGINAL, CAP = 650_000, 500_000
+CAP = 500_000
 
 HANDED = """
 import os, sys
@@ -33,16 +33,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """Starts a program as a service manager does that listens in its place."""
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
-        yield host
-
-
-@pytest.fixture
-def gpu(host: EmulatedHost) -> Iterator[Gpu]:
-    with gpu_at(host, ORIGINAL) as gpu:
-        yield gpu
+host = host_fixture("one-socket-h100")
+gpu = gpu_fixture()
 
 
 @pytest.fixture
@@ -123,7 +115,7 @@ def test_a_socket_that_it_cannot_serve_ends_it_with_a_sentence(
         activated(host, tmp_path, network, manager) as capper,
     ):
         assert capper.process.wait(60) == 4
-        assert "Cannot serve the service manager's socket" in capper.said
+        assert "Cannot serve the socket of the service manager" in capper.said
         assert "Traceback" not in capper.said
         assert manager.count("READY=1") == 0
 
