@@ -235,7 +235,7 @@ class Caps(Protocol):
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         """Every knob as it stands now.
 
-        ``renew`` begins the lease anew: for the loop that watches the budget, after a full pass.
+        ``renew`` renews the lease: for the loop that watches the budget, after a full pass.
         """
         ...
 

@@ -178,7 +178,7 @@ class Ledger:
                 registered.meter.redefine(domain)
 
     def _update(self, state: _DomainState, reading: Reading) -> None:
-        if state.resumed:  # each run of the agent counts epochs anew
+        if state.resumed:  # epochs are counted per run of the agent
             state.resumed = False
             last = state.meter.last
             if last is not None:

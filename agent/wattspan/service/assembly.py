@@ -44,8 +44,8 @@ Log = Callable[[str], None]
 
 NO_COUNTER_MESSAGE = (
     "No energy counter can be read on this host, so there is nothing to measure. "
-    "`wattspan doctor` says what was looked for and what would help; "
-    "`wattspan demo` shows everything on an emulated host; "
+    "`wattspan doctor` lists all checked counters and remedies; "
+    "`wattspan demo` runs on an emulated host; "
     "[sources.estimate] enabled = true estimates CPU energy from load."
 )
 

@@ -57,7 +57,7 @@ class SpanConsumer(Protocol):
     """Receives spans before they are joined."""
 
     def hand(
-        self, consumer: Consumer, service: str, spans: list[Span], told: list[SpanRecord]
+        self, consumer: Consumer, service: str, spans: list[Span], records: list[SpanRecord]
     ) -> None:
         """Add the spans of one process, and the records that they were made of."""
         ...
