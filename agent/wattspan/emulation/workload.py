@@ -53,22 +53,22 @@ class SpanGenerator(Protocol):
 
 @dataclass(slots=True)
 class StepSpans:
-    """Training: one step after the other; a rank's own part is a span of its own."""
+    """Training steps; a rank has a child span for its own part."""
 
     rank: int | None = None
 
     def spans_of(self, unit: CompletedUnit) -> Iterator[EmulatedSpan]:
-        who: dict[str, int | str] = {} if self.rank is None else {"rank": self.rank}
-        own = EmulatedSpan("compute", unit.began, min(unit.computed, unit.ended), dict(who))
+        rank: dict[str, int | str] = {} if self.rank is None else {"rank": self.rank}
+        own = EmulatedSpan("compute", unit.began, min(unit.computed, unit.ended), dict(rank))
         parts = () if self.rank is None else (own,)
         yield EmulatedSpan(
-            "train_step", unit.began, unit.ended, {"samples": unit.work, **who}, parts
+            "train_step", unit.began, unit.ended, {"samples": unit.work, **rank}, parts
         )
 
 
 @dataclass(slots=True)
 class RequestSpans:
-    """Serving: requests come, wait, and are served."""
+    """Requests, from arrival to end."""
 
     draw: random.Random = field(default_factory=lambda: random.Random(5))  # noqa: S311
 
@@ -85,13 +85,13 @@ class RequestSpans:
 
 
 class UnixTimeMapping:
-    """Unix time of monotonic times: as steady as they are, so that spans that touch still do."""
+    """Unix time of monotonic times; adjacent spans stay adjacent."""
 
     def __init__(self, now: Instant) -> None:
         self._offset = now.wall - now.mono
 
     def update(self, now: Instant) -> None:
-        """Follow a clock that was set; a slew of less than a millisecond is let be."""
+        """Follow a step of the clock; a drift of less than a millisecond is ignored."""
         offset = now.wall - now.mono
         if abs(offset - self._offset) > _DRIFT:
             self._offset = offset
@@ -106,10 +106,10 @@ class UnixTimeMapping:
 
 
 class SpanSender:
-    """Sends calls as spans to the agent at a Unix socket, together and not often.
+    """Sends spans to the agent at a Unix socket, in batches and without blocking.
 
-    An agent that is not there is no reason to stop: what it misses waits a little, then goes. One
-    that answers late has what it was sent; its answer is looked for later, and nothing sent twice.
+    Spans wait while the agent is not reachable, up to a limit. The response of a slow agent is
+    read at a later call; until then nothing is sent a second time.
     """
 
     def __init__(self, path: Path, service: str, every: int = SECOND // 2) -> None:
@@ -149,7 +149,7 @@ class SpanSender:
             self._add(part, trace, span)
 
     def send(self, now: int) -> None:
-        """Send what waits, if it is time to. ``now`` is of any clock, always the same."""
+        """Send the waiting spans if a batch is due. ``now`` is of any clock, always the same."""
         if self._connection is not None:
             self._check_response(self._connection, now)
         if self._connection is not None or now < self._due or not self._waiting:
@@ -167,7 +167,7 @@ class SpanSender:
             self._finish(connection, taken=False)
 
     def _check_response(self, connection: UnixHttpConnection, now: int) -> None:
-        """See whether the agent has answered."""
+        """Read the response if it has arrived."""
         if not select.select([connection.sock], [], [], 0)[0]:
             if now >= self._timeout_at:
                 self._finish(connection, taken=False)
@@ -200,7 +200,7 @@ PERIOD = 40 * MILLISECOND
 
 
 def set_process_name(name: str) -> None:
-    """Show ``name`` where the kernel shows a command; 15 bytes is all it takes."""
+    """Set the process's name in the kernel, up to 15 bytes."""
     Path("/proc/self/comm").write_text(name[:15])
 
 
@@ -233,7 +233,7 @@ def span_reporter(
     agent: Path,
     clock: SystemClock,
 ) -> Callable[[], None]:
-    """Tells ``agent`` of what this process has finished on a board, or on none, at each call."""
+    """A function that sends this process's newly finished units to ``agent``."""
     sender, unix = SpanSender(agent, service), UnixTimeMapping(clock.now())
     client: ControlClient | None = None
     seen = 0

@@ -117,7 +117,7 @@ def open_processes(
         _capability(
             "exit accounting (taskstats)",
             "work shorter than a poll is charged to its process" if finals else None,
-            f"work shorter than a poll is charged to {'its cgroup' if clocks else 'nobody'} "
+            f"work shorter than a poll is charged to {'its cgroup' if clocks else 'no process'} "
             f"({finals_error})",
             _NETLINK_REMEDY,
         ),

@@ -133,7 +133,7 @@ class LifecycleUpdate:
         self.ended: dict[str, list[ExitedProcess]] = {}  # by cgroup
         self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # pids that have been looked into
-        self.newcomers: set[int] = set()  # those of them that are under watch now
+        self.tracked: set[int] = set()  # those of them that are under watch now
         self.exits_of_pid: Counter[int] = Counter()  # how many lives of a pid began and ended in it
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
@@ -160,7 +160,7 @@ class LifecycleTracker:
         replaced = self._replace_reused(update, new | update.found.suspects)
         update.found.suspects.clear()
         ended = self._charge_work(update, moved)
-        update.newcomers |= {pid for pid in new | replaced | ended if self._track(update, pid)}
+        update.tracked |= {pid for pid in new | replaced | ended if self._track(update, pid)}
         self._apply_exit_records(update)
         if update.found.scanned:
             self._scanned = update.now
@@ -275,7 +275,7 @@ class LifecycleTracker:
         """Charge exited processes that were never tracked; keep records of those not reaped yet."""
         for pid, records in update.events.exits.items():
             row = self._table.get(pid)
-            if row is not None and pid not in update.newcomers:
+            if row is not None and pid not in update.tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
                     row.footprint = records[-1].footprint
