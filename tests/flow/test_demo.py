@@ -225,7 +225,7 @@ def _command_line(pid: int) -> str:
         (["--duration", "long"], 2, "Usage: "),
     ],
 )
-def test_unknown_profile_is_rejected(arguments: list[str], code: int, sentence: str) -> None:
+def test_invalid_option_is_rejected(arguments: list[str], code: int, sentence: str) -> None:
     done = wattspan("demo", *arguments)
     assert done.returncode == code
     assert done.stderr.removeprefix("wattspan: ").startswith(sentence)
