@@ -235,8 +235,8 @@ class AuditLog:
     ``outstanding``, so that the newest file has every original that is to be restored.
 
     Refusals beyond their part of a file are counted in one row of the next file, or at the end. A
-    log that cannot be written stops nothing: restoring needs only the journal. ``lost`` counts the
-    events that could not be recorded, ``trouble`` has the cause.
+    log that cannot be written stops nothing, since restoring needs only the journal; ``trouble``
+    has the cause.
     """
 
     def __init__(
@@ -247,7 +247,6 @@ class AuditLog:
         outstanding: Callable[[], Iterable[AuditEvent]] = tuple,
     ) -> None:
         self.path = path
-        self.lost = 0
         self.trouble = ""
         self.outstanding = outstanding
         self.size = size
@@ -273,7 +272,6 @@ class AuditLog:
             rotated = self._append(line)
             self.trouble = ""
         except OSError as error:
-            self.lost += 1
             self.trouble = (
                 f"Cannot write the audit log {self.path}: {error.strerror}. Make room there, or"
                 " make it writable."

@@ -16,6 +16,7 @@ from wattspan.util.peer_credentials import PeerCredentials
 
 LISTING_INTERVAL = 10 * SECOND
 """How often new devices are looked for, and devices without a lease are read."""
+HOLD_TIMEOUT = 500 * MILLISECOND
 UNKNOWN_PEER = PeerCredentials()
 _UNUSABLE = (
     RefusalReason.NO_PERMISSION,
@@ -180,7 +181,7 @@ class CapManager:
         """Apply other settings from now on. Limits that are still permitted stay."""
         self._limits, self.leases.longest = limits, longest
         self._tunable, self._knobs = tunable, knobs
-        for key, state in self._reconciler.knobs.items():
+        for key, state in list(self._reconciler.knobs.items()):
             held = self.leases.holding(key)
             if held is not None and self._forbidden(state) is not None:
                 self._release(held[0], held[2].job, "it is not to be tuned any more")
@@ -196,12 +197,11 @@ class CapManager:
         *,
         lease: int = 0,
         peer: PeerCredentials = UNKNOWN_PEER,
-        within: int = 500 * MILLISECOND,
     ) -> None:
         """Hold exactly these limits for ``job``, or none: CapsError with the refusal.
 
-        It returns after about ``within`` nanoseconds even if not every device is set by then; the
-        next turn continues.
+        It returns after HOLD_TIMEOUT even if not every device is set by then; the next turn
+        continues.
         """
         now, former = self._clock.now(), self.leases.grants(holder).get(job)
         concerned = {*requested, *(former.granted if former else ())}
@@ -215,7 +215,7 @@ class CapManager:
         grant = CapGrant(job, why, since, dict(requested), granted)
         self.leases.grant(holder, grant, length=lease, now=now.mono, peer=peer)
         self._drop_foreign(errors)
-        errors |= self._apply(concerned - errors.keys(), until=now.mono + within)
+        errors |= self._apply(concerned - errors.keys(), until=now.mono + HOLD_TIMEOUT)
         refused = next((errors[key] for key in requested if key in errors), None)
         if refused is not None:
             self._release(holder, job, "the hold could not be had whole")
