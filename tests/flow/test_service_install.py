@@ -99,7 +99,7 @@ def test_the_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
     assert "/etc/wattspan/config.toml stays" in said
     assert "/var/lib/wattspan stays" in said
 
-    assert "Removed /var/lib/wattspan, with all" in service(host, "uninstall", "--purge")
+    assert "Removed /var/lib/wattspan with its content" in service(host, "uninstall", "--purge")
     assert not [path for path in tree(host) if path.startswith("/var/lib/wattspan")]
 
 
@@ -109,7 +109,7 @@ def test_what_an_administrator_has_changed_survives_both(host: SystemdHost) -> N
     unit.write_text(unit.read_text() + "# ours\n")
     for words in (["install"], ["uninstall"]):
         said = service(host, *words)
-        assert f"Left {LOCAL}/systemd/system/{AGENT} alone: somebody has changed it" in said
+        assert f"Left {LOCAL}/systemd/system/{AGENT} unchanged: it was edited" in said
     assert unit.read_text().endswith("# ours\n")
     unit.unlink()
     host.systemctl("daemon-reload")

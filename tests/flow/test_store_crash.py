@@ -21,7 +21,7 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 host = Books()
 store = Store.open(pathlib.Path(sys.argv[1]), Settings(), host.clock)
-begun = store.opening()
+begun = store.last_checkpoint()
 if begun is not None:  # go on with the books of the one that was killed
     host.turns = begun.other["cpu"] // 10**6
     host.spent = {row.info.payer.pid: row.energy["cpu"] for row in begun.processes}
@@ -45,7 +45,7 @@ def test_killed_at_any_moment_it_loses_no_more_than_the_write_in_hand(
         host = Books()
         with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
             assert store.health.failures == ()
-            kept = totals(store.opening())
+            kept = totals(store.last_checkpoint())
             assert history(store.path) == kept
         # What it told it had written; one more write may have been whole before it could tell.
         assert told[-1] <= kept[PACKAGE.id, "energy"] <= told[-1] + MOST_IN_A_WRITE

@@ -120,7 +120,7 @@ def books(data: bytes) -> None:
             latest.write(_books())
             latest.close()
             again = AlternatingCheckpointFiles(path / "s.db")
-            assert again.opening() is not None
+            assert again.previous() is not None
             again.close()
         return
     try:
@@ -183,7 +183,7 @@ def store_file(data: bytes) -> None:
             for _ in range(2):
                 host.spend({1: 5, 2: 7})
                 store.write(host.now())
-            assert store.health.failures or store.opening() is not None
+            assert store.health.failures or store.last_checkpoint() is not None
         finally:
             store.close()
         for sentence in said:

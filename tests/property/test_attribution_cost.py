@@ -177,7 +177,7 @@ def periods(draw: st.DrawFn) -> Period:
 
 @given(st.lists(periods(), min_size=2, max_size=3), DATES, MINUTES)
 def test_accepted_periods_never_overlap(some: list[Period], day: date, minute: int) -> None:
-    holding = [n for n, period in enumerate(some) if period.holds(day, minute)]
+    holding = [n for n, period in enumerate(some) if period.contains(day, minute)]
     found = find_overlap(some)
     if len(holding) > 1:
         assert found is not None

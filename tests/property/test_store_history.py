@@ -15,9 +15,9 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint, GroupKind
 from wattspan.model.settings import Duration
 from wattspan.storage.breakdown import break_down
+from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import PROCESS, delta_between
 from wattspan.storage.query import NoHistory, extract_history
-from wattspan.storage.schema import DAY, HOUR, MINUTE
 from wattspan.storage.store import Store
 
 LONG = Duration.parse("100d")
@@ -79,7 +79,7 @@ class Agent:
         self.store = Store.open(self.state_dir, self.settings, self.world.clock)
         self.world.ledger = Ledger(
             self.rules,
-            checkpoint=self.store.opening(),
+            checkpoint=self.store.last_checkpoint(),
             boot_id=str(self.boots),
             now=self.world.clock.monotonic(),
         )
@@ -116,11 +116,11 @@ def test_history_adds_up_to_the_books_at_every_step(
             if written:
                 agent.write()
         agent.write()
-        books, path = agent.store.opening(), agent.store.path
+        books, path = agent.store.last_checkpoint(), agent.store.path
         assert agent.store.health.failures == ()
         assert history(path) == totals(books)
-        assert len(buckets(path, MINUTE)) <= agent.store._bounds.minutes + 60
-        assert len(buckets(path, HOUR)) <= agent.store._bounds.hours + 24
+        assert len(buckets(path, MINUTE)) <= agent.store._retention.minutes + 60
+        assert len(buckets(path, HOUR)) <= agent.store._retention.hours + 24
         _every_report_adds_up(path)
         roll_everything_up(agent.store, MINUTE)
         assert history(path, MINUTE) == {}
@@ -147,9 +147,9 @@ def _every_report_adds_up(path: Path) -> None:
     for limit in (0, 1):
         breakdown = break_down(found, kinds, limit=limit)
         for section in breakdown.sections:
-            lines = [*section.lines, *breakdown.besides]
+            lines = [*section.lines, *breakdown.unattributed]
             assert all(energy > 0 for line in lines for energy in line.energy.values())
-            assert sum(line.whole for line in lines) == breakdown.total.whole
+            assert sum(line.total for line in lines) == breakdown.total.total
             for hw_type, energy in breakdown.total.energy.items():
                 assert sum(line.energy.get(hw_type, 0) for line in lines) == energy
 
@@ -204,7 +204,7 @@ def test_any_name_and_any_wall_clock_can_be_kept(names: list[str], wall: int) ->
         assert store.write(replace(opening, at=at, processes=rows))
         store.close()
         again = Store.open(Path(directory), Settings(), host.clock)
-        kept = again.opening()
+        kept = again.last_checkpoint()
         again.close()
     assert kept is not None
     assert kept.at == at

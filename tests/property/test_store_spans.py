@@ -16,9 +16,9 @@ from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.values import SpanEnergy
 from wattspan.storage.breakdown import break_down
+from wattspan.storage.database import HOUR
 from wattspan.storage.deltas import SPAN, SpanRole, SpanUsage, total_usage
 from wattspan.storage.query import NoHistory, extract_history
-from wattspan.storage.schema import HOUR
 from wattspan.storage.store import Store
 
 EVER = 2**40
@@ -84,7 +84,7 @@ def test_the_history_of_spans_adds_up_to_what_was_told(
                 store.close()
                 told.crash()
                 store = Store.open(Path(directory), bounds, host.clock)
-                books = store.opening()
+                books = store.last_checkpoint()
                 totals = (
                     SpanAggregator(100, books.spans, books.outside)
                     if books
@@ -108,8 +108,8 @@ def check(store: Store, told: Told) -> None:
     for limit in (0, 1):
         report = break_down(found, [SPAN], limit=limit)
         for section in report.sections:
-            lines = (*section.lines, *report.besides)
-            assert sum(line.whole for line in lines) == report.total.whole
+            lines = (*section.lines, *report.unattributed)
+            assert sum(line.total for line in lines) == report.total.total
 
 
 def nothing_but(use: SpanUsage) -> SpanUsage:

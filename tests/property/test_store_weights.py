@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.model import Checkpoint, Footprint, Instant, Microjoules, RatedEnergy, RateOrigin
+from wattspan.storage.database import HOUR, MINUTE, migrate
 from wattspan.storage.rates import (
     DAY_SECONDS,
     UNKNOWN_UNIT,
@@ -26,7 +27,6 @@ from wattspan.storage.rates import (
     record_rates,
     weights_of,
 )
-from wattspan.storage.schema import HOUR, MINUTE, migrate
 
 RATES = st.none() | st.integers(0, 10**15)
 WORTHS = st.builds(BucketRate, st.integers(0, 10**15 * DAY_SECONDS), st.integers(0, DAY_SECONDS))
@@ -138,7 +138,7 @@ def told(store: sqlite3.Connection, *written: Checkpoint) -> tuple[RateChange, .
 def pieces(
     found: tuple[RateChange, ...], start: int, end: int, unit: str = "EUR"
 ) -> list[tuple[int, int | None]]:
-    return list(RateHistory(found, unit).pieces(start, end))
+    return list(RateHistory(found, unit).periods(start, end))
 
 
 NOTHING = RateChange(0, UNKNOWN_UNIT, None)
@@ -158,7 +158,7 @@ def test_what_was_in_force_is_what_is_told_of_it(
         history = RateHistory(rate_changes(store, "cost", at), "EUR")
     found = dict[int, int | None]()
     start = 990
-    for seconds, rate in history.pieces(start, at):
+    for seconds, rate in history.periods(start, at):
         found |= dict.fromkeys(range(start, start + seconds), rate)
         start += seconds
     assert start == at
@@ -246,7 +246,7 @@ def test_a_clock_that_is_set_back_while_no_rate_is_known_begins_anew_there() -> 
 def test_only_changes_are_written_down_and_only_so_many() -> None:
     with database() as store:
         for second in range(10):
-            record_rates(store, books(second, second // 2), most=3)
+            record_rates(store, books(second, second // 2), limit=3)
         assert rate_changes(store, "cost", 100) == (
             RateChange(4, "EUR", 2),
             RateChange(6, "EUR", 3),

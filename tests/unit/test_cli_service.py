@@ -99,7 +99,10 @@ def test_links_out_of_the_root_are_not_followed_for_writes_or_removals(
         assert done.exit_code == 0, done.output
         if words == ["install"]:
             for said in (dry, done.output):
-                assert f"/{UNIT} alone: it is out of this root, by a link on the way to it" in said
+                assert (
+                    f"/{UNIT} unchanged: it is outside of this root, through a symbolic link"
+                    in said
+                )
         assert "/var/lib/wattspan" not in dry + done.output
         assert [str(path.relative_to(host)) for path in sorted(host.rglob("*"))] == [
             "wattspan",
@@ -148,7 +151,7 @@ def test_install_refuses_a_packaged_service(root: Path) -> None:
         before = contents(root)
         done = service(root, *words)
         assert done.exit_code == 1
-        assert "installed here as a package, whose unit is /usr/lib/" in done.stderr
+        assert "installed as a system package with the unit /usr/lib/" in done.stderr
         assert contents(root) == before
     stands = service(root, "status")
     assert stands.exit_code == 0
@@ -177,7 +180,7 @@ def test_unit_of_the_administrator_is_listed_and_not_a_shadow(root: Path) -> Non
         place.write_text("[Service]\n")
     told = service(root, "status")
     assert told.exit_code == 0
-    assert "/etc/systemd/system/wattspan.service: the administrator's own" in told.stdout
+    assert "/etc/systemd/system/wattspan.service: a file of the administrator" in told.stdout
     assert "shadows" not in told.stdout
     facts = json.loads(service(root, "status", "--json").stdout)
     assert facts["administrators"] == ["/etc/systemd/system/wattspan.service"]
@@ -192,9 +195,7 @@ def test_program_writable_by_others_is_refused(root: Path) -> None:
     (root / PROGRAM.lstrip("/")).parent.chmod(0o777)
     done = service(root, "install")
     assert done.exit_code == 1
-    assert (
-        "may be changed by everybody, who may write to /usr/local/lib/wattspan/bin" in done.stderr
-    )
+    assert "can be changed by every user through /usr/local/lib/wattspan/bin" in done.stderr
     assert not (root / UNIT).exists()
 
 

@@ -74,7 +74,7 @@ class Bench:
 
     def kill(self) -> None:
         """While it hangs: the write that is under way is done, as the kernel does it, no other."""
-        self.forwarder._disk._writer._due.clear()
+        self.forwarder._disk._writer._queue.clear()
         self.answer()
         kill(self.forwarder._disk)
 

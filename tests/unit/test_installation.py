@@ -131,7 +131,7 @@ def test_what_no_part_of_the_system_reads_is_not_installed(name: str) -> None:
 
 def test_a_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
     text = with_digest("[Service]\nExecStart=/x\n")
-    assert file_state(text.encode(), text) is FileState.OURS
+    assert file_state(text.encode(), text) is FileState.CURRENT
     assert file_state(text.encode(), with_digest("other")) is FileState.OUTDATED
     for changed in (text + "\n", text.replace("/x", "/y"), "# a note\n" + text):
         assert file_state(changed.encode(), text) is FileState.EDITED
@@ -144,7 +144,7 @@ def test_a_file_without_a_mark_is_somebody_elses_even_with_the_same_text() -> No
 
 
 def test_nothing_is_nobodys() -> None:
-    assert file_state(None) is FileState.NOBODY
+    assert file_state(None) is FileState.ABSENT
 
 
 # --------------------------------------------------------------------------------- installing
@@ -172,8 +172,8 @@ def test_what_an_earlier_installation_wrote_is_brought_up_to_date(
 @pytest.mark.parametrize(
     ("theirs", "why"),
     [
-        (b"[Service]\n", "somebody else has put it there"),
-        (with_digest("[Service]\n").encode() + b"Nice=3\n", "somebody has changed it"),
+        (b"[Service]\n", "wattspan did not write it"),
+        (with_digest("[Service]\n").encode() + b"Nice=3\n", "it was edited"),
         (NonRegularFile("a link to /dev/null"), "a link to /dev/null"),
     ],
 )
@@ -212,9 +212,9 @@ def test_for_another_root_no_command_is_run(files: tuple[ServiceFile, ...]) -> N
 
 
 def test_where_systemd_does_not_run_it_is_not_asked(files: tuple[ServiceFile, ...]) -> None:
-    plan = install(files, InstallationState(booted=False, devices=False))
+    plan = install(files, InstallationState(booted=False, udev=False))
     assert not [ran for ran in commands(plan) if ran.startswith(("systemctl", "udevadm"))]
-    assert "does not run this host now" in notes(plan)
+    assert "does not run this host" in notes(plan)
 
 
 @pytest.mark.parametrize(("version", "warned"), [(247, True), (248, False), (None, False)])
@@ -222,7 +222,7 @@ def test_who_has_too_old_a_systemd_is_told_that_it_ignores_some_of_the_units(
     files: tuple[ServiceFile, ...], version: int | None, warned: bool
 ) -> None:
     said = notes(install(files, InstallationState(systemd=version)))
-    assert ("ignores what it does not know of the units" in said) is warned
+    assert ("ignores directives such as NoExecPaths=" in said) is warned
     assert said.startswith("systemd 247 is older than 248") is warned
 
 
@@ -253,7 +253,7 @@ def test_it_is_refused_where_a_package_has_brought_the_units() -> None:
     (sentence,) = refusals(
         InstallationState(packaged=("/lib/systemd/system/wattspan.service",)), ["x"]
     )
-    assert "as a package" in sentence
+    assert "as a system package" in sentence
     assert "/lib/systemd/system/wattspan.service" in sentence
 
 
@@ -271,7 +271,7 @@ def test_the_agent_is_stopped_before_the_capper_and_both_before_a_file_goes(
     ]
     kinds = [type(action) for action in plan]
     assert kinds.index(Remove) == 3
-    assert all(isinstance(a, Run) and a.must for a in plan[:3])
+    assert all(isinstance(a, Run) and a.required for a in plan[:3])
 
 
 def test_only_what_was_written_is_removed(files: tuple[ServiceFile, ...]) -> None:
@@ -284,10 +284,12 @@ def test_only_what_was_written_is_removed(files: tuple[ServiceFile, ...]) -> Non
 
 def test_what_was_measured_stays_unless_it_is_purged(files: tuple[ServiceFile, ...]) -> None:
     found = replace(installed(files), state=("/var/lib/wattspan",))
-    assert "/var/lib/wattspan stays" in notes(uninstall(files, found, PROGRAM))
+    assert "/var/lib/wattspan with the measured data is kept" in notes(
+        uninstall(files, found, PROGRAM)
+    )
     purged = uninstall(files, found, PROGRAM, purge=True)
-    assert RemoveFolder("/var/lib/wattspan", whole=True) in purged
-    assert purged.index(RemoveFolder("/var/lib/wattspan", whole=True)) > 6
+    assert RemoveFolder("/var/lib/wattspan", recursive=True) in purged
+    assert purged.index(RemoveFolder("/var/lib/wattspan", recursive=True)) > 6
 
 
 def test_what_a_package_has_measured_is_not_purged(files: tuple[ServiceFile, ...]) -> None:
@@ -303,7 +305,7 @@ def test_who_removes_what_came_before_a_package_is_told_how_its_services_run_aga
     files: tuple[ServiceFile, ...],
 ) -> None:
     found = replace(installed(files), packaged=("/usr/lib/systemd/system/wattspan.service",))
-    assert "The package's services are stopped and disabled now: " in notes(
+    assert "The services of the package are stopped and disabled now. " in notes(
         uninstall(files, found, PROGRAM)
     )
     (again,) = re.findall(r"`(systemctl enable .*?)`", notes(uninstall(files, found, PROGRAM)))
@@ -392,7 +394,9 @@ def test_a_file_that_changes_between_the_look_and_the_write_is_not_overwritten(
     theirs.parent.mkdir(parents=True)
     theirs.write_text("mine")
     (failed,) = apply_plan(plan, root, lambda said: None, lambda command: "")
-    assert failed == f"Write {AGENT_UNIT}: somebody has changed it meanwhile; call again."
+    assert (
+        failed == f"Write {AGENT_UNIT}: it has changed since the inspection; run the command again."
+    )
     assert theirs.read_text() == "mine"
     assert (root / f"{UNITS}/wattspan-capper.service".lstrip("/")).exists()
 
@@ -409,7 +413,7 @@ def test_a_link_is_never_written_through(root: Path, files: tuple[ServiceFile, .
 def test_one_command_that_fails_costs_only_itself(
     root: Path, files: tuple[ServiceFile, ...]
 ) -> None:
-    plan = install(files, replace(inspect_host(root, files), live=True, booted=True, devices=True))
+    plan = install(files, replace(inspect_host(root, files), live=True, booted=True, udev=True))
     ran: list[str] = []
 
     def run(command: Sequence[str]) -> str:

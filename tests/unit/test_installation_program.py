@@ -45,28 +45,28 @@ def test_a_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None
     [
         (
             [PathComponent("/root", FOLDER), PathComponent("/root/wattspan", FILE)],
-            "below /root, which they do not",
+            "below /root, which is hidden",
         ),
         ([PathComponent("/home", FOLDER), PathComponent("/home/w", FILE)], "below /home"),
         (
             [PathComponent("/tmp", FOLDER), PathComponent("/tmp/w", FILE)],
-            "below /tmp: what lies where services write",
+            "below /tmp, where services may not execute",
         ),
         (
             [PathComponent("/opt", FOLDER), PathComponent("/opt/w", None)],
-            "is not there: there is no /opt/w",
+            "does not exist: there is no /opt/w",
         ),
         (
             [PathComponent("/opt", stat.S_IFDIR | 0o700), PathComponent("/opt/w", FILE)],
-            "/opt is closed to others",
+            "/opt denies access",
         ),
         (
             [PathComponent("/opt", stat.S_IFDIR | 0o777), PathComponent("/opt/w", FILE)],
-            "by everybody, who may",
+            "by every user through",
         ),
         (
             [PathComponent("/opt", stat.S_IFDIR | 0o1777), PathComponent("/opt/w", FILE)],
-            "by everybody, who may",
+            "by every user through",
         ),
         ([PathComponent("/opt", FOLDER, uid=1000), PathComponent("/opt/w", FILE)], "by user 1000"),
         (
@@ -74,9 +74,9 @@ def test_a_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None
             "by group 50",
         ),
         ([PathComponent("/opt/w", stat.S_IFREG | 0o744)], "chmod a+x /opt/w"),
-        ([PathComponent("/opt/w", stat.S_IFREG | 0o700)], "cannot be read by the user wattspan"),
-        ([PathComponent("/opt/my tools/w", FILE)], "characters that a unit does not take"),
-        ([PathComponent("/opt/100%/w", FILE)], "characters that a unit does not take"),
+        ([PathComponent("/opt/w", stat.S_IFREG | 0o700)], "is not readable for the user wattspan"),
+        ([PathComponent("/opt/my tools/w", FILE)], "characters that unit files do not allow"),
+        ([PathComponent("/opt/100%/w", FILE)], "characters that unit files do not allow"),
     ],
 )
 def test_a_program_that_services_cannot_or_must_not_run_is_refused(
@@ -194,7 +194,7 @@ def test_a_program_any_file_of_which_others_may_change_is_refused(
 ) -> None:
     (sentence,) = changed(root, part, mode)
     venv = "/usr/local/lib/wattspan"
-    assert f"{venv}/{part} may be changed by everybody; " in sentence
+    assert f"every user can change {venv}/{part}. " in sentence
     assert f"`chown -R root: {venv}` and `chmod -R go-w {venv}`" in sentence
 
 
@@ -207,7 +207,7 @@ def test_a_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Pat
     (root / "srv/theirs/module.py").chmod(0o666)
     (packages / "theirs").symlink_to("/srv/theirs")
     (sentence,) = writable_by_others(program_files(root, program), trusted_owners(root))
-    assert "/srv/theirs/module.py may be changed by everybody; `chown -R root: /srv/theirs`" in (
+    assert "every user can change /srv/theirs/module.py. Run `chown -R root: /srv/theirs`" in (
         sentence
     )
 
@@ -220,7 +220,7 @@ def test_an_environment_behind_a_link_is_the_one_of_that_root(root: Path) -> Non
     venv.symlink_to("/srv/there")
     (root / "srv/there/pyvenv.cfg").chmod(0o666)
     (sentence,) = writable_by_others(program_files(root, program), trusted_owners(root))
-    assert "/srv/there/pyvenv.cfg may be changed by everybody; `chown -R root: /srv/there`" in (
+    assert "every user can change /srv/there/pyvenv.cfg. Run `chown -R root: /srv/there`" in (
         sentence
     )
 
@@ -241,7 +241,7 @@ def test_of_many_files_that_others_own_the_first_is_named_and_the_rest_counted()
         ProgramFile(PathComponent(f"/opt/v/{name}", FILE, uid=65534), "/opt/v") for name in "aabc"
     ]
     (sentence,) = writable_by_others([ProgramFile(PathComponent("/opt", FOLDER)), *parts])
-    assert "/opt/v/a may be changed by user 65534, and so may 2 more files" in sentence
+    assert "user 65534 can change /opt/v/a and 2 more files" in sentence
 
 
 def test_a_directory_on_the_way_is_not_to_be_given_to_root_with_all_that_is_in_it() -> None:
@@ -253,4 +253,4 @@ def test_links_that_lead_in_circles_lead_nowhere(root: Path) -> None:
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("../../a")
     sentence, _ = requirement_faults(required_files(root, "/a"), trusted_owners(root))
-    assert "is not there" in sentence
+    assert "does not exist" in sentence

@@ -31,7 +31,7 @@ class Disk:
     def hang(self) -> None:
         """In a write of "first"."""
         self.answers.clear()
-        self.keeper.hand_over("first", "first")
+        self.keeper.submit("first", "first")
         assert self.asked.acquire(timeout=60)
 
 
@@ -48,7 +48,7 @@ def disk() -> Iterator[Disk]:
 def test_things_are_written_in_their_order_and_of_each_the_newest(disk: Disk) -> None:
     disk.hang()
     for thing, key in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("c1", "c")):
-        disk.keeper.hand_over(thing, key)
+        disk.keeper.submit(thing, key)
     disk.answers.set()
     eventually(lambda: disk.keeper.idle, "written")
     assert disk.written == ["first", "a2", "b1", "c1"]
@@ -56,11 +56,11 @@ def test_things_are_written_in_their_order_and_of_each_the_newest(disk: Disk) ->
 
 def test_what_is_taken_back_is_not_written_unless_that_has_begun(disk: Disk) -> None:
     disk.hang()
-    disk.keeper.hand_over("a", "a")
-    disk.keeper.hand_over("b", "b")
-    disk.keeper.take_back("a")
-    disk.keeper.take_back("first")
-    disk.keeper.take_back("never heard of")
+    disk.keeper.submit("a", "a")
+    disk.keeper.submit("b", "b")
+    disk.keeper.cancel("a")
+    disk.keeper.cancel("first")
+    disk.keeper.cancel("never heard of")
     disk.answers.set()
     eventually(lambda: disk.keeper.idle, "written")
     assert disk.written == ["first", "b"]
@@ -68,15 +68,15 @@ def test_what_is_taken_back_is_not_written_unless_that_has_begun(disk: Disk) -> 
 
 def test_what_is_written_again_while_it_is_written_is_written_twice(disk: Disk) -> None:
     disk.hang()
-    disk.keeper.hand_over("second", "first")
+    disk.keeper.submit("second", "first")
     disk.answers.set()
     eventually(lambda: disk.keeper.idle, "written")
     assert disk.written == ["first", "second"]
 
 
 def test_a_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: Disk) -> None:
-    disk.keeper.hand_over("a", "a")
-    disk.keeper.hand_over("b", "b")
+    disk.keeper.submit("a", "a")
+    disk.keeper.submit("b", "b")
     disk.keeper.wait(["a", "b"])
     assert disk.written == ["a", "b"]
     disk.hang()
@@ -97,10 +97,10 @@ def test_a_write_that_has_taken_too_long_is_not_waited_for(disk: Disk) -> None:
 
 def test_the_end_writes_all_that_waits_and_takes_nothing_more(disk: Disk) -> None:
     disk.hang()
-    disk.keeper.hand_over("a", "a")
-    disk.keeper.hand_over("b", "b")
+    disk.keeper.submit("a", "a")
+    disk.keeper.submit("b", "b")
     disk.answers.set()
     assert disk.keeper.close(60)
-    disk.keeper.hand_over("c", "c")
+    disk.keeper.submit("c", "c")
     assert disk.written == ["first", "a", "b"]
     assert disk.keeper.idle

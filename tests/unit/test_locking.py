@@ -164,7 +164,7 @@ def test_a_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Pat
         assert parent.wait(60) == 0
         holder = refused(path).holder
         assert holder.pid is None
-        assert "has ended" in holder.doubt
+        assert "has ended" in holder.description
         parent.stdin.close()
         assert parent.stdout.read() == ""  # and so the child has ended
 
@@ -191,7 +191,7 @@ def test_a_number_that_is_none_is_not_told_as_one(path: Path, text: str) -> None
     path.write_text(text)
     with somebody_holds(path):
         holder = refused(path).holder
-    assert not holder.noted or "has ended" in holder.doubt
+    assert not holder.recorded_pid or "has ended" in holder.description
 
 
 def test_a_link_in_its_place_is_not_followed(path: Path) -> None:

@@ -197,7 +197,7 @@ def test_footprint_survives_a_restart_in_the_store(tmp_path: Path) -> None:
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         assert store.write(replace(host.spend({1: 1}), footprint=weighed))
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
-        opening = store.opening()
+        opening = store.last_checkpoint()
     assert opening is not None
     assert opening.footprint == weighed
 
@@ -271,6 +271,6 @@ def test_schedule_without_periods_and_default_has_no_rate() -> None:
     from datetime import UTC
 
     assert Schedule(UTC, ()).rate(0) is None
-    assert list(Schedule(UTC, (Period(5, 0, 60),)).pieces(0, 7200))[:5] == [
+    assert list(Schedule(UTC, (Period(5, 0, 60),)).periods_between(0, 7200))[:5] == [
         (900, 5), (900, 5), (900, 5), (900, 5), (900, None),
     ]  # fmt: skip

@@ -15,8 +15,8 @@ from wattspan.model import Checkpoint, Consumer, PayerInfo, ProcessRow, Remainde
 from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
 from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
+from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory, extract_history
-from wattspan.storage.schema import DAY, HOUR, MINUTE
 from wattspan.storage.store import Store
 
 
@@ -31,7 +31,7 @@ def open_store(state_dir: Path, host: Books, settings: Settings | None = None) -
 
 def test_a_new_store_has_no_opening(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path / "made" / "on" / "demand", host)) as store:
-        assert store.opening() is None
+        assert store.last_checkpoint() is None
         assert store.health.up
 
 
@@ -40,7 +40,7 @@ def test_books_come_back_as_they_were_written(tmp_path: Path, host: Books) -> No
     with closing(open_store(tmp_path, host)) as store:
         assert store.write(written)
     with closing(open_store(tmp_path, host)) as store:
-        assert store.opening() == written
+        assert store.last_checkpoint() == written
 
 
 def test_books_leave_out_what_was_true_only_then() -> None:
@@ -239,11 +239,11 @@ def test_an_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) ->
     true = Store.open(tmp_path, Settings(), host.clock)
     emulated = Store.open(tmp_path, Settings(), host.clock, emulated=True)
     emulated.write(host.spend({1: 1}))
-    assert true.opening() is None
+    assert true.last_checkpoint() is None
     true.close()
     emulated.close()
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
-        assert store.opening() is None
+        assert store.last_checkpoint() is None
 
 
 def test_a_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host: Books) -> None:

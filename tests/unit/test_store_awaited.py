@@ -13,7 +13,7 @@ from support.books import Books, Totals, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.ports import StoreError
-from wattspan.storage.checkpoint_store import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
 
 class Late:
@@ -37,7 +37,7 @@ class Late:
 
     def spend(self, joules: int) -> bool:
         opening = self.host.spend({2: joules})
-        self.books.keep(opening)
+        self.books.write_latest(opening)
         return self.books.write(opening)
 
     def history(self) -> Totals:
@@ -61,7 +61,7 @@ def test_until_it_can_be_had_it_is_down_and_says_why(late: Late) -> None:
     assert (health.up, health.failed) == (False, 2)
     (failure,) = health.failures
     assert f"Cannot open the store {late.path}: process " in str(failure)
-    assert late.books.opening is None
+    assert late.books.previous is None
 
 
 def test_once_it_can_be_had_the_history_has_what_was_spent_meanwhile(late: Late) -> None:
@@ -118,8 +118,8 @@ def test_the_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
     late.spend(3)
     late.books.close()
     with closing(late.open()) as kept:
-        assert kept.opening is not None
-        assert totals(kept.opening) == totals(late.host.now())
+        assert kept.previous is not None
+        assert totals(kept.previous) == totals(late.host.now())
 
 
 def test_a_store_that_was_never_had_is_not_asked_for_at_the_end(late: Late) -> None:
@@ -128,4 +128,4 @@ def test_a_store_that_was_never_had_is_not_asked_for_at_the_end(late: Late) -> N
     late.books.close()
     assert not late.spend(2)
     with closing(late.open()) as kept:
-        assert totals(kept.opening) == totals(late.others.now())
+        assert totals(kept.previous) == totals(late.others.now())

@@ -17,9 +17,15 @@ from support.books import Books, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Trouble
 from wattspan.ports import StoreError
-from wattspan.storage.database import MAX_QUARANTINED
+from wattspan.storage.database import (
+    APPLICATION_ID,
+    MAX_QUARANTINED,
+    MIGRATIONS,
+    MINUTE,
+    migrate,
+    schema_version,
+)
 from wattspan.storage.query import extract_history
-from wattspan.storage.schema import APPLICATION_ID, MIGRATIONS, MINUTE, migrate, schema_version
 from wattspan.storage.store import Store
 
 pytestmark = pytest.mark.slow
@@ -60,7 +66,7 @@ def test_a_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
     store.close()
     store.path.write_bytes(b"not a database at all" * 500)
     with closing(reopen(store, host, said)) as again:
-        assert again.opening() is None
+        assert again.last_checkpoint() is None
         assert again.write(host.spend({1: 1}))
         assert history(again.path) == totals(host.now())
         assert aside(again) == ["wattspan.sqlite.corrupt-1"]
@@ -100,7 +106,7 @@ def test_damaged_bytes_anywhere_never_stop_the_agent(
     with closing(reopen(store, host, said)) as again:
         for _ in range(5):
             assert again.write(host.spend({1: 1}, seconds=40))
-        assert again.opening() == host.now()
+        assert again.last_checkpoint() == host.now()
         # A changed number in a row cannot be told from a true one; everything else was noticed.
         if aside(again):
             assert len(said) == again.health.failed == 1
@@ -121,10 +127,10 @@ def test_a_file_damaged_while_it_is_open_costs_history_but_no_counter(
         assert store.write(expected)
         expected = host.spend({1: 7})
         store._detach()
-    assert store.opening() is not None
+    assert store.last_checkpoint() is not None
     assert aside(store) == ["wattspan.sqlite.corrupt-1"]
     with closing(reopen(store, host)) as again:
-        opening = again.opening()
+        opening = again.last_checkpoint()
         assert opening is not None
         kept = totals(opening)
         assert all(kept[key] >= value for key, value in written.items())
@@ -139,7 +145,7 @@ def test_a_file_deleted_while_it_is_open_is_begun_anew(
     assert "it was deleted or replaced" in said[0]
     assert history(store.path)["package-0", "energy"] == 8 * 10**6
     with closing(reopen(store, host)) as again:
-        assert totals(again.opening()) == totals(host.now())
+        assert totals(again.last_checkpoint()) == totals(host.now())
 
 
 def test_books_that_cannot_be_unpacked_are_corruption(
@@ -151,7 +157,7 @@ def test_books_that_cannot_be_unpacked_are_corruption(
         database.execute("UPDATE books SET packed = x'00'")
         database.commit()
     with closing(reopen(store, host, said)) as again:
-        assert again.opening() is None
+        assert again.last_checkpoint() is None
         assert aside(again) == ["wattspan.sqlite.corrupt-1"]
 
 
@@ -204,14 +210,14 @@ def test_writes_are_tried_again_ever_less_often(store: Store, host: Books, said:
     assert len(said) == 2  # that the file is gone, and once that no other can be made
     store.path.rmdir()
     assert store.write(host.spend({1: 1}, seconds=60))
-    assert totals(store.opening()) == totals(host.now())
+    assert totals(store.last_checkpoint()) == totals(host.now())
 
 
 def test_a_commit_that_failed_yet_reached_the_disk_is_not_counted_twice(
     store: Store, host: Books
 ) -> None:
     store.write(host.spend({1: 1}))
-    before = store.opening()
+    before = store.last_checkpoint()
     store.write(host.spend({1: 5}))
     store._last = before  # as if the second commit had been reported as failed
     store._fail(OSError("disk I/O error"))
@@ -338,7 +344,7 @@ def test_a_log_left_by_a_deleted_database_is_not_replayed_into_the_new(
     store.path.unlink()
     wal.write_bytes(saved)
     with closing(reopen(store, host)) as again:
-        assert again.opening() is None
+        assert again.last_checkpoint() is None
         assert buckets(again.path, MINUTE) == []
 
 

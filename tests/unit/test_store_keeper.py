@@ -15,9 +15,8 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint
 from wattspan.ports import StoreError
 from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
-from wattspan.storage.checkpoint_store import CheckpointStore
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles
-from wattspan.storage.store import Store
+from wattspan.storage.store import CheckpointStore, Store
 from wattspan.testing import ManualClock
 
 
@@ -39,7 +38,7 @@ class Disk:
 
     def keep(self) -> Checkpoint:
         opening = self.host.spend({1: 1})
-        self.keeper.keep(opening)
+        self.keeper.submit_and_wait(opening)
         return opening
 
     def hang(self) -> Checkpoint:
@@ -118,9 +117,9 @@ def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
         raise ValueError("no")
 
     with closing(AsyncWriter(write, host.clock)) as keeper:
-        keeper.keep(host.spend({1: 1}))
+        keeper.submit_and_wait(host.spend({1: 1}))
         with pytest.raises(ValueError, match="no"):
-            keeper.keep(host.spend({1: 1}))
+            keeper.submit_and_wait(host.spend({1: 1}))
 
 
 def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: 
     with closing(
         CheckpointStore(store, AlternatingCheckpointFiles(store.path), disk.keeper)
     ) as kept:
-        kept.keep(disk.host.spend({1: 1}))
+        kept.write_latest(disk.host.spend({1: 1}))
         assert kept.health.up
         disk.hang()
         disk.clock.advance(ns=HANG_AFTER)
@@ -145,8 +144,8 @@ def test_what_was_kept_is_found_by_the_next(tmp_path: Path) -> None:
     host = Books()
     with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
         for _ in range(3):
-            kept.keep(host.spend({1: 5}))
+            kept.write_latest(host.spend({1: 5}))
         with pytest.raises(StoreError):
             CheckpointStore.open(tmp_path, Settings(), host.clock)
     with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
-        assert totals(kept.opening) == totals(host.now())
+        assert totals(kept.previous) == totals(host.now())

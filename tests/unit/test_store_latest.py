@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.books import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
-from wattspan.storage.checkpoint_store import CheckpointStore
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
 from wattspan.storage.query import HistoryExtract, extract_history
+from wattspan.storage.store import CheckpointStore
 from wattspan.testing import ManualClock
 
 
@@ -29,7 +29,7 @@ def again(folder: Path) -> Checkpoint | None:
     """What a new process finds."""
     latest = AlternatingCheckpointFiles(folder / "w.sqlite")
     latest.close()
-    return latest.opening()
+    return latest.previous()
 
 
 def total(opening: Checkpoint | None) -> int:
@@ -115,12 +115,12 @@ def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Boo
     assert latest_checkpoint(late, None) is late
     assert latest_checkpoint(None, None) is None
     store = CheckpointStore.open(tmp_path, Settings(), host.clock)
-    assert store.opening is None
+    assert store.previous is None
     assert store.write(early)
-    store.keep(late)
+    store.write_latest(late)
     store.close()
     store = CheckpointStore.open(tmp_path, Settings(), host.clock)
-    assert total(store.opening) == total(late)
+    assert total(store.previous) == total(late)
     store.close()
 
 
@@ -130,11 +130,11 @@ def test_a_lost_history_does_not_begin_with_all_that_was_ever_spent(
     kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
     whole = [host.spend({1: 10}) for _ in range(10)][-1]
     kept.write(whole)
-    kept.keep(whole)
+    kept.write_latest(whole)
     kept.close()
     (tmp_path / "wattspan.sqlite").unlink()
     kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
-    assert total(kept.opening) == total(whole)
+    assert total(kept.previous) == total(whole)
     later = host.spend({1: 10})
     kept.write(later)
     kept.close()

@@ -20,6 +20,7 @@ from wattspan.storage.checkpoints import (
     pack_checkpoint,
     unpack_checkpoint,
 )
+from wattspan.storage.database import DAY, HOUR, MIGRATIONS, MINUTE, schema_version
 from wattspan.storage.deltas import (
     MAX_STORED_INTEGER,
     REST_OF_SPANS,
@@ -31,7 +32,6 @@ from wattspan.storage.deltas import (
     total_usage,
 )
 from wattspan.storage.query import HistoryExtract, extract_history
-from wattspan.storage.schema import DAY, HOUR, MIGRATIONS, MINUTE, schema_version
 from wattspan.storage.store import Store
 
 
@@ -116,7 +116,7 @@ def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) ->
     shop = Shop()
     for energy in (5, 6, 7):
         with closing(shop.open(tmp_path)) as store:
-            opening = store.opening()
+            opening = store.last_checkpoint()
             if opening is not None:
                 shop.totals = SpanAggregator(100, opening.spans, opening.outside)
             store.write(shop.sell(pay=energy))
@@ -157,7 +157,7 @@ def test_books_bring_spans_back_without_what_was_true_only_then(tmp_path: Path) 
     latest.write(opening)
     latest.close()
     latest = AlternatingCheckpointFiles(tmp_path / "x.sqlite")
-    assert latest.opening() == again
+    assert latest.previous() == again
     latest.close()
 
 

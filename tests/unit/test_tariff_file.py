@@ -61,7 +61,9 @@ def at(schedule: Schedule, when: str, zone: str = "Europe/Berlin", fold: int = 0
 def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
     """For how many seconds any rate is in force from ``start`` on."""
     first = int(start.timestamp())
-    return sum(length for length, rate in schedule.pieces(first, first + 3600 * hours) if rate)
+    return sum(
+        length for length, rate in schedule.periods_between(first, first + 3600 * hours) if rate
+    )
 
 
 # -------------------------------------------------------------------------------- what holds

@@ -177,7 +177,7 @@ class Scene:
     def look(self, says: TimedNumber | Exception | None = None) -> int | None:
         if says is not None:
             self.oracle.says = says
-        self.figure.look()
+        self.figure.poll()
         return self.figure.at(self.clock.now())
 
 
@@ -278,7 +278,7 @@ def test_a_tariff_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
     rate = TariffRate("cost", path)
     assert rate.at(Instant(0, 0)) == BILLION // 4
     tariff(path, 0.125)
-    rate.look()
+    rate.poll()
     assert rate.at(Instant(0, 0)) == BILLION // 8
     assert rate.health().up
 
@@ -288,18 +288,18 @@ def test_a_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path:
     tariff(path, 0.25)
     rate = TariffRate("cost", path)
     path.write_text('zone = "UTC"\notherwise = -1\n[[period]]\n')
-    rate.look()
-    rate.look()
+    rate.poll()
+    rate.poll()
     assert rate.at(Instant(0, 0)) == BILLION // 4
     assert told(rate).startswith(f"Cannot read the tariff {path}: {path}:2: ")
     assert told(rate).endswith(
         "(1 more: see `wattspan doctor`). What it said before stays in force."
     )
     path.unlink()
-    rate.look()
+    rate.poll()
     assert rate.at(Instant(0, 0)) == BILLION // 4
     tariff(path, 0.5)
-    rate.look()
+    rate.poll()
     assert rate.at(Instant(0, 0)) == BILLION // 2
     assert rate.health().up
 
@@ -313,7 +313,7 @@ def test_a_tariff_that_is_missing_at_the_start_is_unknown_until_it_comes(tmp_pat
         "No rate is known."
     )
     tariff(path, 0.5)
-    rate.look()
+    rate.poll()
     assert rate.at(Instant(0, 0)) == BILLION // 2
 
 
@@ -322,10 +322,10 @@ def test_a_tariff_that_is_put_back_as_it_was_is_well_again(tmp_path: Path) -> No
     tariff(path, 0.5)
     rate = TariffRate("cost", path)
     path.rename(aside)
-    rate.look()
+    rate.poll()
     assert not rate.health().up
     aside.rename(path)
-    rate.look()
+    rate.poll()
     assert rate.health().up
 
 

@@ -154,10 +154,10 @@ class CapperLock:
 def _lock_held_message(path: Path, holder: LockHolder) -> str:
     if holder.pid is None:
         return (
-            f"An unknown process has the lock {path} of this host's capper: {holder.doubt}. Find"
+            f"An unknown process has the lock {path} of this host's capper: {holder.description}. Find"
             f" it with `fuser -v {path}`, and end it."
         )
-    if holder.pid == holder.noted:
+    if holder.pid == holder.recorded_pid:
         return (
             f"Process {holder.pid} is the one capper of this host and has the lock {path}. Leave it"
             " running, or end it."

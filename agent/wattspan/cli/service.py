@@ -117,7 +117,7 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
     else:
         for line in stands.lines():
             click.echo(printable(line))
-    if not stands.well:
+    if not stands.is_current:
         raise click.exceptions.Exit(1)
 
 

@@ -171,7 +171,7 @@ class PolledRate:
         self._stop.set()
         self._thread.join(1.0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Once. What fails is told by ``health``."""
         self._looks += 1
         try:
@@ -184,7 +184,7 @@ class PolledRate:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.look()
+            self.poll()
             self._stop.wait(self._every / 1e9)
 
     def _look(self) -> None:
@@ -207,7 +207,7 @@ class TariffRate(PolledRate):
         self._path = path
         self._mark: tuple[int, int, int] | None = None
         self._schedule: Schedule | None = None
-        self.look()
+        self.poll()
 
     def at(self, now: Instant) -> int | None:
         schedule = self._schedule

@@ -34,7 +34,7 @@ class Season(NamedTuple):
     first: DayOfYear
     last: DayOfYear
 
-    def holds(self, month: int, day: int) -> bool:
+    def contains(self, month: int, day: int) -> bool:
         here = (month, day)
         if self.first <= self.last:
             return self.first <= here <= self.last
@@ -58,20 +58,20 @@ class Period:
     until: date | None = None
 
     @property
-    def over_midnight(self) -> bool:
+    def crosses_midnight(self) -> bool:
         return self.end <= self.begin
 
     def begins_on(self, day: date) -> bool:
         return (
             day.weekday() in self.days
-            and (self.season is None or self.season.holds(day.month, day.day))
+            and (self.season is None or self.season.contains(day.month, day.day))
             and (self.since is None or self.since <= day)
             and (self.until is None or day <= self.until)
         )
 
-    def holds(self, day: date, minute: int) -> bool:
+    def contains(self, day: date, minute: int) -> bool:
         """Whether it does at this minute of this day."""
-        if not self.over_midnight:
+        if not self.crosses_midnight:
             return self.begin <= minute < self.end and self.begins_on(day)
         if minute >= self.begin:
             return self.begins_on(day)
@@ -84,18 +84,18 @@ class Schedule:
 
     zone: tzinfo
     periods: tuple[Period, ...]
-    otherwise: int | None = None
+    default: int | None = None
 
     def rate(self, seconds: int) -> int | None:
         """What holds at a Unix time; None: nobody said."""
         local = datetime.fromtimestamp(seconds, self.zone)
         day, minute = local.date(), local.hour * 60 + local.minute
         for period in self.periods:
-            if period.holds(day, minute):
+            if period.contains(day, minute):
                 return period.rate
-        return self.otherwise
+        return self.default
 
-    def pieces(self, start: int, end: int) -> Iterator[RatePeriod]:
+    def periods_between(self, start: int, end: int) -> Iterator[RatePeriod]:
         """The time from ``start`` to ``end`` in pieces of one rate each, in order."""
         # Every zone's clock is a multiple of a quarter of an hour from that of every other.
         minutes = {edge for period in self.periods for edge in (period.begin, period.end)}
@@ -113,8 +113,8 @@ class Schedule:
 class PeriodOverlap(NamedTuple):
     """Two periods, by their numbers, that both hold at this minute of this day."""
 
-    one: int
-    other: int
+    first: int
+    second: int
     day: date
     minute: int
 
@@ -166,7 +166,7 @@ class _PeriodStarts:
             (month, day): sum(
                 1 << n
                 for n, period in enumerate(periods)
-                if period.season is None or period.season.holds(month, day)
+                if period.season is None or period.season.contains(month, day)
             )
             for month in range(1, 13)
             for day in range(1, 32)
@@ -187,14 +187,14 @@ def _overlapping_pair(
 ) -> tuple[int, int, int] | None:
     """Two that hold at once on a day, and from when; by those that began on it and before it."""
     parts = [
-        (period.begin, MINUTES_PER_DAY if period.over_midnight else period.end, n)
+        (period.begin, MINUTES_PER_DAY if period.crosses_midnight else period.end, n)
         for n, period in enumerate(periods)
         if now >> n & 1
     ]
     parts += [
         (0, period.end, n)
         for n, period in enumerate(periods)
-        if before >> n & 1 and period.over_midnight and period.end
+        if before >> n & 1 and period.crosses_midnight and period.end
     ]
     for earlier, later in pairwise(sorted(parts)):  # none is empty, so neighbours suffice
         if later[0] < earlier[1]:

@@ -206,9 +206,9 @@ def _clash(file: TomlFile, periods: list[Period]) -> Iterator[str]:
     found = find_overlap(periods)
     if found is None:
         return
-    lines: Mapping[int, str] = {n: file.place(f"period[{n}]") for n in (found.one, found.other)}
+    lines: Mapping[int, str] = {n: file.place(f"period[{n}]") for n in (found.first, found.second)}
     at = f"{found.minute // 60:02}:{found.minute % 60:02} on {found.day:%a %Y-%m-%d}"
     yield (
-        f"{lines[found.other]}: period[{found.other}] overlaps period[{found.one}] at "
-        f"{lines[found.one]}: both hold at {at}. Make one of them end where the other begins."
+        f"{lines[found.second]}: period[{found.second}] overlaps period[{found.first}] at "
+        f"{lines[found.first]}: both hold at {at}. Make one of them end where the other begins."
     )

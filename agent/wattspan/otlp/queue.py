@@ -260,10 +260,10 @@ class AsyncSpool:
     def keep(
         self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
-        self._writer.hand_over(partial(self._write, request, on_stored), request)
+        self._writer.submit(partial(self._write, request, on_stored), request)
 
     def spare(self, request: QueuedRequest) -> None:
-        self._writer.take_back(request)
+        self._writer.cancel(request)
 
     def wait(self, requests: Iterable[QueuedRequest]) -> None:
         """Wait shortly until the newest states of ``requests`` are on disk."""
@@ -295,7 +295,7 @@ class AsyncSpool:
 
     def close(self) -> None:
         """Write and sync the waiting states, if the disk responds in time."""
-        self._writer.hand_over(self._spool.close)
+        self._writer.submit(self._spool.close)
         if not self._writer.close(
             SHUTDOWN_TIMEOUT if self.failure is None else CLOSE_TIMEOUT_SECONDS
         ):

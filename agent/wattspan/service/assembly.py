@@ -31,8 +31,8 @@ from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import TuningAssembly
-from wattspan.storage.checkpoint_store import CheckpointStore, DeferredCheckpointStore
 from wattspan.storage.checkpoints import latest_checkpoint
+from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -99,7 +99,7 @@ def build_agent(
         store = _open_store(config, clock, log, closing, emulated=emulated is not None)
         if store is not None:
             undo.callback(store.close)
-        checkpoint = latest_checkpoint(closing, store.opening if store is not None else None)
+        checkpoint = latest_checkpoint(closing, store.previous if store is not None else None)
         if checkpoint is not None:
             named = processes.directory.rename(checkpoint.processes)
             checkpoint = replace(checkpoint, processes=named)
@@ -169,7 +169,7 @@ def build_agent(
                 footprint=footprint.report,
             ),
             observers=tuning.observers,
-            save=store.keep if store is not None else None,
+            save=store.write_latest if store is not None else None,
             alive=alive,
         )
         undo.pop_all()

@@ -28,7 +28,7 @@ DISK_REMEDY = "Check the kernel log for disk errors."
 
 
 def hang_failure(source: str, thing: str, meanwhile: str) -> Failure:
-    """Return the failure of a disk that neither completes nor rejects writes of ``thing``."""
+    """Return the failure of a disk that neither completes nor rejects writes of ``value``."""
     return Failure(
         source,
         thing,
@@ -55,44 +55,44 @@ class AsyncWriter(Generic[T]):
         self._clock = clock
         self._name = name
         self._changed = threading.Condition()
-        self._due: dict[Hashable, T] = {}
-        self._doing: Hashable = None
-        self._begun: int | None = None  # start of the write in progress, of key `_doing`
-        self._waits = True
+        self._queue: dict[Hashable, T] = {}
+        self._current_key: Hashable = None
+        self._start: int | None = None  # start of the write in progress, of key `_current_key`
+        self._callers_wait = True
         self._closed = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def keep(self, thing: T) -> None:
-        """Submit ``thing`` and wait for its write, at most `CALLER_WAIT`."""
-        self.hand_over(thing)
+    def submit_and_wait(self, value: T) -> None:
+        """Submit ``value`` and wait for its write, at most `CALLER_WAIT`."""
+        self.submit(value)
         self.wait()
 
-    def hand_over(self, thing: T, key: Hashable = None) -> None:
-        """Submit ``thing``. Raises the error of an earlier write."""
+    def submit(self, value: T, key: Hashable = None) -> None:
+        """Submit ``value``. Raises the error of an earlier write."""
         with self._changed:
             if self._error is not None:
                 raise self._error
             if self._closed:
                 return
-            self._due[key] = thing
+            self._queue[key] = value
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def take_back(self, key: Hashable) -> None:
+    def cancel(self, key: Hashable) -> None:
         """Remove the waiting value of ``key``. A write in progress continues."""
         with self._changed:
-            self._due.pop(key, None)
+            self._queue.pop(key, None)
             self._changed.notify_all()
 
     def wait(self, keys: Iterable[Hashable] = (None,)) -> None:
         """Wait until the values of ``keys`` are written, at most `CALLER_WAIT`."""
         wanted = tuple(keys)
         with self._changed:
-            if self._waits and self.overdue() < CALLER_WAIT:
-                self._waits = self._changed.wait_for(
+            if self._callers_wait and self.overdue() < CALLER_WAIT:
+                self._callers_wait = self._changed.wait_for(
                     lambda: not any(map(self._waiting, wanted)), CALLER_WAIT / 1e9
                 )
 
@@ -100,12 +100,12 @@ class AsyncWriter(Generic[T]):
     def idle(self) -> bool:
         """True if every submitted value is written."""
         with self._changed:
-            return not self._due and self._begun is None
+            return not self._queue and self._start is None
 
     def overdue(self) -> int:
         """Return the duration of the write in progress in nanoseconds; 0 without one."""
-        begun = self._begun
-        return 0 if begun is None else self._clock.monotonic() - begun
+        start = self._start
+        return 0 if start is None else self._clock.monotonic() - start
 
     def close(self, within: float = CLOSE_TIMEOUT_SECONDS) -> bool:
         """Write the waiting values and end. False if that takes more than ``within`` seconds.
@@ -120,29 +120,29 @@ class AsyncWriter(Generic[T]):
         return self._thread is None or not self._thread.is_alive()
 
     def _waiting(self, key: Hashable) -> bool:
-        return key in self._due or (self._begun is not None and self._doing == key)
+        return key in self._queue or (self._start is not None and self._current_key == key)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due or self._closed)
-                if not self._due:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
                     return
-                self._doing = next(iter(self._due))
-                thing = self._due.pop(self._doing)
-                self._begun = self._clock.monotonic()
-            error = self._written(thing)
+                self._current_key = next(iter(self._queue))
+                value = self._queue.pop(self._current_key)
+                self._start = self._clock.monotonic()
+            error = self._try_write(value)
             with self._changed:
                 if self.overdue() >= CALLER_WAIT:
-                    self._waits = False
-                elif not self._due:
-                    self._waits = True
-                self._begun, self._error = None, error
+                    self._callers_wait = False
+                elif not self._queue:
+                    self._callers_wait = True
+                self._start, self._error = None, error
                 self._changed.notify_all()
 
-    def _written(self, thing: T) -> Exception | None:
+    def _try_write(self, value: T) -> Exception | None:
         try:
-            self._write(thing)
+            self._write(value)
         except Exception as error:  # noqa: BLE001 - raised to the next caller
             return error
         return None

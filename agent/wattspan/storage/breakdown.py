@@ -42,10 +42,10 @@ class BreakdownLine:
     name: str
     energy: Mapping[HwType, int]
     group: str = ""  # of a span: its service
-    use: SpanUsage | None = None  # of a span: calls, time and tokens
+    usage: SpanUsage | None = None  # of a span: calls, time and tokens
 
     @property
-    def whole(self) -> int:
+    def total(self) -> int:
         return sum(self.energy.values())
 
 
@@ -62,7 +62,7 @@ class Breakdown:
     """Each section plus ``besides`` sums to ``total``, the energy of the cover."""
 
     sections: tuple[BreakdownSection, ...]
-    besides: tuple[BreakdownLine, ...]
+    unattributed: tuple[BreakdownLine, ...]
     total: BreakdownLine
     provenance: Mapping[HwType, Provenance]
 
@@ -82,7 +82,7 @@ def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0)
     )
     return Breakdown(
         sections=tuple(section for section in sections if section is not None),
-        besides=tuple(line for line in _unattributed_lines(cover) if line.energy),
+        unattributed=tuple(line for line in _unattributed_lines(cover) if line.energy),
         total=BreakdownLine(
             LineRole.TOTAL, "", "total", _sum((d.hw_type, d.energy) for d in cover)
         ),
@@ -117,7 +117,7 @@ def kind_totals(breakdown: Breakdown) -> Breakdown:
             )
             for section in breakdown.sections
         ),
-        breakdown.besides,
+        breakdown.unattributed,
         breakdown.total,
         breakdown.provenance,
     )
@@ -134,28 +134,24 @@ def _section(
             row[owner.hw_type] = row.get(owner.hw_type, 0) + energy
     if not named and not rest:
         return None
-    lines = sorted(
+    lines, beyond = _largest_lines(
         (
             BreakdownLine(LineRole.NAMED, kind, name, row, group)
             for (name, group), row in named.items()
         ),
-        key=lambda line: (-line.whole, line.name, line.group),
+        limit,
     )
-    shown = lines[: limit or None]
-    other = _sum(
-        [*rest.items(), *(pair for line in lines[len(shown) :] for pair in line.energy.items())]
-    )
-    claimed = _sum([*other.items(), *(pair for line in shown for pair in line.energy.items())])
+    if other := _sum([*rest.items(), *_pairs(beyond)]):
+        lines.append(BreakdownLine(LineRole.OTHER, kind, f"other {PLURAL[kind]}", other))
+    claimed = _sum(_pairs(lines))
     outside = {
         hw_type: left
-        for hw_type, whole in consumers.items()
-        if (left := whole - claimed.get(hw_type, 0))
+        for hw_type, energy in consumers.items()
+        if (left := energy - claimed.get(hw_type, 0))
     }
-    if other:
-        shown.append(BreakdownLine(LineRole.OTHER, kind, f"other {PLURAL[kind]}", other))
     if outside:
-        shown.append(BreakdownLine(LineRole.OUTSIDE, kind, f"in no {kind}", outside))
-    return BreakdownSection(kind, tuple(shown))
+        lines.append(BreakdownLine(LineRole.OUTSIDE, kind, f"in no {kind}", outside))
+    return BreakdownSection(kind, tuple(lines))
 
 
 def _span_section(
@@ -172,9 +168,9 @@ def _span_section(
         limit,
     )
     if rest := total_usage(
-        [spans.get(REST_OF_SPANS, SpanUsage()), *(line.use or SpanUsage() for line in beyond)]
+        [spans.get(REST_OF_SPANS, SpanUsage()), *(line.usage or SpanUsage() for line in beyond)]
     ):
-        lines.append(BreakdownLine(LineRole.OTHER, SPAN, "other spans", rest.energy, use=rest))
+        lines.append(BreakdownLine(LineRole.OTHER, SPAN, "other spans", rest.energy, usage=rest))
     outside, others = _largest_lines(
         (
             BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, name.service)
@@ -194,8 +190,8 @@ def _span_section(
         for hw_type in HwType
         if hw_type in consumers or hw_type in claimed
     }
-    if unsent := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
-        lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "without spans", unsent))
+    if without_spans := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
+        lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "without spans", without_spans))
     if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
         lines.append(BreakdownLine(LineRole.EARLIER, SPAN, "of these, spent before", earlier))
     return BreakdownSection(SPAN, tuple(lines))
@@ -205,7 +201,7 @@ def _largest_lines(
     lines: Iterable[BreakdownLine], limit: int
 ) -> tuple[list[BreakdownLine], list[BreakdownLine]]:
     """Return the largest lines, at most ``limit`` unless that is 0, and the other lines."""
-    found = sorted(lines, key=lambda line: (-line.whole, line.group, line.name))
+    found = sorted(lines, key=lambda line: (-line.total, line.name, line.group))
     return found[: limit or None], found[limit:] if limit else []
 
 

@@ -90,19 +90,19 @@ class _CheckpointDocument(msgspec.Struct):
     processes: list[_ProcessDocument]
     other: dict[HwType, Microjoules]
     retired: dict[HwType, Microjoules]
-    spans: list[_SpanDocument] = []  # the first release knew none
+    spans: list[_SpanDocument] = []  # absent in files of the first release
     outside: list[_OutsideSpansDocument] = []
-    footprint: Footprint = Footprint()  # likewise
+    footprint: Footprint = Footprint()  # absent in files of the first release
     since: Instant | None = None
 
 
-def pack_checkpoint(opening: Checkpoint) -> bytes:
-    """``opening`` as bytes, without powers, exemplars and what is pending: true only then."""
-    return zlib.compress(checkpoint_to_json(opening), 1)
+def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return ``checkpoint`` as bytes, without momentary figures: power and pending energy."""
+    return zlib.compress(checkpoint_to_json(checkpoint), 1)
 
 
 def unpack_checkpoint(blob: bytes) -> Checkpoint:
-    """The opening that was packed; BooksError if there is none in ``blob``."""
+    """Return the packed checkpoint. Raises CheckpointError for other bytes."""
     try:
         text = zlib.decompress(blob)
     except zlib.error as error:
@@ -110,66 +110,66 @@ def unpack_checkpoint(blob: bytes) -> Checkpoint:
     return checkpoint_from_json(text)
 
 
-def checkpoint_to_json(opening: Checkpoint) -> bytes:
-    """What is packed, as text: quick, for what is written at every publication."""
-    books = _CheckpointDocument(
-        at=opening.at,
-        boot_id=opening.boot_id,
-        accounts=[_without_power(account) for account in opening.accounts],
-        readings=list(opening.readings),
-        groups=[_GroupTotalDocument(row.group, dict(row.energy)) for row in opening.groups],
-        processes=[_row(row) for row in opening.processes],
-        other=dict(opening.other),
-        retired=dict(opening.retired),
+def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
+    """Return the uncompressed form, which is quick enough for every publication."""
+    document = _CheckpointDocument(
+        at=checkpoint.at,
+        boot_id=checkpoint.boot_id,
+        accounts=[
+            replace(account, power=None, pending=Microjoules(0)) for account in checkpoint.accounts
+        ],
+        readings=list(checkpoint.readings),
+        groups=[_GroupTotalDocument(row.group, dict(row.energy)) for row in checkpoint.groups],
+        processes=[_process_document(row) for row in checkpoint.processes],
+        other=dict(checkpoint.other),
+        retired=dict(checkpoint.retired),
         spans=[
             _SpanDocument(r.service, r.name, dict(r.energy), r.time, r.count, dict(r.tokens))
-            for r in opening.spans
+            for r in checkpoint.spans
         ],
         outside=[
             _OutsideSpansDocument(service, {kind: e})
-            for (service, kind), e in opening.outside.items()
+            for (service, kind), e in checkpoint.outside.items()
         ],
-        footprint=opening.footprint,
-        since=opening.since,
+        footprint=checkpoint.footprint,
+        since=checkpoint.since,
     )
     try:
-        return msgspec.json.encode(books)
+        return msgspec.json.encode(document)
     except UnicodeEncodeError:  # lone surrogates; the standard library escapes them
-        return json.dumps(msgspec.to_builtins(books), separators=(",", ":")).encode("ascii")
+        return json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode("ascii")
 
 
 def checkpoint_from_json(text: bytes) -> Checkpoint:
-    """The opening in ``text``; BooksError if there is none."""
+    """Return the checkpoint in ``text``. Raises CheckpointError for other bytes."""
     try:
-        books = msgspec.convert(json.loads(text), _CheckpointDocument)
+        document = msgspec.convert(json.loads(text), _CheckpointDocument)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise CheckpointError(str(error)) from None
     return Checkpoint(
-        at=books.at,
-        boot_id=books.boot_id,
-        accounts=tuple(books.accounts),
-        readings=tuple(books.readings),
-        groups=tuple(GroupRow(total.group, total.energy, _NO_POWER) for total in books.groups),
-        processes=tuple(_process(row) for row in books.processes),
-        other=books.other,
-        retired=books.retired,
+        at=document.at,
+        boot_id=document.boot_id,
+        accounts=tuple(document.accounts),
+        readings=tuple(document.readings),
+        groups=tuple(GroupRow(total.group, total.energy, _NO_POWER) for total in document.groups),
+        processes=tuple(_process_row(row) for row in document.processes),
+        other=document.other,
+        retired=document.retired,
         spans=tuple(
-            SpanRow(s.service, s.name, s.energy, s.time, s.count, s.tokens) for s in books.spans
+            SpanRow(s.service, s.name, s.energy, s.time, s.count, s.tokens) for s in document.spans
         ),
-        outside={(one.service, kind): e for one in books.outside for kind, e in one.energy.items()},
-        footprint=books.footprint,
-        since=books.since,
+        outside={
+            (row.service, kind): e for row in document.outside for kind, e in row.energy.items()
+        },
+        footprint=document.footprint,
+        since=document.since,
     )
-
-
-def _without_power(account: DomainAccount) -> DomainAccount:
-    return replace(account, power=None, pending=Microjoules(0))
 
 
 _NO_POWER: Mapping[HwType, Milliwatts] = MappingProxyType({})
 
 
-def _row(row: ProcessRow) -> _ProcessDocument:
+def _process_document(row: ProcessRow) -> _ProcessDocument:
     info, payer = row.info, row.info.payer
     return _ProcessDocument(
         payer=(payer.pid, payer.started) if isinstance(payer, Consumer) else payer.cgroup,
@@ -182,7 +182,7 @@ def _row(row: ProcessRow) -> _ProcessDocument:
     )
 
 
-def _process(row: _ProcessDocument) -> ProcessRow:
+def _process_row(row: _ProcessDocument) -> ProcessRow:
     payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
     info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
     return ProcessRow(info, row.energy, _NO_POWER, row.alive)
@@ -206,17 +206,16 @@ class AlternatingCheckpointFiles:
         except OSError:
             self.close()
             raise
-        self._sequence = max(sequence for sequence, _ in found)
-        self._found = max(found, key=lambda one: one[0])[1]
+        self._sequence, self._previous = max(found, key=lambda one: one[0])
         self._failed = False
 
-    def opening(self) -> Checkpoint | None:
+    def previous(self) -> Checkpoint | None:
         """Return the newest checkpoint of the previous run, or None."""
-        return self._found
+        return self._previous
 
-    def write(self, opening: Checkpoint) -> None:
+    def write(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint. Logs the first of consecutive errors."""
-        text = checkpoint_to_json(opening)
+        text = checkpoint_to_json(checkpoint)
         sequence = self._sequence + 1
         numbers = (sequence, len(text), _checksum(sequence, text))
         header = b"".join(number.to_bytes(8, "little") for number in numbers)
@@ -263,9 +262,5 @@ def _checksum(sequence: int, text: bytes) -> int:
 
 def latest_checkpoint(one: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
     """Return the later of two checkpoints of one host: the one with more energy."""
-    found = [books for books in (one, other) if books is not None]
-    return max(found, key=_total_energy, default=None)
-
-
-def _total_energy(books: Checkpoint) -> int:
-    return sum(account.energy for account in books.accounts)
+    found = [checkpoint for checkpoint in (one, other) if checkpoint is not None]
+    return max(found, key=lambda c: sum(account.energy for account in c.accounts), default=None)

@@ -73,36 +73,36 @@ class DecisionLog:
         self._lock = threading.Lock()
         self._last: OrderedDict[tuple[str, Knob], _DecisionIdentity] | None = None
         self._unwritten: deque[RecordedDecision] = deque(maxlen=MAX_UNWRITTEN)
-        self._said: int | None = None
+        self._logged_at: int | None = None
         self.missed = 0
         """Number of decisions whose first write failed."""
         self.failure: Failure | None = None
         """Failure of the last write, or None."""
 
-    def add(self, decided: RecordedDecision) -> None:
-        """Append ``decided``, unless it repeats the last decision about the job.
+    def add(self, decision: RecordedDecision) -> None:
+        """Append ``decision``, unless it repeats the last decision about the job.
 
         A paired comparison alternates between two settings: the log omits the half at the
         original setting, and repeated comparisons of a held setting. Decisions whose write
         fails stay in memory until a write succeeds.
         """
         with self._lock:
-            last = self._known()
-            key = (decided.job, decided.knob)
-            same = _decision_identity(decided)
-            if _is_routine(decided.decision, last.get(key)) or last.get(key) == same:
+            last = self._last_decisions()
+            key = (decision.job, decision.knob)
+            same = _decision_identity(decision)
+            if _is_routine(decision.decision, last.get(key)) or last.get(key) == same:
                 return
             last[key] = same
             last.move_to_end(key)
             if len(last) > _MAX_JOBS:
                 last.popitem(last=False)
-            self._unwritten.append(decided)
+            self._unwritten.append(decision)
             try:
                 while self._unwritten:
                     self._append(self._unwritten[0])
                     self._unwritten.popleft()
             except OSError as error:
-                self._miss(error)
+                self._record_failure(error)
             else:
                 self.failure = None
 
@@ -119,8 +119,8 @@ class DecisionLog:
 
     # ------------------------------------------------------------------------------- the files
 
-    def _append(self, decided: RecordedDecision) -> None:
-        line = msgspec.json.encode(recorded_decision_to_json(decided)) + b"\n"
+    def _append(self, decision: RecordedDecision) -> None:
+        line = msgspec.json.encode(recorded_decision_to_json(decision)) + b"\n"
         self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         file = os.open(self._path, flags, 0o640)
@@ -138,25 +138,25 @@ class DecisionLog:
         finally:
             os.close(file)
 
-    def _known(self) -> OrderedDict[tuple[str, Knob], _DecisionIdentity]:
+    def _last_decisions(self) -> OrderedDict[tuple[str, Knob], _DecisionIdentity]:
         """Return the last decision about each job; read at the first addition."""
         if self._last is None:
             self._last = OrderedDict()
-            for one in read_decisions(self._path, self._size):
-                self._last[one.job, one.knob] = _decision_identity(one)
-                self._last.move_to_end((one.job, one.knob))
+            for decision in read_decisions(self._path, self._size):
+                self._last[decision.job, decision.knob] = _decision_identity(decision)
+                self._last.move_to_end((decision.job, decision.knob))
             while len(self._last) > _MAX_JOBS:
                 self._last.popitem(last=False)
         return self._last
 
     # --------------------------------------------------------------------------------- trouble
 
-    def _miss(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         self.missed += 1
         self.failure = _failure(error, self._path)
         now = self._clock.monotonic()
-        if self._said is None or now - self._said >= REPEAT_INTERVAL:
-            self._said = now
+        if self._logged_at is None or now - self._logged_at >= REPEAT_INTERVAL:
+            self._logged_at = now
             self._log(str(self.failure))
 
 
@@ -180,8 +180,8 @@ def _rotated_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def _decision_identity(decided: RecordedDecision) -> _DecisionIdentity:
-    return (*decided.decision.same_as, decided.applied)
+def _decision_identity(decision: RecordedDecision) -> _DecisionIdentity:
+    return (*decision.decision.same_as, decision.applied)
 
 
 def _is_routine(decision: Decision, last: _DecisionIdentity | None) -> bool:
@@ -232,7 +232,7 @@ class CertificationStore:
 
     def __init__(self, path: Path, memory: CertifiedSettings, log: Callable[[str], None]) -> None:
         self._path, self._memory, self._log = path, memory, log
-        self._said = False
+        self._logged = False
 
     @classmethod
     def open(
@@ -245,11 +245,11 @@ class CertificationStore:
         except FileNotFoundError:
             memory = CertifiedSettings()
         except (OSError, ValueError, RecursionError) as error:
+            memory = CertifiedSettings()
             log(
                 f"Cannot read certified settings from {path} ({error}). The tuner searches "
                 "again and writes a new file."
             )
-            memory = CertifiedSettings()
         return cls(path, memory, log)
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
@@ -258,13 +258,13 @@ class CertificationStore:
 
     def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
         """Record a setting that keeps the budget of a job."""
-        self._become(self._memory.certified(fingerprint, remembered))
+        self._save(self._memory.certified(fingerprint, remembered))
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
         """Record a later failure of the certified setting; it loses trust or is removed."""
-        self._become(self._memory.failed(fingerprint, knob))
+        self._save(self._memory.failed(fingerprint, knob))
 
-    def _become(self, memory: CertifiedSettings) -> None:
+    def _save(self, memory: CertifiedSettings) -> None:
         if memory == self._memory:
             return
         self._memory = memory
@@ -279,8 +279,8 @@ class CertificationStore:
         except OSError as error:
             with contextlib.suppress(OSError):
                 new.unlink()
-            if not self._said:
-                self._said = True
+            if not self._logged:
+                self._logged = True
                 self._log(
                     f"Cannot write certified settings to {self._path} ({error.strerror}): "
                     "the tuner loses them at its next start."

@@ -7,11 +7,12 @@ more are dropped, and the energy of the domains stays.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import (
@@ -24,6 +25,8 @@ from wattspan.model import (
     ProcessRow,
     SpanRow,
 )
+
+K = TypeVar("K")
 
 SPAN = "span"
 """Kind of a report section about spans."""
@@ -62,11 +65,10 @@ class SpanUsage:
     tokens_out: int = 0
 
     def __add__(self, other: SpanUsage) -> SpanUsage:
-        energy = dict(self.energy)
-        for kind, amount in other.energy.items():
-            energy[kind] = energy.get(kind, 0) + amount
+        energy = Counter(self.energy)
+        energy.update(other.energy)
         return SpanUsage(
-            energy,
+            dict(energy),
             self.calls + other.calls,
             min(MAX_STORED_INTEGER, self.nanoseconds + other.nanoseconds),
             min(MAX_STORED_INTEGER, self.tokens_in + other.tokens_in),
@@ -89,41 +91,39 @@ def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanNam
     before = {(row.service, row.name): row for row in earlier.spans} if earlier else {}
     found: dict[SpanName, SpanUsage] = {}
     for row in later.spans:
-        if use := _span_rise(before.get((row.service, row.name)), row):
+        if usage := _span_rise(before.get((row.service, row.name)), row):
             name = SpanName(SpanRole.NAMED, row.service, row.name)
-            found[REST_OF_SPANS if (row.service, row.name) == (OTHER, OTHER) else name] = use
-    left = earlier.outside if earlier else {}
-    for (service, kind), energy in later.outside.items():
-        if rise := _increase(left.get((service, kind), 0), energy):
-            name = SpanName(SpanRole.OUTSIDE, service)
-            found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: rise})
+            found[REST_OF_SPANS if (row.service, row.name) == (OTHER, OTHER) else name] = usage
+    outside = _rises(earlier.outside if earlier else {}, later.outside)
+    for (service, kind), energy in outside.items():
+        name = SpanName(SpanRole.OUTSIDE, service)
+        found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: _limited(energy)})
     return found
 
 
-def total_usage(uses: Iterable[SpanUsage]) -> SpanUsage:
-    return sum(uses, SpanUsage())
+def total_usage(usages: Iterable[SpanUsage]) -> SpanUsage:
+    return sum(usages, SpanUsage())
 
 
 def _span_rise(before: SpanRow | None, after: SpanRow) -> SpanUsage:
-    if (
-        before is None or after.count < before.count
-    ):  # the account was removed meanwhile and restarted at zero
+    # A lower count: the account was removed meanwhile and restarted at zero.
+    if before is None or after.count < before.count:
         before = SpanRow(after.service, after.name, {})
-    energy = {
-        kind: rise
-        for kind, amount in after.energy.items()
-        if (rise := _increase(before.energy.get(kind, 0), amount))
-    }
+    energy = {kind: _limited(e) for kind, e in _rises(before.energy, after.energy).items()}
     tokens = [
-        _increase(before.tokens.get(d, 0), after.tokens.get(d, 0)) for d in ("input", "output")
+        _limited(_rise(before.tokens.get(d, 0), after.tokens.get(d, 0)))
+        for d in ("input", "output")
     ]
     return SpanUsage(
-        energy, after.count - before.count, _increase(before.time, after.time), *tokens
+        energy,
+        after.count - before.count,
+        _limited(_rise(before.time, after.time)),
+        *tokens,
     )
 
 
-def _increase(before: int, after: int) -> int:
-    return min(MAX_STORED_INTEGER, _rise(before, after))
+def _limited(amount: int) -> int:
+    return min(MAX_STORED_INTEGER, amount)
 
 
 PROCESS = "process"
@@ -177,14 +177,13 @@ def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDe
     """Return the energy from ``earlier`` to ``later``; in total if ``earlier`` is None."""
     before = {account.domain.id: account for account in earlier.accounts} if earlier else {}
     domains = tuple(
-        spent
+        delta
         for account in later.accounts
-        if (spent := _domain_delta(before.get(account.domain.id), account))
+        if (delta := _domain_delta(before.get(account.domain.id), account))
     )
-    consumers: dict[HwType, int] = {}
-    for spent in domains:
-        kind = spent.domain.hw_type
-        consumers[kind] = consumers.get(kind, 0) + spent.consumers
+    consumers = Counter[HwType]()
+    for delta in domains:
+        consumers[delta.domain.hw_type] += delta.consumers
     owners = _processes(earlier, later, consumers)
     owners.update(_groups(earlier, later, consumers))
     return CheckpointDelta(later.at.wall, domains, owners, spans_between(earlier, later))
@@ -201,16 +200,17 @@ def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainD
         consumers = idle = unattributed = 0
     elif min(consumers, idle, unattributed) < 0 or consumers + idle + unattributed != energy:
         consumers, idle, unattributed = 0, 0, energy
-    gaps = {
-        reason: rise
-        for reason, total in after.gaps.items()
-        if (rise := _rise(before.gaps.get(reason, 0), total))
-    }
+    gaps = _rises(before.gaps, after.gaps)
     return DomainDelta(after.domain, energy, consumers, idle, unattributed, gaps)
 
 
 def _rise(before: int, after: int) -> int:
     return after - before if after >= before else after
+
+
+def _rises(before: Mapping[K, int], after: Mapping[K, int]) -> dict[K, int]:
+    """Return the increase of each total, without zeros."""
+    return {key: rise for key, total in after.items() if (rise := _rise(before.get(key, 0), total))}
 
 
 def _processes(
@@ -224,14 +224,12 @@ def _processes(
     before: dict[Payer, ProcessRow] = {}
     if earlier is not None and earlier.boot_id == later.boot_id:
         before = {row.info.payer: row for row in earlier.processes}
-    named: dict[EnergyOwner, int] = {}
+    commands = Counter[EnergyOwner]()
     for row in later.processes:
         old = before.get(row.info.payer)
-        for kind, energy in row.energy.items():
-            if rise := _rise(old.energy.get(kind, 0) if old else 0, energy):
-                owner = EnergyOwner(PROCESS, kind, row.info.command, row.info.group)
-                named[owner] = named.get(owner, 0) + rise
-    named = _plausible(named, consumers)
+        for kind, rise in _rises(old.energy if old else {}, row.energy).items():
+            commands[EnergyOwner(PROCESS, kind, row.info.command, row.info.group)] += rise
+    named = _plausible(commands, consumers)
     for kind, whole in consumers.items():
         if rest := whole - sum(e for owner, e in named.items() if owner.hw_type is kind):
             named[EnergyOwner.others(PROCESS, kind)] = rest
@@ -244,10 +242,8 @@ def _groups(
     before = {row.group: row.energy for row in earlier.groups} if earlier else {}
     named: dict[EnergyOwner, int] = {}
     for row in later.groups:
-        old = before.get(row.group, {})
-        for kind, energy in row.energy.items():
-            if rise := _rise(old.get(kind, 0), energy):
-                named[EnergyOwner(row.group.kind, kind, row.group.name)] = rise
+        for kind, rise in _rises(before.get(row.group, {}), row.energy).items():
+            named[EnergyOwner(row.group.kind, kind, row.group.name)] = rise
     return _plausible(named, consumers)
 
 
@@ -255,10 +251,9 @@ def _plausible(
     named: dict[EnergyOwner, int], consumers: Mapping[HwType, int]
 ) -> dict[EnergyOwner, int]:
     """Return ``named`` without kinds and types that claim more than the consumers' energy."""
-    claimed: dict[tuple[str, HwType], int] = {}
+    claimed = Counter[tuple[str, HwType]]()
     for owner, energy in named.items():
-        key = owner.kind, owner.hw_type
-        claimed[key] = claimed.get(key, 0) + energy
+        claimed[owner.kind, owner.hw_type] += energy
     return {
         owner: energy
         for owner, energy in named.items()

@@ -7,21 +7,107 @@ Every function runs in the transaction of the caller. After a rollback the calle
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wattspan.model import Domain
-from wattspan.storage.deltas import PROCESS, CheckpointDelta, EnergyOwner
-from wattspan.storage.schema import DAY, HOUR, MINUTE, database_text
-from wattspan.storage.span_history import SpanHistoryWriter
+from wattspan.storage.database import DAY, HOUR, MINUTE, database_text
+from wattspan.storage.deltas import (
+    MAX_STORED_INTEGER,
+    REST_OF_SPANS,
+    CheckpointDelta,
+    EnergyOwner,
+    SpanName,
+    SpanRole,
+)
 
 _MAX_CACHED_KEYS = 20_000
 _BUCKETS_PER_DELETION = 48  # coarse buckets, so that no write takes long
 _COARSER = {MINUTE: HOUR, HOUR: DAY}
 
+_Named = Domain | EnergyOwner | SpanName
+"""The kinds of names with a key: domains, owners and span names."""
 
-@dataclass(frozen=True, slots=True)
-class HistoryRetention:
+
+class _BucketTable:
+    """SQL of a table whose rows are sums of one bucket.
+
+    ``names`` are the columns that identify a row within a bucket, ``sums`` the summed columns.
+    Sums of ``claimed`` figures are limited to `MAX_STORED_INTEGER`, because applications choose
+    them: a plain sum may exceed an SQLite integer.
+    """
+
+    def __init__(self, name: str, names: str, sums: str, *, claimed: bool = False) -> None:
+        columns = sums.split(", ")
+        added = ", ".join(
+            f"{c} = min({MAX_STORED_INTEGER}, {c} + excluded.{c})"
+            if claimed
+            else f"{c} = {c} + excluded.{c}"
+            for c in columns
+        )
+        width = 2 + len(names.split(", ")) + len(columns)
+        selected = sums if claimed else ", ".join(f"sum({c})" for c in columns)
+        grouping = "" if claimed else f" GROUP BY {names}"
+        others = "".join(f", {c}" for c in names.split(", ")[1:])
+        row = f"step = ? AND start = ? AND {names.split(', ', maxsplit=1)[0]} = ?"
+        # ruff: noqa: S608 - the names of tables and columns are constants
+        self.add = (
+            f"INSERT INTO {name} VALUES ({_placeholders(width)}) ON CONFLICT DO UPDATE SET {added}"
+        )
+        self.roll_up = (
+            f"INSERT INTO {name} SELECT ?, ?, {names}, {selected} FROM {name}"
+            f" WHERE step = ? AND start >= ? AND start < ?{grouping}"
+            f" ON CONFLICT DO UPDATE SET {added}"
+        )
+        self.move = (
+            f"INSERT INTO {name} SELECT step, start, ?{others}, {sums} FROM {name} WHERE {row}"
+            f" ON CONFLICT DO UPDATE SET {added}"
+        )
+        self.delete_row = f"DELETE FROM {name} WHERE {row}"
+        self.delete_buckets = f"DELETE FROM {name} WHERE step = ? AND start >= ? AND start < ?"
+
+
+def _placeholders(count: int) -> str:
+    return ", ".join("?" * count)
+
+
+_DOMAIN_ENERGY = _BucketTable("domain_energy", "domain", "energy, consumers, idle, unattributed")
+_GAP = _BucketTable("gap", "domain, reason", "nanoseconds")
+_OWNER_ENERGY = _BucketTable("owner_energy", "owner", "energy")
+_SPAN_ENERGY = _BucketTable("span_energy", "span, hw_type", "energy")
+_SPAN_WORK = _BucketTable(
+    "span_work", "span", "calls, nanoseconds, tokens_in, tokens_out", claimed=True
+)
+_TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, _SPAN_ENERGY, _SPAN_WORK)
+
+_SMALL_OWNERS = """
+SELECT key, kind, hw_type FROM (
+    SELECT key, kind, hw_type,
+           row_number() OVER (PARTITION BY kind, hw_type ORDER BY energy DESC, key) AS place
+    FROM owner_energy JOIN owner ON key = "owner"
+    WHERE step = :step AND start = :start AND NOT rest
+) WHERE place > iif(kind = 'process', :processes, :groups)
+"""
+_SMALL_SPANS = """
+SELECT key, role FROM (
+    SELECT key, role,
+           row_number() OVER (PARTITION BY role ORDER BY energy DESC, calls DESC, key) AS place
+    FROM span_work JOIN span ON key = span
+    LEFT JOIN (
+        SELECT span AS spender, sum(energy) AS energy FROM span_energy
+        WHERE step = :step AND start = :start GROUP BY span
+    ) ON spender = key
+    WHERE step = :step AND start = :start AND role != 'rest'
+) WHERE place > :spans
+"""
+_SPAN_RESTS = {
+    SpanRole.NAMED: REST_OF_SPANS,
+    SpanRole.OUTSIDE: SpanName(SpanRole.OUTSIDE, "other"),
+}
+
+
+class HistoryRetention(NamedTuple):
     """Limits: buckets of each step, names in a bucket, bytes of the file."""
 
     minutes: int
@@ -36,12 +122,10 @@ class HistoryRetention:
 class HistoryWriter:
     """Writer of the history of one database."""
 
-    def __init__(self, database: sqlite3.Connection, bounds: HistoryRetention) -> None:
+    def __init__(self, database: sqlite3.Connection, retention: HistoryRetention) -> None:
         self._database = database
-        self._bounds = bounds
-        self._domains: dict[Domain, int] = {}
-        self._owners: dict[EnergyOwner, int] = {}
-        self._spans = SpanHistoryWriter(database, bounds.spans)
+        self._retention = retention
+        self._keys: dict[_Named, int] = {}
         self._minute: int | None = None
         self._hour: int | None = None
 
@@ -52,118 +136,101 @@ class HistoryWriter:
         leaves a hole.
         """
         minute = max(0, delta.wall // 10**9) // MINUTE * MINUTE
-        self._add_domains(minute, delta)
-        self._add_owners(minute, delta)
-        self._spans.add(MINUTE, minute, delta.spans)
+        self._add_rows(minute, delta)
         if minute == self._minute:
             return False
         if self._minute is not None:
             self._fold(MINUTE, self._minute)
-        self._keep_bounds(minute // HOUR)
+        self._apply_retention(minute // HOUR)
         self._minute = minute
         return True
 
     def forget_keys(self) -> None:
-        self._domains.clear()
-        self._owners.clear()
-        self._spans.forget_keys()
+        self._keys.clear()
 
-    # -------------------------------------------------------------------------------- adding
-
-    def _add_domains(self, minute: int, delta: CheckpointDelta) -> None:
-        self._database.executemany(
-            "INSERT INTO domain_energy VALUES (?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy,"
-            " consumers = consumers + excluded.consumers, idle = idle + excluded.idle,"
-            " unattributed = unattributed + excluded.unattributed",
+    def _add_rows(self, minute: int, delta: CheckpointDelta) -> None:
+        at, key, insert = (MINUTE, minute), self._key, self._database.executemany
+        insert(
+            _DOMAIN_ENERGY.add,
             [
-                (
-                    MINUTE,
-                    minute,
-                    self._domain_key(spent.domain),
-                    spent.energy,
-                    spent.consumers,
-                    spent.idle,
-                    spent.unattributed,
-                )
-                for spent in delta.domains
+                (*at, key(d.domain), d.energy, d.consumers, d.idle, d.unattributed)
+                for d in delta.domains
             ],
         )
-        self._database.executemany(
-            "INSERT INTO gap VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET nanoseconds = nanoseconds + excluded.nanoseconds",
+        insert(
+            _GAP.add,
+            [(*at, key(d.domain), *gap) for d in delta.domains for gap in d.gaps.items()],
+        )
+        insert(
+            _OWNER_ENERGY.add,
+            sorted((*at, key(owner), energy) for owner, energy in delta.owners.items()),
+        )
+        insert(
+            _SPAN_ENERGY.add,
             [
-                (MINUTE, minute, self._domain_key(spent.domain), reason, nanoseconds)
-                for spent in delta.domains
-                for reason, nanoseconds in spent.gaps.items()
+                (*at, key(name), *energy)
+                for name, usage in delta.spans.items()
+                for energy in usage.energy.items()
+            ],
+        )
+        insert(
+            _SPAN_WORK.add,
+            [
+                (*at, key(name), u.calls, u.nanoseconds, u.tokens_in, u.tokens_out)
+                for name, u in delta.spans.items()
             ],
         )
 
-    def _add_owners(self, minute: int, delta: CheckpointDelta) -> None:
-        self._database.executemany(
-            "INSERT INTO owner_energy VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy",
-            sorted(
-                (MINUTE, minute, self._owner_key(owner), energy)
-                for owner, energy in delta.owners.items()
-            ),
-        )
-
-    def _domain_key(self, domain: Domain) -> int:
-        """Return the key of ``domain``; another provenance or cover makes another row."""
-        key = self._domains.get(domain)
+    def _key(self, named: _Named) -> int:
+        key = self._keys.get(named)
         if key is None:
-            key = self._domains[domain] = self._key(
-                "domain",
-                database_text(domain.id),
-                domain.hw_type,
-                database_text(domain.name),
-                domain.provenance,
-                domain.method,
-                int(domain.in_cover),
-                int(domain.resource is not None),
-            )
+            if len(self._keys) >= _MAX_CACHED_KEYS:
+                self._keys.clear()
+            key = self._keys[named] = self._stored_key(named)
         return key
 
-    def _owner_key(self, owner: EnergyOwner) -> int:
-        key = self._owners.get(owner)
-        if key is None:
-            if len(self._owners) >= _MAX_CACHED_KEYS:
-                self._owners.clear()
-            key = self._owners[owner] = self._key(
-                "owner",
-                owner.kind,
-                owner.hw_type,
-                database_text(owner.name),
-                database_text(owner.group),
-                int(owner.rest),
+    def _stored_key(self, named: _Named) -> int:
+        """Return the key of a row; a new provenance or cover of a domain makes a new row."""
+        values: tuple[str | int, ...]
+        if isinstance(named, Domain):
+            table, columns = "domain", "id, hw_type, name, provenance, method, in_cover, attributed"
+            values = (
+                database_text(named.id),
+                named.hw_type,
+                database_text(named.name),
+                named.provenance,
+                named.method,
+                int(named.in_cover),
+                int(named.resource is not None),
             )
-        return key
-
-    def _key(self, table: str, *values: str | int) -> int:
-        columns = _IDENTITY[table]
+        else:
+            table, columns = "span", "role, service, name"
+            if isinstance(named, EnergyOwner):
+                table, columns = "owner", 'kind, hw_type, name, "group", rest'
+            values = tuple(
+                database_text(value) if isinstance(value, str) else int(value) for value in named
+            )
+        marks = _placeholders(len(values))
         found = self._database.execute(
-            f"SELECT key FROM {table} WHERE ({columns}) = ({_placeholders(values)})",  # noqa: S608
-            values,
+            f"SELECT key FROM {table} WHERE ({columns}) = ({marks})", values
         ).fetchone()
         if found is None:
             found = self._database.execute(
-                f"INSERT INTO {table} ({columns}) VALUES ({_placeholders(values)}) RETURNING key",  # noqa: S608
-                values,
+                f"INSERT INTO {table} ({columns}) VALUES ({marks}) RETURNING key", values
             ).fetchone()
         return int(found[0])
 
-    # ------------------------------------------------------------------------------- keeping few
+    # ------------------------------------------------------------------------------- retention
 
-    def _keep_bounds(self, hour: int) -> None:
+    def _apply_retention(self, hour: int) -> None:
         if hour != self._hour:
-            self._roll_up(MINUTE, self._bounds.minutes)
-            rolled = self._roll_up(HOUR, self._bounds.hours)
-            forgot = self._forget_days(self._bounds.days)
-            if rolled or forgot:
+            self._roll_up(MINUTE, self._retention.minutes)
+            rolled = self._roll_up(HOUR, self._retention.hours)
+            deleted = self._delete_old_days(self._retention.days)
+            if rolled or deleted:
                 self._purge_names()
             self._hour = hour
-        if self._bytes() > self._bounds.bytes:
+        if self._bytes() > self._retention.bytes:
             self._shed()
 
     def _roll_up(self, step: int, keep: int) -> bool:
@@ -183,61 +250,35 @@ class HistoryWriter:
     def _roll_bucket(self, step: int, start: int) -> None:
         """Move all rows of one coarser bucket into it. The sums do not change."""
         coarser = _COARSER[step]
-        here = (coarser, start, step, start, start + coarser)
-        self._database.execute(
-            "INSERT INTO domain_energy SELECT ?, ?, domain, sum(energy), sum(consumers),"
-            " sum(idle), sum(unattributed) FROM domain_energy"
-            " WHERE step = ? AND start >= ? AND start < ? GROUP BY domain"
-            " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy,"
-            " consumers = consumers + excluded.consumers, idle = idle + excluded.idle,"
-            " unattributed = unattributed + excluded.unattributed",
-            here,
-        )
-        self._database.execute(
-            "INSERT INTO gap SELECT ?, ?, domain, reason, sum(nanoseconds) FROM gap"
-            " WHERE step = ? AND start >= ? AND start < ? GROUP BY domain, reason"
-            " ON CONFLICT DO UPDATE SET nanoseconds = nanoseconds + excluded.nanoseconds",
-            here,
-        )
-        self._database.execute(
-            "INSERT INTO owner_energy SELECT ?, ?, owner, sum(energy) FROM owner_energy"
-            " WHERE step = ? AND start >= ? AND start < ? GROUP BY owner"
-            " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy",
-            here,
-        )
-        self._spans.roll(step, start, coarser)
+        for table in _TABLES:
+            self._database.execute(table.roll_up, (coarser, start, step, start, start + coarser))
         self._delete(step, start, start + coarser)
         self._fold(coarser, start)
 
     def _fold(self, step: int, start: int) -> None:
-        """Add the energy of all but the largest owners of a bucket to the rest of their kind."""
-        self._spans.fold(step, start)
-        rows = self._database.execute(
-            'SELECT key, kind, hw_type, energy FROM owner_energy JOIN owner ON key = "owner"'
-            " WHERE step = ? AND start = ? AND NOT rest ORDER BY kind, hw_type, energy DESC, key",
-            (step, start),
-        ).fetchall()
-        seen: dict[tuple[str, str], int] = {}
-        rest: dict[tuple[str, str], int] = {}
-        small: list[tuple[int, int, int]] = []
-        for key, kind, hw_type, energy in rows:
-            rank = seen[kind, hw_type] = seen.get((kind, hw_type), 0) + 1
-            if rank > (self._bounds.processes if kind == PROCESS else self._bounds.groups):
-                rest[kind, hw_type] = rest.get((kind, hw_type), 0) + energy
-                small.append((step, start, key))
-        self._database.executemany(
-            "DELETE FROM owner_energy WHERE step = ? AND start = ? AND owner = ?", small
-        )
-        self._database.executemany(
-            "INSERT INTO owner_energy VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET energy = energy + excluded.energy",
-            [
-                (step, start, self._key("owner", kind, hw_type, "", "", 1), energy)
-                for (kind, hw_type), energy in rest.items()
-            ],
-        )
+        """Add all but the largest owners and spans of a bucket to the rest of their kind."""
+        bucket = {"step": step, "start": start, **self._retention._asdict()}
+        owners: dict[EnergyOwner, list[int]] = defaultdict(list)
+        for key, kind, hw_type in self._database.execute(_SMALL_OWNERS, bucket):
+            owners[EnergyOwner.others(kind, hw_type)].append(key)
+        for owner, small in owners.items():
+            self._merge((_OWNER_ENERGY,), step, start, small, self._key(owner))
+        spans: dict[SpanName, list[int]] = defaultdict(list)
+        for key, role in self._database.execute(_SMALL_SPANS, bucket):
+            spans[_SPAN_RESTS[role]].append(key)
+        for span, small in spans.items():
+            self._merge((_SPAN_ENERGY, _SPAN_WORK), step, start, small, self._key(span))
 
-    def _forget_days(self, keep: int) -> bool:
+    def _merge(
+        self, tables: Iterable[_BucketTable], step: int, start: int, keys: list[int], into: int
+    ) -> None:
+        """Add the rows of ``keys`` in a bucket to those of the key ``into``."""
+        rows = [(step, start, key) for key in keys if key != into]
+        for table in tables:
+            self._database.executemany(table.move, [(into, *row) for row in rows])
+            self._database.executemany(table.delete_row, rows)
+
+    def _delete_old_days(self, keep: int) -> bool:
         edge, oldest = self._newest(DAY, keep), self._oldest(DAY)
         if edge is None or oldest is None or oldest >= edge:
             return False
@@ -248,7 +289,7 @@ class HistoryWriter:
         """Free space: roll up the oldest buckets, and at last delete the oldest days."""
         self._purge_names()
         for _ in range(_BUCKETS_PER_DELETION):
-            if self._bytes() <= self._bounds.bytes * 9 // 10:
+            if self._bytes() <= self._retention.bytes * 9 // 10:
                 return
             if (minute := self._oldest(MINUTE)) is not None:
                 self._roll_bucket(MINUTE, minute // HOUR * HOUR)
@@ -261,14 +302,15 @@ class HistoryWriter:
         self._purge_names()
 
     def _purge_names(self) -> None:
-        """Delete the names that no row uses."""
+        """Delete the names of owners and spans that no row uses."""
         self._database.execute(
             "DELETE FROM owner WHERE key NOT IN (SELECT owner FROM owner_energy)"
         )
-        self._owners.clear()
-        self._spans.purge_names()
-
-    # ---------------------------------------------------------------------------------- asking
+        self._database.execute(
+            "DELETE FROM span WHERE key NOT IN"
+            " (SELECT span FROM span_energy UNION SELECT span FROM span_work)"
+        )
+        self.forget_keys()
 
     def _newest(self, step: int, nth: int) -> int | None:
         """Return the start of the ``nth`` newest bucket; None if there are fewer."""
@@ -281,8 +323,8 @@ class HistoryWriter:
     def _oldest(self, step: int) -> int | None:
         return self._start("SELECT min(start) FROM domain_energy WHERE step = ?", (step,))
 
-    def _start(self, query: str, values: Iterable[int]) -> int | None:
-        row = self._database.execute(query, tuple(values)).fetchone()
+    def _start(self, query: str, values: tuple[int, ...]) -> int | None:
+        row = self._database.execute(query, values).fetchone()
         if row is None or row[0] is None:
             return None
         if not isinstance(row[0], int):
@@ -290,12 +332,8 @@ class HistoryWriter:
         return row[0]
 
     def _delete(self, step: int, start: int, end: int) -> None:
-        for table in ("domain_energy", "gap", "owner_energy"):
-            self._database.execute(
-                f"DELETE FROM {table} WHERE step = ? AND start >= ? AND start < ?",  # noqa: S608
-                (step, start, end),
-            )
-        self._spans.delete(step, start, end)
+        for table in _TABLES:
+            self._database.execute(table.delete_buckets, (step, start, end))
 
     def _bytes(self) -> int:
         """Return the bytes of used pages; free pages return to the file system gradually."""
@@ -304,13 +342,3 @@ class HistoryWriter:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return (pages - free) * size
-
-
-_IDENTITY = {
-    "domain": "id, hw_type, name, provenance, method, in_cover, attributed",
-    "owner": 'kind, hw_type, name, "group", rest',
-}
-
-
-def _placeholders(values: tuple[str | int, ...]) -> str:
-    return ", ".join("?" * len(values))

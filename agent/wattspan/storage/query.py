@@ -13,10 +13,18 @@ from typing import Any
 
 from wattspan.model import GapReason, HwType, Provenance
 from wattspan.ports import StoreError
-from wattspan.storage.database import file_exists, sqlite_error_name
+from wattspan.storage.database import (
+    DAY,
+    HOUR,
+    MIGRATIONS,
+    MINUTE,
+    SchemaError,
+    file_exists,
+    sqlite_error_name,
+    supported_version,
+)
 from wattspan.storage.deltas import SPAN, EnergyOwner, SpanName, SpanRole, SpanUsage
 from wattspan.storage.rates import Weighting, select_buckets
-from wattspan.storage.schema import DAY, HOUR, MIGRATIONS, MINUTE, SchemaError, supported_version
 
 _COPY_ATTEMPTS = 5
 """Attempts of a copy: the agent restarts its log at most every few minutes."""
@@ -61,7 +69,7 @@ class HistoryExtract:
     """Sums of the history over an interval, widened to whole buckets.
 
     ``start`` and ``end`` are Unix seconds, ``steps`` the lengths of the summed buckets. With
-    ``reckonings``, every energy is an ``EnergyWithWeights``.
+    ``weightings``, every energy is an ``EnergyWithWeights``.
     """
 
     start: int
@@ -70,7 +78,7 @@ class HistoryExtract:
     domains: tuple[DomainTotal, ...]
     owners: Mapping[EnergyOwner, int]
     spans: Mapping[SpanName, SpanUsage] = field(default_factory=dict)
-    reckonings: tuple[Weighting, ...] = ()
+    weightings: tuple[Weighting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +93,21 @@ def extract_history(
     start: int,
     end: int,
     kinds: Iterable[str] = (),
-    reckonings: Sequence[Weighting] = (),
+    weightings: Sequence[Weighting] = (),
 ) -> HistoryExtract | NoHistory:
     """Return the sums from ``start`` to before ``end`` (Unix seconds), with owners of ``kinds``.
 
-    Energies carry their weight by each of ``reckonings``. All sums are of one transaction.
+    Energies carry their weight by each of ``weightings``. All sums are of one transaction.
     StoreError if the store is not readable.
     """
     try:
-        with _connected(path) as database:
-            _require_present(database, path)
+        with _open_read_only(path) as database:
+            _require_current_schema(database, path)
             database.execute("BEGIN")
-            return _extract(database, start, end, frozenset(kinds), reckonings)
+            return _extract(database, start, end, frozenset(kinds), weightings)
     except (sqlite3.Error, ValueError, TypeError) as error:
         # An unknown value is a sign of corruption, as a malformed page is.
-        raise StoreError(_sentence(error, path)) from None
+        raise _store_error(error, path) from None
 
 
 _WITHIN = " OR ".join(
@@ -152,52 +160,52 @@ def _extract(
     start: int,
     end: int,
     kinds: frozenset[str],
-    reckonings: Sequence[Weighting],
+    weightings: Sequence[Weighting],
 ) -> HistoryExtract | NoHistory:
-    stretch = {"start": start, "end": end}
-    found = database.execute(_FOUND, stretch).fetchall()
+    interval = {"start": start, "end": end}
+    found = database.execute(_FOUND, interval).fetchall()
     if not found:
         reach = database.execute(_REACH).fetchall()
         return NoHistory((min(r[1] for r in reach), max(r[2] for r in reach)) if reach else None)
-    weigh = select_buckets(database, _WITHIN, stretch, reckonings)
+    weigh = select_buckets(database, _WITHIN, interval, weightings)
     gaps: dict[int, dict[GapReason, int]] = {}
-    for domain, reason, nanoseconds in database.execute(_GAPS, stretch):
+    for domain, reason, nanoseconds in database.execute(_GAPS, interval):
         gaps.setdefault(domain, {})[GapReason(reason)] = nanoseconds
     domains: dict[int, DomainTotal] = {}
-    for key, *row, worth, energy, consumers, idle, unattributed in database.execute(_DOMAINS):
-        sums = [weigh(each, worth) for each in (energy, consumers, idle, unattributed)]
-        one = _domain_total(row, sums, gaps.get(key, {}))
-        domains[key] = domains[key].plus(one) if key in domains else one
+    for key, *row, rate_class, energy, consumers, idle, unattributed in database.execute(_DOMAINS):
+        sums = [weigh(each, rate_class) for each in (energy, consumers, idle, unattributed)]
+        total = _domain_total(row, sums, gaps.get(key, {}))
+        domains[key] = domains[key].plus(total) if key in domains else total
     owners: dict[EnergyOwner, int] = {}
-    for kind, hw_type, name, group, rest, worth, energy in (
+    for kind, hw_type, name, group, rest, rate_class, energy in (
         database.execute(_OWNERS) if kinds else ()
     ):
         if kind in kinds:
             owner = EnergyOwner(kind, HwType(hw_type), name, group, bool(rest))
-            owners[owner] = owners.get(owner, 0) + weigh(energy, worth)
+            owners[owner] = owners.get(owner, 0) + weigh(energy, rate_class)
     return HistoryExtract(
         start=min(row[1] for row in found),
         end=max(row[2] for row in found),
         steps=tuple(sorted(row[0] for row in found)),
         domains=tuple(domains.values()),
         owners=owners,
-        spans=_spans(database, stretch, weigh) if SPAN in kinds else {},
-        reckonings=tuple(reckonings),
+        spans=_spans(database, interval, weigh) if SPAN in kinds else {},
+        weightings=tuple(weightings),
     )
 
 
 def _spans(
-    database: sqlite3.Connection, stretch: Mapping[str, int], weigh: Callable[[int, int], int]
+    database: sqlite3.Connection, interval: Mapping[str, int], weigh: Callable[[int, int], int]
 ) -> dict[SpanName, SpanUsage]:
     energies: dict[int, dict[HwType, int]] = {}
-    for key, hw_type, worth, energy in database.execute(_SPAN_ENERGY):
+    for key, hw_type, rate_class, energy in database.execute(_SPAN_ENERGY):
         row, kind = energies.setdefault(key, {}), HwType(hw_type)
-        row[kind] = row.get(kind, 0) + weigh(energy, worth)
+        row[kind] = row.get(kind, 0) + weigh(energy, rate_class)
     return {
         SpanName(SpanRole(role), service, name): SpanUsage(
             energies.get(key, {}), calls, *map(int, claims)
         )
-        for key, role, service, name, calls, *claims in database.execute(_SPANS, stretch)
+        for key, role, service, name, calls, *claims in database.execute(_SPANS, interval)
     }
 
 
@@ -205,18 +213,18 @@ def _domain_total(row: list[Any], sums: list[int], gaps: Mapping[GapReason, int]
     domain, hw_type, name, provenance, method, in_cover, attributed = row
     energy, consumers, idle, unattributed = sums
     return DomainTotal(
-        id=domain,
-        hw_type=HwType(hw_type),
-        name=name,
-        provenance=Provenance(provenance),
-        method=method,
-        in_cover=bool(in_cover),
-        attributed=bool(attributed),
-        energy=energy,
-        consumers=consumers,
-        idle=idle,
-        unattributed=unattributed,
-        gaps=gaps,
+        domain,
+        HwType(hw_type),
+        name,
+        Provenance(provenance),
+        method,
+        bool(in_cover),
+        bool(attributed),
+        energy,
+        consumers,
+        idle,
+        unattributed,
+        gaps,
     )
 
 
@@ -224,7 +232,7 @@ def _domain_total(row: list[Any], sums: list[int], gaps: Mapping[GapReason, int]
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+def _open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a read-only connection that never blocks the writer.
 
     Only the agent's user and root can open the index of the write-ahead log, with its locks; other
@@ -239,19 +247,19 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     address = f"{path.absolute().as_uri()}?mode=ro"
     with ExitStack() as stack:
         try:
-            database = _opened(address)
+            database = _connect(address)
         except sqlite3.OperationalError:
             if _wal_path(path).exists():
-                copy = _copied(path, Path(stack.enter_context(TemporaryDirectory())))
+                copy = _copy_database(path, Path(stack.enter_context(TemporaryDirectory())))
                 if copy is None:
                     raise
-                database = _opened(copy.as_uri())
+                database = _connect(copy.as_uri())
             else:
-                database = _opened(f"{address}&immutable=1")
+                database = _connect(f"{address}&immutable=1")
         yield stack.enter_context(closing(database))
 
 
-def _copied(path: Path, folder: Path) -> Path | None:
+def _copy_database(path: Path, folder: Path) -> Path | None:
     """Return a consistent copy of the database in ``folder``; None if that fails.
 
     The copy of the log follows the copy of the database: the log contains everything that
@@ -284,7 +292,7 @@ def _wal_header(log: Path) -> bytes:
         return file.read(_WAL_HEADER_BYTES)
 
 
-def _opened(address: str) -> sqlite3.Connection:
+def _connect(address: str) -> sqlite3.Connection:
     database = sqlite3.connect(address, uri=True, timeout=5.0, isolation_level=None)
     database.text_factory = lambda text: text.decode("utf-8", "replace")  # for damaged names
     try:
@@ -295,7 +303,7 @@ def _opened(address: str) -> sqlite3.Connection:
     return database
 
 
-def _require_present(database: sqlite3.Connection, path: Path) -> None:
+def _require_current_schema(database: sqlite3.Connection, path: Path) -> None:
     try:
         found = supported_version(database)
     except SchemaError as error:
@@ -309,14 +317,13 @@ def _require_present(database: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _sentence(error: Exception, path: Path) -> str:
+def _store_error(error: Exception, path: Path) -> StoreError:
     if sqlite_error_name(error) in {"SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM"}:
-        return (
-            f"Cannot read the store {path}: {error}. Run this as root or as the user of the agent."
+        cause = f"{error}. Run this as root or as the user of the agent"
+    elif sqlite_error_name(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
+        cause = "another program holds its lock. Try again"
+    else:
+        cause = (
+            f"it is corrupt ({error}). Restart the agent, which renames it and creates a new one"
         )
-    if sqlite_error_name(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
-        return f"Cannot read the store {path}: another program holds its lock. Try again."
-    return (
-        f"Cannot read the store {path}: it is corrupt ({error}). Restart the agent, which"
-        " renames it and creates a new one."
-    )
+    return StoreError(f"Cannot read the store {path}: {cause}.")

@@ -33,19 +33,19 @@ class BucketRate(NamedTuple):
     unknown: int
 
 
-def bucket_rate(pieces: Iterable[RatePeriod]) -> BucketRate:
-    """Return the rate of a bucket with evenly distributed energy, measured in ``pieces``.
+def bucket_rate(periods: Iterable[RatePeriod]) -> BucketRate:
+    """Return the rate of a bucket with evenly distributed energy, measured in ``periods``.
 
-    The pieces may leave out unmeasured time, which has no energy. Rounding is below one unit
+    The periods may leave out unmeasured time, which has no energy. Rounding is below one unit
     where the measured time does not divide a day.
     """
     rate = unknown = measured = 0
-    for length, one in pieces:
+    for length, rate_in_force in periods:
         measured += length
-        if one is None:
+        if rate_in_force is None:
             unknown += length
         else:
-            rate += one * length
+            rate += rate_in_force * length
     if not measured:  # no measured time: the rate is unknown
         return BucketRate(0, DAY_SECONDS)
     return BucketRate(rate * DAY_SECONDS // measured, unknown * DAY_SECONDS // measured)
@@ -57,14 +57,14 @@ class EnergyWithWeights(int):
     weights: tuple[BucketRate, ...]
 
     @classmethod
-    def of(cls, energy: int, worths: Iterable[BucketRate]) -> EnergyWithWeights:
+    def of(cls, energy: int, rates: Iterable[BucketRate]) -> EnergyWithWeights:
         """Return ``energy`` of buckets with these rates."""
-        return cls.made(
-            energy, tuple(BucketRate(energy * w.rate, energy * w.unknown) for w in worths)
+        return cls.with_weights(
+            energy, tuple(BucketRate(energy * w.rate, energy * w.unknown) for w in rates)
         )
 
     @classmethod
-    def made(cls, energy: int, weights: tuple[BucketRate, ...]) -> EnergyWithWeights:
+    def with_weights(cls, energy: int, weights: tuple[BucketRate, ...]) -> EnergyWithWeights:
         amount = cls(energy)
         amount.weights = weights
         return amount
@@ -72,17 +72,17 @@ class EnergyWithWeights(int):
     def __add__(self, other: int) -> EnergyWithWeights:
         more = weights_of(other)
         if not more:
-            return EnergyWithWeights.made(int(self) + int(other), self.weights)
+            return EnergyWithWeights.with_weights(int(self) + int(other), self.weights)
         weights = tuple(
-            BucketRate(mine.rate + its.rate, mine.unknown + its.unknown)
-            for mine, its in zip(self.weights, more, strict=True)
+            BucketRate(a.rate + b.rate, a.unknown + b.unknown)
+            for a, b in zip(self.weights, more, strict=True)
         )
-        return EnergyWithWeights.made(int(self) + int(other), weights)
+        return EnergyWithWeights.with_weights(int(self) + int(other), weights)
 
     __radd__ = __add__
 
     def __neg__(self) -> EnergyWithWeights:
-        return EnergyWithWeights.made(
+        return EnergyWithWeights.with_weights(
             -int(self), tuple(BucketRate(-w.rate, -w.unknown) for w in self.weights)
         )
 
@@ -142,37 +142,37 @@ class RateChange(NamedTuple):
 
 def record_rates(
     database: sqlite3.Connection,
-    opening: Checkpoint,
+    checkpoint: Checkpoint,
     before: Checkpoint | None = None,
-    most: int = MAX_RATE_CHANGES,
+    limit: int = MAX_RATE_CHANGES,
 ) -> None:
-    """Record changed rates of the checkpoint ``opening``; ``before`` is the last written one.
+    """Record the changed rates of ``checkpoint``; ``before`` is the last written one.
 
-    Call this before the delta of ``opening`` is added to the history: the first record marks
+    Call this before the delta of ``checkpoint`` is added to the history: the first record marks
     earlier time as unmeasured only if the history is empty.
     """
-    now = _seconds(opening)
+    now = _seconds(checkpoint)
     then = min(now, _seconds(before)) if before is not None else now
-    earlier = dict(_kinds(before.footprint)) if before is not None else {}
-    for kind, weighed in _kinds(opening.footprint):
+    previous_rates = dict(_rated_kinds(before.footprint)) if before is not None else {}
+    for kind, rated in _rated_kinds(checkpoint.footprint):
         # After a backward step of the clock, later records belong to another time.
         database.execute("DELETE FROM rate WHERE kind = ? AND start > ?", (kind, now))
         last = database.execute(
             "SELECT unit, rate FROM rate WHERE kind = ? ORDER BY start DESC LIMIT 1", (kind,)
         ).fetchone()
-        news = _new_changes(weighed, earlier.get(kind), last, then, now)
+        changes = _new_changes(rated, previous_rates.get(kind), last, then, now)
         if last is None:
             last = _NO_RATE
             if not database.execute("SELECT EXISTS (SELECT 1 FROM domain_energy)").fetchone()[0]:
-                news = [RateChange(0, UNKNOWN_UNIT, None), *news]
-        for change in news:
+                changes = [RateChange(0, UNKNOWN_UNIT, None), *changes]
+        for change in changes:
             if change[1:] != last:
-                _write_change(database, kind, change, most)
+                _write_change(database, kind, change, limit)
                 last = change[1:]
 
 
 def _new_changes(
-    weighed: RatedEnergy | None,
+    rated: RatedEnergy | None,
     before: RatedEnergy | None,
     last: _UnitAndRate | None,
     then: int,
@@ -183,21 +183,21 @@ def _new_changes(
     An unknown rate without energy is no change: a starting agent has not queried it yet. With
     energy, the rate is unknown from the first such checkpoint on.
     """
-    if weighed is None:
+    if rated is None:
         return [RateChange(now, *_NO_RATE)]
-    unit = weighed.unit
+    unit = rated.unit
     if before is not None and before.unit != unit:
         before = None
-    lost = weighed.unknown > (before.unknown if before is not None else 0)
-    if weighed.rate is None and not lost:
+    lost = rated.unknown > (before.unknown if before is not None else 0)
+    if rated.rate is None and not lost:
         return []
-    news = [RateChange(now, unit, weighed.rate)]
+    changes = [RateChange(now, unit, rated.rate)]
     if before is not None and before.rate is None and last != (unit, None):
-        news.insert(0, RateChange(then, unit, None if lost else weighed.rate))
-    return news
+        changes.insert(0, RateChange(then, unit, None if lost else rated.rate))
+    return changes
 
 
-def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, most: int) -> None:
+def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, limit: int) -> None:
     database.execute(
         "INSERT INTO rate VALUES (?, ?, ?, ?)"
         " ON CONFLICT DO UPDATE SET unit = excluded.unit, rate = excluded.rate",
@@ -206,7 +206,7 @@ def _write_change(database: sqlite3.Connection, kind: str, change: RateChange, m
     database.execute(
         "DELETE FROM rate WHERE kind = ?1 AND start <= (SELECT start FROM rate WHERE kind = ?1"
         " ORDER BY start DESC LIMIT 1 OFFSET ?2)",
-        (kind, most),
+        (kind, limit),
     )
 
 
@@ -227,7 +227,7 @@ class RateHistory:
         self._rates = [change.rate if change.unit == unit else None for change in changes]
         self._measured = [change.unit != UNKNOWN_UNIT for change in changes]
 
-    def pieces(self, start: int, end: int) -> Iterator[RatePeriod]:
+    def periods(self, start: int, end: int) -> Iterator[RatePeriod]:
         """Yield the periods of constant rate from ``start`` to ``end``, in order.
 
         Unmeasured time is left out. The rate before the first kept record is
@@ -243,23 +243,23 @@ class RateHistory:
             at, place = to, place + 1
 
 
-def _seconds(opening: Checkpoint) -> int:
-    return max(0, opening.at.wall // 10**9)
+def _seconds(checkpoint: Checkpoint) -> int:
+    return max(0, checkpoint.at.wall // 10**9)
 
 
-def _kinds(footprint: Footprint) -> Iterable[tuple[str, RatedEnergy | None]]:
+def _rated_kinds(footprint: Footprint) -> Iterable[tuple[str, RatedEnergy | None]]:
     return ((COST, footprint.cost), (CARBON, footprint.carbon))
 
 
-RatePieces = Callable[[int, int], Iterable[RatePeriod]]
+PeriodsBetween = Callable[[int, int], Iterable[RatePeriod]]
 
 
 class Weighting(NamedTuple):
-    """Rate of a kilowatt-hour over time: ``pieces``, or without them the recorded rates."""
+    """Rate of a kilowatt-hour over time: ``periods``, or without them the recorded rates."""
 
     kind: str  # "cost" or "carbon"
     unit: str
-    pieces: RatePieces | None = None
+    periods: PeriodsBetween | None = None
     steady: bool = False  # at all times the same
 
 
@@ -270,8 +270,8 @@ EnergyWeigher = Callable[[int, int], int]
 def select_buckets(
     database: sqlite3.Connection,
     within: str,
-    stretch: Mapping[str, int],
-    reckonings: Sequence[Weighting],
+    interval: Mapping[str, int],
+    weightings: Sequence[Weighting],
 ) -> EnergyWeigher:
     """Write every bucket of the interval and its class to a temporary table.
 
@@ -280,27 +280,27 @@ def select_buckets(
     tables = ("domain_energy", "span_energy")
     found = database.execute(
         " UNION ".join(f"SELECT DISTINCT step, start FROM {t} WHERE {within}" for t in tables),  # noqa: S608
-        stretch,
+        interval,
     ).fetchall()
-    every = [_pieces(database, each, stretch["end"] + 2 * 86400) for each in reckonings]
+    rate_periods = [_periods(database, each, interval["end"] + 2 * 86400) for each in weightings]
     classes: dict[tuple[BucketRate, ...], int] = {}
     rows: list[tuple[int, int, int]] = []
     for step, start in found:
-        worths = tuple(bucket_rate(pieces(start, start + step)) for pieces in every)
-        rows.append((step, start, classes.setdefault(worths, len(classes))))
+        rates = tuple(bucket_rate(periods(start, start + step)) for periods in rate_periods)
+        rows.append((step, start, classes.setdefault(rates, len(classes))))
     database.execute("PRAGMA temp_store = MEMORY")
     database.execute(
         "CREATE TEMP TABLE bucket (step INTEGER, start INTEGER, class INTEGER,"
         " PRIMARY KEY (step, start)) WITHOUT ROWID"
     )
     database.executemany("INSERT INTO bucket VALUES (?, ?, ?)", rows)
-    if not reckonings:
+    if not weightings:
         return lambda energy, _: energy
     known = list(classes)
     return lambda energy, number: EnergyWithWeights.of(energy, known[number])
 
 
-def _pieces(database: sqlite3.Connection, reckoning: Weighting, end: int) -> RatePieces:
-    if reckoning.pieces is not None:
-        return reckoning.pieces
-    return RateHistory(rate_changes(database, reckoning.kind, end), reckoning.unit).pieces
+def _periods(database: sqlite3.Connection, weighting: Weighting, end: int) -> PeriodsBetween:
+    if weighting.periods is not None:
+        return weighting.periods
+    return RateHistory(rate_changes(database, weighting.kind, end), weighting.unit).periods

@@ -1,4 +1,11 @@
-"""The store: checkpoint and energy history in one SQLite file with one writing agent."""
+"""The store: checkpoint and energy history in one SQLite file with one writing agent.
+
+`CheckpointStore` adds the files of the newest checkpoint, which survive any end of the process.
+`DeferredCheckpointStore` handles a store that is not available at the start of the agent, because
+another process holds it or its disk is read-only. The agent then counts from zero and never adds
+the totals of an earlier run later: a jump of a counter would look like a burst of energy. The
+history is complete in both cases.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +13,40 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.config import StoreSettings as StoreSettings
 from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
 from wattspan.ports import Clock, StoreError
-from wattspan.storage import database
-from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
+from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
+from wattspan.storage.checkpoints import (
+    AlternatingCheckpointFiles,
+    latest_checkpoint,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
 from wattspan.storage.database import (
     BUFFERED_MEANWHILE,
     DAMAGE_ERRORS,
+    DAY,
+    HOUR,
+    MINUTE,
     STORE_SOURCE,
+    SchemaError,
     connect,
     is_corruption,
     lock_store,
+    quarantine_database,
     store_failure,
+    store_hang_failure,
     store_path,
 )
 from wattspan.storage.deltas import delta_between
 from wattspan.storage.history import HistoryRetention, HistoryWriter
 from wattspan.storage.rates import record_rates
-from wattspan.storage.schema import DAY, HOUR, MINUTE, SchemaError
+from wattspan.util.backoff import RetryBackoff
 from wattspan.util.files import FileLock
 
 _FIRST_RETRY = SECOND
@@ -50,13 +69,12 @@ class Store:
         self._path = path
         self._clock = clock
         self._log = log
-        self._bounds = _retention(settings)
+        self._retention = _retention(settings)
         self._guard = threading.Lock()
-        self._writes = self._failed = self._took = 0
+        self._writes = self._failed = self._write_nanoseconds = 0
         self._failure: Failure | None = None
-        self._ruin: Failure | None = None
-        self._retry_at: int | None = None
-        self._retry_after: int = _FIRST_RETRY
+        self._loss: Failure | None = None
+        self._backoff = RetryBackoff(_FIRST_RETRY, _LAST_RETRY)
         self._last: Checkpoint | None = None
         self._opened: _OpenDatabase | None = None
         self._lock = _take_lock(path)
@@ -67,16 +85,7 @@ class Store:
             self._lock.release()
             if isinstance(error, SchemaError):
                 remedy = "Upgrade wattspan, or move the file away to start a new one."
-                raise StoreError(
-                    Failure(
-                        STORE_SOURCE,
-                        f"the store {path}",
-                        Trouble.MALFORMED,
-                        f"it {error}",
-                        remedy,
-                        verb="use",
-                    )
-                ) from None
+                raise StoreError(_unusable_failure(path, f"it {error}", remedy)) from None
             if isinstance(error, sqlite3.Error | OSError):
                 raise StoreError(store_failure(error, path, "open")) from None
             raise
@@ -103,67 +112,67 @@ class Store:
     def path(self) -> Path:
         return self._path
 
-    def opening(self) -> Checkpoint | None:
+    def last_checkpoint(self) -> Checkpoint | None:
         """Return the last written checkpoint, of this or an earlier run, or None."""
         return self._last
 
-    def resume(self, opening: Checkpoint) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of another file, if the database has none.
 
         The history then starts there and does not count all earlier energy as new.
         """
         if self._last is None:
-            self._last = opening
+            self._last = checkpoint
 
-    def begin_anew(self) -> None:
+    def start_new_series(self) -> None:
         """Forget the last checkpoint: the next one starts a new series. The history stays.
 
         StoreError if the write fails.
         """
         with self._guard:
             try:
-                if self._opened is None:
-                    self._attach()
-                assert self._opened is not None  # noqa: S101 - attached, or raised
-                self._opened.database.execute("DELETE FROM books")
+                (self._opened or self._attach()).database.execute("DELETE FROM books")
             except (*DAMAGE_ERRORS, OSError, SchemaError) as error:
                 raise StoreError(store_failure(error, self._path, "write")) from None
             self._last = None
 
-    def write(self, opening: Checkpoint) -> bool:
+    def write(self, checkpoint: Checkpoint) -> bool:
         """Add the energy since the last write to the history, and write the checkpoint.
 
         Both are one transaction. True on success. False after a failure, which :attr:`health`
         describes; writes then pause with backoff, and no energy is lost.
         """
         with self._guard:
-            began = self._clock.monotonic()
-            if self._lock.released or self._is_stale(opening):
-                return False
-            if self._retry_at is not None and began < self._retry_at:
+            start = self._clock.monotonic()
+            if (
+                self._lock.released
+                or self._is_stale(checkpoint)
+                or (self._failure is not None and not self._backoff.is_due(start))
+            ):
                 return False
             try:
-                self._write(opening)
+                self._write(checkpoint)
             except (*DAMAGE_ERRORS, OSError, SchemaError) as error:
                 self._fail(error)
                 return False
-            self._last = opening
+            self._last = checkpoint
             self._writes += 1
-            self._took = self._clock.monotonic() - began
-            self._failure, self._retry_at, self._retry_after = None, None, _FIRST_RETRY
+            self._write_nanoseconds = self._clock.monotonic() - start
+            self._failure = None
+            self._backoff.reset()
             return True
 
     @property
     def health(self) -> SourceHealth:
         """Result of the last write, and every corrupt file renamed in this run."""
-        now, ruin = self._failure, self._ruin
+        failure, loss = self._failure, self._loss
         return SourceHealth(
             source=STORE_SOURCE,
-            up=now is None,
+            up=failure is None,
             reads=self._writes,
             failed=self._failed,
-            failures=tuple(one for one in (now, ruin) if one is not None),
-            read_nanoseconds=self._took,
+            failures=tuple(one for one in (failure, loss) if one is not None),
+            read_nanoseconds=self._write_nanoseconds,
         )
 
     def close(self) -> None:
@@ -175,34 +184,31 @@ class Store:
 
     # -------------------------------------------------------------------------------- writing
 
-    def _is_stale(self, opening: Checkpoint) -> bool:
+    def _is_stale(self, checkpoint: Checkpoint) -> bool:
         last = self._last
         return last is not None and (
-            opening.boot_id == last.boot_id and opening.at.mono <= last.at.mono
+            checkpoint.boot_id == last.boot_id and checkpoint.at.mono <= last.at.mono
         )
 
-    def _write(self, opening: Checkpoint) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
         """Write to the file at the path; create a new one if it is missing or corrupt."""
         if self._opened is not None and self._opened.inode != _inode(self._path):
             self._detach()
             self._report_loss("it was deleted or replaced", "The agent created a new one.")
         try:
-            self._commit(opening)
+            self._commit(checkpoint)
         except DAMAGE_ERRORS as error:
             if not is_corruption(error):
                 raise
             self._replace(error)
-            self._commit(opening)
+            self._commit(checkpoint)
 
-    def _commit(self, opening: Checkpoint) -> None:
-        if self._opened is None:
-            self._attach()
-        assert self._opened is not None  # noqa: S101 - attached, or raised
-        database, history = self._opened.database, self._opened.history
-        delta, packed = delta_between(self._last, opening), pack_checkpoint(opening)
+    def _commit(self, checkpoint: Checkpoint) -> None:
+        database, history, _ = self._opened or self._attach()
+        delta, packed = delta_between(self._last, checkpoint), pack_checkpoint(checkpoint)
         database.execute("BEGIN IMMEDIATE")
         try:
-            record_rates(database, opening, self._last)
+            record_rates(database, checkpoint, self._last)
             finished = history.add(delta)
             database.execute(
                 "INSERT INTO books VALUES (1, ?)"
@@ -222,8 +228,7 @@ class Store:
         self._failed += 1
         first = self._failure is None
         self._failure = store_failure(error, self._path, "write", BUFFERED_MEANWHILE)
-        self._retry_at = self._clock.monotonic() + self._retry_after
-        self._retry_after = min(2 * self._retry_after, _LAST_RETRY)
+        self._backoff.failed(self._clock.monotonic())
         self._detach()
         if first:
             self._log(str(self._failure))
@@ -238,7 +243,7 @@ class Store:
                 raise
             self._replace(error)
 
-    def _attach(self) -> None:
+    def _attach(self) -> _OpenDatabase:
         """Open the file; its checkpoint, if any, becomes the last written one.
 
         A failed commit that nevertheless reached the disk is thereby counted once.
@@ -247,11 +252,12 @@ class Store:
         try:
             found = database.execute("SELECT packed FROM books").fetchone()
             self._last = self._last if found is None else unpack_checkpoint(found[0])
-            history = HistoryWriter(database, self._bounds)
-            self._opened = _OpenDatabase(database, history, _inode(self._path))
+            history = HistoryWriter(database, self._retention)
+            self._opened = opened = _OpenDatabase(database, history, _inode(self._path))
         except BaseException:
             database.close()
             raise
+        return opened
 
     def _detach(self) -> None:
         if self._opened is not None:
@@ -262,7 +268,7 @@ class Store:
     def _replace(self, error: Exception) -> None:
         """Rename a corrupt file and create a new one."""
         self._detach()
-        aside = database.quarantine_database(self._path)
+        aside = quarantine_database(self._path)
         self._report_loss(
             f"it is corrupt ({error})",
             f"The agent renamed it to {aside} and created a new one;"
@@ -272,16 +278,18 @@ class Store:
 
     def _report_loss(self, cause: str, remedy: str) -> None:
         self._failed += 1
-        self._ruin = Failure(
-            STORE_SOURCE, f"the store {self._path}", Trouble.MALFORMED, cause, remedy, verb="use"
-        )
-        self._log(str(self._ruin))
+        self._loss = _unusable_failure(self._path, cause, remedy)
+        self._log(str(self._loss))
 
 
 class _OpenDatabase(NamedTuple):
     database: sqlite3.Connection
     history: HistoryWriter
     inode: int | None
+
+
+def _unusable_failure(path: Path, cause: str, remedy: str) -> Failure:
+    return Failure(STORE_SOURCE, f"the store {path}", Trouble.MALFORMED, cause, remedy, verb="use")
 
 
 def _take_lock(path: Path) -> FileLock:
@@ -311,4 +319,153 @@ def _retention(settings: StoreSettings) -> HistoryRetention:
         groups=settings.groups,
         spans=settings.spans,
         bytes=settings.max_size,
+    )
+
+
+class CheckpointStore:
+    """Checkpoints that survive any end of the process.
+
+    One thread calls `write`, another thread calls `write_latest`.
+    """
+
+    def __init__(
+        self, store: Store, latest: AlternatingCheckpointFiles, writer: AsyncWriter[Checkpoint]
+    ) -> None:
+        """Use :meth:`open`."""
+        self._store, self._latest, self._writer = store, latest, writer
+        self.previous: Checkpoint | None = latest_checkpoint(
+            store.last_checkpoint(), latest.previous()
+        )
+        """The last checkpoint of the previous run; None in the first run."""
+        if self.previous is not None:
+            store.resume(self.previous)
+
+    @classmethod
+    def open(
+        cls,
+        state_dir: Path,
+        settings: StoreSettings,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> CheckpointStore:
+        """Open or create the store in ``state_dir``; see :meth:`Store.open`."""
+        store = Store.open(state_dir, settings, clock, emulated=emulated, log=log)
+        try:
+            latest = AlternatingCheckpointFiles(store.path, log)
+            return cls(store, latest, AsyncWriter(latest.write, clock))
+        except OSError as error:
+            store.close()
+            raise StoreError(store_failure(error, store.path, "open")) from None
+
+    def start_new_series(self, since: Checkpoint | None) -> None:
+        """Ignore earlier runs: count from ``since``, or from the next checkpoint.
+
+        StoreError if the write fails.
+        """
+        self._store.start_new_series()
+        if since is not None:
+            self._store.resume(since)
+
+    @property
+    def health(self) -> SourceHealth:
+        """Health of the store, with a failure if its disk hangs."""
+        health, overdue = self._store.health, self._writer.overdue()
+        if overdue < HANG_AFTER:
+            return health
+        hangs = store_hang_failure(self._store.path)
+        return replace(health, up=False, failures=(hangs, *health.failures))
+
+    def write_latest(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint of a snapshot before its publication. Never raises.
+
+        The call waits for a hanging disk only shortly; the write completes later.
+        """
+        self._writer.submit_and_wait(checkpoint)
+
+    def write(self, checkpoint: Checkpoint) -> bool:
+        """Add the energy since the last write to the history; see :meth:`Store.write`."""
+        return self._store.write(checkpoint)
+
+    def close(self) -> None:
+        if self._writer.close():
+            self._latest.close()
+        self._store.close()
+
+
+class DeferredCheckpointStore:
+    """Tries to open the store at every write until that succeeds."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], CheckpointStore],
+        refusal: StoreError,
+        log: Callable[[str], None],
+        *,
+        closing: Checkpoint | None = None,
+    ) -> None:
+        """``open_store`` opens the store or raises StoreError; ``refusal`` is the first such error.
+
+        ``closing`` is a checkpoint from which this agent continues; its energy is not written
+        again.
+        """
+        self._open_store = open_store
+        self._log = log
+        self._closing = closing
+        self._store: CheckpointStore | None = None
+        self._closed = False
+        self._first: Checkpoint | None = None
+        self._failure, self._failed = _open_failure(refusal), 1
+
+    previous = None
+    """The last checkpoint of the previous run: unknown without the store."""
+
+    @property
+    def health(self) -> SourceHealth:
+        store = self._store
+        if store is not None:
+            return store.health
+        return SourceHealth(STORE_SOURCE, False, 0, self._failed, (self._failure,))
+
+    def write_latest(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint once the store is open; see `CheckpointStore.write_latest`."""
+        store = self._store
+        if store is not None:
+            store.write_latest(checkpoint)
+
+    def write(self, checkpoint: Checkpoint) -> bool:
+        """Write to the history; False until the store is open."""
+        if self._first is None:
+            self._first = checkpoint
+        if self._store is None and not self._closed:
+            self._store = self._try_open(checkpoint, self._first)
+        return self._store is not None and self._store.write(checkpoint)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._store is not None:
+            self._store.close()
+
+    def _try_open(self, checkpoint: Checkpoint, first: Checkpoint) -> CheckpointStore | None:
+        """Return the store if it opens now."""
+        store: CheckpointStore | None = None
+        try:
+            store = self._open_store()
+            # Energy that another agent of this host wrote meanwhile must not be written again.
+            overlapping = store.previous is not None and store.previous.at.wall >= first.at.wall
+            store.start_new_series(checkpoint if overlapping else self._closing)
+        except StoreError as error:
+            self._failure, self._failed = _open_failure(error), self._failed + 1
+            if store is not None:
+                store.close()
+            return None
+        since = "from now on" if overlapping else "since this agent began"
+        self._log(f"The store is open now. Its history covers the time {since}.")
+        return store
+
+
+def _open_failure(error: StoreError) -> Failure:
+    return error.failure or Failure(
+        STORE_SOURCE, "the store", Trouble.RETRY, str(error), verb="open"
     )

@@ -80,15 +80,15 @@ class LockHolder(NamedTuple):
     """
 
     pid: int | None
-    noted: int | None
+    recorded_pid: int | None
 
     @property
-    def doubt(self) -> str:
+    def description(self) -> str:
         """What is to be said of the number in the file where the kernel tells nothing."""
-        if self.noted is None:
+        if self.recorded_pid is None:
             return "no number is in it"
-        said = "may be it" if process_exists(self.noted) else "has ended"
-        return f"process {self.noted}, whose number is in it, {said}"
+        said = "may be it" if process_exists(self.recorded_pid) else "has ended"
+        return f"process {self.recorded_pid}, whose number is in it, {said}"
 
 
 class LockHeldError(Exception):

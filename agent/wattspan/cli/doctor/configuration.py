@@ -162,7 +162,7 @@ def _check_rate(
         yield note(name, f"not configured: [{name}] is empty")
         return
     if isinstance(rate, PolledRate):
-        rate.look()
+        rate.poll()
         for one in rate.health().failures:
             yield warning(name, f"cannot {one.verb} {one.thing}: {one.cause}", one.remedy)
     now = rate.at(clock.now())

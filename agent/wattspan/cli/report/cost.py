@@ -14,8 +14,8 @@ from wattspan.cli.formatting import UNKNOWN, joules, share
 from wattspan.config import CarbonSettings, Config, CostSettings
 from wattspan.ports import ConfigError
 from wattspan.service.footprint import GRAM, configured_rate
-from wattspan.storage.rates import CARBON, COST, RatedTotal, RatePieces, Weighting, rated_totals
-from wattspan.storage.schema import MINUTE
+from wattspan.storage.database import MINUTE
+from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def _valuation(kind: str, table: CostSettings | CarbonSettings, unit: str) -> We
         from wattspan.footprint.tariff_file import read_schedule
 
         try:
-            return Weighting(kind, unit, read_schedule(Path(table.schedule)).pieces)
+            return Weighting(kind, unit, read_schedule(Path(table.schedule)).periods_between)
         except ConfigError as error:
             click.echo(f"wattspan: {printable(str(error))}", err=True)
             return Weighting(kind, unit, _constant_rate(None), steady=True)
     return Weighting(kind, unit) if table.url or table.file else None
 
 
-def _constant_rate(rate: int | None) -> RatePieces:
+def _constant_rate(rate: int | None) -> PeriodsBetween:
     def pieces(start: int, end: int) -> Iterator[RatePeriod]:
         yield end - start, rate
 

@@ -34,9 +34,9 @@ def report_facts(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown
 ) -> dict[str, Any]:
     """The whole report. For each kind its lines and those without a kind sum to the total."""
-    footprint = partial(cost.footprint_facts, asked=extract.reckonings)
+    footprint = partial(cost.footprint_facts, asked=extract.weightings)
     lines = [*_lines(breakdown), breakdown.total]
-    *facts, total = [_line(line, breakdown) | footprint(line.whole) for line in lines]
+    *facts, total = [_line(line, breakdown) | footprint(line.total) for line in lines]
     return {
         "store": str(path),
         "emulated": _is_emulated(breakdown),
@@ -54,17 +54,17 @@ def report_facts(
 
 
 def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
-    whole = breakdown.total.whole
+    whole = breakdown.total.total
     return {
         "kind": line.kind or None,
         "role": line.role,
         "name": line.name,
         "group": line.group or None,
-        "energy_microjoules": line.whole,
-        "energy_joules": line.whole / 1e6,
+        "energy_microjoules": line.total,
+        "energy_joules": line.total / 1e6,
         "energy_microjoules_by_type": dict(line.energy),
-        "share": line.whole / whole if whole else None,
-        **(_spans(line.use, line.whole) if line.use is not None else {}),
+        "share": line.total / whole if whole else None,
+        **(_spans(line.usage, line.total) if line.usage is not None else {}),
     }
 
 
@@ -102,7 +102,7 @@ def _domain(domain: DomainTotal) -> dict[str, Any]:
 
 def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
     named = tuple(line for section in breakdown.sections for line in section.lines)
-    return named + breakdown.besides
+    return named + breakdown.unattributed
 
 
 def _is_emulated(breakdown: Breakdown) -> bool:
@@ -126,7 +126,7 @@ class ReportTable(NamedTuple):
 def report_table(by: str, extract: HistoryExtract, breakdown: Breakdown) -> ReportTable:
     if by == "domain":
         return _domain_table(extract)
-    return (_span_table if by == SPAN else _line_table)(breakdown, extract.reckonings)
+    return (_span_table if by == SPAN else _line_table)(breakdown, extract.weightings)
 
 
 def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
@@ -140,16 +140,16 @@ def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable
     )
     rows = []
     for line in (*_lines(breakdown), breakdown.total):
-        use = line.use
+        use = line.usage
         usage = (
             (use.calls, use.nanoseconds / 1e9, use.tokens_in, use.tokens_out)
             if use is not None
             else (None,) * 4
         )
         by_type = (line.energy.get(hw_type, 0) for hw_type in types)
-        footprint = cost.footprint_values(line.whole, asked)
+        footprint = cost.footprint_values(line.total, asked)
         names = line.role, line.group, line.name
-        rows.append((*names, *usage, worst, line.whole, *by_type, *footprint))
+        rows.append((*names, *usage, worst, line.total, *by_type, *footprint))
     return ReportTable(columns, rows)
 
 
@@ -183,11 +183,11 @@ def _domain_table(extract: HistoryExtract) -> ReportTable:
                 for part in (domain.consumers, domain.idle, domain.unattributed)
             ),
             sum(domain.gaps.values()) / 1e9,
-            *cost.footprint_values(domain.energy, extract.reckonings),
+            *cost.footprint_values(domain.energy, extract.weightings),
         )
         for domain in extract.domains
     ]
-    return ReportTable((*columns, *cost.footprint_headings(extract.reckonings)), rows)
+    return ReportTable((*columns, *cost.footprint_headings(extract.weightings)), rows)
 
 
 # --------------------------------------------------------------------------------------- formats

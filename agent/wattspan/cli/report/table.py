@@ -17,9 +17,9 @@ from wattspan.storage.breakdown import (
     BreakdownSection,
     worst_provenance,
 )
+from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import PROCESS, SPAN
 from wattspan.storage.query import DomainTotal, HistoryExtract
-from wattspan.storage.schema import DAY, HOUR, MINUTE
 from wattspan.util.text import printable
 
 _WIDEST = 40
@@ -46,9 +46,9 @@ def report_lines(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown, unit: str = "auto"
 ) -> Iterator[str]:
     """The lines of the report: its subject and time, the tables, the gaps."""
-    total = breakdown.total.whole
+    total = breakdown.total.total
     name = _fitting_unit(total) if unit == "auto" else unit
-    footprint = FootprintColumns(extract.reckonings, total)
+    footprint = FootprintColumns(extract.weightings, total)
     steps = " and ".join(_STEPS[step] for step in extract.steps)
     interval = f"{local_time(extract.start)} to {local_time(extract.end)}"
     yield f"Energy from {interval}, by the {steps}, in {name}"
@@ -72,7 +72,7 @@ def report_lines(
             yield from _table(section.kind, section.lines, breakdown, name, footprint)
     if by != "domain":
         yield from _gaps(extract.domains)
-    if notes := [*footprint_notes(extract.reckonings, total, extract.steps)]:
+    if notes := [*footprint_notes(extract.weightings, total, extract.steps)]:
         yield from ("", *notes)
 
 
@@ -91,7 +91,7 @@ def _table(
     """One kind's lines and those without a kind; spans with calls, times and tokens."""
     of_spans = kind == SPAN
     types = list(breakdown.provenance)
-    whole = breakdown.total.whole
+    whole = breakdown.total.total
     several = len(types) > 1
     worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
     names = ("service", SPAN, "calls") if of_spans else (kind, "group" if kind == PROCESS else "")
@@ -106,15 +106,15 @@ def _table(
             *("" for _ in ("share", *footprint.headings, *usage)),
         ),
     ]
-    for line in (*named, *breakdown.besides, breakdown.total):
-        calls = str(line.use.calls) if line.use else ""
+    for line in (*named, *breakdown.unattributed, breakdown.total):
+        calls = str(line.usage.calls) if line.usage else ""
         rows.append(
             (
                 *((line.group, line.name, calls) if of_spans else (line.name, line.group)),
                 *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
-                *((_energy(line.whole, unit),) if several else ()),
-                share(line.whole, whole),
-                *footprint.cells(line.whole),
+                *((_energy(line.total, unit),) if several else ()),
+                share(line.total, whole),
+                *footprint.cells(line.total),
                 *(_span_usage(line) if of_spans else ()),
             )
         )
@@ -125,14 +125,14 @@ def _table(
 
 
 def _span_usage(line: BreakdownLine) -> tuple[str, ...]:
-    use = line.use
+    use = line.usage
     if use is None:
         return ("",) * 5
     tokens = ("",) * 3
     if use.tokens_in or use.tokens_out:
-        each = energy_each(line.whole, use.tokens_out)
+        each = energy_each(line.total, use.tokens_out)
         tokens = count(use.tokens_in), count(use.tokens_out), each
-    return energy_each(line.whole, use.calls), duration_text(use.nanoseconds), *tokens
+    return energy_each(line.total, use.calls), duration_text(use.nanoseconds), *tokens
 
 
 def _domain_table(

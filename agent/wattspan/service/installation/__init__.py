@@ -1,5 +1,5 @@
-"""Putting the service's files in place, and taking them away: a plan that is pure, then its doing.
+"""Installation of the systemd services.
 
-Nothing here decides and acts at once. `looking` tells what is there, `plan` and `program` say what
-is to be done about it and what speaks against it, `applying` does it.
+`inspection` reads the state of the host, `plan` and `program` compute actions and objections (both
+pure), `apply` performs the actions.
 """

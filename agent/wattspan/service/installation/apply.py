@@ -1,4 +1,4 @@
-"""Doing what was planned, one action after the other, each said as it is done."""
+"""Execution of an installation plan, one action after the other, each reported when done."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from wattspan.service.installation.inspection import content_below, escapes_root
 from wattspan.service.installation.plan import Action, Keep, Note, Remove, RemoveFolder, Run, Write
 
 Runner = Callable[[Sequence[str]], str]
-"""Runs a command; "" if it succeeded, else why not."""
+"""Runs a command; returns "" after success, else the cause of the failure."""
+
 LIMIT_NOT_RESTORED = 6
 
 
 class InstallationError(WattspanError):
-    """It could not be done, and what was done before stands."""
+    """An action failed. Earlier actions stay in effect."""
 
 
 class LimitNotRestoredError(InstallationError):
-    """A limit could not be given back, so what could give it back stays."""
+    """A power limit was not restored, so nothing that can restore it was removed."""
 
     exit_code = LIMIT_NOT_RESTORED
 
@@ -32,25 +33,28 @@ class LimitNotRestoredError(InstallationError):
 def apply_plan(
     plan: Sequence[Action], root: Path, say: Callable[[str], None], run: Runner
 ) -> tuple[str, ...]:
-    """Do it; what failed and cost only itself. InstallationError for what ends it."""
+    """Perform the actions and return the errors of optional ones.
+
+    Raises InstallationError if a required action fails.
+    """
     failed = []
     for action in plan:
-        trouble = _perform(action, root, run)
-        if not trouble:
+        error = _perform(action, root, run)
+        if not error:
             if not (isinstance(action, RemoveFolder) and path_below(root, action.path).exists()):
                 say(action.sentence(done=True))
             continue
-        if isinstance(action, Run) and action.must:
-            given_back = action.command[-2:] != ("caps", "restore")
-            raise (InstallationError if given_back else LimitNotRestoredError)(
-                f"{trouble} Nothing was removed: put it right, and call again."
+        if isinstance(action, Run) and action.required:
+            restoring = action.command[-2:] == ("caps", "restore")
+            raise (LimitNotRestoredError if restoring else InstallationError)(
+                f"{error} Nothing was removed. Correct the cause and run the command again."
             )
-        failed.append(trouble)
+        failed.append(error)
     return tuple(failed)
 
 
 def _perform(action: Action, root: Path, run: Runner) -> str:
-    """Do one thing; why it failed, in a sentence, "" if it did not."""
+    """Perform one action; return the error as a sentence, "" after success."""
     try:
         match action:
             case Write():
@@ -59,61 +63,61 @@ def _perform(action: Action, root: Path, run: Runner) -> str:
                 _require_unchanged(root, action.path, action.found)
                 path_below(root, action.path).unlink()
             case RemoveFolder() if escapes_root(root, action.path):
-                return f"{action.path} is out of this root, by a link on the way to it."
-            case RemoveFolder(whole=True):
+                return f"{action.path} leaves this root through a symbolic link."
+            case RemoveFolder(recursive=True):
                 shutil.rmtree(path_below(root, action.path))
             case RemoveFolder():
                 with suppress(OSError):
                     path_below(root, action.path).rmdir()
             case Run():
-                why = run(action.command)
-                return why and f"`{' '.join(action.command)}` failed: {why}."
+                cause = run(action.command)
+                return cause and f"`{' '.join(action.command)}` failed: {cause}."
             case Keep() | Note():
                 pass
     except OSError as error:
-        why = error.strerror or str(error)
-        return f"{action.sentence(done=False).partition(':')[0].rstrip('.')}: {why}."
+        cause = error.strerror or str(error)
+        return f"{action.sentence(done=False).partition(':')[0].rstrip('.')}: {cause}."
     return ""
 
 
 def _write(root: Path, name: str, text: str, found: FileContent) -> None:
-    """Put it there whole or not at all, readable by all, if what is there is what was found."""
+    """Write the file atomically with mode 0644, unless it changed since the inspection."""
     _require_unchanged(root, name, found)
     path = path_below(root, name)
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir()
         folder.chmod(0o755)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("xb") as file:
+        with draft.open("xb") as file:
             file.write(text.encode())
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
         _require_unchanged(root, name, found)
-        beside.rename(path)
+        draft.rename(path)
     finally:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _require_unchanged(root: Path, path: str, found: FileContent) -> None:
     if content_below(root, path) != found:
-        raise OSError(0, "somebody has changed it meanwhile; call again")
+        raise OSError(0, "it has changed since the inspection; run the command again")
 
 
-ESSENTIAL = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
+_PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
 
 
 def system_runner(environ: Mapping[str, str]) -> Runner:
-    """Runs commands of this host, with nothing of the caller's environment but the usual."""
-    kept = {name: environ[name] for name in ESSENTIAL if name in environ}
+    """Return a runner of commands with only the basic environment variables of the caller."""
+    variables = {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
 
     def run(command: Sequence[str]) -> str:
         try:
             done = subprocess.run(  # noqa: S603 - our own commands, no shell
                 list(command),
-                env=kept,
+                env=variables,
                 cwd="/",
                 capture_output=True,
                 text=True,
@@ -121,13 +125,13 @@ def system_runner(environ: Mapping[str, str]) -> Runner:
                 timeout=120,
             )
         except FileNotFoundError:
-            return f"there is no {command[0]} here"
+            return f"{command[0]} is not installed"
         except OSError as error:
             return str(error.strerror)
         except subprocess.TimeoutExpired:
             return "it did not end within two minutes"
         lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
-        said = lines[-1].strip().rstrip(".") if lines else "it said nothing"
-        return f"exit code {done.returncode}, {said}" if done.returncode else ""
+        message = lines[-1].strip().rstrip(".") if lines else "no message"
+        return f"exit code {done.returncode}, {message}" if done.returncode else ""
 
     return run

@@ -1,6 +1,7 @@
-"""How a file says that we wrote it, and that nobody has changed it since.
+"""The files of the systemd services: their text, places and digests.
 
-The files of the service, as they come with wattspan, and where each belongs.
+Each installed file contains a digest of its text, which shows later whether wattspan wrote it and
+whether it was edited since.
 """
 
 from __future__ import annotations
@@ -20,47 +21,47 @@ _DIGEST_HEADER = """\
 # wattspan-digest: sha256:{digest}
 """
 _DIGEST = re.compile(r"# wattspan-digest: sha256:([0-9a-f]{64})\n")
-_WITHIN = 1000  # bytes from the beginning in which a mark is looked for
+_DIGEST_WITHIN = 1000  # characters from the beginning
 
 
 class NonRegularFile(str):
-    """What is there in place of a file: a link, a directory. The string says which."""
+    """Description of a link, directory or other object in place of a regular file."""
 
     __slots__ = ()
 
 
 FileContent = bytes | NonRegularFile | None
-"""What is found at a path; None is nothing."""
+"""Content at a path; None if nothing exists there."""
 
 
 class FileState(enum.Enum):
-    """Who has the say over what is at a path."""
+    """State of a file compared with the one that wattspan installs."""
 
-    NOBODY = "absent"
-    OURS = "current"
+    ABSENT = "absent"
+    CURRENT = "current"
     OUTDATED = "outdated"
     EDITED = "edited"
     FOREIGN = "foreign"
 
 
 def with_digest(text: str) -> str:
-    """The text with a mark before it."""
+    """Return ``text`` after a comment with its digest."""
     return _DIGEST_HEADER.format(digest=_digest(text)) + text
 
 
 def file_state(content: FileContent, wanted: str | None = None) -> FileState:
-    """Whose it is; with ``wanted``, whether it is that text."""
+    """Return the state; a valid file is OUTDATED if it differs from ``wanted``."""
     if content is None:
-        return FileState.NOBODY
+        return FileState.ABSENT
     if isinstance(content, NonRegularFile):
         return FileState.FOREIGN
     text = content.decode("utf-8", "replace")
-    found = _DIGEST.search(text, 0, _WITHIN)
+    found = _DIGEST.search(text, 0, _DIGEST_WITHIN)
     if found is None:
         return FileState.FOREIGN
     if found[1] != _digest(text[found.end() :]) or text != with_digest(text[found.end() :]):
         return FileState.EDITED
-    return FileState.OURS if wanted is None or text == wanted else FileState.OUTDATED
+    return FileState.CURRENT if wanted is None or text == wanted else FileState.OUTDATED
 
 
 def _digest(text: str) -> str:
@@ -72,7 +73,7 @@ CAPPER = "wattspan-capper.service"
 CAPPER_SOCKET = "wattspan-capper.socket"
 
 LOCAL_LIB = "/usr/local/lib"
-"""Searched by all of them: before the distribution's files, after the administrator's."""
+"""systemd and udev read it before the distribution's files and after /etc."""
 PLACES = {
     "system": f"{LOCAL_LIB}/systemd/system",
     "sysusers.d": f"{LOCAL_LIB}/sysusers.d",
@@ -80,13 +81,13 @@ PLACES = {
     "udev/rules.d": f"{LOCAL_LIB}/udev/rules.d",
 }
 PACKAGED_PROGRAM = "/usr/bin/wattspan"
-"""The program in the units, as they are shipped."""
+"""Program path in the shipped units."""
 _PACKAGED_PROGRAM = re.compile(rf"{re.escape(PACKAGED_PROGRAM)}(?![\w.-])")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFile:
-    """One file: where it comes to be, and what stands in it there."""
+    """One file: its installed path and text."""
 
     path: str
     text: str
@@ -105,7 +106,10 @@ class ServiceFile:
 
 
 def service_files(folder: Path, program: str) -> tuple[ServiceFile, ...]:
-    """The files below ``folder``, for a program at that path, each with its mark."""
+    """Return the files below ``folder`` with the path of ``program`` and their digests.
+
+    Raises WattspanError if the folder contains no unit of the agent.
+    """
     found = [
         ServiceFile(
             f"{PLACES[place]}/{path.name}",
@@ -116,21 +120,21 @@ def service_files(folder: Path, program: str) -> tuple[ServiceFile, ...]:
     ]
     if AGENT not in {file.name for file in found}:
         raise WattspanError(
-            f"{folder} holds no {AGENT}: this installation of wattspan lacks its own files; "
-            "install it anew from a wheel or a whole source tree."
+            f"{folder} contains no {AGENT}: this installation of wattspan is incomplete. "
+            "Install it again from a wheel or a complete source tree."
         )
     return tuple(found)
 
 
 def service_files_directory() -> Path:
-    """Where they are: in the package, or in the source tree it is run from."""
+    """Return the directory of the shipped files, in the package or in the source tree."""
     here = Path(__file__).resolve().parent
     packaged = here / "systemd"
     return packaged if packaged.is_dir() else here.parents[3] / "systemd"
 
 
 def install_place(path: str) -> str:
-    """Which of the PLACES a file belongs in; "" for one that is not installed, such as a text."""
+    """Return the key of PLACES for a shipped file; "" if the file is not installed."""
     if re.search(r"\.(service|socket|timer|target|slice|path|mount)$", path):
         return "system"
     if path.endswith(".rules"):
@@ -140,7 +144,7 @@ def install_place(path: str) -> str:
 
 
 def with_program_path(text: str, program: str) -> str:
-    """A unit that runs ``program``; nothing else of it changes."""
+    """Replace the program path in the text of a unit."""
     return _PACKAGED_PROGRAM.sub(lambda _: program, text)
 
 

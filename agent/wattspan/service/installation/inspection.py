@@ -1,9 +1,4 @@
-"""What is there now: files, links, rights. Reads, and changes nothing.
-
-How the service stands: its files against those of this wattspan, its units as systemd says.
-
-Every file that the program is made of: its environment, and whatever else it imports from.
-"""
+"""Read-only inspection of a host: service files, unit states, and the files of the program."""
 
 from __future__ import annotations
 
@@ -43,31 +38,21 @@ _ADMINISTRATOR = {
     PLACES["udev/rules.d"]: "/etc/udev/rules.d",
 }
 _MASK = NonRegularFile("a link to /dev/null")
-_LINKS = 40  # followed before a path is given up, as the kernel does
-_LARGEST = 1 << 20
+_MAX_LINKS = 40  # symbolic links in one path, as in the kernel
+_MAX_BYTES = 1 << 20
 
 
 def systemctl_version() -> str:
-    """What `systemctl --version` prints; "" where there is none that answers."""
-    try:
-        return subprocess.run(
-            ["systemctl", "--version"],  # noqa: S607 - the host's own
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    """Return the output of `systemctl --version`; "" without systemd."""
+    return _systemctl("--version")
 
 
 def inspect_host(
     root: Path, files: Sequence[ServiceFile], version: Callable[[], str] = systemctl_version
 ) -> InstallationState:
-    """What there is below ``root`` of the service; of the running host also which systemd."""
+    """Return the state of the service files below ``root``."""
     live = root == Path("/")
-    told = re.match(r"systemd (\d+)", version()) if live else None
+    version_match = re.match(r"systemd (\d+)", version()) if live else None
     units = [f for f in files if f.unit]
     vendor = dict.fromkeys(f"{place}/{f.name}" for f in units for place in _VENDOR)
     above = [f"{_ADMINISTRATOR[f.folder]}/{f.name}" for f in files]
@@ -75,37 +60,37 @@ def inspect_host(
         files={f.path: content_below(root, f.path) for f in files},
         live=live,
         booted=live and Path("/run/systemd/system").is_dir(),
-        devices=live and Path("/run/udev/control").exists(),
+        udev=live and Path("/run/udev/control").exists(),
         packaged=tuple(p for p in vendor if os.path.lexists(path_below(root, p))),
         overriding=tuple(p for p in above if os.path.lexists(path_below(root, p))),
         masked=tuple(p for p in above if content_below(root, p) == _MASK),
         configured=path_below(root, CONFIG).exists(),
         state=tuple(p for p in STATE if path_below(root, p).is_dir() and not escapes_root(root, p)),
         journal=any(path_below(root, STATE[1]).glob("journal-*")),
-        systemd=int(told[1]) if told else None,
+        systemd=int(version_match[1]) if version_match else None,
     )
 
 
 def path_below(root: Path, path: str) -> Path:
-    """A path of the host whose root is at ``root``."""
+    """Return ``path`` of the host whose root directory is ``root``."""
     return root / path.lstrip("/")
 
 
 def escapes_root(root: Path, path: str) -> bool:
-    """Whether a link on the way to ``path`` leads out of ``root``, into this very host."""
+    """Return True if a symbolic link in ``path`` leads out of ``root``."""
     parent = Path(os.path.realpath(path_below(root, path).parent))
     return not parent.is_relative_to(os.path.realpath(root))
 
 
 def content_below(root: Path, path: str) -> FileContent:
-    """What is at ``path`` of the host whose root is at ``root``."""
+    """Return the content at ``path`` of the host whose root directory is ``root``."""
     if escapes_root(root, path):
-        return NonRegularFile("out of this root, by a link on the way to it")
+        return NonRegularFile("outside of this root, through a symbolic link")
     return file_content(path_below(root, path))
 
 
 def file_content(path: Path) -> FileContent:
-    """What is at ``path``, links not followed."""
+    """Return the content at ``path`` without following links."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -113,18 +98,18 @@ def file_content(path: Path) -> FileContent:
         if not stat.S_ISREG(mode):
             return NonRegularFile("a directory" if stat.S_ISDIR(mode) else "no regular file")
         with path.open("rb") as file:
-            return file.read(_LARGEST)
+            return file.read(_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        return NonRegularFile(f"what cannot be read ({error.strerror})")
+        return NonRegularFile(f"an unreadable file ({error.strerror})")
 
 
 # ---------------------------------------------------------------------------------- the program
 
 
 def own_program() -> str:
-    """The path of the program that is running, as a unit would name it."""
+    """Return the absolute path of the running program."""
     called = Path(sys.argv[0])
     if called.name == "wattspan" and called.is_file():
         return str(called.absolute())
@@ -132,7 +117,7 @@ def own_program() -> str:
 
 
 def required_files(root: Path, program: str) -> tuple[RequiredFile, ...]:
-    """What the program needs so that it runs: itself, its interpreter, its modules."""
+    """Return the program, its interpreter and its modules."""
     found = [_required_file(root, "the program", program, run=True)]
     interpreter = interpreter_of(resolve_below(root, program))
     if interpreter:
@@ -142,7 +127,7 @@ def required_files(root: Path, program: str) -> tuple[RequiredFile, ...]:
 
 
 def trusted_owners(root: Path) -> TrustedOwners:
-    """Root, and for another root whoever it belongs to; and Debian's group of administrators."""
+    """Return root, the owner of the directory ``root``, and Debian's group `staff`."""
     groups = {0}
     try:
         lines = path_below(root, "/etc/group").read_text("utf-8", "replace").splitlines()
@@ -155,7 +140,7 @@ def trusted_owners(root: Path) -> TrustedOwners:
 
 
 def resolve_below(root: Path, path: str) -> Path:
-    """Where a path leads in ``root``, its links followed as they are seen in there."""
+    """Return ``path`` below ``root`` with its links resolved within ``root``."""
     steps = tuple(path_components(root, path))
     return path_below(root, steps[-1].path) if steps else root
 
@@ -165,7 +150,10 @@ def _required_file(root: Path, what: str, path: str, *, run: bool = False) -> Re
 
 
 def path_components(root: Path, path: str) -> Iterator[PathComponent]:
-    """Every directory and link on the way to ``path``, and what it comes to."""
+    """Yield each directory and link of ``path``, and its target.
+
+    The last component has no mode if it does not exist.
+    """
     waiting = list(reversed(PurePosixPath(path).parts[1:]))
     at, links = PurePosixPath("/"), 0
     while waiting:
@@ -184,7 +172,7 @@ def path_components(root: Path, path: str) -> Iterator[PathComponent]:
             at = here
             continue
         links += 1
-        if links > _LINKS:
+        if links > _MAX_LINKS:
             yield PathComponent(str(here), None)
             return
         target = PurePosixPath(path_below(root, str(here)).readlink())
@@ -194,7 +182,7 @@ def path_components(root: Path, path: str) -> Iterator[PathComponent]:
 
 
 def interpreter_of(program: Path) -> str:
-    """What the first line of a script names; "" for what is no script, or cannot be read."""
+    """Return the interpreter of a script; "" for other or unreadable files."""
     try:
         with program.open("rb") as file:
             first = file.readline(500)
@@ -205,7 +193,7 @@ def interpreter_of(program: Path) -> str:
 
 
 def _modules(root: Path, interpreter: str) -> Iterator[RequiredFile]:
-    """The interpreter's own modules, and wattspan's where it is the one that runs this."""
+    """Yield the modules of the interpreter; those of wattspan if it runs this process."""
     settings = path_below(root, str(PurePosixPath(interpreter).parents[1])) / "pyvenv.cfg"
     try:
         lines = settings.read_text("utf-8", "replace").splitlines()
@@ -222,27 +210,26 @@ def _modules(root: Path, interpreter: str) -> Iterator[RequiredFile]:
 
 
 _STATE_TEXT = {
-    FileState.NOBODY: "not installed",
-    FileState.OURS: "as it should be",
-    FileState.OUTDATED: (
-        "of an earlier installation; `wattspan service install` brings it up to date"
-    ),
-    FileState.EDITED: "changed by somebody since it was written",
-    FileState.FOREIGN: "somebody else's",
+    FileState.ABSENT: "not installed",
+    FileState.CURRENT: "current",
+    FileState.OUTDATED: ("outdated; `wattspan service install` updates it"),
+    FileState.EDITED: "edited since its installation",
+    FileState.FOREIGN: "not written by wattspan",
 }
 _UNSHADOW = (
-    "To have the package's files in force: `wattspan service uninstall`, remove what that leaves "
-    "of these, `systemctl daemon-reload`, then `systemctl enable --now wattspan.service "
+    "To use the package's files: run `wattspan service uninstall`, remove the remaining files of "
+    "this list, run `systemctl daemon-reload`, then `systemctl enable --now wattspan.service "
     "wattspan-capper.socket`."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """``units`` are systemd's words for each: active state, enabled state; empty where unasked.
+    """State of the files and units.
 
-    ``shadowing`` are files of an earlier installation that are read in place of a package's;
-    ``administrators`` are the administrator's own in /etc, which are read in place of either.
+    ``units`` maps each unit to systemd's active and enabled states; empty if systemd does not run.
+    ``shadowing`` are installed files that replace those of a package. ``administrators`` are files
+    in /etc, which replace both.
     """
 
     program: str
@@ -253,11 +240,11 @@ class ServiceStatus:
     administrators: tuple[str, ...] = ()
 
     @property
-    def well(self) -> bool:
-        """Whether the services are there as they should be, of this installation or a package."""
+    def is_current(self) -> bool:
+        """True if the services of this installation or of a package are in use and current."""
         if self.packaged:
             return not self.shadowing
-        return all(state is FileState.OURS for state in self.files.values())
+        return all(state is FileState.CURRENT for state in self.files.values())
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -279,9 +266,9 @@ class ServiceStatus:
             if not self.packaged:
                 yield f"{path}: {_STATE_TEXT[state]}"
         for path in self.administrators:
-            yield f"{path}: the administrator's own, which takes precedence"
+            yield f"{path}: a file of the administrator, which takes precedence"
         for path in self.shadowing:
-            yield f"{path}: shadows the package, as it comes before the package's file of this name"
+            yield f"{path}: takes precedence over the package's file of this name"
         if self.shadowing:
             yield _UNSHADOW
         for name, (active, enabled) in self.units.items():
@@ -295,7 +282,13 @@ def service_status(root: Path, files: Sequence[ServiceFile], program: str) -> Se
     return ServiceStatus(
         program,
         {file.path: file_state(found.files[file.path], file.text) for file in files},
-        {name: (_systemctl("is-active", name), _systemctl("is-enabled", name)) for name in names}
+        {
+            name: (
+                _systemctl("is-active", name) or "unknown",
+                _systemctl("is-enabled", name) or "unknown",
+            )
+            for name in names
+        }
         if found.booted
         else {},
         found.packaged,
@@ -304,37 +297,38 @@ def service_status(root: Path, files: Sequence[ServiceFile], program: str) -> Se
     )
 
 
-def _systemctl(verb: str, unit: str) -> str:
+def _systemctl(*arguments: str) -> str:
+    """Return the output of systemctl; "" without systemd or an answer."""
     try:
-        done = subprocess.run(  # noqa: S603 - our own words, no shell
-            ["systemctl", verb, unit],  # noqa: S607 - the host's own
+        return subprocess.run(  # noqa: S603 - constant commands, no shell
+            ["systemctl", *arguments],  # noqa: S607 - the host's own
             cwd="/",
             capture_output=True,
             text=True,
             check=False,
             timeout=20,
-        )
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return ""
 
 
 MAX_ENTRIES = 200_000
-"""Entries looked at; an environment with wattspan alone has a few thousand."""
-_OF_OTHERS = frozenset({"site-packages", "dist-packages"})
-"""What is below Python's own modules so, and is imported only if it is on the path itself."""
+"""Largest number of inspected entries; an environment with only wattspan has a few thousand."""
+
+_SEPARATE_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Directories below Python's own modules that are imported only if they are in sys.path."""
 
 
 def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
-    """Every file and directory of the program, and every step of the way to what it links to.
+    """Yield every file and directory of the program, and the components of each link target.
 
-    Of a program that is not the one that runs this, only its virtual environment is known.
+    Only the virtual environment is known of a program other than the running one.
     """
     interpreter = PurePosixPath(interpreter_of(resolve_below(root, program)))
     environments, imported = [str(interpreter.parent.parent)], []
     if root == Path("/") and (str(interpreter) == sys.executable or program == own_program()):
         environments.append(sys.prefix)
-        # The script's own place is looked at with the program; no service has the caller's path.
+        # The directory of the script belongs to the program; services do not get PYTHONPATH.
         given = os.environ.get("PYTHONPATH", "").split(":")
         path = sys.path[0 if sys.flags.safe_path else 1 :]
         imported = [p for p in path if p.startswith("/") and p not in given]
@@ -343,15 +337,15 @@ def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
 
 
 def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator[ProgramFile]:
-    """All below ``whole``; all below ``imported`` but what belongs to other environments."""
+    """Yield all files below ``whole``, and those below ``imported`` of no other environment."""
     waiting = [(p, p, False) for p in reversed(imported)] + [(p, p, True) for p in reversed(whole)]
     seen: set[str] = set()
     entries = 0
     while waiting:
-        folder, tree, all_of_it = waiting.pop()
-        if folder == tree and (way := list(path_components(root, folder))):
-            yield from map(ProgramFile, way)
-            folder = tree = way[-1].path  # as it is called without links
+        folder, tree, complete = waiting.pop()
+        if folder == tree and (components := list(path_components(root, folder))):
+            yield from map(ProgramFile, components)
+            folder = tree = components[-1].path  # without links
         if folder in seen:
             continue
         seen.add(folder)
@@ -359,25 +353,25 @@ def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator
             entries += 1
             if entries > MAX_ENTRIES:
                 raise WattspanError(
-                    f"{tree} holds too many files to look at each ({MAX_ENTRIES}): install "
+                    f"{tree} contains more than {MAX_ENTRIES} files, too many to check. Install "
                     "wattspan in an environment of its own."
                 )
             if stat.S_ISLNK(step.mode or 0):
-                way = list(path_components(root, step.path))
-                yield from map(ProgramFile, way)
-                target = way[-1].path
-                reached = all_of_it and f"{target}/".startswith(f"{tree}/")
-                if stat.S_ISDIR(way[-1].mode or 0) and not reached:
-                    waiting.append((target, target, all_of_it))
+                components = list(path_components(root, step.path))
+                yield from map(ProgramFile, components)
+                target = components[-1].path
+                reached = complete and f"{target}/".startswith(f"{tree}/")
+                if stat.S_ISDIR(components[-1].mode or 0) and not reached:
+                    waiting.append((target, target, complete))
                 continue
             yield ProgramFile(step, tree)
-            inside = all_of_it or PurePosixPath(step.path).name not in _OF_OTHERS
+            inside = complete or PurePosixPath(step.path).name not in _SEPARATE_PACKAGES
             if stat.S_ISDIR(step.mode or 0) and inside:
-                waiting.append((step.path, tree, all_of_it))
+                waiting.append((step.path, tree, complete))
 
 
 def _entries(root: Path, folder: str) -> Iterator[PathComponent]:
-    """What is in a directory, links not followed."""
+    """Yield the entries of a directory without following links."""
     try:
         with os.scandir(path_below(root, folder)) as entries:
             for entry in entries:
@@ -387,6 +381,5 @@ def _entries(root: Path, folder: str) -> Iterator[PathComponent]:
                 )
     except OSError as error:
         raise WattspanError(
-            f"{folder} cannot be looked into ({error.strerror}), so it is not known who may change "
-            "the program: call it by sudo."
+            f"Cannot read {folder} ({error.strerror}) to check the owners of the program. Use sudo."
         ) from None

@@ -1,7 +1,4 @@
-"""What can be done, each in one sentence: before it is done, and after.
-
-What is to be done, from what is there: pure.
-"""
+"""Actions of an installation, and the plans that consist of them. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from wattspan.service.installation.files import (
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put a file there. ``found`` is what it replaces, and nothing else is replaced."""
+    """Write a file, if the content at ``path`` is still ``found``."""
 
     path: str
     text: str
@@ -38,19 +35,19 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Let a file be. ``ours`` is whether it is as we would have it."""
+    """Leave a file unchanged. ``current`` is True if it has the wanted text."""
 
     path: str
     why: str
-    ours: bool = True
+    current: bool = True
 
     def sentence(self, *, done: bool) -> str:
-        return f"{'Left' if done else 'Leave'} {self.path} alone: {self.why}."
+        return f"{'Left' if done else 'Leave'} {self.path} unchanged: {self.why}."
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove a file, if it is still what was found."""
+    """Remove a file, if its content is still ``found``."""
 
     path: str
     found: FileContent
@@ -62,28 +59,28 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFolder:
-    """Remove a directory with all that is in it, or, if not ``whole``, only once it is empty."""
+    """Remove a directory: with its content if ``recursive``, else only if it is empty."""
 
     path: str
-    whole: bool = False
+    recursive: bool = False
 
     def sentence(self, *, done: bool) -> str:
-        if self.whole:
-            return f"{'Removed' if done else 'Remove'} {self.path}, with all that is in it."
+        if self.recursive:
+            return f"{'Removed' if done else 'Remove'} {self.path} with its content."
         return (
             f"Removed {self.path}, which was empty."
             if done
-            else f"Remove {self.path}, if it is empty then."
+            else f"Remove {self.path}, if it is empty."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a command. Where it ``must`` succeed, nothing after it is done unless it does."""
+    """Run a command. If a ``required`` command fails, the plan ends there."""
 
     command: tuple[str, ...]
     why: str
-    must: bool = False
+    required: bool = False
 
     def sentence(self, *, done: bool) -> str:
         return f"{'Ran' if done else 'Run'} `{shlex.join(self.command)}`: {self.why}."
@@ -91,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Nothing to do, and something to know."""
+    """Information without an action."""
 
     text: str
 
@@ -104,7 +101,7 @@ Plan = tuple[Action, ...]
 
 
 def action_facts(action: Action) -> dict[str, Any]:
-    """An action for a program."""
+    """Return an action as JSON values."""
     named: dict[str, Any] = {"do": type(action).__name__.lower()}
     match action:
         case Run():
@@ -119,24 +116,25 @@ def action_facts(action: Action) -> dict[str, Any]:
 STATE = ("/var/lib/wattspan", "/var/lib/wattspan-capper")
 CONFIG = "/etc/wattspan/config.toml"
 OLDEST_SYSTEMD = 248
-"""The first that knows every directive of the units: NoExecPaths= is the newest."""
+"""First version with every directive of the units; NoExecPaths= is the newest one."""
 _CAPPER_UNITS = (CAPPER_SOCKET, CAPPER)
 
 
 @dataclass(frozen=True, slots=True)
 class InstallationState:
-    """What is there before anything is done.
+    """The state of the host before the first action.
 
-    ``live`` is whether it is the running host, not a tree for another; ``booted`` whether systemd
-    runs it. ``packaged`` are units that a package has brought, ``overriding`` files in /etc that
-    take precedence, and ``masked`` those of them that switch a file off. ``journal`` is whether
-    caps may have been left to give back. ``systemd`` is the running host's version, if known.
+    ``live`` is True for the running host and False for the root directory of another one;
+    ``booted`` is True if systemd runs the host, ``udev`` if udev does. ``packaged`` are units of a
+    system package, ``overriding`` files in /etc that take precedence, and ``masked`` those that
+    disable a file. ``journal`` is True if the capper may have limits to restore. ``systemd`` is
+    the version of the running host, if known.
     """
 
     files: Mapping[str, FileContent] = field(default_factory=dict)
     live: bool = True
     booted: bool = True
-    devices: bool = True
+    udev: bool = True
     packaged: tuple[str, ...] = ()
     overriding: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
@@ -147,17 +145,17 @@ class InstallationState:
 
 
 def refusals(found: InstallationState, faults: Sequence[str]) -> tuple[str, ...]:
-    """Why nothing may be installed; none where it may."""
+    """Return the reasons against an installation; empty if it is possible."""
     if found.packaged:
         return (
-            f"wattspan is installed here as a package, whose unit is {found.packaged[0]}: its "
-            "package manager sees to its files. Use that, or remove the package first.",
+            f"wattspan is installed as a system package with the unit {found.packaged[0]}. Use its "
+            "services, or remove the package first.",
         )
     return tuple(faults)
 
 
 def install(files: Sequence[ServiceFile], found: InstallationState) -> Plan:
-    """The way from what is there to the files being in place; never over another's."""
+    """Return the actions that install ``files``; foreign and edited files stay unchanged."""
     return (
         *map(_install_file, files, (found.files.get(f.path) for f in files)),
         *_activate(files, found),
@@ -167,23 +165,23 @@ def install(files: Sequence[ServiceFile], found: InstallationState) -> Plan:
 def uninstall(
     files: Sequence[ServiceFile], found: InstallationState, program: str, *, purge: bool = False
 ) -> Plan:
-    """The way back: limits first, then what we wrote, and what was measured only if ``purge``."""
-    ours = [f for f in files if file_state(found.files.get(f.path)) in _WRITTEN]
-    there = [f for f in files if file_state(found.files.get(f.path)) is not FileState.NOBODY]
+    """Return the actions that restore limits, then remove files; with ``purge`` also data."""
+    written = [f for f in files if file_state(found.files.get(f.path)) in _WRITTEN]
+    present = [f for f in files if file_state(found.files.get(f.path)) is not FileState.ABSENT]
     return (
-        *_stop_services([f.name for f in ours if f.unit], found, program),
-        *(_remove_file(f, found.files.get(f.path)) for f in there),
+        *_stop_services([f.name for f in written if f.unit], found, program),
+        *(_remove_file(f, found.files.get(f.path)) for f in present),
         *_remove_empty_directories(
-            [f for f in ours if file_state(found.files.get(f.path)) in _REPLACED]
+            [f for f in written if file_state(found.files.get(f.path)) in _REPLACED]
         ),
-        *(_reload_system(found, "the units are gone") if ours else ()),
-        *_package_notice([f.name for f in ours if f.unit], found),
+        *(_reload_system(found, "without the units") if written else ()),
+        *_package_notice([f.name for f in written if f.unit], found),
         *_remove_state(found, purge=purge),
     )
 
 
-_WRITTEN = (FileState.OURS, FileState.OUTDATED, FileState.EDITED)
-_REPLACED = (FileState.OURS, FileState.OUTDATED)
+_WRITTEN = (FileState.CURRENT, FileState.OUTDATED, FileState.EDITED)
+_REPLACED = (FileState.CURRENT, FileState.OUTDATED)
 
 
 # ------------------------------------------------------------------------------------ installing
@@ -191,82 +189,83 @@ _REPLACED = (FileState.OURS, FileState.OUTDATED)
 
 def _install_file(file: ServiceFile, content: FileContent) -> Action:
     match file_state(content, file.text):
-        case FileState.NOBODY:
-            return Write(file.path, file.text, content, f"{_purpose(file)}, new here")
+        case FileState.ABSENT:
+            return Write(file.path, file.text, content, f"{_purpose(file)}, a new file")
         case FileState.OUTDATED:
-            why = f"{_purpose(file)}, in place of what an earlier installation wrote"
+            why = f"{_purpose(file)}, in place of the file of an earlier installation"
             return Write(file.path, file.text, content, why)
-        case FileState.OURS:
-            return Keep(file.path, "it is as it should be")
+        case FileState.CURRENT:
+            return Keep(file.path, "it is current")
     return _keep_file(file.path, content)
 
 
 def _keep_file(path: str, content: FileContent) -> Keep:
     if file_state(content) is FileState.EDITED:
-        why = "somebody has changed it since it was written; move it away to have ours"
+        why = "it was edited since its installation; move it away to replace it"
     elif content is not None and not isinstance(content, bytes):
-        why = f"it is {content}, which somebody else has put there"
+        why = f"it is {content}, which wattspan did not create"
     else:
-        why = "somebody else has put it there; move it away to have ours"
-    return Keep(path, why, ours=False)
+        why = "wattspan did not write it; move it away to replace it"
+    return Keep(path, why, current=False)
 
 
 def _purpose(file: ServiceFile) -> str:
     if file.unit:
-        return {AGENT: "the agent's service", CAPPER: "the service that alone sets limits"}.get(
-            file.name, "where limits are asked for" if file.name == CAPPER_SOCKET else "a unit"
+        return {AGENT: "the agent's service", CAPPER: "the service that sets power limits"}.get(
+            file.name, "the socket of that service" if file.name == CAPPER_SOCKET else "a unit"
         )
     return {
         PLACES["sysusers.d"]: "the user that the agent runs as",
-        PLACES["tmpfiles.d"]: "who may read the counters of the CPU",
-    }.get(file.folder, "who may read counters that appear later")
+        PLACES["tmpfiles.d"]: "read permission for the CPU counters",
+    }.get(file.folder, "read permission for counters that appear later")
 
 
 def _activate(files: Sequence[ServiceFile], found: InstallationState) -> Iterator[Action]:
-    """What makes the files take effect, and what is left to the administrator."""
+    """Yield the actions that put the files into effect, and notes for the administrator."""
     for path in found.overriding:
-        yield Note(f"{path} takes precedence over the file of this name written here.")
+        yield Note(f"{path} takes precedence over the installed file of this name.")
     if not found.live:
-        yield Note("No command is run for another root; it takes effect when that is booted.")
+        yield Note(
+            "No command runs for another root; the files take effect when that system boots."
+        )
         return
     if found.systemd is not None and found.systemd < OLDEST_SYSTEMD:
         yield Note(
-            f"systemd {found.systemd} is older than {OLDEST_SYSTEMD} and ignores what it does not "
-            "know of the units, such as NoExecPaths=: the services run, and are less closed off "
-            "than they are meant to be."
+            f"systemd {found.systemd} is older than {OLDEST_SYSTEMD} and ignores directives such "
+            "as NoExecPaths=: the services run with fewer restrictions."
         )
     for kind, command, why in (
-        ("sysusers.d", ("systemd-sysusers",), "makes the user wattspan, where there is none"),
-        ("tmpfiles.d", ("systemd-tmpfiles", "--create"), "applies the rights at once"),
+        ("sysusers.d", ("systemd-sysusers",), "creates the user wattspan if it is missing"),
+        ("tmpfiles.d", ("systemd-tmpfiles", "--create"), "applies the permissions now"),
     ):
         paths = [f.path for f in files if f.folder == PLACES[kind]]
         if paths:
             yield Run((*command, *paths), why)
-    yield from _reload_system(found, "so that it knows the units")
+    yield from _reload_system(found, "to load the units")
     if not found.configured:
         yield Note(
-            f"There is no {CONFIG}, and none is needed: the defaults apply; `wattspan config show` "
-            "prints them for a start of your own."
+            f"There is no {CONFIG}: the defaults apply. `wattspan config show` prints them as a "
+            "template."
         )
-    yield Note(f"Start it now and at every boot: systemctl enable --now {AGENT}")
+    yield Note(f"To start the agent now and at every boot: systemctl enable --now {AGENT}")
     if any(f.name == CAPPER_SOCKET for f in files):
-        yield Note(f"Let it set limits too: systemctl enable --now {CAPPER_SOCKET}")
+        yield Note(f"To let it set power limits: systemctl enable --now {CAPPER_SOCKET}")
 
 
 def _reload_system(found: InstallationState, why: str) -> Iterator[Action]:
-    """systemd and udev look again."""
+    """Yield the commands that reload udev and systemd."""
     if not found.live:
         return
-    if found.devices:
-        yield Run(("udevadm", "control", "--reload"), "udev reads its rules again")
+    if found.udev:
+        yield Run(("udevadm", "control", "--reload"), "reloads the rules of udev")
         yield Run(
             ("udevadm", "trigger", "--subsystem-match=powercap", "--action=add"),
-            "the rules are applied to the counters that are there",
+            "applies the rules to existing counters",
         )
     if found.booted:
-        yield Run(("systemctl", "daemon-reload"), f"systemd looks again, {why}")
+        yield Run(("systemctl", "daemon-reload"), f"reloads systemd {why}")
     else:
-        yield Note("systemd does not run this host now; it sees the change when it does.")
+        yield Note("systemd does not run this host; the change takes effect when it does.")
 
 
 # ------------------------------------------------------------------------------------- removing
@@ -275,30 +274,32 @@ def _reload_system(found: InstallationState, why: str) -> Iterator[Action]:
 def _stop_services(
     units: Sequence[str], found: InstallationState, program: str
 ) -> Iterator[Action]:
-    """The agent first, which lets go of its limits; then the capper, which gives back the rest."""
+    """Yield the commands that stop the agent and then the capper, which restore all limits."""
     if not found.live:
         return
     if found.booted:
         if AGENT in units:
-            why = "stops the agent, which lets go of the limits it holds"
-            yield Run(("systemctl", "disable", "--now", AGENT), why, must=True)
+            why = "stops the agent, which releases its limits"
+            yield Run(("systemctl", "disable", "--now", AGENT), why, required=True)
         if capper := tuple(name for name in _CAPPER_UNITS if name in units):
-            why = "stops the capper, which gives every limit back"
-            yield Run(("systemctl", "disable", "--now", *capper), why, must=True)
+            why = "stops the capper, which restores every limit"
+            yield Run(("systemctl", "disable", "--now", *capper), why, required=True)
     if found.journal:
-        # It does so with a configuration that cannot be read as well.
-        yield Run((program, "caps", "restore"), "gives back what no capper could", must=True)
+        # The command works with an unreadable configuration as well.
+        yield Run(
+            (program, "caps", "restore"), "restores limits that no capper restored", required=True
+        )
 
 
 def _remove_file(file: ServiceFile, content: FileContent) -> Action:
     if file_state(content) in _REPLACED:
-        return Remove(file.path, content, "it is as it was written")
+        return Remove(file.path, content, "it is unchanged since its installation")
     left = _keep_file(file.path, content)
-    return Keep(left.path, left.why.partition(";")[0], ours=False)
+    return Keep(left.path, left.why.partition(";")[0], current=False)
 
 
 def _remove_empty_directories(gone: Sequence[ServiceFile]) -> Iterator[Action]:
-    """The directories that may be empty now, the deepest first, up to the one for all."""
+    """Yield the directories that may be empty now, deepest first, below LOCAL_LIB."""
     folders = dict.fromkeys(f.folder for f in gone)
     parents = dict.fromkeys(
         folder.rpartition("/")[0]
@@ -309,27 +310,27 @@ def _remove_empty_directories(gone: Sequence[ServiceFile]) -> Iterator[Action]:
 
 
 def _package_notice(units: Sequence[str], found: InstallationState) -> Iterator[Action]:
-    """Units of the same names are the package's now, and were stopped and disabled as ours."""
+    """Yield a note if the stopped units have the names of those of a package."""
     if found.packaged and found.live and (stopped := [u for u in units if u != CAPPER]):
         yield Note(
-            "The package's services are stopped and disabled now: "
-            f"`systemctl enable --now {' '.join(stopped)}` has them run again."
+            "The services of the package are stopped and disabled now. To start them, run "
+            f"`systemctl enable --now {' '.join(stopped)}`."
         )
 
 
 def _remove_state(found: InstallationState, *, purge: bool) -> Iterator[Action]:
     if found.packaged:
         yield Note(
-            f"wattspan is here as a package as well, by {found.packaged[0]}: what was measured is "
+            f"wattspan is also installed as a package ({found.packaged[0]}): the measured data is "
             "left to its package manager."
         )
         return
     for folder in found.state:
         if purge:
-            yield RemoveFolder(folder, whole=True)
+            yield RemoveFolder(folder, recursive=True)
         else:
-            yield Note(f"{folder} stays, with what was measured; --purge removes it.")
+            yield Note(f"{folder} with the measured data is kept; --purge removes it.")
     if found.configured:
-        yield Note(f"{CONFIG} stays: it is yours.")
+        yield Note(f"{CONFIG} is kept.")
     if purge:
-        yield Note("The user wattspan stays; `userdel wattspan` removes it.")
+        yield Note("The user wattspan is kept; `userdel wattspan` removes it.")

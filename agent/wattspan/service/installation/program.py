@@ -1,7 +1,7 @@
-"""Whether a service can run a program, and whether it should: told from facts about its files.
+"""Checks that services can run a program and that only root can change it. Pure.
 
-A service has no home directories, no /tmp of others and no rights of whoever installs it; and as
-one of the services is root, nobody but root may be able to change what it runs.
+A service sees no home directories and no other program's /tmp, and does not have the rights of the
+installing user. One of the services runs as root, so only root may be able to change its program.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 HIDDEN = ("/home", "/root", "/run/user")
-"""What units with ProtectHome= do not see."""
-WRITABLE = ("/tmp", "/var", "/run", "/dev/shm")  # noqa: S108 - to be refused
-"""What the units name in NoExecPaths=, or do not share with others."""
+"""Directories hidden from units with ProtectHome=."""
+
+WRITABLE = ("/tmp", "/var", "/run", "/dev/shm")  # noqa: S108 - rejected
+"""Directories in NoExecPaths= of the units, or private to each unit."""
+
 REMEDY = (
-    "Install wattspan where services reach it and root alone writes: `/usr/bin/python3 -m venv "
-    "/usr/local/lib/wattspan`, then `/usr/local/lib/wattspan/bin/pip install wattspan`, then "
+    "Install wattspan in a directory that services can read and only root can write: "
+    "`/usr/bin/python3 -m venv /usr/local/lib/wattspan`, then "
+    "`/usr/local/lib/wattspan/bin/pip install wattspan`, then "
     "`/usr/local/lib/wattspan/bin/wattspan service install`."
 )
 _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")
@@ -26,7 +29,7 @@ _PLAIN = re.compile(r"(?:/[A-Za-z0-9_.+@-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class PathComponent:
-    """One file or directory on the way to something; ``mode`` is None where nothing is."""
+    """One file, directory or link of a path; ``mode`` is None if it does not exist."""
 
     path: str
     mode: int | None
@@ -36,9 +39,9 @@ class PathComponent:
 
 @dataclass(frozen=True, slots=True)
 class RequiredFile:
-    """Something without which the program does not run, and every step of the way to it.
+    """A file that the program needs, with the components of its path.
 
-    ``run`` is whether it is executed, not only read.
+    ``run`` is True if it is executed, not only read.
     """
 
     what: str
@@ -49,7 +52,7 @@ class RequiredFile:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFile:
-    """A file or directory of the program, and the ``tree`` that is its own; "" on the way to it."""
+    """A file or directory of the program; ``tree`` is its installation, "" outside of it."""
 
     step: PathComponent
     tree: str = ""
@@ -57,7 +60,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, slots=True)
 class TrustedOwners:
-    """The users and groups that may change anything anyway."""
+    """Users and groups whose write permission is accepted."""
 
     users: frozenset[int] = frozenset({0})
     groups: frozenset[int] = frozenset({0})
@@ -66,7 +69,7 @@ class TrustedOwners:
 def requirement_faults(
     needs: Sequence[RequiredFile], trusted: TrustedOwners = TrustedOwners()
 ) -> tuple[str, ...]:
-    """Why the services cannot run it, or must not: one sentence for each need, and the remedy."""
+    """Return a sentence for each file that the services cannot run, and the remedy."""
     found = tuple(dict.fromkeys(fault for need in needs if (fault := _fault(need, trusted))))
     return (*found, REMEDY) if found else ()
 
@@ -74,7 +77,7 @@ def requirement_faults(
 def writable_by_others(
     parts: Iterable[ProgramFile], trusted: TrustedOwners = TrustedOwners()
 ) -> tuple[str, ...]:
-    """What of the program others may change, in one sentence with the remedy; none for nothing."""
+    """Return a sentence about files that other users can change; empty without such files."""
     found: dict[str, tuple[str, str]] = {}
     for part in parts:
         if part.step.mode is not None and (writer := _writer(part.step, trusted)):
@@ -85,19 +88,19 @@ def writable_by_others(
     more = len(found) - 1
     recursive, place = ("-R ", tree) if tree else ("", path)
     return (
-        f"The services must not run wattspan, as one of them is root: {path} may be changed by "
-        f"{writer}{f', and so may {more} more files of the program' if more else ''}; "
+        f"The services must not run wattspan, because one of them runs as root and {writer} can "
+        f"change {path}{f' and {more} more files of the program' if more else ''}. Run "
         f"`chown {recursive}root: {shlex.quote(place)}` and `chmod {recursive}go-w "
-        f"{shlex.quote(place)}`, then call it again.",
+        f"{shlex.quote(place)}`, then run the command again.",
     )
 
 
 def _fault(need: RequiredFile, trusted: TrustedOwners) -> str:
-    said = f"The services cannot run wattspan: {need.what}, {need.path}, "
+    subject = f"The services cannot run wattspan: {need.what}, {need.path}, "
     if not _PLAIN.fullmatch(need.path):
-        return f"{said}has a path with characters that a unit does not take as they are."
+        return f"{subject}has a path with characters that unit files do not allow."
     for why in _reasons(need, trusted):
-        return said + why
+        return subject + why
     return ""
 
 
@@ -105,37 +108,37 @@ def _reasons(need: RequiredFile, trusted: TrustedOwners) -> Iterator[str]:
     last = need.steps[-1] if need.steps else PathComponent(need.path, None)
     for step in need.steps:
         if hidden := _below(step.path, HIDDEN):
-            yield f"is below {hidden}, which they do not see."
+            yield f"is below {hidden}, which is hidden from services."
         if writable := _below(step.path, WRITABLE):
-            yield f"is below {writable}: what lies where services write is not run by them."
+            yield f"is below {writable}, where services may not execute files."
     for step in need.steps:
         if step.mode is None:
-            yield f"is not there: there is no {step.path}."
+            yield f"does not exist: there is no {step.path}."
             return
         if writer := _writer(step, trusted):
             yield (
-                f"may be changed by {writer}, who may write to {step.path}, and so could run "
-                "anything with the rights of the services."
+                f"can be changed by {writer} through {step.path}, who could then run commands with "
+                "the rights of the services."
             )
         if stat.S_ISDIR(step.mode) and not step.mode & stat.S_IXOTH:
-            yield f"cannot be reached by the user wattspan: {step.path} is closed to others."
+            yield f"is not accessible for the user wattspan: {step.path} denies access."
     if last.mode is None:
-        yield f"is not there: there is no {last.path}."
+        yield f"does not exist: there is no {last.path}."
     elif stat.S_ISREG(last.mode) and not last.mode & stat.S_IROTH:
-        yield f"cannot be read by the user wattspan: {last.path} is closed to others."
+        yield f"is not readable for the user wattspan: {last.path} denies access."
     elif need.run and not last.mode & stat.S_IXOTH:
-        yield f"cannot be executed by the user wattspan: `chmod a+x {last.path}`."
+        yield f"is not executable for the user wattspan. Run `chmod a+x {last.path}`."
 
 
 def _writer(step: PathComponent, trusted: TrustedOwners) -> str:
-    """Who else may write there, in words; "" for nobody."""
-    assert step.mode is not None  # noqa: S101 - told before
+    """Return the untrusted user or group with write permission; "" if there is none."""
+    assert step.mode is not None  # noqa: S101 - checked by the callers
     if step.uid not in trusted.users:
         return f"user {step.uid}"
     if stat.S_ISLNK(step.mode):
         return ""  # a link's own mode says nothing
     if step.mode & stat.S_IWOTH:
-        return "everybody"
+        return "every user"
     others = step.mode & stat.S_IWGRP and step.gid not in trusted.groups
     return f"group {step.gid}" if others else ""
 
