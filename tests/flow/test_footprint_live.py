@@ -99,7 +99,7 @@ def test_a_real_prometheus_is_understood(tmp_path: Path, free_port: Callable[[],
         assert query_number(url, "scalar(vector(380))", 10).number == 380
         with pytest.raises(NumberError, match="the query yields nothing"):
             query_number(url, "no_such_metric", 10)
-        with pytest.raises(NumberError, match='the server says "invalid parameter'):
+        with pytest.raises(NumberError, match='the server reports "invalid parameter'):
             query_number(url, "sum(", 10)
         with pytest.raises(NumberError, match='yields a "matrix"'):
             query_number(url, "vector(1)[5m:1m]", 10)

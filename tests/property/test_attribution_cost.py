@@ -182,9 +182,9 @@ def test_accepted_periods_never_overlap(some: list[Period], day: date, minute: i
     if len(holding) > 1:
         assert found is not None
     if found is not None:  # what it names is true
-        assert some[found.one].holds(found.day, found.minute)
-        assert some[found.other].holds(found.day, found.minute)
-        assert found.one < found.other
+        assert some[found.first].contains(found.day, found.minute)
+        assert some[found.second].contains(found.day, found.minute)
+        assert found.first < found.second
 
 
 @given(
@@ -198,7 +198,7 @@ def test_pieces_equal_the_rates_of_each_minute(
 ) -> None:
     schedule = Schedule(ZoneInfo(zone), (period,), None)
     at = start * 60
-    for seconds, rate in schedule.pieces(at, at + minutes * 60):
+    for seconds, rate in schedule.periods_between(at, at + minutes * 60):
         for second in range(at, at + seconds, 60):
             assert schedule.rate(second) == rate
         at += seconds
@@ -217,7 +217,7 @@ def test_pieces_add_up_to_the_length_of_the_day(begin: int, length: int, day: da
     next_midnight = datetime(after.year, after.month, after.day, tzinfo=zone)
     start, end = int(midnight.timestamp()), int(next_midnight.timestamp())
     schedule = Schedule(zone, (Period(1, begin, begin + length),), 0)
-    pieces = list(schedule.pieces(start, end))
+    pieces = list(schedule.periods_between(start, end))
     assert sum(seconds for seconds, _ in pieces) == end - start
     held = sum(seconds for seconds, rate in pieces if rate)
     assert (end - start != 86400) or held == 60 * length

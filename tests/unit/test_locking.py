@@ -31,7 +31,7 @@ from wattspan.util.files import LockHeldError
 try:
     FileLock(Path(sys.argv[1]))
 except LockHeldError as held:
-    print(held.holder.pid, held.holder.doubt)
+    print(held.holder.pid, held.holder.description)
 """
 
 TAKES = """

@@ -46,7 +46,7 @@ def test_a_scalar_is_a_number_too() -> None:
     [
         (vector(), "the query yields nothing"),
         (vector("1", "2", "3"), r"yields 3 series; make it one, as with avg\(\)"),
-        (answer("matrix", []), 'yields a "matrix" and not one number'),
+        (answer("matrix", []), 'yields a "matrix" instead of a number'),
         (b"<html>", "not that of a Prometheus server"),
         (b"", "not that of a Prometheus server"),
         (b"[]", "not that of a Prometheus server"),
@@ -55,7 +55,7 @@ def test_a_scalar_is_a_number_too() -> None:
         (b'{"status":"success","data":{"resultType":"vector","result":[1]}}', "not that of"),
         (b"[" * 60_000, "not that of a Prometheus server"),
         (vector("many"), "not that of a Prometheus server"),
-        (b'{"status":"error","error":"parse error\\n1:1"}', r'says "parse error\?1:1"'),
+        (b'{"status":"error","error":"parse error\\n1:1"}', r'reports "parse error\?1:1"'),
     ],
 )
 def test_an_answer_that_is_not_one_number_says_what_it_is(body: bytes, why: str) -> None:
@@ -68,7 +68,7 @@ def test_a_refusal_is_told_by_its_reason_or_its_number() -> None:
     reason = b'{"status":"error","errorType":"bad_data","error":"unknown function"}'
     with (
         serving(reason, status=400) as (url, _),
-        pytest.raises(NumberError, match='the server says "unknown function"'),
+        pytest.raises(NumberError, match='the server reports "unknown function"'),
     ):
         query_number(url, "x", 5)
     with serving(b"no", status=503) as (url, _), pytest.raises(NumberError, match="answers 503"):
@@ -84,7 +84,7 @@ def test_only_who_was_configured_is_asked() -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_it() -> None:
-    with serving(b" " * 200_000) as (url, _), pytest.raises(NumberError, match="far too long"):
+    with serving(b" " * 200_000) as (url, _), pytest.raises(NumberError, match="too long"):
         query_number(url, "x", 5)
 
 
@@ -171,7 +171,7 @@ class Scene:
         self.oracle = Oracle(TimedNumber(0.3))
         self.figure = ExternalRate(
             "cost", "the price from somewhere", self.oracle, self.clock,
-            factor=factor, every=SECOND, max_age=60 * SECOND,
+            factor=factor, interval=SECOND, max_age=60 * SECOND,
         )  # fmt: skip
 
     def look(self, says: TimedNumber | Exception | None = None) -> int | None:
@@ -242,8 +242,8 @@ def test_failures_are_told_until_there_is_an_answer_again() -> None:
     (failure,) = health.failures
     assert failure.trouble is Trouble.RETRY
     assert str(failure) == (
-        "Cannot read the price from somewhere: connection refused. Energy that is spent while no "
-        "rate is known is told apart, and in no total."
+        "Cannot read the price from somewhere: connection refused. Energy without a known rate "
+        "is reported separately and is in no total."
     )
     scene.look(TimedNumber(2))
     assert (scene.figure.health().up, scene.figure.health().failures) == (True, ())
@@ -293,7 +293,7 @@ def test_a_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path:
     assert rate.at(Instant(0, 0)) == BILLION // 4
     assert told(rate).startswith(f"Cannot read the tariff {path}: {path}:2: ")
     assert told(rate).endswith(
-        "(1 more: see `wattspan doctor`). What it said before stays in force."
+        "(1 more: see `wattspan doctor`). The previous schedule stays in force."
     )
     path.unlink()
     rate.poll()
@@ -333,16 +333,16 @@ def test_a_tariff_that_is_put_back_as_it_was_is_well_again(tmp_path: Path) -> No
 
 
 class Counting(PolledRate):
-    def __init__(self, every: int) -> None:
-        super().__init__("cost", every)
+    def __init__(self, interval: int) -> None:
+        super().__init__("cost", interval)
         self.looked = 0
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self.looked += 1
 
 
 def test_it_looks_at_once_and_again_until_it_is_stopped() -> None:
-    counting = Counting(every=1_000_000)
+    counting = Counting(interval=1_000_000)
     counting.start()
     eventually(lambda: counting.looked >= 3, "three looks")
     counting.stop()
@@ -350,7 +350,7 @@ def test_it_looks_at_once_and_again_until_it_is_stopped() -> None:
 
 
 def test_stopping_does_not_wait_for_the_next_look() -> None:
-    counting = Counting(every=3600 * SECOND)
+    counting = Counting(interval=3600 * SECOND)
     counting.start()
     eventually(lambda: counting.looked == 1, "the first look")
     counting.stop()

@@ -1,6 +1,6 @@
-"""Asking for one number: of a server that speaks Prometheus's HTTP API, or of a file.
+"""Rates per kilowatt-hour: constant, from a tariff file, or polled from a server or a file.
 
-Rates that have to be looked up now and then, in a thread of their own.
+A server is queried through the HTTP API of Prometheus. Polling happens in a thread of its own.
 """
 
 from __future__ import annotations
@@ -20,73 +20,74 @@ from wattspan.ports import Clock, ConfigError
 from wattspan.util.files import read_regular
 
 MAX_RESPONSE_BYTES = 64 * 1024
-"""Bytes of an answer; one number takes less."""
+"""Largest response, in bytes."""
 
 
 class NumberError(Exception):
-    """There is no number: the message is why. ``answered`` if somebody did, and said no number."""
+    """The query yields no number; the message is the cause.
 
-    def __init__(self, why: str, *, answered: bool = True) -> None:
-        super().__init__(why)
+    ``answered`` is False if there was no response at all.
+    """
+
+    def __init__(self, cause: str, *, answered: bool = True) -> None:
+        super().__init__(cause)
         self.answered = answered
 
 
 class TimedNumber(NamedTuple):
-    """A number, and for how many nanoseconds it has been known."""
+    """A number and its age in nanoseconds."""
 
     number: float
     age: int = 0
 
 
 def query_number(url: str, query: str, timeout: float) -> TimedNumber:
-    """The one number that ``query`` comes to now; AnswerError if there is none, or several.
+    """Return the current value of the PromQL ``query``. NumberError without exactly one number.
 
-    ``timeout`` seconds are for each step of the conversation, not for all of it.
+    ``timeout`` (seconds) limits each network operation, not their sum.
     """
     return TimedNumber(parse_number(_fetch(url, query, timeout)))
 
 
 def parse_number(body: bytes) -> float:
-    """The number in an answer of ``/api/v1/query``: a scalar, or a vector of one."""
+    """Return the number in a response of ``/api/v1/query``: a scalar or a vector of one."""
     try:
         answer: Any = json.loads(body)
         if answer["status"] != "success":
-            raise NumberError(f"the server says {quoted(str(answer.get('error', 'no reason')))}")
+            raise NumberError(f"the server reports {quoted(str(answer.get('error', 'no reason')))}")
         kind, result = answer["data"]["resultType"], answer["data"]["result"]
         if kind == "vector":
             if len(result) != 1:
-                raise NumberError(_how_many(len(result)))
+                raise NumberError(
+                    f"the query yields {len(result)} series; make it one, as with avg()"
+                    if result
+                    else "the query yields nothing"
+                )
             result = result[0]["value"]
         elif kind != "scalar":
-            raise NumberError(f"the query yields a {quoted(str(kind))} and not one number")
+            raise NumberError(f"the query yields a {quoted(str(kind))} instead of a number")
         return float(str(result[1]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise NumberError("the answer is not that of a Prometheus server") from None
-
-
-def _how_many(series: int) -> str:
-    if not series:
-        return "the query yields nothing"
-    return f"the query yields {series} series; make it one, as with avg()"
+        raise NumberError("the response is not that of a Prometheus server") from None
 
 
 def _fetch(url: str, query: str, timeout: float) -> bytes:
-    # Imported here: most agents never ask anybody.
+    # Imported here: most agents query no server.
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.parse import urlencode
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-    class Stay(HTTPRedirectHandler):
-        """Whoever was configured is asked, and nobody else."""
+    class NoRedirect(HTTPRedirectHandler):
+        """Follows no redirect: the agent contacts only the configured server."""
 
         def redirect_request(self, *_: object) -> None:
             return None
 
     address = f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': query})}"
     try:
-        with build_opener(Stay).open(Request(address), timeout=timeout) as answer:  # noqa: S310
-            body: bytes = answer.read(MAX_RESPONSE_BYTES + 1)
+        with build_opener(NoRedirect).open(Request(address), timeout=timeout) as response:  # noqa: S310
+            body: bytes = response.read(MAX_RESPONSE_BYTES + 1)
     except HTTPError as error:
         with error:
             body = error.read(MAX_RESPONSE_BYTES + 1)
@@ -94,20 +95,20 @@ def _fetch(url: str, query: str, timeout: float) -> bytes:
             raise NumberError(f"the server answers {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise NumberError(str(why).lower(), answered=False) from None
+        cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise NumberError(str(cause).lower(), answered=False) from None
     if len(body) > MAX_RESPONSE_BYTES:
-        raise NumberError("the answer is far too long for one number")
+        raise NumberError("the response is too long for one number")
     return body
 
 
 def read_number(path: Path, now: int) -> TimedNumber:
-    """The number in a file, as old as the file; ``now`` is Unix nanoseconds."""
+    """Return the number in a file with the age of the file; ``now`` is Unix nanoseconds."""
     try:
         text, status = read_regular(path)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise NumberError(why, answered=False) from None
+        cause = (error.strerror or str(error)).lower()
+        raise NumberError(cause, answered=False) from None
     try:
         return TimedNumber(float(text.decode("ascii")), max(0, now - status.st_mtime_ns))
     except ValueError:
@@ -116,22 +117,22 @@ def read_number(path: Path, now: int) -> TimedNumber:
 
 
 _TARIFF_INTERVAL = 30 * SECOND
-"""How often it is looked whether a tariff file has changed."""
+"""Interval of checks whether a tariff file has changed."""
 
 
 class EnergyRate(Protocol):
-    """What a kilowatt-hour comes to, in billionths. ``at`` never blocks, from any thread."""
+    """A rate per kilowatt-hour in billionths. Any thread may call ``at``, which never blocks."""
 
     @property
     def origin(self) -> RateOrigin: ...
 
     def at(self, now: Instant) -> int | None:
-        """The rate in force; None while it is not known."""
+        """Return the rate in force; None while it is unknown."""
         ...
 
 
 class ConstantRate:
-    """The same, always."""
+    """A constant rate."""
 
     origin = RateOrigin.CONSTANT
 
@@ -143,12 +144,12 @@ class ConstantRate:
 
 
 class PolledRate:
-    """``look`` is called at once and then at every turn of a thread, which may take its time."""
+    """A rate that a thread polls, at once and then at every interval."""
 
-    def __init__(self, name: str, every: int) -> None:
+    def __init__(self, name: str, interval: int) -> None:
         self.name = name
-        self._every = every
-        self._looks = self._failed = 0
+        self._interval = interval
+        self._polls = self._failed = 0
         self._failure: Failure | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"wattspan-{name}", daemon=True)
@@ -158,7 +159,7 @@ class PolledRate:
         return SourceHealth(
             self.name,
             failure is None,
-            self._looks,
+            self._polls,
             self._failed,
             (failure,) if failure is not None else (),
         )
@@ -167,16 +168,16 @@ class PolledRate:
         self._thread.start()
 
     def stop(self) -> None:
-        """A look that hangs is left behind: it is a daemon's."""
+        """Stop the thread; a poll that hangs does not delay the end of the process."""
         self._stop.set()
         self._thread.join(1.0)
 
     def poll(self) -> None:
-        """Once. What fails is told by ``health``."""
-        self._looks += 1
+        """Poll once; ``health`` reports a failure."""
+        self._polls += 1
         try:
-            self._look()
-        except Exception as error:  # noqa: BLE001 - without a rate, energy is measured all the same
+            self._poll()
+        except Exception as error:  # noqa: BLE001 - energy is measured without a rate as well
             self._failed += 1
             self._failure = self._failure_of(error)
         else:
@@ -185,9 +186,9 @@ class PolledRate:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.poll()
-            self._stop.wait(self._every / 1e9)
+            self._stop.wait(self._interval / 1e9)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         raise NotImplementedError
 
     def _failure_of(self, error: Exception) -> Failure:
@@ -195,9 +196,9 @@ class PolledRate:
 
 
 class TariffRate(PolledRate):
-    """What a tariff file says, read again once it has changed.
+    """The rate of a tariff file, which is read again after a change.
 
-    A file that cannot be read any more changes nothing: what was read last stays in force.
+    If the file becomes unreadable, the schedule that was read last stays in force.
     """
 
     origin = RateOrigin.SCHEDULE
@@ -205,7 +206,7 @@ class TariffRate(PolledRate):
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name, _TARIFF_INTERVAL)
         self._path = path
-        self._mark: tuple[int, int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         self._schedule: Schedule | None = None
         self.poll()
 
@@ -213,36 +214,36 @@ class TariffRate(PolledRate):
         schedule = self._schedule
         return None if schedule is None else schedule.rate(now.wall // 10**9)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
             found = self._path.stat()
-            mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+            version = (found.st_mtime_ns, found.st_size, found.st_ino)
         except OSError:
-            mark = None  # let reading say why
-        if mark is None or mark != self._mark or self._failure is not None:
+            version = None  # read_schedule reports the cause
+        if version is None or version != self._version or self._failure is not None:
             self._schedule = read_schedule(self._path)
-            self._mark = mark
+            self._version = version
 
     def _failure_of(self, error: Exception) -> Failure:
-        kept = "What it said before stays in force." if self._schedule else "No rate is known."
+        remedy = "The previous schedule stays in force." if self._schedule else "No rate is known."
         first, *more = str(error).splitlines() or [type(error).__name__]
         first = first.removeprefix(f"Cannot read the tariff {self._path}: ")
         others = f" ({len(more)} more: see `wattspan doctor`)" if more else ""
-        bad = isinstance(error, ConfigError)
+        malformed = isinstance(error, ConfigError)
         return Failure(
             self.name,
             f"the tariff {self._path}",
-            Trouble.MALFORMED if bad else Trouble.RETRY,
+            Trouble.MALFORMED if malformed else Trouble.RETRY,
             f"{first.rstrip('.')}{others}",
-            kept,
+            remedy,
         )
 
 
 class ExternalRate(PolledRate):
-    """A number that somebody else keeps, multiplied by ``factor``.
+    """A number of a server or a file, multiplied by ``factor``.
 
-    The last answer counts for ``max_age`` while there is no newer one. An answer that can be no
-    rate, such as a price below zero, is one all the same: the rate is not known then.
+    The last number is valid for ``max_age``. A number that is no rate, such as a price below zero,
+    replaces the last one: the rate is then unknown.
     """
 
     origin = RateOrigin.METRIC
@@ -250,16 +251,16 @@ class ExternalRate(PolledRate):
     def __init__(
         self,
         name: str,
-        what: str,
-        ask: Callable[[], TimedNumber],
+        description: str,
+        query: Callable[[], TimedNumber],
         clock: Clock,
         *,
         factor: float,
-        every: int,
+        interval: int,
         max_age: int,
     ) -> None:
-        super().__init__(name, every)
-        self._what, self._ask, self._clock = what, ask, clock
+        super().__init__(name, interval)
+        self._description, self._query, self._clock = description, query, clock
         self._factor, self._max_age = factor, max_age
         self._answer: tuple[int, int | None] | None = None
 
@@ -269,12 +270,12 @@ class ExternalRate(PolledRate):
             return None
         return answer[1]
 
-    def _look(self) -> None:
-        asked = _elapsed(self._clock.now())
-        number, age = self._ask()
+    def _poll(self) -> None:
+        queried_at = _elapsed(self._clock.now())
+        number, age = self._query()
         number *= self._factor
         rate = billionths(number)
-        self._answer = asked - age, rate
+        self._answer = queried_at - age, rate
         if age > self._max_age:
             old = Duration(age // SECOND * SECOND)
             raise NumberError(f"it was last written {old} ago", answered=False)
@@ -287,13 +288,13 @@ class ExternalRate(PolledRate):
             cause, answered = str(error), error.answered
         return Failure(
             self.name,
-            self._what,
+            self._description,
             Trouble.MALFORMED if answered else Trouble.RETRY,
             cause,
-            "Energy that is spent while no rate is known is told apart, and in no total.",
+            "Energy without a known rate is reported separately and is in no total.",
         )
 
 
 def _elapsed(now: Instant) -> int:
-    """Nanoseconds since boot: an answer grows old while the host sleeps as well."""
+    """Return the nanoseconds since boot: an answer also ages while the host sleeps."""
     return now.mono + now.asleep

@@ -1,8 +1,7 @@
-"""A rate by the time of day: which period holds at an instant, and whether two ever do. Pure.
+"""Rates by the time of day: the period in force at an instant, and overlaps of periods. Pure.
 
-Periods are meant in local time, so an instant is first what the clock on the wall shows then.
-In the night in which clocks go forward the hour that is left out has no instants, and in that in
-which they go back the hour that comes twice holds twice: nothing else needs to be known of it.
+Periods are in local time, so an instant is first converted to it. The hour that daylight saving
+time skips has no instants, and the repeated hour has its rate twice; neither needs other rules.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 MINUTES_PER_DAY = 1440
-"""Minutes."""
 
 EVERY_DAY = frozenset(range(7))
 
 RatePeriod = tuple[int, int | None]
-"""So many seconds at one rate in billionths; None: it is not known."""
+"""Seconds, and the rate during them in billionths; None if it is unknown."""
 
 
 class DayOfYear(NamedTuple):
@@ -29,7 +27,7 @@ class DayOfYear(NamedTuple):
 
 
 class Season(NamedTuple):
-    """From one day of the year to another, both included; it may go over the new year."""
+    """From one day of the year to another, both included; may contain the new year."""
 
     first: DayOfYear
     last: DayOfYear
@@ -43,10 +41,10 @@ class Season(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """One rate, on certain days, from one minute of the day to before another.
+    """One rate, on certain days, from the minute ``begin`` to before the minute ``end``.
 
-    A period whose end is not after its beginning ends on the next day; its days are those on
-    which it begins. ``since`` and ``until`` are included.
+    A period whose end is not after its beginning ends on the next day; ``days`` are those on which
+    it begins. ``since`` and ``until`` are included.
     """
 
     rate: int
@@ -70,7 +68,7 @@ class Period:
         )
 
     def contains(self, day: date, minute: int) -> bool:
-        """Whether it does at this minute of this day."""
+        """Return True if the period is in force at this minute of this day."""
         if not self.crosses_midnight:
             return self.begin <= minute < self.end and self.begins_on(day)
         if minute >= self.begin:
@@ -80,14 +78,14 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Periods of which never two hold at once, and what holds when none does, if anything."""
+    """Periods that never overlap, and the rate outside of them; None if it is unknown."""
 
     zone: tzinfo
     periods: tuple[Period, ...]
     default: int | None = None
 
     def rate(self, seconds: int) -> int | None:
-        """What holds at a Unix time; None: nobody said."""
+        """Return the rate at a Unix time; None if it is unknown."""
         local = datetime.fromtimestamp(seconds, self.zone)
         day, minute = local.date(), local.hour * 60 + local.minute
         for period in self.periods:
@@ -96,8 +94,8 @@ class Schedule:
         return self.default
 
     def periods_between(self, start: int, end: int) -> Iterator[RatePeriod]:
-        """The time from ``start`` to ``end`` in pieces of one rate each, in order."""
-        # Every zone's clock is a multiple of a quarter of an hour from that of every other.
+        """Yield the periods of constant rate from ``start`` to ``end`` (Unix seconds), in order."""
+        # Offsets of time zones are multiples of a quarter of an hour.
         minutes = {edge for period in self.periods for edge in (period.begin, period.end)}
         grain = 60 * math.gcd(15, *minutes)
         at = start
@@ -107,11 +105,11 @@ class Schedule:
             at = to
 
 
-# ------------------------------------------------------------------------- two that hold at once
+# ----------------------------------------------------------------------------------- overlaps
 
 
 class PeriodOverlap(NamedTuple):
-    """Two periods, by their numbers, that both hold at this minute of this day."""
+    """The numbers of two periods that are both in force at this minute of this day."""
 
     first: int
     second: int
@@ -119,18 +117,17 @@ class PeriodOverlap(NamedTuple):
     minute: int
 
 
-_CALENDAR_CYCLE_DAYS = 28 * 365 + 7  # days, after which weekdays and leap years are the same again
+_CALENDAR_CYCLE_DAYS = 28 * 365 + 7  # days until weekdays and leap years repeat
 
 
 def find_overlap(periods: Sequence[Period]) -> PeriodOverlap | None:
-    """The first time at which two periods hold at once; None: never.
+    """Return the first overlap of two periods, or None.
 
-    Every day on which anything is new is looked at: after each day that a period names as its
-    first or last, as many as there are different ones.
+    Checks one calendar cycle after each first or last day of a period.
     """
     starting = _PeriodStarts(periods)
     seen: set[tuple[int, int]] = set()
-    for first, last in _stretches(periods):
+    for first, last in _date_ranges(periods):
         before = starting.on(first - 1)
         for ordinal in range(first, last):
             now = starting.on(ordinal)
@@ -143,7 +140,7 @@ def find_overlap(periods: Sequence[Period]) -> PeriodOverlap | None:
     return None
 
 
-def _stretches(periods: Iterable[Period]) -> Iterator[tuple[int, int]]:
+def _date_ranges(periods: Iterable[Period]) -> Iterator[tuple[int, int]]:
     edges = {period.since.toordinal() for period in periods if period.since}
     edges |= {period.until.toordinal() + 1 for period in periods if period.until}
     base = date(2000, 1, 1).toordinal()
@@ -155,7 +152,7 @@ def _stretches(periods: Iterable[Period]) -> Iterator[tuple[int, int]]:
 
 
 class _PeriodStarts:
-    """Which periods begin on a day, as the bits of a number: for many days, quickly."""
+    """The periods that begin on a day, as the bits of a number, computed fast for many days."""
 
     def __init__(self, periods: Sequence[Period]) -> None:
         self._weekdays = [
@@ -185,7 +182,10 @@ class _PeriodStarts:
 def _overlapping_pair(
     periods: Sequence[Period], before: int, now: int
 ) -> tuple[int, int, int] | None:
-    """Two that hold at once on a day, and from when; by those that began on it and before it."""
+    """Return two overlapping periods of a day and their first common minute.
+
+    ``before`` and ``now`` are the periods that began on the previous day and on this day, as bits.
+    """
     parts = [
         (period.begin, MINUTES_PER_DAY if period.crosses_midnight else period.end, n)
         for n, period in enumerate(periods)
@@ -196,7 +196,7 @@ def _overlapping_pair(
         for n, period in enumerate(periods)
         if before >> n & 1 and period.crosses_midnight and period.end
     ]
-    for earlier, later in pairwise(sorted(parts)):  # none is empty, so neighbours suffice
+    for earlier, later in pairwise(sorted(parts)):  # no interval is empty, so neighbours suffice
         if later[0] < earlier[1]:
             return min(earlier[2], later[2]), max(earlier[2], later[2]), later[0]
     return None

@@ -1,4 +1,4 @@
-"""A tariff file: from its text to a schedule, or to every fault in it at once."""
+"""Tariff files: conversion to a schedule, or a report of all faults."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from wattspan.ports import ConfigError
 MAX_PERIODS = 200
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_HINT = "leave out the period in which energy costs less than nothing: it counts as not known"
+_HINT = "leave out periods with a negative price: their rate counts as unknown"
 
 
 class PeriodRow(Table, frozen=True, rename={"begin": "from", "end": "to"}):
     """One `[[period]]`."""
 
     rate: Annotated[
-        float, about("What a kilowatt-hour comes to.", least=0, most=MAX_RATE, hint=_HINT)
+        float, about("Price or intensity of a kilowatt-hour.", least=0, most=MAX_RATE, hint=_HINT)
     ]
-    begin: Annotated[str, about("The time of day from which it holds.")] = "00:00"
-    end: Annotated[str, about("The time of day at which it ends.")] = "24:00"
-    days: Annotated[tuple[str, ...], about("Days of the week, or from one to another.")] = ()
-    season: Annotated[tuple[str, ...], about("The first and the last day of the year.")] = ()
-    since: Annotated[str, about("The first day.")] = ""
-    until: Annotated[str, about("The last day.")] = ""
+    begin: Annotated[str, about("Time of day of its beginning.")] = "00:00"
+    end: Annotated[str, about("Time of day of its end.")] = "24:00"
+    days: Annotated[tuple[str, ...], about("Days or ranges of days of the week.")] = ()
+    season: Annotated[tuple[str, ...], about("First and last day of the year.")] = ()
+    since: Annotated[str, about("First day.")] = ""
+    until: Annotated[str, about("Last day.")] = ""
 
 
 class TariffTable(Table, frozen=True):
     """The whole file."""
 
-    zone: Annotated[str, about('The time zone, such as "Europe/Berlin".')]
+    zone: Annotated[str, about('Time zone, such as "Europe/Berlin".')]
     otherwise: Annotated[
-        float | None, about("What holds when no period does.", least=0, most=MAX_RATE, hint=_HINT)
+        float | None, about("Rate outside of all periods.", least=0, most=MAX_RATE, hint=_HINT)
     ] = None
-    period: Annotated[tuple[PeriodRow, ...], about("The periods.")] = ()
+    period: Annotated[tuple[PeriodRow, ...], about("Periods.")] = ()
 
 
 def read_schedule(path: Path) -> Schedule:
-    """The schedule in the file at ``path``; ConfigError has a line for each fault."""
+    """Return the schedule in the file at ``path``; ConfigError has a line for each fault."""
     try:
         file = read_toml(path)
     except ConfigError as error:
@@ -67,12 +67,12 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def parse_schedule(text: str, path: Path) -> Schedule:
-    """The schedule in ``text``, which was read from ``path``."""
+    """Return the schedule in ``text``, which was read from ``path``."""
     return build_schedule(parse_toml(text, path))
 
 
 def build_schedule(file: TomlFile) -> Schedule:
-    """What the file says; ConfigError has a line for each fault, and names its line."""
+    """Return the schedule of ``file``; ConfigError has a line for each fault with its place."""
     try:
         table = convert(_texts(file.values), TariffTable, "tariff")
     except SettingError as error:
@@ -88,7 +88,7 @@ def build_schedule(file: TomlFile) -> Schedule:
         except ValueError as error:
             faults.append(f"{file.place(f'period[{number}]')}: period[{number}]: {error}.")
     if not faults:
-        faults += _clash(file, periods)
+        faults += _overlap_faults(file, periods)
     if faults or zone is None:
         raise ConfigError("\n".join(faults))
     otherwise = None if table.otherwise is None else billionths(table.otherwise)
@@ -96,7 +96,7 @@ def build_schedule(file: TomlFile) -> Schedule:
 
 
 def _texts(value: Any) -> Any:
-    """TOML's own dates and times as the texts that they may be written as, too."""
+    """Return ``value`` with TOML dates and times as text."""
     match value:
         case dict():
             return {key: _texts(each) for key, each in value.items()}
@@ -116,12 +116,12 @@ def _period(row: PeriodRow) -> Period:
     assert rate is not None  # noqa: S101 - within its bounds
     begin, end = _minute(row.begin), _minute(row.end)
     if begin == MINUTES_PER_DAY:
-        raise ValueError('nothing begins at "24:00"; write from = "00:00"')
+        raise ValueError('a period cannot begin at "24:00"; write from = "00:00"')
     if begin == end:
-        raise ValueError(f"it ends when it begins, at {quoted(row.begin)}; leave out from and to")
+        raise ValueError(f"from and to are both {quoted(row.begin)}; leave out both")
     since, until = _date(row.since), _date(row.until)
     if since and until and until < since:
-        raise ValueError(f"it ends on {until}, before it begins on {since}")
+        raise ValueError(f"until = {until} is before since = {since}")
     return Period(
         rate=rate,
         begin=begin,
@@ -156,14 +156,14 @@ def _season(texts: tuple[str, ...]) -> Season | None:
     if not texts:
         return None
     if len(texts) != 2:
-        raise ValueError('a season is its first and its last day: season = ["10-01", "03-31"]')
+        raise ValueError('a season has a first and a last day: season = ["10-01", "03-31"]')
     return Season(*map(_day_of_year, texts))
 
 
 def _day_of_year(text: str) -> DayOfYear:
     try:
         if re.fullmatch(r"[0-9]{2}-[0-9]{2}", text):
-            day = date.fromisoformat(f"2000-{text}")  # which has a 29th of February
+            day = date.fromisoformat(f"2000-{text}")  # a leap year
             return DayOfYear(day.month, day.day)
     except ValueError:
         pass
@@ -187,22 +187,22 @@ def _zone(name: str, file: TomlFile, faults: list[str]) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        near = "write its place, such as"
+        remedy = "write a zone such as"
         faults.append(
-            f"{file.place('zone')}: Bad value for 'zone': {quoted(name)} is no time zone that "
-            f'this host knows; {near} "Europe/Berlin", and install tzdata if that is unknown too.'
+            f"{file.place('zone')}: Bad value for 'zone': {quoted(name)} is not a time zone of "
+            f'this host; {remedy} "Europe/Berlin", and install tzdata if that is unknown as well.'
         )
         return None
 
 
 def _size_faults(file: TomlFile, table: TariffTable) -> Iterator[str]:
     if len(table.period) > MAX_PERIODS:
-        yield f"{file.path}: {len(table.period)} periods, and at most {MAX_PERIODS} are taken."
+        yield f"{file.path}: {len(table.period)} periods exceed the limit of {MAX_PERIODS}."
     if not table.period and table.otherwise is None:
-        yield f"{file.path}: it says no rate at all. Write a [[period]], or otherwise = 0.30."
+        yield f"{file.path}: the file sets no rate. Write a [[period]], or otherwise = 0.30."
 
 
-def _clash(file: TomlFile, periods: list[Period]) -> Iterator[str]:
+def _overlap_faults(file: TomlFile, periods: list[Period]) -> Iterator[str]:
     found = find_overlap(periods)
     if found is None:
         return
@@ -210,5 +210,5 @@ def _clash(file: TomlFile, periods: list[Period]) -> Iterator[str]:
     at = f"{found.minute // 60:02}:{found.minute % 60:02} on {found.day:%a %Y-%m-%d}"
     yield (
         f"{lines[found.second]}: period[{found.second}] overlaps period[{found.first}] at "
-        f"{lines[found.first]}: both hold at {at}. Make one of them end where the other begins."
+        f"{lines[found.first]}: both apply at {at}. Let one end where the other begins."
     )

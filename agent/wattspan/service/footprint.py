@@ -103,7 +103,7 @@ def open_rate(
         else (lambda: read_number(path, clock.now().wall)),
         clock,
         factor=table.factor,
-        every=table.refresh,
+        interval=table.refresh,
         max_age=table.max_age,
     )
 
