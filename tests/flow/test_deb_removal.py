@@ -85,7 +85,7 @@ def test_where_no_systemd_runs_it_installs_and_works_and_starts_nothing() -> Non
         assert f"/{units.relative_to(root.path)}/wattspan.service comes before" in again.stderr
         stands = root.run("wattspan", "service", "status")
         assert stands.returncode == 1
-        assert "shadows the package" in stands.stdout
+        assert "takes precedence over the package" in stands.stdout
         shutil.rmtree(units.parent)
         gone = root.run("dpkg", "--purge", "wattspan")
         assert gone.returncode == 0, gone.stdout + gone.stderr

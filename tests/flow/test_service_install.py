@@ -96,8 +96,8 @@ def test_the_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
         assert host.property(unit, "LoadState") == "not-found"
     assert not PLACED & set(tree(host))
     assert not host.run("pgrep", "-u", "wattspan", check=False).stdout
-    assert "/etc/wattspan/config.toml stays" in said
-    assert "/var/lib/wattspan stays" in said
+    assert "/etc/wattspan/config.toml is kept" in said
+    assert "/var/lib/wattspan with the measured data is kept" in said
 
     assert "Removed /var/lib/wattspan with its content" in service(host, "uninstall", "--purge")
     assert not [path for path in tree(host) if path.startswith("/var/lib/wattspan")]

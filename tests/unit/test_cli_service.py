@@ -165,7 +165,7 @@ def test_package_shadowed_by_an_earlier_installation_is_not_well(root: Path) -> 
     unit.write_text("[Service]\n")
     stands = service(root, "status")
     assert stands.exit_code == 1
-    assert f"/{UNIT}: shadows the package" in stands.stdout
+    assert f"/{UNIT}: takes precedence over the package" in stands.stdout
     assert "`wattspan service uninstall`" in stands.stdout
     assert f"/{UNIT}" in json.loads(service(root, "status", "--json").stdout)["shadowing"]
     assert service(root, "uninstall").exit_code == 0
@@ -181,7 +181,7 @@ def test_unit_of_the_administrator_is_listed_and_not_a_shadow(root: Path) -> Non
     told = service(root, "status")
     assert told.exit_code == 0
     assert "/etc/systemd/system/wattspan.service: a file of the administrator" in told.stdout
-    assert "shadows" not in told.stdout
+    assert "over the package" not in told.stdout
     facts = json.loads(service(root, "status", "--json").stdout)
     assert facts["administrators"] == ["/etc/systemd/system/wattspan.service"]
     assert facts["shadowing"] == []

@@ -154,8 +154,8 @@ class CapperLock:
 def _lock_held_message(path: Path, holder: LockHolder) -> str:
     if holder.pid is None:
         return (
-            f"An unknown process has the lock {path} of this host's capper: {holder.description}. Find"
-            f" it with `fuser -v {path}`, and end it."
+            f"An unknown process has the lock {path} of this host's capper: {holder.description}."
+            f" Find it with `fuser -v {path}`, and end it."
         )
     if holder.pid == holder.recorded_pid:
         return (
