@@ -257,7 +257,7 @@ def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Fi
             Severity.WARN,
             "left behind",
             f"the journal is damaged: {', '.join(sorted(damaged))}",
-            "Run `wattspan caps restore` as root: it gives back what can be recovered, and names"
+            "Run `wattspan caps restore` as root: it restores what can be recovered, and names"
             " every device whose original limit is lost.",
         )
         return
@@ -279,7 +279,7 @@ def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Fi
         yield Finding(
             Severity.FAIL,
             "left behind",
-            f"a capper has ended without giving back {names} ({place})",
+            f"a capper has ended without restoring {names} ({place})",
             "Run `wattspan caps restore` as root; the next capper does the same.",
         )
 
