@@ -20,7 +20,7 @@ from wattspan.ports import Clock, ConfigError, ListenError
 
 HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
 CONFIG_TABLE = "[spans]"
-EXPOSURE_RISK = "whoever reaches it may send spans and be believed"
+EXPOSURE_RISK = "any client that reaches it may send spans and be believed"
 """The risk of a listener for spans that is open to the network."""
 
 Log = Callable[[str], None]

@@ -231,8 +231,8 @@ def _to_parquet(part: int, draft: int) -> None:
             f"The conversion to Parquet took over {_CONVERSION_TIMEOUT:g} s."
         ) from None
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
         with suppress(OSError):
             os.ftruncate(draft, 0)
-        why = told[-1][:300] if told else f"exit status {done.returncode}"
+        why = lines[-1][:300] if lines else f"exit status {done.returncode}"
         raise PartConversionError(f"The conversion to Parquet failed: {why}.")

@@ -117,8 +117,8 @@ class MetricStreams:
             begun = snapshot.since.wall
         of_series = metric.begins(snapshot) if metric.begins is not None else lambda _: None
         for labels, stream in fresh:
-            told = of_series(labels)
-            start = max(begun if told is None else told, self._forgotten_at)
+            own = of_series(labels)
+            start = max(begun if own is None else own, self._forgotten_at)
             stream.begin(max(0, min(start, snapshot.at.wall)))
 
     def _attributes(self, labels: Labels) -> bytes:
