@@ -117,7 +117,9 @@ def test_an_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_wri
             assert agent.ended() == 0
         assert told("wattspan.caps.start")
         write, decision = told("wattspan.caps.write")[0], told("wattspan.autotune.decision")[0]
-        assert write.body.string_value.startswith("Set gpu_power of Emulated NVIDIA H100")
+        assert write.body.string_value.startswith(
+            "The capper set gpu_power of Emulated NVIDIA H100"
+        )
         assert text_of(write, "wattspan.caps.job") == "trainer/train_step"
         assert text_of(decision, "wattspan.autotune.job") == "trainer/train_step"
         assert decision.body.string_value.endswith(".")

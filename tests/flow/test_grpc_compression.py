@@ -224,10 +224,10 @@ BOMB = gzip.compress(bytes(100 * MAX_RESPONSE_SIZE))
     ("told", "said"),
     [
         (saying(framed(BOMB, compressed=1), grpc_encoding="gzip"), "once it is decompressed"),
-        (saying(framed(gzip.compress(b""), compressed=1)), "grpc-encoding names no way"),
+        (saying(framed(gzip.compress(b""), compressed=1)), "grpc-encoding names no encoding"),
         (saying(framed(b"x", compressed=1), grpc_encoding="snappy"), "that was not offered"),
         (saying(framed(b"x", compressed=1), grpc_encoding="gzip"), "the body is not gzip"),
-        (saying(framed(b"", compressed=2)), "flags are not known"),
+        (saying(framed(b"", compressed=2)), "unknown flags"),
     ],
     ids=["bomb", "no encoding", "another", "no gzip", "flags"],
 )
