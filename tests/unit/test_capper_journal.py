@@ -291,7 +291,8 @@ def test_a_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
     path = tmp_path / "lock"
     assert told == (
         f"An unknown process has the lock {path} of this host's capper: process"
-        f" 4194304, whose number is in it, has ended. Find it with `fuser -v {path}`, and end it.\n"
+        f" 4194304, whose pid is in the file, has ended. Find it with"
+        f" `fuser -v {path}`, and end it.\n"
     )
 
 

@@ -183,7 +183,7 @@ def test_a_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_
             check=True,
             timeout=60,
         ).stdout
-    assert told == "None process 1, whose number is in it, may be it\n"
+    assert told == "None process 1, whose pid is in the file, may hold it\n"
 
 
 @pytest.mark.parametrize("text", ["", "nobody\n", "-1\n", "0\n", "9" * 20])

@@ -29,7 +29,7 @@ from wattspan.util.text import printable
 
 
 def access_faults(config: Config) -> Iterator[str]:
-    """A sentence for each fault of tokens and certificates, unless this user cannot read them."""
+    """Yield the faults of tokens and certificates that this user can read."""
     for name, settings, _ in tcp_listeners(config):
         if _is_readable(settings) and (error := access_error(name, settings)):
             yield error
@@ -107,7 +107,7 @@ def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_j
 
 
 def _without_secrets(config: Config) -> Config:
-    """The configuration without its secrets."""
+    """Return the configuration with placeholders for secrets."""
     tables = {f.name: getattr(config, f.name) for f in fields(config)}
     shown: dict[str, Any] = {
         name: redacted(table) for name, table in tables.items() if isinstance(table, Table)

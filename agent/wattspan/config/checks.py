@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from wattspan.config.control import AutotuneSettings, CapsSettings, TunedJobSettings
-from wattspan.config.footprint import CarbonSettings, CostSettings, footprint_faults
+from wattspan.config.footprint import CarbonSettings, CostSettings, rate_keys
 from wattspan.model import Knob
 from wattspan.model.settings import Table, quoted
 
 SMALL_BUDGET = 0.01
 """Slowdown budget below the noise of most jobs."""
+
+_CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
 
 class ConfigFault(NamedTuple):
@@ -19,6 +23,10 @@ class ConfigFault(NamedTuple):
 
     key: str
     sentence: str
+
+
+def _bad_value(key: str, cause: str) -> ConfigFault:
+    return ConfigFault(key, f"Bad value for {key!r}: {cause}")
 
 
 def find_faults(tables: Mapping[str, Table]) -> Iterator[ConfigFault]:
@@ -35,7 +43,7 @@ def find_faults(tables: Mapping[str, Table]) -> Iterator[ConfigFault]:
     for where in ("cost", "carbon"):
         match tables.get(where):
             case CostSettings() | CarbonSettings() as footprint:
-                yield from (ConfigFault(*fault) for fault in footprint_faults(where, footprint))
+                yield from _footprint(where, footprint)
 
 
 def find_warnings(tables: Mapping[str, Table]) -> Iterator[str]:
@@ -66,9 +74,9 @@ def _budgets(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
             budgets[f"autotune.job[{number}].max_slowdown"] = job.max_slowdown
     for key, budget in budgets.items():
         if budget == 0:
-            yield ConfigFault(
+            yield _bad_value(
                 key,
-                f"Bad value for {key!r}: a budget of 0 allows no trial, because trials take time. "
+                "a budget of 0 allows no trial, because trials take time. "
                 'Set a budget such as 0.02, or set [autotune] mode = "off".',
             )
 
@@ -76,13 +84,13 @@ def _budgets(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
 def _knobs(autotune: AutotuneSettings) -> Iterator[ConfigFault]:
     key = "autotune.knobs"
     if not autotune.knobs:
-        yield ConfigFault(
+        yield _bad_value(
             key,
-            f"Bad value for {key!r}: the list is empty. Name a knob, such as "
+            "the list is empty. Name a knob, such as "
             '["gpu_power"], or set [autotune] mode = "off".',
         )
-    for knob in _has_duplicates(autotune.knobs):
-        yield ConfigFault(key, f'Bad value for {key!r}: the list names "{knob}" twice. Remove one.')
+    for position in _duplicate_positions(autotune.knobs):
+        yield _bad_value(key, f'the list names "{autotune.knobs[position]}" twice. Remove one.')
 
 
 def _jobs(jobs: Iterable[TunedJobSettings]) -> Iterator[ConfigFault]:
@@ -99,7 +107,7 @@ def _jobs(jobs: Iterable[TunedJobSettings]) -> Iterator[ConfigFault]:
                         f"the earlier autotune.job[{earlier}] matches all of its spans. "
                         "Write the narrower job first."
                     )
-                yield ConfigFault(key, f"Bad value for {key!r}: {why}")
+                yield _bad_value(key, why)
                 break
         before.append(job)
 
@@ -151,41 +159,32 @@ def _fixed(caps: CapsSettings) -> Iterator[ConfigFault]:
     for number, cap in enumerate(caps.fixed):
         key = f"caps.fixed[{number}]"
         if cap.knob is Knob.GPU_CLOCK:
-            yield ConfigFault(
+            yield _bad_value(
                 f"{key}.knob",
-                f"Bad value for '{key}.knob': a clock limit is not in watts. Name \"gpu_power\" or "
-                '"cpu_power".',
+                'a clock limit is not in watts. Name "gpu_power" or "cpu_power".',
             )
         if not cap.device:
-            yield ConfigFault(
-                f"{key}.device", f"Bad value for '{key}.device': \"\" names no device."
-            )
+            yield _bad_value(f"{key}.device", '"" names no device.')
     for number in _duplicate_positions([(cap.device, cap.knob) for cap in caps.fixed]):
-        key, device = f"caps.fixed[{number}]", quoted(caps.fixed[number].device)
-        yield ConfigFault(
-            key, f"Bad value for {key!r}: {device} already has a cap of this knob. Remove one."
+        device = quoted(caps.fixed[number].device)
+        yield _bad_value(
+            f"caps.fixed[{number}]", f"{device} already has a cap of this knob. Remove one."
         )
 
 
 def _ceiling(caps: CapsSettings) -> Iterator[ConfigFault]:
     if caps.budget_watts and caps.budget_watts <= caps.reserve_watts:
-        key = "caps.budget_watts"
-        yield ConfigFault(
-            key,
-            f"Bad value for {key!r}: reserve_watts = {caps.reserve_watts} leaves nothing of "
+        yield _bad_value(
+            "caps.budget_watts",
+            f"reserve_watts = {caps.reserve_watts} leaves nothing of "
             f"{caps.budget_watts} W for devices. Raise the budget or lower the reserve.",
         )
     if caps.budget_file and not caps.budget_file.startswith("/"):
-        key = "caps.budget_file"
-        yield ConfigFault(
-            key,
-            f"Bad value for {key!r}: {quoted(caps.budget_file)} is a relative path. Write an "
-            "absolute path.",
-        )
+        yield _relative_path("caps.budget_file", caps.budget_file)
     for number in _duplicate_positions([priority.device for priority in caps.priority]):
-        key, device = f"caps.priority[{number}]", quoted(caps.priority[number].device)
-        yield ConfigFault(
-            key, f"Bad value for {key!r}: {device} already has a priority. Remove one."
+        device = quoted(caps.priority[number].device)
+        yield _bad_value(
+            f"caps.priority[{number}]", f"{device} already has a priority. Remove one."
         )
 
 
@@ -206,11 +205,59 @@ def _ineffective_caps(caps: CapsSettings) -> Iterator[str]:
             )
 
 
-def _has_duplicates(values: Iterable[Knob]) -> list[Knob]:
-    listed = list(values)
-    return [value for value in dict.fromkeys(listed) if listed.count(value) > 1]
-
-
-def _duplicate_positions(values: list[tuple[str, Knob]] | list[str]) -> Iterator[int]:
+def _duplicate_positions(values: Sequence[Hashable]) -> Iterator[int]:
     """Yield the positions of values that also occur earlier."""
-    return (place for place, value in enumerate(values) if value in values[:place])
+    return (position for position, value in enumerate(values) if value in values[:position])
+
+
+def _relative_path(key: str, path: str) -> ConfigFault:
+    return _bad_value(key, f"{quoted(path)} is a relative path. Write an absolute path.")
+
+
+# --------------------------------------------------------------------------- cost and carbon
+
+
+def _footprint(where: str, table: CostSettings | CarbonSettings) -> Iterator[ConfigFault]:
+    rates = rate_keys(table)
+    for key in rates[1:]:
+        yield _bad_value(
+            f"{where}.{key}",
+            f"{where}.{rates[0]} also sets the rate of a kilowatt-hour. Remove one of them.",
+        )
+    if isinstance(table, CostSettings) and not _CURRENCY.fullmatch(table.currency):
+        yield _bad_value(
+            "cost.currency",
+            f'{quoted(table.currency)} is not a currency; write 1 to 12 letters, such as "EUR".',
+        )
+    for key, other in (("url", "query"), ("query", "url")):
+        if getattr(table, key) and not getattr(table, other):
+            yield _bad_value(f"{where}.{key}", f"{where}.{other} is empty. Set {where}.{other}.")
+    if (table.url or table.file) and table.refresh > table.max_age:
+        yield _bad_value(
+            f"{where}.refresh",
+            f"the interval {table.refresh} is longer than the validity of an answer,"
+            f" {table.max_age}. Set {where}.max_age to more than the interval.",
+        )
+    if table.url and (cause := _url_fault(table.url)):
+        yield _bad_value(f"{where}.url", f"{cause}.")
+    for key in ("schedule", "file"):
+        path = getattr(table, key)
+        if path and not path.startswith("/"):
+            yield _relative_path(f"{where}.{key}", path)
+
+
+def _url_fault(url: str) -> str:
+    """Return the fault of the server address ``url``; "" if it is valid."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"{quoted(url)} is not an address: {error}"
+    if "@" in parts.netloc:  # the message omits the address, which may hold a password
+        return "it contains a user name; wattspan sends no user names and passwords"
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain or port == 0:
+        return f'{quoted(url)} is not an address such as "http://127.0.0.1:9090"'
+    if parts.query or parts.fragment:
+        return f"{quoted(url)} has a query or a fragment; write the query into `query`"
+    return ""

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from wattspan.config import reading
 from wattspan.config.checks import find_faults, find_warnings
-from wattspan.config.control import AutotuneSettings, CapsSettings
-from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.reading import (
     TomlFile,
     array_variable_faults,
@@ -26,19 +24,14 @@ from wattspan.config.reading import (
 )
 from wattspan.config.tables import (
     FAMILIES,
-    AgentSettings,
+    TABLES,
     Config,
     ConfigSchema,
-    EmulationSettings,
     FlagValue,
-    ProcessesSettings,
     SettingOrigin,
-    SpansSettings,
-    StoreSettings,
 )
 from wattspan.model.settings import (
     SettingError,
-    SettingKey,
     Table,
     convert,
     each_array,
@@ -63,7 +56,7 @@ class _Draft:
         self.values[where][key] = value
         self.origins[f"{where}.{key}"] = origin
 
-    def placed(self, dotted: str, sentence: str, source: TomlFile | None) -> str:
+    def located(self, dotted: str, sentence: str, source: TomlFile | None) -> str:
         """Return ``sentence`` about a key, prefixed by the origin of its value."""
         origin = self.origins.get(dotted)
         place = origin.where if origin else (source.place(dotted) if source else "")
@@ -96,30 +89,23 @@ def load(
             raise
         draft.faults.append(str(error))
     if source is not None:
-        _take_file(draft, source)
+        _read_tables(draft, source)
     for name, where, key, value in variables(environ, schema):
         draft.put(where, key, value, SettingOrigin("environment", name))
     draft.faults += array_variable_faults(environ, schema)
     for dotted, flag in (flags or {}).items():
-        _take_flag(draft, dotted, flag)
-    tables = _finish(draft, source)
-    draft.faults += (draft.placed(*fault, source) for fault in find_faults(tables))
+        _apply_flag(draft, dotted, flag)
+    tables = _convert_tables(draft, source)
+    draft.faults += (draft.located(*fault, source) for fault in find_faults(tables))
     if draft.faults:
         found = sorted(draft.faults, key=_line_number)
         if faults is None:
             raise ConfigError("\n".join(found))
         faults += found
-        tables = _without_faults(draft)
+        tables = _tables_without_faults(draft)
+    own: dict[str, Any] = {name: tables[name] for name in TABLES}
     return Config(
-        agent=cast("AgentSettings", tables["agent"]),
-        processes=cast("ProcessesSettings", tables["processes"]),
-        store=cast("StoreSettings", tables["store"]),
-        spans=cast("SpansSettings", tables["spans"]),
-        autotune=cast("AutotuneSettings", tables["autotune"]),
-        caps=cast("CapsSettings", tables["caps"]),
-        cost=cast("CostSettings", tables["cost"]),
-        carbon=cast("CarbonSettings", tables["carbon"]),
-        emulation=cast("EmulationSettings", tables["emulation"]),
+        **own,
         sources=_family("sources", tables),
         exporters=_family("exporters", tables),
         origins=draft.origins,
@@ -128,19 +114,18 @@ def load(
     )
 
 
-def _without_faults(draft: _Draft) -> dict[str, Table]:
+def _tables_without_faults(draft: _Draft) -> dict[str, Table]:
     """Return the tables with the default in place of each faulty value."""
-    wrong: list[str] = []
     for _ in range(2):
         tables = {
             where: _valid_table(draft.values[where], kind, where)
             for where, kind in draft.schema.tables.items()
         }
-        wrong = [dotted for dotted, _ in find_faults(tables)]
-        if not wrong:
+        faulty = [dotted for dotted, _ in find_faults(tables)]
+        if not faulty:
             return tables
         for where, values in draft.values.items():
-            for dotted in wrong:
+            for dotted in faulty:
                 if dotted.startswith(f"{where}."):
                     _drop(values, dotted.removeprefix(f"{where}."))
     return {where: convert({}, kind, where) for where, kind in draft.schema.tables.items()}
@@ -173,10 +158,10 @@ def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     if path is not None:
         return reading.read_toml(path)
     try:
-        there = default.exists()
+        exists = default.exists()
     except OSError:
-        there = True  # the directory is not accessible: reading reports the cause
-    return reading.read_toml(default) if there else None
+        exists = True  # the directory is not accessible: reading reports the cause
+    return reading.read_toml(default) if exists else None
 
 
 def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
@@ -191,16 +176,16 @@ def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
 # ------------------------------------------------------------------------------------ the file
 
 
-def _take_file(draft: _Draft, source: TomlFile) -> None:
+def _read_tables(draft: _Draft, source: TomlFile) -> None:
     for name, value in source.values.items():
         if name in FAMILIES and isinstance(value, dict):
             for plugin, table in value.items():
-                _take_table(draft, source, f"{name}.{plugin}", table)
+                _read_table(draft, source, f"{name}.{plugin}", table)
         else:
-            _take_table(draft, source, name, value)
+            _read_table(draft, source, name, value)
 
 
-def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None:
+def _read_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None:
     if draft.schema.skips(where):
         return
     if where not in draft.schema.tables:
@@ -216,10 +201,10 @@ def _take_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None
         draft.put(where, key, each, SettingOrigin("file", source.place(f"{where}.{key}")))
     for key in keys(draft.schema.tables[where]).values():
         if key.rows is not None:
-            _take_rows(draft, source, f"{where}.{key.name}", value.get(key.name))
+            _record_row_origins(draft, source, f"{where}.{key.name}", value.get(key.name))
 
 
-def _take_rows(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
+def _record_row_origins(draft: _Draft, source: TomlFile, where: str, rows: Any) -> None:
     """Record the origin of each value in an array of tables; conversion checks the type."""
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         for key in row if isinstance(row, dict) else ():
@@ -253,7 +238,7 @@ def _unknown_table(schema: ConfigSchema, where: str, value: object) -> str:
 # ----------------------------------------------------------------------------------- the flags
 
 
-def _take_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
+def _apply_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
     for array, _ in each_array(draft.schema.tables):
         whole = dotted == array and not isinstance(flag.value, str)  # set by a command itself
         if not whole and re.match(rf"{re.escape(array)}(?:$|[.\[])", dotted):
@@ -271,24 +256,21 @@ def _take_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
     if key is None:
         draft.faults.append(f"{flag.option}: {unknown_key(dotted, name, keys(table))}")
         return
-    draft.put(where, name, _flag_value(flag, key), SettingOrigin("flag", flag.option))
-
-
-def _flag_value(flag: FlagValue, key: SettingKey) -> object:
-    return parse_setting_text(flag.value, key) if isinstance(flag.value, str) else flag.value
+    value = parse_setting_text(flag.value, key) if isinstance(flag.value, str) else flag.value
+    draft.put(where, name, value, SettingOrigin("flag", flag.option))
 
 
 # -------------------------------------------------------------------------------- all together
 
 
-def _finish(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
+def _convert_tables(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for where, kind in draft.schema.tables.items():
         try:
             tables[where] = convert(draft.values[where], kind, where)
         except SettingError as error:
             draft.faults += (
-                draft.placed(f"{where}.{key}" if key else where, sentence, source)
+                draft.located(f"{where}.{key}" if key else where, sentence, source)
                 for key, sentence in error.faults
             )
             continue
@@ -307,8 +289,8 @@ def changed_keys(old: Config, new: Config) -> frozenset[str]:
     before, after = old.tables, new.tables
     keys = set(before.keys() ^ after.keys())
     for where in before.keys() & after.keys():
-        was, will = (msgspec.structs.asdict(tables[where]) for tables in (before, after))
+        was, now = (msgspec.structs.asdict(tables[where]) for tables in (before, after))
         keys |= {
-            f"{where}.{key}" for key in was.keys() | will.keys() if was.get(key) != will.get(key)
+            f"{where}.{key}" for key in was.keys() | now.keys() if was.get(key) != now.get(key)
         }
     return frozenset(keys)

@@ -1,9 +1,7 @@
-"""Reading the files that an operator names: the configuration, tokens, certificates, tariffs.
+"""Safe reading of files that an operator names, and lock files.
 
-One process at a time: files that are locked, and who has the lock.
-
-The kernel lets go of a lock however its holder ends, so there is no stale one. But whoever may as
-much as read a file may lock it, and wait for it: so it is its owner's alone.
+The kernel releases a lock when its holder ends, so there are no stale locks. Any user who can read
+a file can lock it, therefore only its owner can read a lock file.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_FILE_BYTES = 1 << 20
-"""Bytes of a file, unless its kind needs more."""
+"""Default limit of the size of a file, in bytes."""
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -30,25 +28,25 @@ _NULL_DEVICE = os.makedev(1, 3)
 
 
 class UnsuitableFileError(OSError):
-    """The path leads to something else than a file of the kind that is needed."""
+    """The path is not a regular file, or the file is too large."""
 
 
 class RegularFile(NamedTuple):
-    """The whole content of a file, and what the kernel says of the file that was read."""
+    """The whole content of a file and its status."""
 
     content: bytes
     status: os.stat_result
 
 
 def read_regular(path: Path | str, most: int = MAX_FILE_BYTES) -> RegularFile:
-    """The file at ``path``; reading it never blocks and never takes more than ``most`` bytes.
+    """Return the file at ``path`` without blocking, at most ``most`` bytes.
 
-    OSError if the file cannot be read; UnfitFileError if it is no regular file or is larger.
-    ``/dev/null`` is an empty file: it stands for none.
+    OSError if the file is not readable; UnsuitableFileError if it is not a regular file or larger.
+    ``/dev/null`` counts as an empty file.
     """
-    # Before it is opened as well: opening a device may act on it.
+    # Checked before the open as well, because opening a device may have an effect.
     _require_regular(Path(path).stat())
-    # O_NONBLOCK: the file may have been replaced by a named pipe since.
+    # O_NONBLOCK: a named pipe may have replaced the file since the check.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -73,10 +71,9 @@ _LOCKS, _MOUNTS = Path("/proc/locks"), Path("/proc/self/mountinfo")
 
 
 class LockHolder(NamedTuple):
-    """Who has a lock: ``pid``, if the kernel tells.
+    """The holder of a lock: ``pid`` according to the kernel, if known.
 
-    ``noted`` is the process that left its number in the file. It was the last to do so, and may
-    have ended since.
+    ``recorded_pid`` is the last process that wrote its pid to the file. It may have ended since.
     """
 
     pid: int | None
@@ -84,15 +81,15 @@ class LockHolder(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What is to be said of the number in the file where the kernel tells nothing."""
+        """Clause about the recorded pid, for a holder that the kernel does not report."""
         if self.recorded_pid is None:
-            return "no number is in it"
-        said = "may be it" if process_exists(self.recorded_pid) else "has ended"
-        return f"process {self.recorded_pid}, whose number is in it, {said}"
+            return "the file contains no pid"
+        state = "may hold it" if process_exists(self.recorded_pid) else "has ended"
+        return f"process {self.recorded_pid}, whose pid is in the file, {state}"
 
 
 class LockHeldError(Exception):
-    """Somebody has the lock."""
+    """Another process holds the lock."""
 
     def __init__(self, path: Path, holder: LockHolder) -> None:
         super().__init__(f"{path} is locked by {holder}")
@@ -100,12 +97,12 @@ class LockHeldError(Exception):
 
 
 class FileLock:
-    """The right to what a file stands for, until it is released or the process ends."""
+    """An exclusive lock of a file, until its release or the end of the process."""
 
     def __init__(self, path: Path, *, unwritable: bool = False) -> None:
-        """Take it; HeldError if somebody has it, OSError if nobody can.
+        """Take the lock. LockHeldError if another process holds it; OSError.
 
-        ``unwritable``: one that is there already will do on a disk that is read-only, too.
+        With ``unwritable``, an existing file on a read-only disk is locked as well.
         """
         self._descriptor = _open(path, unwritable=unwritable)
         try:
@@ -117,7 +114,7 @@ class FileLock:
         except OSError:
             self.release()
             raise
-        with contextlib.suppress(OSError):  # a full disk: then it has no name, and holds
+        with contextlib.suppress(OSError):  # a full disk: the lock is held without a pid
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
 
@@ -143,40 +140,42 @@ def _open(path: Path, *, unwritable: bool) -> int:
             raise error from None
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-        with contextlib.suppress(OSError):  # a file system that knows no modes
+        with contextlib.suppress(OSError):  # a file system without modes
             os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def _holder(descriptor: int) -> LockHolder:
-    told = os.pread(descriptor, 20, 0).strip()
-    noted = int(told) if told.isdigit() and int(told) > 0 else None
+    text = os.pread(descriptor, 20, 0).strip()
+    recorded = int(text) if text.isdigit() and int(text) > 0 else None
     pid = None
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a kernel that tells otherwise
+    with contextlib.suppress(OSError, ValueError, IndexError):  # an unknown format of the kernel
         pid = _lock_owner(descriptor)
-    return LockHolder(pid, noted)
+    return LockHolder(pid, recorded)
 
 
 def _lock_owner(descriptor: int) -> int | None:
-    """The process that the kernel says has locked an open file, if it lives.
+    """Return the living process that holds the lock of an open file, according to the kernel.
 
-    One that has ended may have left the lock to a child.
+    A process that has ended may have passed the lock to a child.
     """
     file = f"{_device(descriptor)}:{os.fstat(descriptor).st_ino}"
     for line in _LOCKS.read_text(encoding="ascii").splitlines():
-        words = line.split()  # 1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF; one who waits: 1: ->
+        words = (
+            line.split()
+        )  # 1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF; a waiting process: 1: ->
         if words[1] == "FLOCK" and words[5] == file and process_exists(pid := int(words[4])):
             return pid
     return None
 
 
 def _device(descriptor: int) -> str:
-    """The device of an open file as the kernel's list of locks names it.
+    """Return the device of an open file as in the kernel's list of locks.
 
-    On file systems that have one for each volume (btrfs), stat tells another.
+    stat reports another device on file systems with one per volume (btrfs).
     """
-    told = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
-    mount = re.search(r"^mnt_id:\s*(\d+)$", told, re.MULTILINE)
+    info = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+    mount = re.search(r"^mnt_id:\s*(\d+)$", info, re.MULTILINE)
     for line in _MOUNTS.read_bytes().splitlines():
         number, _, device, *_ = line.split()
         if mount is not None and number.decode() == mount[1]:
@@ -186,12 +185,12 @@ def _device(descriptor: int) -> str:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether the process exists, of whichever user."""
-    if pid <= 0:  # of a namespace that we do not see into
+    """Return True if the process exists, of any user."""
+    if pid <= 0:  # a process of another pid namespace
         return False
     try:
         os.kill(pid, 0)
-    except PermissionError:  # there is, and it is not ours to send it anything
+    except PermissionError:  # it exists and belongs to another user
         return True
     except (OSError, OverflowError):
         return False

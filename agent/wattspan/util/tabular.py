@@ -1,11 +1,11 @@
-"""What every table that leaves the agent as a file has in common."""
+"""Common parts of tables in CSV and Parquet files."""
 
 from __future__ import annotations
 
 import importlib.util
 
 _FORMULA_STARTS = frozenset("=+-@\t\r\n'＝＋－＠")
-"""How a cell begins that a spreadsheet would carry out, and the mark that prevents it."""
+"""First characters of formulas in spreadsheets, and the apostrophe that marks text."""
 
 NO_PYARROW = (
     "Parquet needs the package pyarrow, which is not installed; "
@@ -14,14 +14,14 @@ NO_PYARROW = (
 
 
 def escape_formula(text: str) -> str:
-    """``text`` as a cell that no spreadsheet takes for a formula.
+    """Return ``text`` as a cell that no spreadsheet interprets as a formula.
 
-    A leading apostrophe marks it as text; text that begins with an apostrophe gets another one. So
-    whoever takes one apostrophe away has the original, always.
+    A leading apostrophe marks such text; text that begins with an apostrophe gets another one, so
+    that removing one apostrophe always restores the original.
     """
     return f"'{text}" if text[:1] in _FORMULA_STARTS else text
 
 
 def has_pyarrow() -> bool:
-    """Whether Parquet can be written; nothing is imported to find out."""
+    """Return True if pyarrow is installed, without importing it."""
     return importlib.util.find_spec("pyarrow") is not None
