@@ -70,7 +70,7 @@ def test_where_too_few_requests_come_nothing_is_tried() -> None:
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
     assert row is not None
-    assert "too few requests come" in row.decision.sentence
+    assert "too few requests arrive" in row.decision.sentence
     assert not any(one.decision.caps for one in host.book.decided)
 
 
@@ -81,7 +81,7 @@ def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> No
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
     row = host.row(JOB)
     assert row is not None
-    assert "too few requests come" in row.decision.sentence
+    assert "too few requests arrive" in row.decision.sentence
 
 
 @pytest.mark.slow
