@@ -200,11 +200,11 @@ class Estimates:
     def spread(self, weight: float) -> float:
         """Expected standard deviation of a pair's log ratio, from previous pairs too."""
         expected = self.deviation(weight)
-        seen = [(one.time.n, one.time.deviation) for one in self.levels.values() if one.time.n > 3]
-        total = sum(n for n, _ in seen)
+        times = [one.time for one in self.levels.values() if one.time.n > 3]
+        total = sum(one.n for one in times)
         if total < 8:
             return expected
-        return max(expected, math.sqrt(sum(n * one * one for n, one in seen) / total))
+        return max(expected, math.sqrt(sum(one.n * one.deviation**2 for one in times) / total))
 
 
 def with_block(known: Estimates, block: Block, top: int) -> Estimates:

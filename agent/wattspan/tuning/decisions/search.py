@@ -144,11 +144,13 @@ def origin(state: TunerState) -> float:
 def fitted_curve(state: TunerState) -> ResponseCurve:
     """The curve through all compared levels that are the same for all devices."""
     points = []
-    for level, seen in state.estimates.levels.items():
-        if seen.time.n and state.ladder.base(level) == level:
-            deviation = max(seen.time.deviation, pair_deviation(state))
+    for level, estimate in state.estimates.levels.items():
+        if estimate.time.n and state.ladder.base(level) == level:
+            deviation = max(estimate.time.deviation, pair_deviation(state))
             points.append(
-                ResponsePoint(level, seen.time.mean, seen.power.mean, deviation**2 / seen.time.n)
+                ResponsePoint(
+                    level, estimate.time.mean, estimate.power.mean, deviation**2 / estimate.time.n
+                )
             )
     return fit_curve(points, origin(state))
 
@@ -237,11 +239,11 @@ def next_level(state: TunerState) -> int | None:
     slowdown = shape.time(level)
     if slowdown >= 0.9 * state.budget:
         return None
-    seen = state.estimates.at(level)
+    estimate = state.estimates.at(level)
     upper = [one for at, one in state.estimates.levels.items() if at > level]
     if upper:
         best = min(objective_value(state, one.time.mean, one.power.mean) for one in upper)
-        worse = objective_value(state, shape.time(level), seen.power.mean) - best
+        worse = objective_value(state, shape.time(level), estimate.power.mean) - best
         if slowdown > 0.4 * state.budget and worse > 0.01 + pair_deviation(state):
             return None
     step = STEP if slowdown > 0.1 * state.budget or level == state.top else 1.5 * STEP
