@@ -78,13 +78,6 @@ class Job:
         power = self._effect[1] / self._curve.devices * self._random.uniform(0.9, 1.1)
         return min(power, self.cap * 1.02)
 
-    def binding(self) -> float:
-        """The part of the time in which the cap holds clocks down."""
-        if self._effect[0] == self._pace == 1.0 and self.cap >= self._curve.draw:
-            return 0.0
-        peak = self._curve.draw * 1.12
-        return min(1.0, max(0.0, (peak - self.cap) / (0.15 * self._curve.draw)))
-
     def run_units(self, count: int) -> None:
         """On, until so many more units are finished or the job is."""
         goal = min(self._at + count, self.plant.units)

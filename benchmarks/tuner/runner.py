@@ -241,7 +241,6 @@ def drive(
                 in_force=in_force,
                 since=since,
                 draw={one: int(job.draw() * 1000) for one in devices},
-                binding=job.binding(),
             ),
         )
         watch.see(decision, job)
