@@ -111,13 +111,13 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
     from wattspan.service.installation.inspection import service_status
 
     program, files = _files(program)
-    stands = service_status(root, files, program)
+    current = service_status(root, files, program)
     if as_json:
-        echo_json(stands.facts())
+        echo_json(current.facts())
     else:
-        for line in stands.lines():
+        for line in current.lines():
             click.echo(printable(line))
-    if not stands.is_current:
+    if not current.is_current:
         raise click.exceptions.Exit(1)
 
 

@@ -87,7 +87,7 @@ SELECT key, kind, hw_type FROM (
            row_number() OVER (PARTITION BY kind, hw_type ORDER BY energy DESC, key) AS place
     FROM owner_energy JOIN owner ON key = "owner"
     WHERE step = :step AND start = :start AND NOT rest
-) WHERE place > iif(kind = 'process', :processes, :groups)
+) WHERE place > CASE kind WHEN 'process' THEN :processes ELSE :groups END
 """
 _SMALL_SPANS = """
 SELECT key, role FROM (
