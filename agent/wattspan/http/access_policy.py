@@ -225,25 +225,20 @@ OPEN_ACCESS = AccessPolicy()
 
 def tcp_policy(
     settings: AccessSettings,
-    listen: Listen,
     *,
     what: str,
     table: str,
-    risk: str,
     protocol: str,
     log: Log,
     count: CountRejection,
 ) -> AccessPolicy:
     """The policy of a TCP listener by the files in ``settings``. AccessError if one is invalid.
 
-    ``what`` the listener does, ``table`` and ``risk`` are for messages; ``protocol`` is offered by
-    TLS (ALPN). An exposed listener is logged.
+    ``what`` the listener does and ``table`` are for messages; TLS offers ``protocol`` (ALPN).
     """
     where = f"in {table}"
     tls = server_tls(
         settings, what=f"Cannot {what}", where=where, log=log, speaks=(protocol,), count=count
     )
     admits = token_check(settings, where=where, log=log) or admit_all
-    if warning := exposure_warning(listen, settings, where=table, risk=risk):
-        log(warning)
     return AccessPolicy(count, tls, admits)

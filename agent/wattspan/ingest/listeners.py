@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from wattspan.config.tables import SpansSettings
-from wattspan.http.access_policy import AccessPolicy, tcp_policy
+from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import listen_tcp, listen_unix
@@ -15,7 +15,6 @@ from wattspan.http.tls import AccessError
 from wattspan.ingest.export_request import SpanSink, WorkAttribute
 from wattspan.ingest.otlp_http import TRACES_PATH, OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
-from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
 
 HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
@@ -67,12 +66,18 @@ def open_receivers(
             if asked(key):
                 raise
             log(f"The agent continues without this listener: {error}")
+            return
+        address = {"http": settings.http, "grpc": settings.grpc}.get(key)
+        if address and (
+            exposed := exposure_warning(address, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
+        ):
+            log(exposed)
 
     refusals = refusals or RejectionCounter()
     unix_policy = AccessPolicy(refusals.counter("unix"))
     http = OtlpHttpHandler(receiver)
     if settings.http:
-        policy = _tcp_policy(settings, "http", "http/1.1", settings.http, log, refusals)
+        policy = _tcp_policy(settings, "http", "http/1.1", log, refusals)
         tcp = partial(server.listen_tcp, settings.http.host, settings.http.port, http)
         attempt(
             "http",
@@ -86,7 +91,7 @@ def open_receivers(
         )
         attempt("unix", "http+unix", unix)
     if settings.grpc:
-        policy = _tcp_policy(settings, "grpc", "h2", settings.grpc, log, refusals)
+        policy = _tcp_policy(settings, "grpc", "h2", log, refusals)
         grpc, grpc_unix = _grpc(receiver, log, policy), _grpc(receiver, log, unix_policy)
 
         def tcp_grpc() -> str:
@@ -107,16 +112,19 @@ def _tcp_policy(
     settings: SpansSettings,
     listener: str,
     protocol: str,
-    listen: Listen,
     log: Log,
     refusals: RejectionCounter,
 ) -> AccessPolicy:
     """The requirements for senders over TCP; ConfigError for invalid files."""
     try:
         policy = tcp_policy(
-            settings, listen, what="receive spans", table=CONFIG_TABLE, risk=EXPOSURE_RISK,
-            protocol=protocol, log=log, count=refusals.counter(listener),
-        )  # fmt: skip
+            settings,
+            what="receive spans",
+            table=CONFIG_TABLE,
+            protocol=protocol,
+            log=log,
+            count=refusals.counter(listener),
+        )
     except AccessError as error:
         raise ConfigError(str(error)) from None
     return policy._replace(browsers=False)

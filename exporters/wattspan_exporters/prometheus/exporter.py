@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.http.access_policy import AccessPolicy, tcp_policy
+from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.connection_limiter import RejectionReason
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
@@ -97,6 +97,8 @@ class PrometheusExporter:
         if site is not None:
             server.every(REMEMBER_SECONDS, site.remember)
         server.start()
+        if exposed := exposure_warning(listen, self._settings, where=_WHERE, risk=EXPOSURE_RISK):
+            self._context.log(exposed)
         self._server = server
         scheme = "http" if policy.tls is None else "https"
         host = at if listen.host else f"{socket.gethostname()}{at}"
@@ -111,9 +113,13 @@ class PrometheusExporter:
         listen = self._settings.listen
         try:
             policy = tcp_policy(
-                self._settings, listen, what="serve metrics", table=_WHERE, risk=EXPOSURE_RISK,
-                protocol="http/1.1", log=self._context.log, count=self._count,
-            )  # fmt: skip
+                self._settings,
+                what="serve metrics",
+                table=_WHERE,
+                protocol="http/1.1",
+                log=self._context.log,
+                count=self._count,
+            )
         except AccessError as error:
             raise ExporterError(str(error)) from None
         local = policy.tls is None and listen.loopback  # TLS proves the name
