@@ -18,7 +18,7 @@ from functools import partial
 
 from benchmarks.machine import describe
 from wattspan.model import HwType, Instant, Interval, Microjoules
-from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 

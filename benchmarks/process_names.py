@@ -18,7 +18,7 @@ from collections.abc import Callable
 from benchmarks.harness import family, sleepers
 from benchmarks.machine import describe
 from wattspan.model import NamePolicy
-from wattspan.processes.identity import HostProcesses
+from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.scripts import script_of
 

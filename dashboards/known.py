@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.expressions import grouping
-from wattspan_exporters.catalogue.metric import Instrument
+from wattspan_exporters.catalogue.definition import Instrument
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 RULES = Path(__file__).parent / "prometheus" / "recording.yml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wattspan_exporters.catalogue.metric import Chapter, Metric, prometheus_name
+from wattspan_exporters.catalogue.definition import Chapter, Metric, prometheus_name
 from wattspan_exporters.catalogue.metrics import ATTRIBUTES, CHAPTERS
 from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 

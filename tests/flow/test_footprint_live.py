@@ -13,7 +13,7 @@ from support.prometheus_server import scraping
 from support.rate_server import serving, vector
 from support.waiting import eventually
 from wattspan.attribution.cost import KILOWATT_HOUR
-from wattspan.footprint.rates import NumberError, query_number
+from wattspan.footprint.price_and_carbon import NumberError, query_number
 from wattspan.model import RatedEnergy, Snapshot, SourceHealth
 
 PROFILE = "two-socket-h100"

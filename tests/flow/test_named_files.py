@@ -12,7 +12,7 @@ import pytest
 
 from support.certificates import Authority
 from support.program import ENVIRONMENT, PROGRAM, options
-from wattspan.footprint.rates import NumberError, read_number
+from wattspan.footprint.price_and_carbon import NumberError, read_number
 from wattspan.util.files import MAX_FILE_BYTES
 
 Maker = Callable[[Path], Path]

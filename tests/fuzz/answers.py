@@ -9,7 +9,7 @@ from dataclasses import replace
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.attribution.cost import billionths
-from wattspan.footprint.rates import NumberError, parse_number, read_number
+from wattspan.footprint.price_and_carbon import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.otlp.grpc_transport import GrpcReply, result_of_reply
@@ -37,7 +37,11 @@ _LARGEST_COUNT = 2**63 - 1
     "rate-answer",
     whose="the Prometheus server that is asked for a price or an intensity",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.footprint.rates", "wattspan.attribution.cost", "wattspan.model.settings"),
+    watched=(
+        "wattspan.footprint.price_and_carbon",
+        "wattspan.attribution.cost",
+        "wattspan.model.settings",
+    ),
     samples=(
         b'{"status":"success","data":{"resultType":"scalar","result":[1700000000,"0.25"]}}',
         b'{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"12"]}]}}',
@@ -59,7 +63,7 @@ def rate_answer(data: bytes) -> None:
     "rate-file",
     whose="whoever writes the file that holds a rate",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.footprint.rates", "wattspan.attribution.cost"),
+    watched=("wattspan.footprint.price_and_carbon", "wattspan.attribution.cost"),
     samples=(b"0.25\n", b"  12", b"nan"),
     words=(b"1e400", b"9" * 400, b"_", b"-", b"\xff"),
 )

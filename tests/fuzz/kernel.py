@@ -14,15 +14,14 @@ from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.process_lookup import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
-from wattspan.processes.cgroups import CgroupClocks, CgroupHierarchy, TotalCpuClock, find_hierarchy
-from wattspan.processes.cpus import CpuTopology, parse_cpu_list
-from wattspan.processes.identity import (
-    MAX_LABEL,
-    HostProcesses,
-    cgroup_paths,
-    command_of,
-    groups_of,
+from wattspan.processes.cgroup_clocks import (
+    CgroupClocks,
+    CgroupHierarchy,
+    TotalCpuClock,
+    find_hierarchy,
 )
+from wattspan.processes.containers import MAX_LABEL, cgroup_paths, groups_of
+from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 from wattspan.processes.inspector import InetDiag, ProcessInspector
 from wattspan.processes.kernel_events import (
     ProcessEvents,
@@ -30,6 +29,7 @@ from wattspan.processes.kernel_events import (
     parse_exit,
     record_event,
 )
+from wattspan.processes.metadata import HostProcesses, command_of
 from wattspan.processes.procfs import ProcFs, parse_stat
 from wattspan.processes.scripts import script_of
 from wattspan.sources.estimate import busy_ticks
@@ -125,8 +125,8 @@ _STAT = (
     holds="a line's fields, with any name at all, or ValueError",
     watched=(
         "wattspan.processes.procfs",
-        "wattspan.processes.identity",
-        "wattspan.processes.identity",
+        "wattspan.processes.metadata",
+        "wattspan.processes.metadata",
     ),
     samples=(_STAT, _STAT.replace(b"python3", b"a) S 1 ("), _STAT.replace(b"S 1", b"S 2")),
     words=(b") (", b"\xff", b"\n", b"kworker/0:1-", b"9" * 30, b"-1"),
@@ -248,8 +248,8 @@ def _look(proc: Path) -> None:
     whose="whoever may make cgroups: containers, users, Slurm, Kubernetes",
     holds="at most one group a kind, each with a short printable name; no path leads upwards",
     watched=(
-        "wattspan.processes.identity",
-        "wattspan.processes.cgroups",
+        "wattspan.processes.metadata",
+        "wattspan.processes.cgroup_clocks",
         "wattspan.ingest.process_lookup",
     ),
     samples=(
@@ -283,7 +283,7 @@ def cgroup_text(data: bytes) -> None:
     "cgroup-clocks",
     whose="the kernel, or whoever binds another tree",
     holds="nanoseconds or nothing, from any content of cpu.stat and cpuacct.usage",
-    watched=("wattspan.processes.cgroups",),
+    watched=("wattspan.processes.cgroup_clocks",),
     samples=(
         b"\0\x20usage_usec 12345\nuser_usec 1\n..\1\x10usage_usec 1\nx y\n",
         b"\x80\x05123\n\n\x81\x0a1234567890",

@@ -20,7 +20,7 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
-from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 

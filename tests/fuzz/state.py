@@ -35,7 +35,7 @@ from wattspan.storage.checkpoints import (
 from wattspan.storage.decisions import CertificationStore, DecisionLog, read_decisions
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
-from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to_json
+from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.serialization import recorded_decision_to_json
 
@@ -74,7 +74,7 @@ _SETTING = CertifiedLevels(
     "certified-book",
     whose="an agent before us, torn by a crash",
     holds="a book whose settings are within bounds and that can be told again, or an empty one",
-    watched=("wattspan.storage.decisions", "wattspan.tuning.decisions.certified"),
+    watched=("wattspan.storage.decisions", "wattspan.tuning.decisions.certified_settings"),
     samples=(json.dumps(to_json(CertifiedSettings().certified(_JOB, _SETTING))).encode(), b"{}"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"levels":', b"NaN", b"true", b"null"),
 )

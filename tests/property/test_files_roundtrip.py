@@ -29,7 +29,7 @@ from wattspan.model import (
     ProcessRow,
     Provenance,
 )
-from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.convert import convert

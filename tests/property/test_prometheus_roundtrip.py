@@ -29,7 +29,7 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan_exporters.catalogue import tuning
-from wattspan_exporters.catalogue.metric import Instrument, Metric, Sample, sanitize
+from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 

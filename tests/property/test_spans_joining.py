@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import HwType, Instant, Interval, Microjoules
-from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.queueing import load_sample
 from wattspan.model import Knob
 from wattspan.tuning import CertifiedLevels, Fingerprint, KnobRange, TunerPolicy, WorkUnit
-from wattspan.tuning.decisions.certified import (
+from wattspan.tuning.decisions.certified_settings import (
     MAX_CERTIFIED,
     CertifiedSettings,
     command_digest,

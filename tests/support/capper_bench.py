@@ -12,7 +12,7 @@ from wattspan.capper.audit import AuditEvent
 from wattspan.capper.devices import ManagedDevices
 from wattspan.capper.journal import Journal
 from wattspan.capper.journal_entries import JournalEntry
-from wattspan.capper.manager import CapManager
+from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.reconciler import Reconciler
 from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble

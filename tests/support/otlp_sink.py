@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from support.scrapes import Series
-from wattspan_exporters.catalogue.metric import Instrument, prometheus_name
+from wattspan_exporters.catalogue.definition import Instrument, prometheus_name
 
 CUMULATIVE = 2
 

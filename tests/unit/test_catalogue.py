@@ -21,7 +21,7 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters import reference
-from wattspan_exporters.catalogue.metric import Instrument, Labels, Metric, prometheus_name
+from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, prometheus_name
 from wattspan_exporters.catalogue.metrics import ATTRIBUTES, CATALOGUE
 
 COUNTER, GAUGE, UPDOWN = Instrument.COUNTER, Instrument.GAUGE, Instrument.UPDOWN

@@ -21,7 +21,7 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue.metric import CACHE_SLACK
+from wattspan_exporters.catalogue.definition import CACHE_SLACK
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.processes.cgroups import (
+from wattspan.processes.cgroup_clocks import (
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,

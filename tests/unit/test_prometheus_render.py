@@ -10,7 +10,7 @@ import pytest
 from support.scrapes import GOLDEN, full_host, parse, total, value
 from support.snapshots import CPU, process
 from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
-from wattspan_exporters.catalogue.metric import (
+from wattspan_exporters.catalogue.definition import (
     CACHE_SLACK,
     MAX_LABEL_LENGTH,
     Instrument,

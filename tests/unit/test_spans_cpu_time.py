@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.values import SpanEnd, SpanStart
 
 SPAN = bytes(range(8))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from wattspan.model import SECOND, HwType, Instant, Interval, Microjoules
+from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.fair_division import CoveredStretch, CoveredTime
-from wattspan.spans.joining import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
 from wattspan.spans.weights import MAX_WEIGHT, GenerationalCache

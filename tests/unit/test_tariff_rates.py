@@ -11,7 +11,7 @@ import pytest
 
 from support.rate_server import answer, serving, vector
 from support.waiting import eventually
-from wattspan.footprint.rates import (
+from wattspan.footprint.price_and_carbon import (
     ConstantRate,
     ExternalRate,
     NumberError,

@@ -11,7 +11,7 @@ import pytest
 
 from wattspan.model import Knob
 from wattspan.tuning import CertifiedLevels, Fingerprint
-from wattspan.tuning.decisions.certified import (
+from wattspan.tuning.decisions.certified_settings import (
     MAX_CERTIFIED,
     CertifiedSettings,
     command_digest,

@@ -19,7 +19,7 @@ from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.client import CapperClient
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.journal import Journal, JournalError
-from wattspan.capper.manager import CapManager
+from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.paths import CapperHost, CapperLock
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import RefusalReason

@@ -10,7 +10,7 @@ from wattspan.capper.audit import AuditAction, AuditEvent, RefusalLog
 from wattspan.capper.budget import imposed_limits
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal import JournalError
-from wattspan.capper.manager import CapManager
+from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
 from wattspan.config import CapsSettings

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from wattspan.model import SECOND, NamePolicy
 from wattspan.ports import Clock, SourceError
-from wattspan.processes.cgroups import (
+from wattspan.processes.cgroup_clocks import (
     CgroupClocks,
     CgroupHierarchy,
     TotalCpuClock,
@@ -17,8 +17,8 @@ from wattspan.processes.cgroups import (
     is_host_root,
 )
 from wattspan.processes.cpus import BusyClock, CpuacctBusyClock, CpuTopology, ProcStatBusyClock
-from wattspan.processes.identity import HostProcesses
 from wattspan.processes.kernel_events import ProcessConnector, TaskStats
+from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.table import ReadClock

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.model import SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
-from wattspan.processes.identity import info_of, info_of_exited, user_name
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
+from wattspan.processes.metadata import info_of, info_of_exited, user_name
 from wattspan.processes.procfs import TICK, ProcessReader, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 

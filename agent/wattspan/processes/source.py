@@ -22,9 +22,8 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.ports import Clock, UsageBatch
-from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
+from wattspan.processes.cgroup_clocks import CgroupClocks, CgroupExcess, TotalCpuClock
 from wattspan.processes.cpus import BusyClock, CpuTopology, PlacementSampler, SocketAccounting
-from wattspan.processes.identity import groups_in
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
@@ -34,6 +33,7 @@ from wattspan.processes.lifecycle import (
     LifecycleUpdate,
     ProcessScanner,
 )
+from wattspan.processes.metadata import groups_in
 from wattspan.processes.procfs import ProcessReader
 from wattspan.processes.table import (
     GONE,

@@ -12,7 +12,7 @@ from wattspan.ports import Clock
 from wattspan.service.agent import ServiceGroup
 
 if TYPE_CHECKING:
-    from wattspan.footprint.rates import (
+    from wattspan.footprint.price_and_carbon import (
         ConstantRate,
         EnergyRate,
         ExternalRate,
@@ -65,7 +65,7 @@ class FootprintTracker:
     def _open(
         self, name: str, table: CostSettings | CarbonSettings, unit: str, before: RatedEnergy | None
     ) -> _FootprintRate | None:
-        from wattspan.footprint.rates import PolledRate
+        from wattspan.footprint.price_and_carbon import PolledRate
 
         rate = open_rate(name, table, self._clock)
         if rate is None:
@@ -80,7 +80,7 @@ def open_rate(
     name: str, table: CostSettings | CarbonSettings, clock: Clock
 ) -> ConstantRate | TariffRate | ExternalRate | None:
     """The rate that a table configures, without a lookup yet; None if it configures none."""
-    from wattspan.footprint.rates import (
+    from wattspan.footprint.price_and_carbon import (
         ConstantRate,
         ExternalRate,
         TariffRate,

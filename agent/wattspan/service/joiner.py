@@ -30,7 +30,7 @@ from wattspan.service.joiner_protocols import (
     SpanForwarding,
 )
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
-from wattspan.spans.joining import ProcessSpans
+from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
 from wattspan.spans.wall_time import WallClockConverter

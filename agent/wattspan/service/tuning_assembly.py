@@ -250,7 +250,7 @@ def _absolute(agent: AgentSettings) -> AgentSettings:
 
 def _job_command(consumer: Consumer) -> str:
     """The digest of a process's command line; "" if it cannot be read."""
-    from wattspan.tuning.decisions.certified import command_digest
+    from wattspan.tuning.decisions.certified_settings import command_digest
 
     try:
         raw = Path(f"/proc/{consumer.pid}/cmdline").read_bytes()

@@ -1,7 +1,7 @@
 """Spans and their energy, as values.
 
-:mod:`wattspan.spans.profiles` has the energy of a process over time, :mod:`wattspan.spans.joining`
-divides it among the spans of the process.
+:mod:`wattspan.spans.profiles` has the energy of a process over time;
+:mod:`wattspan.spans.energy_division` divides it among the spans of the process.
 """
 
 from __future__ import annotations

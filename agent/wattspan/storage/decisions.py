@@ -30,7 +30,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock
 from wattspan.tuning import CertifiedLevels, Fingerprint
-from wattspan.tuning.decisions.certified import CertifiedSettings, from_json, to_json
+from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
 
 MAX_LOG_BYTES = 2**20

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from wattspan.model import AgentStats, Snapshot, SourceHealth, Trouble
-from wattspan_exporters.catalogue.metric import Draw, Sample
+from wattspan_exporters.catalogue.definition import Draw, Sample
 
 
 def source_value(field: Callable[[SourceHealth], int]) -> Draw:

@@ -20,7 +20,7 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan.model.settings import Duration
-from wattspan_exporters.catalogue.metric import Draw, Labels, Sample
+from wattspan_exporters.catalogue.definition import Draw, Labels, Sample
 
 OUTSIDE_COVER = "outside-cover"
 """``hw_parent`` of a domain outside of the cover without a parent."""

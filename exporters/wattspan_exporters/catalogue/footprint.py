@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wattspan.model import RatedEnergy, Snapshot
+from wattspan_exporters.catalogue.definition import Chapter, Instrument, Metric, Sample
 from wattspan_exporters.catalogue.energy import worst_provenance
-from wattspan_exporters.catalogue.metric import Chapter, Instrument, Metric, Sample
 
 
 def cost(snapshot: Snapshot) -> Iterator[Sample]:

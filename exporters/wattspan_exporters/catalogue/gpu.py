@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from wattspan.model import Domain, GpuStatus, Provenance, Snapshot
-from wattspan_exporters.catalogue.metric import Draw, Sample
+from wattspan_exporters.catalogue.definition import Draw, Sample
 
 
 def gpu_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:

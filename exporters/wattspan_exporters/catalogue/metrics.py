@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wattspan_exporters.catalogue import agent, energy, gpu, tuning
+from wattspan_exporters.catalogue.definition import Chapter, Instrument, Metric
 from wattspan_exporters.catalogue.footprint import FOOTPRINT
-from wattspan_exporters.catalogue.metric import Chapter, Instrument, Metric
 from wattspan_exporters.catalogue.tuning import TUNING
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from wattspan.model.settings import quoted
 from wattspan.ports import ConfigError
-from wattspan_exporters.catalogue.metric import Instrument, Metric
+from wattspan_exporters.catalogue.definition import Instrument, Metric
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 

@@ -21,9 +21,7 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
-from wattspan_exporters.catalogue.gpu import power_limits
-from wattspan_exporters.catalogue.metric import (
+from wattspan_exporters.catalogue.definition import (
     Chapter,
     Draw,
     Instrument,
@@ -31,6 +29,8 @@ from wattspan_exporters.catalogue.metric import (
     Sample,
     truncate_with_digest,
 )
+from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
+from wattspan_exporters.catalogue.gpu import power_limits
 
 MAX_NAME_LENGTH = 100
 """Maximum characters of a job's name in a label."""

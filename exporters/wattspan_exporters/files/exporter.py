@@ -20,7 +20,7 @@ from wattspan.ports import (
     error_sentences,
 )
 from wattspan.util.tabular import NO_PYARROW, has_pyarrow
-from wattspan_exporters.catalogue.metric import Metric
+from wattspan_exporters.catalogue.definition import Metric
 from wattspan_exporters.catalogue.selection import select_metrics
 from wattspan_exporters.files import FilesSettings
 from wattspan_exporters.files.directory import ExportDirectory, FileName, host_component

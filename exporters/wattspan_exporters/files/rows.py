@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from wattspan.model import Instant, Snapshot
 from wattspan.util.tabular import escape_formula
-from wattspan_exporters.catalogue.metric import Labels, Metric, cache_must_shrink, sanitize
+from wattspan_exporters.catalogue.definition import Labels, Metric, cache_must_shrink, sanitize
 from wattspan_exporters.prometheus.renderer import format_number
 
 FORMAT_VERSION = 1

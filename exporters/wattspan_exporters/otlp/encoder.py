@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wattspan.model import Exemplar, Snapshot
 from wattspan.util.protobuf import length_delimited
-from wattspan_exporters.catalogue.metric import (
+from wattspan_exporters.catalogue.definition import (
     Instrument,
     Labels,
     Metric,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from wattspan.model import Snapshot
-from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.flow import FlowGraph, build_flow
 from wattspan_exporters.page.history import PageHistory, time_since_boot
 from wattspan_exporters.page.snapshot_delta import SnapshotDelta

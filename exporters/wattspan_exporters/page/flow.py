@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.model import Consumer, Group, HwType, Payer, Provenance
-from wattspan_exporters.catalogue.metric import sanitize
+from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.snapshot_delta import (
     HARDWARE_TYPES,
     ZERO_ENERGY,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from wattspan.model import DomainAccount, GpuStatus, HwType, Snapshot
-from wattspan_exporters.catalogue.metric import Draw, Instrument, Labels, Metric, Sample
+from wattspan_exporters.catalogue.definition import Draw, Instrument, Labels, Metric, Sample
 
 DCGM_LABELS = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname", "provenance")
 """Both names of the host: dcgm-exporter wrote ``Hostname``, since May 2026 ``hostname``."""

@@ -22,7 +22,7 @@ from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
-from wattspan_exporters.catalogue.metric import Metric, sanitize
+from wattspan_exporters.catalogue.definition import Metric, sanitize
 from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, format_number

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from wattspan.model import Exemplar, Snapshot
-from wattspan_exporters.catalogue.metric import (
+from wattspan_exporters.catalogue.definition import (
     Instrument,
     Labels,
     Metric,

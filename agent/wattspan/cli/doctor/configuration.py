@@ -152,7 +152,7 @@ def examine_footprint(config: Config, clock: Clock) -> Iterator[Finding]:
 def _check_rate(
     name: str, table: CostSettings | CarbonSettings, unit: str, clock: Clock
 ) -> Iterator[Finding]:
-    from wattspan.footprint.rates import PolledRate
+    from wattspan.footprint.price_and_carbon import PolledRate
 
     if faults := schedule_faults(table):
         yield from (failure(name, fault.rstrip(".")) for fault in faults)

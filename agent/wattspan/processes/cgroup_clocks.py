@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.attribution.settlement import split
-from wattspan.processes.identity import cgroup_paths
+from wattspan.processes.containers import cgroup_paths
 
 MAX_CGROUPS = 512
 """Largest number of open cgroup clocks; the rest count with the nearest one above them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow, Remainder
-from wattspan.processes.identity import UNNAMED, HostProcesses, command_of, info_of_exited
+from wattspan.processes.metadata import UNNAMED, HostProcesses, command_of, info_of_exited
 from wattspan.processes.procfs import ProcFs, Stat, parse_stat
 
 LINE = (
