@@ -154,3 +154,15 @@ class BudgetedHost(RuleBasedStateMachine):
 
 TestBudgetedHost = BudgetedHost.TestCase
 TestBudgetedHost.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_hidden_device_keeps_the_limits_of_the_others_over_two_kills() -> None:
+    host = BudgetedHost()
+    host.begin(budget=1500 * W, step=1.0)
+    host.hold(number=0, value=200 * W)
+    host.turn()
+    host.device_hangs(number=1, fault=Trouble.STUCK)
+    for _ in range(2):
+        host.kill()
+        host.budget_holds()
+    host.teardown()

@@ -183,7 +183,8 @@ class Planner:
 
         ``planned`` are limits that are about to be written. Each knob keeps its present limit if
         the change of all knobs to their imposed limits at once could exceed the budget: because
-        a device is not lowered yet, or was lent the power that a tuned one does not use.
+        a device is not lowered yet, was lent the power that a tuned one does not use, or hangs
+        and is not known.
         """
         ours = {key: one for key, one in self.entries.items() if not one.left_alone}
         keys = {*ours, *planned} & self.states.keys()
@@ -198,7 +199,7 @@ class Planner:
                 original = ours[key].original if key in ours else None
                 after = kept.get(key, original) or 0
                 total += max(_power_limit(state), planned.get(key, 0), after)
-        if total <= budget:
+        if total <= budget and not self.hidden:
             return kept
         values = {key: planned[key] if key in planned else ours[key].value for key in keys}
         return {key: v for key, v in values.items() if v is not None and is_power_knob(key.knob)}
