@@ -51,7 +51,7 @@ def owner_of(consumer: Consumer) -> int | None:
 
 
 def may_read_counters(peer: Peer) -> bool:
-    """Whether ``peer`` may read the energy counters."""
+    """True if ``peer`` may read the energy counters."""
     return peer.uid in (ROOT, os.geteuid())
 
 
@@ -76,7 +76,7 @@ class Authorization:
             )
 
     def permits(self, peer: Peer, consumer: Consumer) -> bool:
-        """Whether ``peer`` may see the energy of ``consumer``."""
+        """True if ``peer`` may see the energy of ``consumer``."""
         if peer.uid == ROOT:
             return True
         return peer.uid is not None and self._owner_of(consumer) == peer.uid

@@ -32,7 +32,7 @@ class TimeGrid(NamedTuple):
         return -self.down(-at)
 
     def hides(self, domain: Domain) -> bool:
-        """Whether the grid applies to ``domain``: a GPU's driver reports energy to every user."""
+        """True if the grid applies to ``domain``: a GPU's driver reports energy to every user."""
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
     def device(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> IntervalEnergy:

@@ -30,7 +30,7 @@ from wattspan.api.requests import (
     watch_query,
 )
 from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.api.watches import CpuSampler, WatchList
+from wattspan.api.watches import ProcessCpuSampler, WatchList
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.http.limits import FairLock
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
@@ -131,7 +131,7 @@ class QueryService:
         host: str,
         version: str,
         resolution: int = 0,
-        fine: CpuSampler | None = None,
+        fine: ProcessCpuSampler | None = None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
         owner: OwnerOf = owner_of,

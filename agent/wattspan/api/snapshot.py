@@ -92,7 +92,7 @@ class DomainEntry(Struct, frozen=True):
     gpu: GpuEntry | None
 
 
-class ProcessEntry(Struct, frozen=True):
+class ListedProcess(Struct, frozen=True):
     """One listed process; ``pid`` is null for the short-lived processes of a cgroup together."""
 
     pid: int | None
@@ -187,7 +187,7 @@ class SnapshotDocument(Struct, frozen=True, kw_only=True):
     since_unix_ns: int | None  # creation of the ledger
     host: HostEntry
     domains: list[DomainEntry]
-    processes: list[ProcessEntry]
+    processes: list[ListedProcess]
     other_joules: Joules  # of processes that are not listed
     ended_joules: Joules  # of processes that are no longer listed
     groups: list[GroupEntry]
@@ -360,11 +360,11 @@ def _gpu(gpu: GpuStatus) -> GpuEntry:
     )
 
 
-def _process(row: ProcessRow) -> ProcessEntry:
+def _process(row: ProcessRow) -> ListedProcess:
     payer = row.info.payer
     consumer = payer if isinstance(payer, Consumer) else None
     group: Group | None = row.info.groups[0] if row.info.groups else None
-    return ProcessEntry(
+    return ListedProcess(
         None if consumer is None else consumer.pid,
         None if consumer is None else consumer.started,
         _text(row.info.command),

@@ -21,12 +21,12 @@ MAX_SAMPLED = 4
 """Watched processes with fine CPU samples: the most recently requested."""
 
 KEEP_ENDED = 60 * SECOND
-"""How long an ended process is kept, so that its last energy can be read."""
+"""Time that an ended process is kept, so that its last energy can be read."""
 
 HISTORY_HOLDER = "questions"
 
 
-class CpuSampler(Protocol):
+class ProcessCpuSampler(Protocol):
     """Samples the CPU time of a few processes more often than the poller."""
 
     def watch(self, consumer: Consumer) -> None: ...
@@ -48,7 +48,7 @@ class WatchList:
         past: EnergyQueries,
         directory: ProcessDirectory,
         clock: Clock,
-        fine: CpuSampler | None = None,
+        fine: ProcessCpuSampler | None = None,
     ) -> None:
         self._past, self._directory, self._clock = past, directory, clock
         self._fine = fine

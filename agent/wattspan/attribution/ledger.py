@@ -157,7 +157,7 @@ class Ledger:
         return [self._settle(settled) for settled in self._settlement.due(tick.at)]
 
     def knows(self, payer: Payer) -> bool:
-        """Whether ``payer`` has been described."""
+        """True if ``payer`` has been described."""
         return payer in self._infos
 
     def _register(self, source: str, domains: Iterable[Domain]) -> None:

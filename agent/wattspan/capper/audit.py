@@ -81,7 +81,7 @@ ROW_BURST: Final = 60
 _ROW_SECONDS: Final = 5
 """Interval of the rows of one user's writes to one knob, after a burst of rows."""
 MERGE_PERIOD: Final = 10 * SECOND
-"""How long the other writes wait for their common row."""
+"""Delay of the common row of the other writes."""
 _MAX_REASON_LENGTH: Final = 300
 """Characters of the reason of a write that are recorded."""
 
@@ -280,7 +280,7 @@ class AuditLog:
             self._record_unlisted(at)
 
     def _has_room(self, line: bytes) -> bool:
-        """Whether the refusals of this file, with this one, are within their part of it."""
+        """True if the refusals of this file, with this one, are within their part of it."""
         size = 0
         with contextlib.suppress(OSError):
             size = self.path.stat().st_size
@@ -301,7 +301,7 @@ class AuditLog:
             self._write(at, msgspec.json.encode(event) + b"\n")
 
     def _append(self, line: bytes) -> bool:
-        """Whether the file was rotated first."""
+        """True if the file was rotated first."""
         rotated = False
         descriptor = self._open()
         try:

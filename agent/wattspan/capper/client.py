@@ -32,7 +32,7 @@ _Reply = StateReply | RefusedReply
 
 
 def has_capper_unit(root: Path = Path("/")) -> bool:
-    """Whether systemd runs the host with this root directory, and has the capper's socket unit.
+    """True if systemd runs the host with this root directory, and has the capper's socket unit.
 
     A capper that is started by hand would take the lock that the unit's capper needs.
     """

@@ -93,12 +93,12 @@ class ManagedDevices:
 
 
 def matches_device(names: Iterable[str], state: KnobState) -> bool:
-    """Whether any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
+    """True if any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
     return not {"*", state.key.device, *state.aliases}.isdisjoint(names)
 
 
 def is_readable(knob: Knob) -> bool:
-    """Whether the setting can be read back. Locked clocks can only be set and reset."""
+    """True if the setting can be read back. Locked clocks can only be set and reset."""
     return knob is not Knob.GPU_CLOCK
 
 

@@ -15,7 +15,7 @@ from wattspan.ports import SUSPENDED, CapsError, Clock
 from wattspan.util.peer_credentials import PeerCredentials
 
 LISTING_INTERVAL = 10 * SECOND
-"""How often new devices are looked for, and devices without a lease are read."""
+"""Interval of device discovery, and of reads of devices without a lease."""
 HOLD_TIMEOUT = 500 * MILLISECOND
 UNKNOWN_PEER = PeerCredentials()
 _UNUSABLE = (
@@ -138,7 +138,7 @@ class LeaseRegistry:
 
     @property
     def next_expiry(self) -> int | None:
-        """When the next lease expires unless it is renewed."""
+        """Expiry of the next lease without a renewal."""
         return min((lease.until for lease in self._leases.values()), default=None)
 
 

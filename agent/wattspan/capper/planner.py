@@ -171,7 +171,7 @@ class Planner:
         return replace(state, minimum=entry.minimum, default=entry.default, maximum=entry.maximum)
 
     def fits(self, key: CapKey, value: int | None) -> bool:
-        """Whether the budget allows ``key`` to be raised to ``value``, as the others are now."""
+        """True if the budget allows ``key`` to be raised to ``value``, as the others are now."""
         budget = self.demand.imposed.budget
         if budget is None or value is None or not is_power_knob(key.knob):
             return True
@@ -258,7 +258,7 @@ def limit_step(state: KnobState, present: int | None, value: int, limits: Operat
 
 
 def is_power_knob(knob: Knob) -> bool:
-    """Whether the knob counts towards a budget of watts."""
+    """True if the knob counts towards a budget of watts."""
     return knob in (Knob.GPU_POWER, Knob.CPU_POWER)
 
 

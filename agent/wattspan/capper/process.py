@@ -36,10 +36,10 @@ SOCKET_MODE = 0o666
 """Every user may connect; the server accepts by the credentials that the kernel reports."""
 _TRIES, _RETRY_INTERVAL = 5, 300 * MILLISECOND
 _STUCK_TIMEOUT = 6 * SECOND
-"""How long the end of a capper waits for a device that hangs. The first call on a GPU wakes its
+"""Longest wait of an ending capper for a hanging device. The first call on a GPU wakes its
 driver, which can take seconds."""
 _LOCK_TIMEOUT, _LOCK_INTERVAL = 10 * SECOND, 100 * MILLISECOND
-"""How long a capper that is ending may keep the lock."""
+"""Longest time that an ending capper may keep the lock."""
 
 Log = Callable[[str], None]
 
@@ -294,7 +294,7 @@ class RestoreReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreContext:
-    """Where a capper runs or ran, and the means to do its work."""
+    """The host of a present or former capper, with its devices and files."""
 
     host: Callable[[], CapperHost]
     socket: Path
@@ -303,7 +303,7 @@ class RestoreContext:
     clock: Clock
     log: Log
     ended: bool = False
-    """Whether the capper has ended, or is about to: its socket may be open all the same."""
+    """True if the capper has ended, or is about to: its socket may be open all the same."""
 
     def client(self, who: str) -> CapperClient:
         return CapperClient(self.socket, self.clock, who=who, timeout=5.0)

@@ -39,7 +39,7 @@ from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import ActuatorError, CapsError, Clock
 
 QUIET_PERIOD: Final = 60 * SECOND
-"""How long a restored original must stand, after a foreign write, before the knob is used again."""
+"""Time that a restored original must last after a foreign write before the knob is used again."""
 MAX_QUIET_PERIOD: Final = 3600 * SECOND
 _FIRST_DELAY, _MAX_DELAY = SECOND, 60 * SECOND
 _FIRST_PERSISTENT_DELAY, _MAX_PERSISTENT_DELAY = 60 * SECOND, 3600 * SECOND
@@ -125,7 +125,7 @@ class Reconciler:
         return delay.error if delay and self._clock.monotonic() < delay.until else None
 
     def is_unwritable(self, key: CapKey) -> bool:
-        """Whether the knob is foreign, or failed when it was last tried."""
+        """True if the knob is foreign, or failed when it was last tried."""
         entry, delay = self._state.entries.get(key), self._state.delays.get(key)
         failed = delay is not None and delay.error.refusal != RefusalReason.NO_JOURNAL
         return failed or (entry is not None and entry.left_alone)
@@ -358,7 +358,7 @@ class Reconciler:
         self._note(change.action, about, change.old, change.new, WriteCause(why=change.why))
 
     def _obeys(self, key: CapKey) -> bool:
-        """Whether the device is not known to obey a limit above the written one."""
+        """True if the device is not known to obey a limit above the written one."""
         entry, state = self._state.entries[key], self._state.knobs.get(key)
         if state is None or not entry.written or entry.left_alone or not is_readable(key.knob):
             return True

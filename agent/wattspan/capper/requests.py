@@ -22,7 +22,7 @@ from wattspan.util.text import printable
 
 MAX_JOBS = 64
 MOVES_PER_SECOND, MOVE_BURST = 2, 60
-"""How often one user may move one knob, or its ceiling; a tuner does so every half second."""
+"""Changes of one knob or its ceiling that one user may make; a tuner makes two a second."""
 
 
 class RequestHandler:
@@ -86,7 +86,7 @@ class RequestHandler:
 
     @property
     def next_expiry(self) -> int | None:
-        """When a lease expires, so that a turn is due before the second is over."""
+        """Expiry of the next lease, or None: a turn is due then, before the next regular one."""
         return self._manager.leases.next_expiry
 
     def state(self) -> StateReply:

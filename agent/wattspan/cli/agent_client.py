@@ -90,7 +90,7 @@ def _read_text(path: str) -> str:
 
 
 def is_local_agent(listen: Listen, settings: AccessSettings) -> bool:
-    """Whether an agent with ``settings`` listens there, by its certificate or its answer."""
+    """True if an agent with ``settings`` listens there, by its certificate or its answer."""
     if settings.tls_certificate:
         return _has_certificate(listen, settings.tls_certificate)
     connection = http.client.HTTPConnection(

@@ -45,7 +45,7 @@ class FallbackConfiguration(NamedTuple):
 
     config: Config
     guessed: bool
-    """Whether the state directory is the default because the configured one is unknown."""
+    """True if the state directory is the default because the configured one is unknown."""
 
 
 def load_fallback(

@@ -34,7 +34,7 @@ _NO_GRANT = Allocation(0, 0, 1.0)
 
 
 class ProcessKind(StrEnum):
-    """Which of NVML's process lists a process is in."""
+    """NVML's process list that holds a process."""
 
     COMPUTE = "compute"
     GRAPHICS = "graphics"

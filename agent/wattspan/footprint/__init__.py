@@ -1,1 +1,1 @@
-"""Where rates come from that are no constant: a tariff file, a server, a file with one number."""
+"""Variable rates of cost and carbon: from a tariff file, a server, or a file with one number."""

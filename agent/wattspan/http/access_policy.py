@@ -38,7 +38,7 @@ CHALLENGES = 'Bearer realm="wattspan", Basic realm="wattspan", charset="UTF-8"'
 _TOKEN = re.compile(r"[!-~]+", re.ASCII)
 
 TokenCheck = Callable[[str], bool]
-"""Whether this Authorization header is admitted."""
+"""Check of an Authorization header: True if the header is admitted."""
 
 
 def admit_all(_: str) -> bool:
@@ -111,7 +111,7 @@ def _token_from_header(authorization: str) -> str:
 
 
 def _is_known(token: str, digests: frozenset[bytes]) -> bool:
-    """Whether the token is known, in a time independent of the number of correct characters."""
+    """True if the token is known, in a time independent of the number of correct characters."""
     sent, known = _digest(token), False
     for digest in digests:
         known |= hmac.compare_digest(sent, digest)
@@ -156,7 +156,7 @@ LOCAL_HOST_NAMES = frozenset(
 
 
 def is_local_host_header(host: str) -> bool:
-    """Whether a Host header can be that of a client on this machine.
+    """True if a Host header can be that of a client on this machine.
 
     By DNS rebinding, a web page can make its own name resolve to 127.0.0.1 and read in the
     visitor's browser what is served there. The Host header then holds that name; an address or

@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request is being answered."""
+        """True if a request is being answered."""
         return self._answering and not self._ending
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
     # ---------------------------------------------------------------------------- receiving
 
     def _admit_request(self, data: bytes | bytearray) -> bool:
-        """Whether the rate of the owner permits the request that begins with ``data``."""
+        """True if the rate of the owner permits the request that begins with ``data``."""
         if self._capacity.admits(self._owner):
             self._set_timer(self._limits.receive, self._too_slow)
             return True

@@ -139,7 +139,7 @@ class ServerCapacity:
 
     @property
     def overloaded(self) -> bool:
-        """Whether so many connections are rejected that the next ones get no response."""
+        """True if so many connections are rejected that the next ones get no response."""
         return len(self._rejected) > self.limits.connections
 
     def remove(self, connection: LimitedConnection) -> None:
@@ -164,7 +164,7 @@ class ServerCapacity:
         return self._limiter.set_state(connection, state, self.clock.monotonic())
 
     def admits(self, owner: Hashable) -> bool:
-        """Whether the rate permits one more request of ``owner`` now."""
+        """True if the rate permits one more request of ``owner`` now."""
         return self._rate_limiter.admits(owner, self.clock.monotonic())
 
     @property

@@ -34,7 +34,7 @@ class RateLimiter:
         return len(self._full)
 
     def admits(self, peer: Hashable, now: int) -> bool:
-        """Whether a request of ``peer`` is admitted now; only admitted requests count."""
+        """True if a request of ``peer`` is admitted now; only admitted requests count."""
         at = now * self.rate
         full = max(self._full.get(peer, at), at) + SECOND
         if full - at > self._burst:

@@ -77,7 +77,7 @@ def _file_version(path: str) -> _FileVersion | None:
 
 
 def is_world_accessible(mode: int) -> bool:
-    """Whether ``mode`` lets all users read a file, or its group or all users change it."""
+    """True if ``mode`` lets all users read a file, or its group or all users change it."""
     return bool(mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP))
 
 

@@ -207,7 +207,7 @@ class ClaimVerifier:
         return found.consumer
 
     def is_forwarder(self, consumer: Consumer) -> bool:
-        """Whether the process has sent spans of other processes."""
+        """True if the process has sent spans of other processes."""
         return consumer in self._forwarders
 
     def _without_pid(self, sender: Sender, container: str) -> Consumer | Outcome:
@@ -226,7 +226,7 @@ class ClaimVerifier:
     def _is_sender(
         self, process: LiveProcess, pid: int, container: str, created: int | None
     ) -> bool:
-        """Whether ``pid`` is the sender's in the agent's pid namespace or in an inner one.
+        """True if ``pid`` is the sender's in the agent's pid namespace or in an inner one.
 
         Every container has the same small pids, so there the start time must match as well.
         """
@@ -235,7 +235,7 @@ class ClaimVerifier:
         return len(process.pids) == 1 or created is None or self._starts.matches(process, created)
 
     def _is_ancestor(self, process: LiveProcess, pid: int, created: int | None) -> bool:
-        """Whether ``pid`` is a process of whose memory the sender's is a copy.
+        """True if ``pid`` is a process of whose memory the sender's is a copy.
 
         Until a forked process executes a program, its resource has the pid of its ancestor.
         """
@@ -245,7 +245,7 @@ class ClaimVerifier:
         )
 
     def _is_ended_ancestor(self, process: LiveProcess, container: str, created: int | None) -> bool:
-        """Whether an unused pid can be that of an ended ancestor of the sender."""
+        """True if an unused pid can be that of an ended ancestor of the sender."""
         return (
             process.copied
             and not self.is_forwarder(process.consumer)
@@ -277,7 +277,7 @@ class ClaimVerifier:
     def _is_believable(
         self, found: LiveProcess, sender: Sender, created: int | None, container: str
     ) -> bool:
-        """Whether the claim is possible, and the sender may speak for the process."""
+        """True if the claim is possible, and the sender may speak for the process."""
         if found.kernel or (created is not None and not self._starts.matches(found, created)):
             return False
         corroborated = created is not None or bool(container)
@@ -289,7 +289,7 @@ class ClaimVerifier:
         return sender.user in found.users
 
     def _may_be_in(self, container: str, process: LiveProcess) -> bool:
-        """Whether the process is in the container, or its container is unknown."""
+        """True if the process is in the container, or its container is unknown."""
         inside = self._containers.contains(container, process)
         return not self._containers.members(container) if inside is None else inside
 

@@ -334,7 +334,7 @@ def _check_method(headers: dict[str, str]) -> None:
 
 
 def _is_gzip(headers: dict[str, str]) -> bool:
-    """Whether the encoding of a compressed message is gzip; GrpcStatusError for any other."""
+    """True if the encoding of a compressed message is gzip; GrpcStatusError for any other."""
     encoding = headers.get("grpc-encoding", "identity")
     if encoding == "gzip":
         return True

@@ -88,13 +88,13 @@ class StartTimeMatcher:
             del self._boots[:-_MAX_BOOT_TIMES]
 
     def matches(self, process: LiveProcess, created: int) -> bool:
-        """Whether ``process`` can have started at Unix time ``created``."""
+        """True if ``process`` can have started at Unix time ``created``."""
         return any(
             abs(boot + process.born - created) <= START_TIME_TOLERANCE for boot in self._boots
         )
 
     def is_before(self, created: int, process: LiveProcess) -> bool:
-        """Whether Unix time ``created`` is before the start of ``process`` by any setting."""
+        """True if Unix time ``created`` is before the start of ``process`` by any setting."""
         return any(created <= boot + process.born + START_TIME_TOLERANCE for boot in self._boots)
 
 
@@ -130,7 +130,7 @@ class ContainerProcesses:
         self._searched_at: int | None = None
 
     def contains(self, container: str, process: LiveProcess) -> bool | None:
-        """Whether ``process`` runs in the container; None if its cgroup names no container."""
+        """True if ``process`` runs in the container; None if its cgroup names no container."""
         ids = _ID.findall(self._kernel.cgroup(process.consumer.pid))
         return any(_same_container(each, container) for each in ids) if ids else None
 

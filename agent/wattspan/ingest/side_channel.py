@@ -372,7 +372,7 @@ def receive_ring(hello: bytes, descriptors: list[int], *, truncated: bool) -> Ri
 
 
 def _has_ended(client: _Client) -> bool:
-    """Whether the client disconnected, or is dead and a child has inherited its connection."""
+    """True if the client disconnected, or is dead and a child has inherited its connection."""
     try:
         if client.connection.recv(1, socket.MSG_PEEK) != b"":
             raise RingError("data after the hello")

@@ -107,7 +107,7 @@ class Listen(str):
 
     @property
     def loopback(self) -> bool:
-        """Whether the address is reachable from this machine only."""
+        """True if the address is reachable from this machine only."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -403,7 +403,7 @@ def _with_full_stop(sentence: str) -> str:
 
 
 def _not_unicode(text: str) -> bool:
-    """Whether ``text`` has surrogates, from environment variables that are not UTF-8."""
+    """True if ``text`` has surrogates, from environment variables that are not UTF-8."""
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 

@@ -136,7 +136,7 @@ class Destination:
 
     @property
     def is_local(self) -> bool:
-        """Whether the address is local, where compression has no benefit."""
+        """True if the address is local, where compression has no benefit."""
         return bool(self.socket) or Listen(Listen.written(self.host, 1)).loopback
 
     def __str__(self) -> str:
@@ -296,7 +296,7 @@ def _loopback_if_unspecified(address: _Address) -> _Address:
 
 
 def _is_local(address: _Address) -> bool:
-    """Whether the address belongs to this host, which alone can bind it."""
+    """True if the address belongs to this host, which alone can bind it."""
     if address.is_loopback or address.is_unspecified:
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

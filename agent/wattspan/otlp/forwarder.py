@@ -279,7 +279,7 @@ class Forwarder:
         self._transport.close()
 
     def _is_finished(self, due: int | None) -> bool:
-        """Whether the agent is stopping and no attempt is left before its deadline."""
+        """True if the agent is stopping and no attempt is left before its deadline."""
         if self._stopping is None:
             return False
         return not len(self._waiting) or (due or self._clock.monotonic()) >= self._stopping

@@ -91,7 +91,7 @@ class GrpcReply:
 
     @property
     def headers_say_all(self) -> bool:
-        """Whether the headers are the complete reply."""
+        """True if the headers are the complete reply."""
         return "grpc-status" in self.headers or not _is_grpc(self.headers)
 
     @property
@@ -110,13 +110,13 @@ class GrpcReply:
 
     @property
     def failed(self) -> bool:
-        """Whether the received parts report a failure of the call."""
+        """True if the received parts report a failure of the call."""
         has_status = "grpc-status" in self._final or (self.headers and self.headers_say_all)
         return bool(has_status) and self.status[0] != 0
 
     @property
     def blames_encoding(self) -> bool:
-        """Whether the failure may be that of decompressing the request."""
+        """True if the failure may be that of decompressing the request."""
         accepted = {**self.headers, **self.trailers}.get("grpc-accept-encoding", "")
         knows_gzip = "gzip" in (name.strip() for name in accepted.split(","))
         return self.failed and not knows_gzip and self.status[0] in _MAY_BE_ENCODING

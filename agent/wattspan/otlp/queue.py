@@ -271,7 +271,7 @@ class AsyncSpool:
 
     @property
     def idle(self) -> bool:
-        """Whether every state is on disk, as far as the disk can store it."""
+        """True if every state is on disk, as far as the disk can store it."""
         return self._writer.idle
 
     @property

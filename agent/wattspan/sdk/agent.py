@@ -81,7 +81,7 @@ class WatchRegistration:
 
 
 def _send_watch_request(directory: str) -> bool:
-    """Whether a request was sent; does not wait for the response."""
+    """True if a request was sent; does not wait for the response."""
     from socket import AF_UNIX, SOCK_STREAM, socket
 
     try:

@@ -142,7 +142,7 @@ class RingChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the agent that received the ring is still connected."""
+        """True if the agent that received the ring is still connected."""
         if not self.is_used or not self._held.is_ours:
             return False
         try:

@@ -172,7 +172,7 @@ class Window:
 
     @property
     def ok(self) -> bool:
-        """Whether the energy of all kinds is known; waits for it. False without an agent."""
+        """True if the energy of all kinds is known; waits for it. False without an agent."""
         try:
             return not self.result().joules.unknown
         except MeasurementError:

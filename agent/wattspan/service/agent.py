@@ -190,7 +190,7 @@ class Agent:
         self._serving: list[ServiceGroup] = []
         self.failure: BaseException | None = None
         self.left_behind = False
-        """Whether a thread did not end in time and may hang forever."""
+        """True if a thread did not end in time and may hang forever."""
 
     @property
     def view(self) -> Callable[[], Snapshot]:

@@ -97,7 +97,7 @@ class AuditTail:
         return False
 
     def _replaced(self) -> bool:
-        """Whether the path leads to another file now."""
+        """True if the path leads to another file now."""
         try:
             there = self._path.lstat()
         except OSError:

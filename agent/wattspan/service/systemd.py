@@ -47,7 +47,7 @@ class SystemdNotifier:
 
     @property
     def heard(self) -> bool:
-        """Whether there is a service manager."""
+        """True if there is a service manager."""
         return bool(self._address)
 
     def __call__(self, *lines: str) -> None:
@@ -206,13 +206,13 @@ class StopRequest:
             self._on_reload()
 
     def take_reload(self) -> bool:
-        """Whether a reload was requested since the last call."""
+        """True if a reload was requested since the last call."""
         asked, self.reload_asked = self.reload_asked, False
         return asked
 
 
 def hangup_reloads(*, managed: bool) -> bool:
-    """Whether SIGHUP requests a reload: under a service manager, or without a terminal.
+    """True if SIGHUP requests a reload: under a service manager, or without a terminal.
 
     On a terminal it means that the terminal is gone, and ends the program.
     """

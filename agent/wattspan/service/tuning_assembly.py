@@ -184,7 +184,7 @@ class TuningAssembly:
         self.services.add(child.start, child.stop)
 
     def _answered(self) -> bool:
-        """Whether a capper listens already, for example the system's service."""
+        """True if a capper listens already, for example the system's service."""
         from wattspan.ports import CapsError
 
         client = self._client(CAPPER_TIMEOUT)

@@ -75,7 +75,7 @@ class ProcessSpans:
         return len(self._announced)
 
     def awaits(self, span: bytes) -> bool:
-        """Whether the span of this id is announced and has not been received."""
+        """True if the span of this id is announced and has not been received."""
         return span in self._announced.records
 
     @property

@@ -34,7 +34,7 @@ class CpuTimeCurve:
             del self._mono[:_MAX_SAMPLES], self._cpu[:_MAX_SAMPLES]
 
     def reaches(self, time: int) -> bool:
-        """Whether a sample is later than ``time``."""
+        """True if a sample is later than ``time``."""
         return bool(self._mono) and self._mono[-1] > time
 
     def between(self, start: int, end: int) -> tuple[list[int], list[int]] | None:

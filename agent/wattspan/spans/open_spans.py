@@ -76,7 +76,7 @@ class OpenSpans:
 
     @property
     def active(self) -> bool:
-        """Whether there is or was an announced span."""
+        """True if there is or was an announced span."""
         return bool(self.records) or self.front is not None
 
     def open(self, started: SpanStart) -> bool:

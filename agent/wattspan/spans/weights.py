@@ -40,7 +40,7 @@ class GenerationalCache(Generic[T]):
         self._bound()
 
     def isdisjoint(self, keys: Collection[bytes]) -> bool:
-        """Whether it holds none of ``keys``."""
+        """True if it holds none of ``keys``."""
         return self._young.keys().isdisjoint(keys) and self._old.keys().isdisjoint(keys)
 
     def update(self, values: Mapping[bytes, T]) -> None:
@@ -137,7 +137,7 @@ class SpanBatch:
 
 
 def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
-    """Whether the chain of parents with the same start is a cycle or too long."""
+    """True if the chain of parents with the same start is a cycle or too long."""
     at = parents[i]
     for _ in range(MAX_PARENT_CHAIN):
         if at < 0 or spans[at].start != spans[i].start:
@@ -162,7 +162,7 @@ class SpanWeights:
         self._default = MILLION  # the weight of spans without a known weight
 
     def observe(self, spans: Sequence[Span]) -> bool:
-        """Whether any of ``spans`` has a weight; from the first one on weights are by attribute."""
+        """True if any of ``spans`` has a weight; from the first one on weights are by attribute."""
         weighted = any(map(WEIGHT, spans))
         self.by_weight = self.by_weight or weighted
         return weighted

@@ -121,7 +121,7 @@ class HostView:
         )
 
     def allowed(self, device: str, gpus: Sequence[str]) -> bool:
-        """Whether the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
+        """True if the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
         if not gpus or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
             return True
         return bool(self._names(device).intersection(gpus))

@@ -182,7 +182,7 @@ class TuningJob:
             times.popitem(last=False)
 
     def _is_repeated(self, span: Span) -> bool:
-        """Whether the span was received before; senders repeat requests that were not answered."""
+        """True if the span was received before; senders repeat requests that were not answered."""
         key = hash((span.trace, span.id))
         if key in self._recent:
             return True
@@ -197,7 +197,7 @@ class TuningJob:
 
     @property
     def has_units(self) -> bool:
-        """Whether units of work wait for the next decision."""
+        """True if units of work wait for the next decision."""
         return bool(self._units)
 
     # ------------------------------------------------------------------------------- state
@@ -208,7 +208,7 @@ class TuningJob:
 
     @property
     def exploring(self) -> bool:
-        """Whether it needs the host's permission to explore."""
+        """True if it needs the host's permission to explore."""
         return self._state is not None and self._report.exploring
 
     @property
@@ -217,7 +217,7 @@ class TuningJob:
 
     @property
     def applied(self) -> bool:
-        """Whether decisions are applied; else they are advice."""
+        """True if decisions are applied; else they are advice."""
         return self._policy.apply and self._state is not None
 
     @property
@@ -352,7 +352,7 @@ class TuningJob:
 
     @property
     def _may_apply(self) -> bool:
-        """Whether the configuration permits caps on the job's devices."""
+        """True if the configuration permits caps on the job's devices."""
         return self._mode == "apply" and (
             not self._detected or self._job_policy.settings.apply_found
         )
@@ -498,7 +498,7 @@ class TuningJob:
         )
 
     def _shares_devices(self, host: HostView, device_users: DeviceUsers) -> bool:
-        """Whether a cap would slow down other users of a GPU, or of much of a package."""
+        """True if a cap would slow down other users of a GPU, or of much of a package."""
         now = host.now.mono
         for device in self.devices:
             resource = host.domains[device].resource if device in host.domains else None

@@ -132,7 +132,7 @@ def imposed_limit(host: HostView, key: CapKey) -> int | None:
 
 
 def knobs_usable(host: HostView, knob: Knob, devices: Collection[str]) -> bool:
-    """Whether the capper can write all of them."""
+    """True if the capper can write all of them."""
     rows = [host.rows.get(CapKey(knob, device)) for device in devices]
     return all(row is not None and row.usable for row in rows)
 

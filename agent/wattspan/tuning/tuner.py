@@ -219,7 +219,7 @@ class Tuner:
         )
 
     def _has_room(self, name: str) -> bool:
-        """Whether one more job can be added; removes an ended one if necessary."""
+        """True if one more job can be added; removes an ended one if necessary."""
         if len(self._jobs) < MAX_JOBS:
             return True
         ended = next((name for name, job in self._jobs.items() if job.ended), None)
@@ -316,7 +316,7 @@ class Tuner:
             job.fail(refusal_reason(error.refusal), str(error), now, back_off=back_off)
 
     def _is_reached(self, wanted: Mapping[CapKey, int]) -> bool:
-        """Whether every cap is in force; the capper limits the size of one step."""
+        """True if every cap is in force; the capper limits the size of one step."""
         for key, value in wanted.items():
             row = self._rows.get(key)
             if row is None or row.wanted is None or row.wanted > value:

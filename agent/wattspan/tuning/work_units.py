@@ -93,7 +93,7 @@ class WorkCounter:
 
     @property
     def invalid(self) -> bool:
-        """Whether so many units have no valid count that their durations mean nothing."""
+        """True if so many units have no valid count that their durations mean nothing."""
         return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
 
 
@@ -185,7 +185,7 @@ class UnitSearch:
                 self._set_kind(service, name, WorkloadKind.STEPS)
 
     def _is_due(self, key: _DetectorKey, now: int) -> bool:
-        """Whether to detect now, which takes half a millisecond."""
+        """True if a detection is due, which takes half a millisecond."""
         if now - self._detected_at.get(key, -DETECTION_INTERVAL) < DETECTION_INTERVAL:
             return False
         self._detected_at[key] = now

@@ -41,7 +41,7 @@ class FileName(NamedTuple):
 
     @property
     def csv(self) -> bool:
-        """Whether the part is CSV; the parts of all other formats are JSON Lines."""
+        """True if the part is CSV; the parts of all other formats are JSON Lines."""
         return self.suffix.startswith("csv")
 
     def later(self) -> FileName:
@@ -110,7 +110,7 @@ class ExportDirectory:
 
     @property
     def moved(self) -> bool:
-        """Whether the directory at the path was replaced, removed or mounted over."""
+        """True if the directory at the path was replaced, removed or mounted over."""
         try:
             there = os.stat(self.path)  # noqa: PTH116 - compared with fstat
         except OSError:
@@ -139,7 +139,7 @@ class ExportDirectory:
         return None
 
     def idle(self, part: ExportFile) -> bool:
-        """Whether no process writes or finishes the part."""
+        """True if no process writes or finishes the part."""
         fd = self.reopen(part.entry)
         if fd is not None:
             os.close(fd)

@@ -37,7 +37,7 @@ class PartFile:
 
     @property
     def lost(self) -> bool:
-        """Whether the file was removed."""
+        """True if the file was removed."""
         return os.fstat(self.fd).st_nlink == 0
 
     def append(self, rows: EncodedRows) -> None:

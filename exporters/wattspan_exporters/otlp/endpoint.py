@@ -140,7 +140,7 @@ def otlp_faults(settings: OtlpSettings) -> Iterator[str]:
 
 
 def _is_readable_here(path: str) -> bool:
-    """Whether the errors of a file, including its absence, can be determined."""
+    """True if the errors of a file, including its absence, can be determined."""
     try:
         Path(path).stat()
     except PermissionError:

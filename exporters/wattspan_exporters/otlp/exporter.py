@@ -149,7 +149,7 @@ class OtlpExporter:
         self._drops += ticks * self._owed
 
     def _is_new(self, snapshot: Snapshot) -> bool:
-        """Whether the points are newer than the pushed ones: none is sent twice or out of order."""
+        """True if the points are newer than the pushed ones: none is sent twice or out of order."""
         last = self._pushed
         if last is None or snapshot.sequence == last.sequence:
             return last is None

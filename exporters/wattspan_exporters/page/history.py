@@ -82,7 +82,7 @@ class PageHistory:
             self._write(snapshot)
 
     def _begins_with(self, snapshot: Snapshot) -> bool:
-        """Whether nothing is written down yet, and more devices have settled since the base.
+        """True if nothing is written down yet, and more devices have settled since the base.
 
         The first energy that an account brings is of no known time: it is better left out.
         """

@@ -49,7 +49,7 @@ def choose_format(accept: str) -> ExpositionFormat:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client accepts gzip; a quality of gzip overrides that of ``*``."""
+    """True if a client accepts gzip; a quality of gzip overrides that of ``*``."""
     said = {offer.value: offer.quality for offer in _offers(accept_encoding)}
     return said.get("gzip", said.get("*", 0.0)) > 0
 

@@ -54,18 +54,18 @@ board's firmware may keep whole watts.
 """
 
 SETTLE_TIMEOUT = 200 * MILLISECOND
-"""How long a device may take to obey. Setters themselves take 10 to 20 ms."""
+"""Longest time until a device obeys. Setters themselves take 10 to 20 ms."""
 
 READ_INTERVAL = 10 * MILLISECOND
 
 
 def is_honoured(wanted: int, shown: int | None) -> bool:
-    """Whether ``shown`` is the power limit ``wanted`` after rounding, which is always down."""
+    """True if ``shown`` is the power limit ``wanted`` after rounding, which is always down."""
     return shown is not None and wanted - COARSEST_STEP < shown <= wanted
 
 
 def is_enforced(before: KnobState, now: KnobState, wanted: int) -> bool:
-    """Whether the device shows the limit ``wanted`` now, and obeys it.
+    """True if the device shows the limit ``wanted`` now, and obeys it.
 
     A lower limit from outside that was in force ``before`` may stay in force.
     """

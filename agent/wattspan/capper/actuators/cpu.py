@@ -33,7 +33,7 @@ _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
 _DIRECTORY = re.compile(r"intel-rapl(-mmio)?:[0-9a-f]+")
 _CONSTRAINT = re.compile(r"constraint_(\d+)_name")
 _LOCK_ERRORS = frozenset({errno.ENODATA, errno.EIO})
-"""What writing to a locked register ends in: the kernel makes ENODATA of its own EACCES."""
+"""Error of a write to a locked register: the kernel turns its own EACCES into ENODATA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CpuPackage:
 
     @property
     def is_there(self) -> bool:
-        """Whether its files are still its own: directories are numbered anew on hot-plug."""
+        """True if its files are still its own: directories are numbered anew on hot-plug."""
         return (
             read_line(self.limit.directory / "name") == self.name
             and read_line(self.limit.path("name")) == LONG_TERM
@@ -318,7 +318,7 @@ def _enforced(package: CpuPackage, requested: int | None) -> int | None:
 
 
 def _enabled(limit: PowerConstraint) -> bool:
-    """Whether the zone's limits are in force; a zone without that file has no switch."""
+    """True if the zone's limits are in force; a zone without that file has no switch."""
     return read_line(limit.enabled) != "0"
 
 

@@ -31,7 +31,7 @@ _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
 class _GpuActuator(ABC):
-    """What both knobs of a board have in common."""
+    """Common part of both knobs of a board."""
 
     knob: Knob
 

@@ -70,8 +70,8 @@ def nvml_error(thing: str, code: int) -> ActuatorError:
 
 GPU_ID_PREFIX = "gpu:"
 REINITIALIZE_AFTER = 30 * SECOND
-"""How long a board is lost before the library is initialised anew for it, and then again. Where no
-other process keeps the driver loaded, that ends the limits of all other boards."""
+"""Interval of library initialisations for a lost board. If no
+other process keeps the driver loaded, an initialisation ends the limits of all other boards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class NvmlBoards:
         )
 
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
-        """Whether ``code`` means that the handle is void; then it is dropped."""
+        """True if ``code`` means that the handle is void; then it is dropped."""
         if code in SESSION_ERRORS:
             self.close()
             return True

@@ -97,7 +97,7 @@ def other_writers(mode: int, *, read_only: bool) -> str:
 
 
 def examine_directories(config: Config) -> Iterator[Finding]:
-    """Whether the agent can write its directories. Creates nothing."""
+    """Check that the agent can write its directories. Creates nothing."""
     yield from _state_directory(config, Path(config.agent.state_dir))
     run_dir = run_directory(config)
     finding = _directory("run_dir", run_dir, note)

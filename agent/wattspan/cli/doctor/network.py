@@ -44,7 +44,7 @@ def listen_error(listen: Listen) -> str | None:
 
 
 def examine_ports(config: Config) -> Iterator[Finding]:
-    """Whether each exporter can listen, or already does in a running agent."""
+    """Check that each exporter can listen, or already does in a running agent."""
     for name, table in config.exporters.items():
         address = getattr(table, "listen", None)
         if not address:
@@ -175,7 +175,7 @@ _MAX_SOCKET_PATH = 107  # bytes of a Unix socket's path
 
 
 def _sockets(config: Config, key: str, names: Iterable[str]) -> Iterator[Finding]:
-    """Whether each socket can be created."""
+    """Check that each socket can be created."""
     problem = failure if is_explicit(config, key) else warning
     for path in (run_directory(config) / name for name in names):
         if len(bytes(path)) > _MAX_SOCKET_PATH:
@@ -212,7 +212,7 @@ def _accepts_connection(path: Path) -> bool:
 
 
 def examine_exporters(config: Config) -> Iterator[Finding]:
-    """Whether the receiver of pushed metrics can be reached."""
+    """Check that the receiver of pushed metrics can be reached."""
     try:
         destination = metrics_destination(config)
     except ConfigError as error:

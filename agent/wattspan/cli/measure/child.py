@@ -177,7 +177,7 @@ def _forward_signals() -> Iterator[_SignalForwarder]:
 
 
 def _is_foreground() -> bool:
-    """Whether this process group has the terminal, whose keys reach the whole group."""
+    """True if this process group has the terminal, whose keys reach the whole group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:  # no terminal

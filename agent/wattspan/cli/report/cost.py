@@ -95,7 +95,7 @@ def _weights(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ...]:
 
 
 def _is_known(energy: int, weight: RatedTotal) -> bool:
-    """Whether the rate of any part of the energy was known."""
+    """True if the rate of any part of the energy was known."""
     return not energy or weight.unknown != energy
 
 

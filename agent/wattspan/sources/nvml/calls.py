@@ -113,7 +113,7 @@ class GpuLostError(Exception):
 
 
 class CallTracker:
-    """Which call is under way, and since when: written by the calling thread, read by others.
+    """The call in progress and its start: written by the calling thread, read by others.
 
     One attribute holds one tuple, so that a reader never sees half of a change.
     """

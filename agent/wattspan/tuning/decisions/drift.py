@@ -34,12 +34,12 @@ class Cusum:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the next comparison should be early."""
+        """True if the next comparison should be early."""
         return self.total > 0.3 or self.inconclusive
 
     @property
     def alarmed(self) -> bool:
-        """Whether the level must be released."""
+        """True if the level must be released."""
         return self.total >= 1.0
 
 
@@ -70,12 +70,12 @@ class LevelShift:
 
     @property
     def suspected(self) -> bool:
-        """Whether the next comparison should be early."""
+        """True if the next comparison should be early."""
         return self.shifted >= 2
 
     @property
     def changed(self) -> bool:
-        """Whether the shift has lasted, so that the job counts as changed."""
+        """True if the shift has lasted, so that the job counts as changed."""
         return self.shifted >= MIN_SHIFTED_BLOCKS
 
 

@@ -205,7 +205,7 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
 
 
 def _compared(state: TunerState) -> bool:
-    """Whether the last probe was compared with the original setting, or never will be."""
+    """True if the last probe was compared with the original setting, or never will be."""
     if not _plan_complete(state):
         return False
     present = state.pairing.present
@@ -229,7 +229,7 @@ def _choose_candidate(state: TunerState, observation: Observation) -> TunerState
 
 
 def _monotone(state: TunerState) -> bool:
-    """Whether no lower level was significantly faster than a higher one."""
+    """True if no lower level was significantly faster than a higher one."""
     ordered = sorted(state.estimates.levels.items(), reverse=True)
     deviation = pair_deviation(state)
     for position, (_, high) in enumerate(ordered):

@@ -91,7 +91,7 @@ def lower_waiting_ranks(state: TunerState) -> TunerState | None:
 
 
 def step_time_certified(state: TunerState, level: int) -> bool:
-    """Whether a step is certainly hardly longer than under the common cap."""
+    """True if a step is certainly hardly longer than under the common cap."""
     base = state.ladder.base(level)
     if base == level:
         return True
@@ -101,7 +101,7 @@ def step_time_certified(state: TunerState, level: int) -> bool:
 
 
 def saves_energy(state: TunerState, level: int) -> bool:
-    """Whether a lowered level saves more than the common cap; True for other levels."""
+    """True if a lowered level saves more than the common cap; True for other levels."""
     base = state.ladder.base(level)
     if base == level:
         return True
@@ -112,7 +112,7 @@ def saves_energy(state: TunerState, level: int) -> bool:
 
 
 def slack_outdated(state: TunerState) -> bool:
-    """Whether slack has changed since caps were lowered."""
+    """True if slack has changed since caps were lowered."""
     slack = state.slack
     if slack.lowered is None or not slack.lowered == slack.level == state.held:
         return False

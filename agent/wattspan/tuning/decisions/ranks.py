@@ -212,7 +212,7 @@ def remaining_slack(
 
 
 def slack_changed(now: RankWaits, critical: int, remaining: Mapping[int, float]) -> bool:
-    """Whether slack has changed, so that lower settings must be released.
+    """True if slack has changed, so that lower settings must be released.
 
     ``critical`` was the critical rank when they were chosen, and ``remaining`` is the expected
     slack from :func:`remaining_slack`. Slack has changed if that rank now has significant slack,

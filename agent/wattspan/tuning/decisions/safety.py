@@ -203,12 +203,12 @@ def _assess(state: TunerState, level: int) -> LatencyAssessment:
 
 
 def latency_holds(state: TunerState, level: int) -> bool:
-    """Whether the latency certainly holds at a level; always for jobs without requests."""
+    """True if the latency certainly holds at a level; always for jobs without requests."""
     return state.policy.kind is WorkloadKind.STEPS or _assess(state, level).passes
 
 
 def latency_missed(state: TunerState) -> bool:
-    """Whether too many requests were late at the held level."""
+    """True if too many requests were late at the held level."""
     if state.policy.kind is WorkloadKind.STEPS or state.held is None:
         return False
     alarmed = state.miss_alarm is not None and state.miss_alarm.alarmed

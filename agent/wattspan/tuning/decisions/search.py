@@ -199,7 +199,7 @@ def slowdown_bound(state: TunerState, level: int, shape: ResponseCurve | None = 
 
 
 def affordable(state: TunerState, level: int, duration: float, share: float) -> bool:
-    """Whether ``duration`` more nanoseconds at ``level`` stay within ``share`` of the budget."""
+    """True if ``duration`` more nanoseconds at ``level`` stay within ``share`` of the budget."""
     account, budget = state.account, share * state.policy.max_slowdown
     shape = fitted_curve(state)
     lost = account.bound(lambda one: slowdown_bound(state, one, shape))

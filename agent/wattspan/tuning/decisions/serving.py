@@ -54,7 +54,7 @@ class LoadSample(NamedTuple):
 
     @property
     def sufficient(self) -> bool:
-        """Whether it can be compared."""
+        """True if it can be compared."""
         return self.ended >= MIN_REQUESTS and self.arrived > 0 and self.work > 0 and self.time > 0
 
     @property
@@ -204,14 +204,14 @@ class ServingComparison:
         )
 
     def covers(self, block: LoadSample) -> bool:
-        """Whether the setting was compared at such a load or a higher one.
+        """True if the setting was compared at such a load or a higher one.
 
         The effect at higher loads is unknown, because queues begin abruptly.
         """
         return block.concurrency <= self.load * math.exp(MAX_LOAD_DIFFERENCE)
 
     def verdict(self, policy: TunerPolicy) -> LatencyAssessment:
-        """Whether the setting keeps the budget and the latency, each at the policy's confidence.
+        """True if the setting keeps the budget and the latency, each at the policy's confidence.
 
         One that is certainly broken is enough to fail. The bound of misses assumes that they are
         correlated as observed so far; :meth:`miss_alarm` detects later ones.

@@ -98,7 +98,7 @@ class _NameStatistics:
         return self.time - self.overlapped
 
     def within(self, outer: str) -> bool:
-        """Whether nearly all of its recent spans lay within spans of the name ``outer``."""
+        """True if nearly all of its recent spans lay within spans of the name ``outer``."""
         outside, inside = self.inside.get(outer, (0, 0))
         return inside >= _MIN_CONTAINED * (outside + inside) > 0
 
@@ -110,7 +110,7 @@ class _NameStatistics:
         return 1 < self.spans < MIN_SPANS and self.mean * MIN_SPANS <= RARE_NAME_TIMEOUT
 
     def fits_into(self, outer: _NameStatistics) -> bool:
-        """Whether the other name has room for all of it; else it also occurs elsewhere."""
+        """True if the other name has room for all of it; else it also occurs elsewhere."""
         return (
             outer.time >= _MIN_CONTAINED * self.time
             or outer.covered >= _MIN_CONTAINED * self.covered

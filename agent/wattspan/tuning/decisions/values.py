@@ -234,7 +234,7 @@ class LevelLadder:
         return replace(self, lowered=_NO_SETTINGS)
 
     def is_in_force(self, level: int, in_force: Mapping[str, int]) -> bool:
-        """Whether the settings read back are ``level``, except for rounding by the device."""
+        """True if the settings read back are ``level``, except for rounding by the device."""
         wanted = self.caps(level)
         for one in self.ranges:
             setting = in_force.get(one.device, one.original)
