@@ -59,7 +59,13 @@ def open_receivers(
     )
     opened = []
 
-    def attempt(key: str, scheme: str, listen: Callable[[], str], path: str = "") -> None:
+    def attempt(
+        key: str,
+        scheme: str,
+        listen: Callable[[], str],
+        path: str = "",
+        exposed: str = "",
+    ) -> None:
         try:
             opened.append(f"{scheme}://{listen()}{path}")
         except ListenError as error:
@@ -67,12 +73,10 @@ def open_receivers(
                 raise
             log(f"The agent continues without this listener: {error}")
             return
-        address = {"http": settings.http, "grpc": settings.grpc}.get(key)
-        if address and (
-            exposed := exposure_warning(address, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
-        ):
+        if exposed:
             log(exposed)
 
+    warn = partial(exposure_warning, settings=settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
     refusals = refusals or RejectionCounter()
     unix_policy = AccessPolicy(refusals.counter("unix"))
     http = OtlpHttpHandler(receiver)
@@ -84,6 +88,7 @@ def open_receivers(
             f"http{'s' * (policy.tls is not None)}",
             partial(tcp, what=_HTTP, setting="[spans] http", policy=policy),
             TRACES_PATH,
+            warn(settings.http),
         )
     if settings.unix:
         unix = partial(
@@ -102,7 +107,9 @@ def open_receivers(
         def unix_grpc() -> str:
             return server.add(listen_unix(run_dir / GRPC_SOCKET, 0o666, what=_GRPC), grpc_unix)
 
-        attempt("grpc", f"grpc{'s' * (policy.tls is not None)}", tcp_grpc)
+        attempt(
+            "grpc", f"grpc{'s' * (policy.tls is not None)}", tcp_grpc, exposed=warn(settings.grpc)
+        )
         if settings.unix:
             attempt("unix", "grpc+unix", unix_grpc)
     return tuple(opened)
