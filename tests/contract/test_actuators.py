@@ -197,13 +197,13 @@ def test_every_device_is_listed_under_the_id_of_its_domain(bench: Bench) -> None
     assert keys == [CapKey(bench.actuator.knob, device) for device in bench.ids]
 
 
-def test_a_device_reads_as_it_is_listed(bench: Bench) -> None:
+def test_device_reads_as_it_is_listed(bench: Bench) -> None:
     listed = bench.actuator.devices()
     assert listed == (bench.state(0), bench.state(1))
     assert all(state.name and state.aliases for state in listed)
 
 
-def test_a_default_is_within_the_range(bench: Bench) -> None:
+def test_default_is_within_the_range(bench: Bench) -> None:
     state = bench.state()
     assert state.default is not None
     assert state.maximum is not None
@@ -233,7 +233,7 @@ def test_writing_one_device_leaves_the_other_alone(bench: Bench) -> None:
     assert bench.state(1) == other
 
 
-def test_the_range_does_not_move_with_the_setting(bench: Bench) -> None:
+def test_range_does_not_move_with_the_setting(bench: Bench) -> None:
     before = bench.state()
     after = bench.actuator.write(bench.first, bench.lower)
     assert (after.minimum, after.default, after.maximum) == (
@@ -241,13 +241,13 @@ def test_the_range_does_not_move_with_the_setting(bench: Bench) -> None:
     )  # fmt: skip
 
 
-def test_the_original_comes_back(bench: Bench, resets: int | None) -> None:
+def test_original_comes_back(bench: Bench, resets: int | None) -> None:
     before = bench.state()
     bench.actuator.write(bench.first, bench.lower)
     assert bench.actuator.write(bench.first, resets) == before
 
 
-def test_the_same_may_be_written_again(bench: Bench) -> None:
+def test_same_may_be_written_again(bench: Bench) -> None:
     first = bench.actuator.write(bench.first, bench.lower)
     assert bench.actuator.write(bench.first, bench.lower) == first
 
@@ -269,14 +269,14 @@ def test_only_a_knob_without_a_number_of_its_own_can_be_taken_away(bench: Bench)
 # ------------------------------------------------------------------------------------ trouble
 
 
-def test_a_device_that_is_not_here_is_named(bench: Bench) -> None:
+def test_device_that_is_not_here_is_named(bench: Bench) -> None:
     for device in ("gpu:GPU-nowhere", "rapl:package-9", ""):
         error = refused(bench, device, bench.lower)
         assert error.trouble is Trouble.ABSENT
         assert device in str(error)
 
 
-def test_a_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
+def test_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
     before = bench.state()
     bench.deny()
     error = refused(bench, bench.first, bench.lower)
@@ -287,7 +287,7 @@ def test_a_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
     assert bench.state() == before
 
 
-def test_a_lost_device_costs_only_itself(bench: Bench) -> None:
+def test_lost_device_costs_only_itself(bench: Bench) -> None:
     bench.actuator.devices()
     bench.lose(True)
     assert [state.key.device for state in bench.actuator.devices()] == [bench.ids[1]]
@@ -297,7 +297,7 @@ def test_a_lost_device_costs_only_itself(bench: Bench) -> None:
     assert bench.state(1).key.device == bench.ids[1]
 
 
-def test_a_device_that_comes_back_is_had_again(bench: Bench) -> None:
+def test_device_that_comes_back_is_had_again(bench: Bench) -> None:
     bench.actuator.devices()
     bench.lose(True)
     refused(bench, bench.first, bench.lower)
@@ -328,7 +328,7 @@ def test_closing_twice_is_closing(bench: Bench) -> None:
 
 
 @pytest.mark.needs_cc
-def test_an_emulated_host_without_gpus_never_gets_those_of_the_library_that_is_installed(
+def test_emulated_host_without_gpus_never_gets_those_of_the_library_that_is_installed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a demo on a GPU host would cap the host's own boards."""

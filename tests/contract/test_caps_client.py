@@ -71,7 +71,7 @@ def test_holding_again_replaces_and_releasing_gives_back(
     assert bench.stands == [650 * W, 650 * W]
 
 
-def test_a_refusal_says_which_device_and_why(client: CapperClient, bench: Bench) -> None:
+def test_refusal_says_which_device_and_why(client: CapperClient, bench: Bench) -> None:
     bench.board(1).locked = True
     with pytest.raises(CapsError, match="gpu1 is locked") as refused:
         client.hold("job", {bench.key(1): 500 * W}, "why")
@@ -97,7 +97,7 @@ def test_closing_gives_everything_back(
     eventually(lambda: bench.stands[0] == 650 * W, "the original")
 
 
-def test_a_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -> None:
+def test_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -> None:
     clock = ManualClock()
     client = CapperClient(path, clock, who="test", timeout=20.0)
     with CapperServer(bench, path):
@@ -111,7 +111,7 @@ def test_a_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -
         client.close()
 
 
-def test_a_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
+def test_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
     clock = ManualClock()
     client = CapperClient(path, clock, who="test", timeout=0.01)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -131,7 +131,7 @@ def test_a_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
     assert 15 <= attempts <= 60
 
 
-def test_a_capper_that_hangs_costs_no_more_than_the_timeout(path: Path) -> None:
+def test_capper_that_hangs_costs_no_more_than_the_timeout(path: Path) -> None:
     clock = SystemClock()
     client = CapperClient(path, clock, who="test", timeout=0.05)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -178,7 +178,7 @@ def test_who_is_not_on_the_list_is_told_so(bench: Bench, path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may set a ceiling")
-def test_a_ceiling_outlives_its_writer_until_it_is_lifted(
+def test_ceiling_outlives_its_writer_until_it_is_lifted(
     client: CapperClient, path: Path, bench: Bench
 ) -> None:
     (answer,) = spoken(path, b'{"do":"ceiling","limit":900000,"ttl":60000000000}')
@@ -242,7 +242,7 @@ def is_answered(path: Path) -> bool:
         b"[" * 30_000,
     ],
 )
-def test_a_line_that_is_no_request_is_answered_so(
+def test_line_that_is_no_request_is_answered_so(
     server: CapperServer, path: Path, bench: Bench, line: bytes
 ) -> None:
     refused, after = spoken(path, line, b'{"do":"status"}')
@@ -264,7 +264,7 @@ def test_another_version_is_told_which_one_this_is(server: CapperServer, path: P
     assert "version 1" in str(refused["sentence"])
 
 
-def test_a_refusal_that_is_asked_for_again_and_again_is_on_record_once(
+def test_refusal_that_is_asked_for_again_and_again_is_on_record_once(
     server: CapperServer, path: Path, bench: Bench
 ) -> None:
     hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu9","value":500000}]}'

@@ -66,7 +66,7 @@ def test_options_that_cannot_be_are_refused(arguments: list[str], sentence: str)
     assert (code, said[: len(sentence)]) == (2, sentence)
 
 
-def test_a_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
     with Running(tmp_path, environ={"WATTSPAN_AGENT_INTERVALL": "1s"}) as agent:
         agent.measuring()
         assert "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. Did you mean" in agent.said
@@ -76,7 +76,7 @@ def test_a_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the exporter
 
 
-def test_a_port_in_use_is_refused_with_what_finds_its_user(tmp_path: Path) -> None:
+def test_port_in_use_is_refused_with_what_finds_its_user(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listen = f"127.0.0.1:{port}"
@@ -98,7 +98,7 @@ def test_what_was_measured_before_is_kept_when_the_port_is_in_use(tmp_path: Path
 
 
 @pytest.mark.parametrize("bad", ["junk", "absent", "another's key"])
-def test_a_certificate_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
+def test_certificate_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
     authority = Authority(tmp_path)
     pair, other = authority.issue("one"), authority.issue("two")
     certificate, key = pair.certificate, pair.key
@@ -130,7 +130,7 @@ def test_without_any_counter_it_says_what_helps(tmp_path: Path) -> None:
         assert advice in said
 
 
-def test_a_source_that_was_insisted_on_and_is_not_there_is_named(tmp_path: Path) -> None:
+def test_source_that_was_insisted_on_and_is_not_there_is_named(tmp_path: Path) -> None:
     code, said = run(tmp_path, sources__rapl__sysfs=tmp_path, sources__rapl__enabled="true")
     assert code == 3
     assert said.startswith("Cannot read CPU energy counters: no zone counts energy under ")
@@ -167,7 +167,7 @@ def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
     assert "udev" in said
 
 
-def test_a_malformed_zone_costs_only_itself(tmp_path: Path, host: EmulatedHost) -> None:
+def test_malformed_zone_costs_only_itself(tmp_path: Path, host: EmulatedHost) -> None:
     host.ask(do="fault", zone="intel-rapl:0", fault="freeze")
     bad = zone_file(host, "intel-rapl:0", "energy_uj")
     bad.unlink()
@@ -196,7 +196,7 @@ def problems(agent: Running) -> list[str]:
 # ---------------------------------------------------------------------------------- the store
 
 
-def test_a_corrupted_store_is_moved_aside_and_no_counter_falls(tmp_path: Path) -> None:
+def test_corrupted_store_is_moved_aside_and_no_counter_falls(tmp_path: Path) -> None:
     with Running(tmp_path) as agent:
         agent.measuring()
         before = agent.totals()
@@ -231,7 +231,7 @@ def test_where_no_store_can_be_it_goes_on_without_unless_one_insists(tmp_path: P
     assert (code, said.startswith("Cannot open the store ")) == (5, True)
 
 
-def test_a_store_that_can_be_had_later_is_used_from_then_on(tmp_path: Path) -> None:
+def test_store_that_can_be_had_later_is_used_from_then_on(tmp_path: Path) -> None:
     fixed = tmp_path / "state"
     fixed.mkdir()
     fixed.chmod(0o555)
@@ -250,7 +250,7 @@ def test_a_store_that_can_be_had_later_is_used_from_then_on(tmp_path: Path) -> N
         assert fallen(shown, agent.totals()) == {}
 
 
-def test_a_state_directory_that_is_a_file_has_its_sentence(tmp_path: Path) -> None:
+def test_state_directory_that_is_a_file_has_its_sentence(tmp_path: Path) -> None:
     file = tmp_path / "state"
     file.write_text("")
     for path in (file, file / "below"):
@@ -262,7 +262,7 @@ def test_a_state_directory_that_is_a_file_has_its_sentence(tmp_path: Path) -> No
         assert "state_dir" in said
 
 
-def test_a_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None:
+def test_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None:
     with Running(tmp_path) as first:
         first.measuring()
         second_folder = tmp_path / "second"
@@ -283,7 +283,7 @@ def test_a_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None
 
 
 @pytest.mark.needs_root
-def test_a_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None:
+def test_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with Running(tmp_path, within=on_a_disk_of("8k", folder)) as agent:
         agent.measuring()
@@ -294,7 +294,7 @@ def test_a_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None
 
 
 @pytest.mark.needs_root
-def test_a_disk_that_fills_loses_nothing_once_there_is_room_again(tmp_path: Path) -> None:
+def test_disk_that_fills_loses_nothing_once_there_is_room_again(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with Running(tmp_path, within=on_a_disk_of("2m", folder), store__interval="1s") as agent:
         agent.measuring()
@@ -366,7 +366,7 @@ def install(folder: Path, entry: str) -> dict[str, str]:
         ("exporters = bad_plugin:exports_not", "[exporters.bad]: it does not open, RuntimeError"),
     ],
 )
-def test_a_broken_plugin_is_named_and_costs_only_itself(
+def test_broken_plugin_is_named_and_costs_only_itself(
     tmp_path: Path, entry: str, sentence: str
 ) -> None:
     with Running(tmp_path, environ=install(tmp_path, entry)) as agent:
@@ -378,7 +378,7 @@ def test_a_broken_plugin_is_named_and_costs_only_itself(
         assert (code, "Traceback" in agent.said) == (0, False), agent.said
 
 
-def test_an_exporter_that_does_not_start_ends_the_agent_in_order(tmp_path: Path) -> None:
+def test_exporter_that_does_not_start_ends_the_agent_in_order(tmp_path: Path) -> None:
     with Running(tmp_path, environ=install(tmp_path, "exporters = bad_plugin:starts_not")) as agent:
         assert agent.process.wait(30) == 4
         assert "Cannot start the exporter 'bad': RuntimeError: start." in agent.said

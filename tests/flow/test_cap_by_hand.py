@@ -159,7 +159,7 @@ def test_budget_is_shared_outlives_its_capper_and_is_lifted_by_hand(
     assert originals(host) == before
 
 
-def test_a_budget_that_cannot_be_had_leaves_every_device_its_minimum(
+def test_budget_that_cannot_be_had_leaves_every_device_its_minimum(
     host: EmulatedHost, operator: Callable[[str], Operator]
 ) -> None:
     before = originals(host)
@@ -177,7 +177,7 @@ def test_a_budget_that_cannot_be_had_leaves_every_device_its_minimum(
     assert originals(host) == before
 
 
-def test_a_fixed_limit_is_kept_and_restored_by_hand(
+def test_fixed_limit_is_kept_and_restored_by_hand(
     host: EmulatedHost, operator: Callable[[str], Operator]
 ) -> None:
     before = originals(host)

@@ -48,7 +48,7 @@ def recorded(capper: CapperProcess, deed: str) -> list[dict[str, object]]:
     return [row for row in map(json.loads, lines) if row["deed"] == deed]
 
 
-def test_the_agents_user_cannot_set_a_ceiling(capper: CapperProcess, gpu: Gpu) -> None:
+def test_agents_user_cannot_set_a_ceiling(capper: CapperProcess, gpu: Gpu) -> None:
     for ttl in (None, HOUR):
         assert '"not_allowed"' in ceiling(capper, AGENT, 1, ttl)
     assert gpu.limit == ORIGINAL
@@ -56,7 +56,7 @@ def test_the_agents_user_cannot_set_a_ceiling(capper: CapperProcess, gpu: Gpu) -
     assert recorded(capper, "refuse")[0]["uid"] == AGENT
 
 
-def test_a_ceiling_stops_at_the_floor_and_restore_lifts_it_for_good(
+def test_ceiling_stops_at_the_floor_and_restore_lifts_it_for_good(
     host: EmulatedHost, capper: CapperProcess, gpu: Gpu, tmp_path: Path
 ) -> None:
     assert '"is":"state"' in ceiling(capper, POWER_MANAGER, 1)

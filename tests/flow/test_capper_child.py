@@ -86,7 +86,7 @@ def child_with_a_cap(
             gpu.close()
 
 
-def test_a_stopped_capper_is_killed_and_replaced_and_its_limits_are_restored(
+def test_stopped_capper_is_killed_and_replaced_and_its_limits_are_restored(
     tmp_path: Path,
 ) -> None:
     clock, log = ManualClock(), list[str]()
@@ -100,7 +100,7 @@ def test_a_stopped_capper_is_killed_and_replaced_and_its_limits_are_restored(
     assert any("has not answered" in line and str(first) in line for line in log), log
 
 
-def test_a_capper_that_answers_is_never_replaced(tmp_path: Path) -> None:
+def test_capper_that_answers_is_never_replaced(tmp_path: Path) -> None:
     clock, log = ManualClock(), list[str]()
     with child_with_a_cap(tmp_path, clock, log) as (child, gpu, _):
         first, began = child.pid, clock.monotonic()
@@ -110,7 +110,7 @@ def test_a_capper_that_answers_is_never_replaced(tmp_path: Path) -> None:
     assert log == []
 
 
-def test_a_stopped_capper_restores_its_limits_when_the_agent_ends(tmp_path: Path) -> None:
+def test_stopped_capper_restores_its_limits_when_the_agent_ends(tmp_path: Path) -> None:
     clock, log = ManualClock(), list[str]()
     with child_with_a_cap(tmp_path, clock, log) as (child, gpu, original):
         assert child.pid is not None

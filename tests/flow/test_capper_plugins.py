@@ -69,13 +69,13 @@ host = host_fixture("one-socket-h100")
 gpu = gpu_fixture()
 
 
-def test_the_agents_own_commands_import_an_installed_plugin(hostile: HostilePackage) -> None:
+def test_agents_own_commands_import_an_installed_plugin(hostile: HostilePackage) -> None:
     done = wattspan("config", "check", **hostile.environ)
     assert done.returncode == EXITED
     assert hostile.marker.exists()
 
 
-def test_the_capper_and_the_caps_commands_import_no_plugin(
+def test_capper_and_the_caps_commands_import_no_plugin(
     host: EmulatedHost, gpu: Gpu, hostile: HostilePackage, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"

@@ -59,7 +59,7 @@ def caps(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_restores_and_ends(capper: CapperProcess, gpu: Gpu, number: int) -> None:
+def test_signal_restores_and_ends(capper: CapperProcess, gpu: Gpu, number: int) -> None:
     client = capper.client()
     client.hold("job", {gpu.key: CAP}, "why")
     assert gpu.limit == CAP
@@ -109,7 +109,7 @@ def test_one_damaged_copy_of_the_journal_does_not_keep_a_cap(
     assert gpu.limit == ORIGINAL
 
 
-def test_a_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
+def test_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -130,7 +130,7 @@ def test_a_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
         assert successor.end() == 0
 
 
-def test_a_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
+def test_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
     capper: CapperProcess, gpu: Gpu
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -181,7 +181,7 @@ def test_killed_in_the_middle_of_a_write_it_is_given_back(
         assert capper.journal() == []
 
 
-def test_a_capper_that_hangs_is_named_by_whoever_wants_to_restore(
+def test_capper_that_hangs_is_named_by_whoever_wants_to_restore(
     capper: CapperProcess, gpu: Gpu
 ) -> None:
     capper.process.send_signal(signal.SIGSTOP)
@@ -207,14 +207,14 @@ def test_it_ends_and_restores_with_the_standard_input_it_follows(
 # -------------------------------------------------------------------------- the tuner's process
 
 
-def test_a_tuner_that_is_killed_lets_go_at_once(capper: CapperProcess, gpu: Gpu) -> None:
+def test_tuner_that_is_killed_lets_go_at_once(capper: CapperProcess, gpu: Gpu) -> None:
     holder = capper.holder(gpu.key, CAP)
     assert gpu.limit == CAP
     finish(holder)
     eventually(lambda: gpu.limit == ORIGINAL, "the original", within=8)
 
 
-def test_a_tuner_that_stands_still_lets_go_when_its_lease_lapses(
+def test_tuner_that_stands_still_lets_go_when_its_lease_lapses(
     host: EmulatedHost, tmp_path: Path, gpu: Gpu
 ) -> None:
     with CapperProcess(host, tmp_path, caps__lease="5s") as capper:
@@ -270,7 +270,7 @@ def test_on_a_disk_that_has_become_read_only_what_a_killed_one_left_is_given_bac
 
 
 @pytest.mark.needs_root
-def test_a_successor_on_a_read_only_disk_gives_the_cap_back_and_sets_none(
+def test_successor_on_a_read_only_disk_gives_the_cap_back_and_sets_none(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -333,7 +333,7 @@ def test_what_somebody_else_sets_may_be_accepted(
     assert gpu.limit == 580_000
 
 
-def test_a_lost_gpu_is_given_back_when_it_is_found_again(
+def test_lost_gpu_is_given_back_when_it_is_found_again(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -369,7 +369,7 @@ def test_killed_while_its_gpu_is_lost_the_original_comes_back_later(
     assert gpu.limit == ORIGINAL
 
 
-def test_a_reloaded_driver_keeps_its_default(
+def test_reloaded_driver_keeps_its_default(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -381,7 +381,7 @@ def test_a_reloaded_driver_keeps_its_default(
     assert gpu.limit == 700_000
 
 
-def test_a_driver_that_hangs_takes_the_capper_along_and_not_the_original(
+def test_driver_that_hangs_takes_the_capper_along_and_not_the_original(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -399,7 +399,7 @@ def test_a_driver_that_hangs_takes_the_capper_along_and_not_the_original(
     assert gpu.limit == ORIGINAL
 
 
-def test_a_gpu_that_takes_caps_and_does_nothing_is_refused(
+def test_gpu_that_takes_caps_and_does_nothing_is_refused(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()

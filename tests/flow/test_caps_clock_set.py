@@ -61,7 +61,7 @@ def host(wall: WallClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[TunedHost
         yield host
 
 
-def test_the_clock_of_a_test_can_be_set(wall: WallClock) -> None:
+def test_clock_of_a_test_can_be_set(wall: WallClock) -> None:
     wall.off_by(-HOUR)
     words = [sys.executable, "-c", "import time; print(time.time_ns())"]
     told = subprocess.run(
@@ -71,7 +71,7 @@ def test_the_clock_of_a_test_can_be_set(wall: WallClock) -> None:
     assert off == pytest.approx(-HOUR, abs=60)
 
 
-def test_a_lease_is_counted_by_a_clock_that_nobody_sets(
+def test_lease_is_counted_by_a_clock_that_nobody_sets(
     wall: WallClock, host: TunedHost, tmp_path: Path
 ) -> None:
     within = ["env", *(f"{key}={value}" for key, value in wall.environ.items())]

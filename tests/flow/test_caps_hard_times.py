@@ -64,7 +64,7 @@ def fill(path: Path) -> None:
             pass
 
 
-def test_a_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
+def test_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     capper = still_while_capped(agent)
@@ -81,7 +81,7 @@ def test_a_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
     assert agent.journal() == []
 
 
-def test_a_board_that_is_lost_until_after_the_end_is_given_back_by_restore(
+def test_board_that_is_lost_until_after_the_end_is_given_back_by_restore(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     capper = still_while_capped(agent)

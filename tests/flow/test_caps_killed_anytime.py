@@ -52,7 +52,7 @@ def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_program_as_it_is_leaves_the_original_behind(
+def test_program_as_it_is_leaves_the_original_behind(
     tmp_path: Path, record_property: Note, number: signal.Signals
 ) -> None:
     host = OwnHost()

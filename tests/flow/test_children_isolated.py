@@ -78,7 +78,7 @@ def hostile(tmp_path: Path) -> Path:
     [ENGINE_AND_WORKLOAD, CAPPER, CONVERSION],
     ids=["emulated host", "capper", "conversion"],
 )
-def test_a_child_imports_nothing_of_the_working_directory(
+def test_child_imports_nothing_of_the_working_directory(
     hostile: Path, tmp_path: Path, parent: str
 ) -> None:
     state = tmp_path / "s"
@@ -97,7 +97,7 @@ def test_a_child_imports_nothing_of_the_working_directory(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_agents_capper_uses_the_agents_relative_directories(hostile: Path) -> None:
+def test_agents_capper_uses_the_agents_relative_directories(hostile: Path) -> None:
     settings = {
         "agent.state_dir": "state",
         "agent.run_dir": "run",
@@ -141,7 +141,7 @@ def test_python_m_wattspan_imports_nothing_of_the_working_directory(hostile: Pat
     assert done.returncode in (0, 3), done.stderr
 
 
-def test_the_packages_scripts_ignore_the_environment_of_their_caller(hostile: Path) -> None:
+def test_packages_scripts_ignore_the_environment_of_their_caller(hostile: Path) -> None:
     """Slurm's epilog is root's, with the environment that slurmd gives it."""
     root = Path(__file__).parents[2]
     bin_ = hostile.parent / "bin"

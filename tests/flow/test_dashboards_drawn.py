@@ -146,7 +146,7 @@ def test_every_panel_shows_its_title_and_data(drawing: Drawing) -> None:
     assert "No data" not in drawing.text
 
 
-def test_a_panel_of_every_other_board_is_drawn_with_its_data(
+def test_panel_of_every_other_board_is_drawn_with_its_data(
     answers: dict[str, dict[str, Any]], drawn_by: Browser
 ) -> None:
     assert ONE_EACH.keys() == BOARDS.keys() - {"host.json"}
@@ -163,7 +163,7 @@ def test_a_panel_of_every_other_board_is_drawn_with_its_data(
     assert drawing.console == ()
 
 
-def test_the_browser_finds_nothing_wrong_and_asks_nobody_else(drawing: Drawing) -> None:
+def test_browser_finds_nothing_wrong_and_asks_nobody_else(drawing: Drawing) -> None:
     assert drawing.console == ()
     assert drawing.strangers == ()
 
@@ -180,7 +180,7 @@ def test_every_plot_has_been_painted(drawing: Drawing) -> None:
     assert [title for title, colors in drawing.plots.items() if colors < 3] == []
 
 
-def test_the_picture_is_as_wide_as_asked(drawing: Drawing) -> None:
+def test_picture_is_as_wide_as_asked(drawing: Drawing) -> None:
     width, height = struct.unpack(">II", drawing.image[16:24])
     assert width == Picture().width
     assert height > 1000
@@ -189,17 +189,17 @@ def test_the_picture_is_as_wide_as_asked(drawing: Drawing) -> None:
 Fared = dict[str, tuple[str, ...]]
 
 
-def test_a_unit_that_grafana_does_not_know_is_noticed(spoiled: Fared) -> None:
+def test_unit_that_grafana_does_not_know_is_noticed(spoiled: Fared) -> None:
     assert spoiled["unit"] == ("error", "Grafana knows no unit joulez")
 
 
-def test_a_transformation_that_does_not_exist_is_noticed(spoiled: Fared) -> None:
+def test_transformation_that_does_not_exist_is_noticed(spoiled: Fared) -> None:
     state, problem = spoiled["move"]
     assert state == "error"
     assert "mergge" in problem
 
 
-def test_a_table_of_which_only_a_part_would_show_is_noticed(spoiled: Fared) -> None:
+def test_table_of_which_only_a_part_would_show_is_noticed(spoiled: Fared) -> None:
     state, problem = spoiled["parts"]
     assert state == "error"
     assert "frames" in problem
@@ -209,5 +209,5 @@ def test_answers_without_series_are_noticed(spoiled: Fared) -> None:
     assert spoiled["nothing"] == ("empty",)
 
 
-def test_a_query_that_prometheus_refuses_is_noticed(spoiled: Fared) -> None:
+def test_query_that_prometheus_refuses_is_noticed(spoiled: Fared) -> None:
     assert spoiled["refused"] == ("error", "A: parse error")

@@ -190,7 +190,7 @@ def test_what_stands_without_an_answer_is_on_a_dashboard_and_can_be_asked(
         watched.answer(known[place])  # it must not be refused
 
 
-def test_a_panel_that_leads_to_traces_has_exemplars(watched: Watched) -> None:
+def test_panel_that_leads_to_traces_has_exemplars(watched: Watched) -> None:
     asking = [query for query in dashboards.queries() if query.exemplar]
     assert asking
 

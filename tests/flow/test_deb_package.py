@@ -28,7 +28,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
-def test_the_same_tree_makes_the_same_bytes_whoever_builds_it(tmp_path: Path) -> None:
+def test_same_tree_makes_the_same_bytes_whoever_builds_it(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     once = the_package().read_bytes()
     old = os.umask(0o077)
@@ -62,7 +62,7 @@ def test_only_what_an_administrator_edits_is_a_configuration_file(opened: Path) 
     assert listed == ["/etc/default/wattspan", "/etc/wattspan/config.toml"]
 
 
-def test_the_units_are_those_of_the_tree(opened: Path) -> None:
+def test_units_are_those_of_the_tree(opened: Path) -> None:
     for path in (ROOT / "systemd").glob("*.s*"):
         assert (opened / "usr/lib/systemd/system" / path.name).read_bytes() == path.read_bytes()
     assert (opened / "etc/default/wattspan").read_bytes() == (
@@ -92,9 +92,7 @@ def test_every_module_is_compiled_and_no_build_tool_is_carried(opened: Path) -> 
     assert (opened / "usr/bin/wattspan").readlink() == Path("/opt/wattspan/bin/wattspan")
 
 
-def test_the_configuration_it_brings_is_the_defaults_commented(
-    opened: Path, tmp_path: Path
-) -> None:
+def test_configuration_it_brings_is_the_defaults_commented(opened: Path, tmp_path: Path) -> None:
     shipped = (opened / "etc/wattspan/config.toml").read_text()
     (tmp_path / "shipped").write_text(shipped)
     settings, _, emulation = shipped.partition("# true of any machine.\n")

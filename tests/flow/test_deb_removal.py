@@ -117,7 +117,7 @@ def test_what_a_killed_capper_left_is_given_back_even_with_a_broken_configuratio
     assert machine.restored()
 
 
-def test_an_administrator_who_forbids_starts_is_obeyed_and_a_removal_leaves_nothing_running(
+def test_administrator_who_forbids_starts_is_obeyed_and_a_removal_leaves_nothing_running(
     machine: Machine,
 ) -> None:
     policy = machine.root.path / "usr/sbin/policy-rc.d"

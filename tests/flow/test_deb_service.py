@@ -57,7 +57,7 @@ def test_start_starts_what_was_stopped_and_the_totals_go_on(machine: Machine) ->
     assert machine.measuring() >= before
 
 
-def test_the_agent_is_nobody_and_reads_the_counters_by_its_group(machine: Machine) -> None:
+def test_agent_is_nobody_and_reads_the_counters_by_its_group(machine: Machine) -> None:
     pid = machine.host.property("wattspan.service", "MainPID")
     status = machine.host.run("cat", f"/proc/{pid}/status").stdout
     user = machine.host.run("id", "-u", "wattspan").stdout.strip()
@@ -74,7 +74,7 @@ def test_nobody_else_reads_the_configuration_and_the_totals(machine: Machine) ->
     assert machine.host.run("stat", "--format=%U:%G", CONFIG).stdout == "root:wattspan\n"
 
 
-def test_a_capper_killed_while_a_cap_is_in_force_gives_the_original_back(
+def test_capper_killed_while_a_cap_is_in_force_gives_the_original_back(
     machine: Machine, config: Path
 ) -> None:
     machine.configure(CPU_MAY_BE_CAPPED)
@@ -85,7 +85,7 @@ def test_a_capper_killed_while_a_cap_is_in_force_gives_the_original_back(
     machine.until(machine.restored, "the original is back")
 
 
-def test_a_broken_configuration_refuses_the_start_in_a_sentence(
+def test_broken_configuration_refuses_the_start_in_a_sentence(
     machine: Machine, config: Path
 ) -> None:
     machine.configure('[agent]\nintervalk = "1s"\n')
@@ -98,9 +98,7 @@ def test_a_broken_configuration_refuses_the_start_in_a_sentence(
     assert machine.host.property("wattspan.service", "ActiveState") == "failed"
 
 
-def test_a_machine_without_counters_can_show_an_emulated_host(
-    machine: Machine, config: Path
-) -> None:
+def test_machine_without_counters_can_show_an_emulated_host(machine: Machine, config: Path) -> None:
     machine.configure('[emulation]\nprofile = "laptop"\n')
     machine.host.systemctl("restart", "wattspan")
     machine.measuring()

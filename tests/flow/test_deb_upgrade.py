@@ -25,7 +25,7 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-def test_an_upgrade_keeps_the_totals_the_configuration_and_gives_caps_back_before(
+def test_upgrade_keeps_the_totals_the_configuration_and_gives_caps_back_before(
     machine: Machine, newer: Path
 ) -> None:
     machine.configure(CPU_MAY_BE_CAPPED)

@@ -65,7 +65,7 @@ def line_with(text: str, output: str) -> str:
     return found
 
 
-def test_a_host_without_counters_gets_advice_and_exit_code_3(tmp_path: Path) -> None:
+def test_host_without_counters_gets_advice_and_exit_code_3(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     done = doctor(tmp_path)
     assert done.returncode == 3, done.stderr
@@ -121,7 +121,7 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
     ]
 
 
-def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: Path) -> None:
+def test_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: Path) -> None:
     tuned = '[autotune]\nmode = "advise"\nknobs = ["gpu_power", "cpu_power"]\n'
     done = doctor(tmp_path, "--emulate", "two-socket-h100", config=tuned)
     told = " ".join(section("Tuning and caps", done.stdout).split())
@@ -131,7 +131,7 @@ def test_the_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: 
     assert not (tmp_path / "state").exists()
 
 
-def test_a_broken_configuration_is_a_finding_and_the_rest_is_examined(tmp_path: Path) -> None:
+def test_broken_configuration_is_a_finding_and_the_rest_is_examined(tmp_path: Path) -> None:
     config = '[processes]\ntop = "many"\nidle = "equal"\n'
     done = doctor(tmp_path, "--emulate", "laptop", config=config)
     assert done.returncode == 2, done.stderr
@@ -149,7 +149,7 @@ def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
     assert "\x1b" not in doctor(tmp_path).stdout
 
 
-def test_an_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path) -> None:
+def test_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--emulate", "laptop")
     assert done.returncode == 0
     told = section("Source rapl", done.stdout)
@@ -158,7 +158,7 @@ def test_an_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path
     assert "of an emulated host" in done.stdout.splitlines()[-1]
 
 
-def test_an_emulated_host_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+def test_emulated_host_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--emulate", "mainframe")
     assert (done.returncode, done.stdout) == (2, "")
     assert "There is no emulated host 'mainframe'. Choose one of: two-socket-h100," in done.stderr

@@ -117,7 +117,7 @@ def come_in(agent: SpanAgent, service: str, name: str, count: int) -> None:
 
 @pytest.mark.needs_apps
 @pytest.mark.parametrize("side_channel", [False, True])
-def test_an_unmodified_fastapi_service_appears_by_endpoint(
+def test_unmodified_fastapi_service_appears_by_endpoint(
     agent: SpanAgent, free_port: Callable[[], int], side_channel: bool
 ) -> None:
     port, service = free_port(), f"shop-{side_channel}"
@@ -145,7 +145,7 @@ def test_an_unmodified_fastapi_service_appears_by_endpoint(
 
 
 @pytest.mark.needs_apps
-def test_an_unmodified_flask_script_appears_in_metrics_and_in_the_report(
+def test_unmodified_flask_script_appears_in_metrics_and_in_the_report(
     agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(FLASK)
@@ -166,7 +166,7 @@ def test_an_unmodified_flask_script_appears_in_metrics_and_in_the_report(
 
 
 @pytest.mark.needs_apps
-def test_a_request_that_waits_costs_little_beside_one_that_computes(
+def test_request_that_waits_costs_little_beside_one_that_computes(
     agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(FLASK)
@@ -211,7 +211,7 @@ def test_workers_that_gunicorn_forks_are_told_apart(
 
 @pytest.mark.needs_apps
 @pytest.mark.needs_torch
-def test_the_training_loop_costs_joules_by_step(agent: SpanAgent) -> None:
+def test_training_loop_costs_joules_by_step(agent: SpanAgent) -> None:
     subprocess.run(
         [INSTRUMENT, str(APPS), "train.py", "--epochs", "2", "--steps", "20"],
         cwd=EXAMPLES / "training",
@@ -282,7 +282,7 @@ def test_spans_of_another_language_find_their_process_by_plain_otlp(
     assert computing > 2 * waiting  # they follow each other: some of one leaks into the other
 
 
-def test_the_examples_lock_files_name_no_host() -> None:
+def test_examples_lock_files_name_no_host() -> None:
     lock = json.loads((EXAMPLES / "node-server" / "package-lock.json").read_text())
     assert not [name for name, one in lock["packages"].items() if "resolved" in one]
     requirements = (EXAMPLES.parent / "requirements" / "apps.txt").read_text()

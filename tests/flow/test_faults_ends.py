@@ -21,18 +21,18 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", SHORT, ids=of)
-def test_the_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_stands(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)
 
 
 @pytest.mark.parametrize("after", [0.0, 0.15, 0.4, 0.8, 1.2, 1.8])
-def test_an_agent_that_is_stopped_while_it_starts_leaves_nothing_behind(after: float) -> None:
+def test_agent_that_is_stopped_while_it_starts_leaves_nothing_behind(after: float) -> None:
     end = end_after(after)
     assert end.wrong == []
     assert end.took < STOP_LIMIT
 
 
-def test_an_agent_that_is_stopped_while_it_caps_leaves_every_limit_as_it_was() -> None:
+def test_agent_that_is_stopped_while_it_caps_leaves_every_limit_as_it_was() -> None:
     end = end_after(0.0, capping=True)
     assert end.capped
     assert end.wrong == []

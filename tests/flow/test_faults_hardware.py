@@ -26,7 +26,7 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", [*AT_ONCE, COUNTERS[-1], *HANG_LOSS_RESET], ids=of)
-def test_the_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_stands(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)
 
 

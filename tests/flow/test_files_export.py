@@ -50,7 +50,7 @@ def adds_up(found: list[Row]) -> int:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
-def test_an_agent_that_ends_leaves_whole_files_that_add_up(tmp_path: Path, form: str) -> None:
+def test_agent_that_ends_leaves_whole_files_that_add_up(tmp_path: Path, form: str) -> None:
     folder = tmp_path / "files"
     with Running(tmp_path, **writing(folder, format=form)) as agent:
         agent.measuring()
@@ -78,7 +78,7 @@ def test_what_a_killed_agent_wrote_is_finished_by_the_next(tmp_path: Path) -> No
 
 
 @pytest.mark.needs_root
-def test_a_full_disk_is_said_once_counted_and_outlived(tmp_path: Path) -> None:
+def test_full_disk_is_said_once_counted_and_outlived(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     more = writing(folder, rotate="1s", keep_size="10MiB")
     with Running(tmp_path, within=on_a_disk_of("256k", folder), **more) as agent:
@@ -163,7 +163,7 @@ def started(folder: Path, log: list[str], **keys: object) -> FilesExporter:
     return made
 
 
-def test_the_first_snapshot_is_written_at_once_and_the_last_one_when_it_ends(
+def test_first_snapshot_is_written_at_once_and_the_last_one_when_it_ends(
     tmp_path: Path,
 ) -> None:
     log: list[str] = []
@@ -180,7 +180,7 @@ def test_the_first_snapshot_is_written_at_once_and_the_last_one_when_it_ends(
     assert log == []
 
 
-def test_a_snapshot_that_cannot_be_written_for_a_reason_nobody_foresaw_costs_itself(
+def test_snapshot_that_cannot_be_written_for_a_reason_nobody_foresaw_costs_itself(
     tmp_path: Path,
 ) -> None:
     log: list[str] = []
@@ -200,20 +200,20 @@ def test_a_snapshot_that_cannot_be_written_for_a_reason_nobody_foresaw_costs_its
     assert "ZeroDivisionError: gone" in log[0]
 
 
-def test_an_exporter_without_a_directory_is_off() -> None:
+def test_exporter_without_a_directory_is_off() -> None:
     context = ExporterContext(SystemClock(), "1.2.3", print)
     assert open_exporter(settings(Path("files")), context) is not None
     assert open_exporter(FilesSettings(), context) is None
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_directory_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, place: str) -> None:
+def test_directory_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ExporterError, match=r"Cannot write files to .*\[exporters\.files\]"):
         started(tmp_path / place, [])
 
 
-def test_a_metric_nobody_knows_ends_the_program_with_a_remedy(tmp_path: Path) -> None:
+def test_metric_nobody_knows_ends_the_program_with_a_remedy(tmp_path: Path) -> None:
     chosen = {"exporters.files.directory": tmp_path, "exporters.files.metrics": '["hw.enrgy"]'}
     chosen |= {"agent.state_dir": tmp_path / "state", "agent.run_dir": tmp_path / "run"}
     done = wattspan("run", "--emulate", "laptop", *options(chosen))

@@ -48,7 +48,7 @@ def balanced(agent: LiveAgent, price: int) -> bool:
     return abs(weighed.total - known * price * 10**9 // KILOWATT_HOUR) <= 1
 
 
-def test_a_server_that_goes_away_leaves_energy_unweighed_and_totals_where_they_were(
+def test_server_that_goes_away_leaves_energy_unweighed_and_totals_where_they_were(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as server:
@@ -82,7 +82,7 @@ def test_a_server_that_goes_away_leaves_energy_unweighed_and_totals_where_they_w
         assert balanced(agent, 2000)
 
 
-def test_a_tariff_file_weighs_what_an_agent_measures(tmp_path: Path) -> None:
+def test_tariff_file_weighs_what_an_agent_measures(tmp_path: Path) -> None:
     tariff = tmp_path / "tariff.toml"
     tariff.write_text('zone = "UTC"\notherwise = 1000\n')
     with LiveAgent(PROFILE, tmp_path, **{"cost.schedule": str(tariff)}) as agent:
@@ -91,7 +91,7 @@ def test_a_tariff_file_weighs_what_an_agent_measures(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_prometheus
-def test_a_real_prometheus_is_understood(tmp_path: Path, free_port: Callable[[], int]) -> None:
+def test_real_prometheus_is_understood(tmp_path: Path, free_port: Callable[[], int]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with scraping(tmp_path, port, []):

@@ -117,7 +117,7 @@ def test_over_grpc_through_every_failure_spans_arrive_in_order():
         assert collector.names == names
 
 
-def test_a_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_say_so():
+def test_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_say_so():
     with HttpCollector() as collector:
         collector.script(Break("answer", takes=True))
         with forwarding(collector.url) as forwarder:
@@ -128,7 +128,7 @@ def test_a_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_sa
         assert forwarder.stats.perhaps_twice == 1
 
 
-def test_a_collector_that_comes_late_gets_everything(free_port: Callable[[], int]):
+def test_collector_that_comes_late_gets_everything(free_port: Callable[[], int]):
     port = free_port()
     with forwarding(f"http://127.0.0.1:{port}") as forwarder:
         offer(forwarder, "a")
@@ -158,7 +158,7 @@ def test_at_the_end_what_waits_is_still_sent():
         assert forwarder.stats.forwarded == 200
 
 
-def test_a_collector_that_hangs_does_not_hold_up_the_end():
+def test_collector_that_hangs_does_not_hold_up_the_end():
     with HttpCollector() as collector:
         collector.script(Silence())
         with forwarding(collector.url) as forwarder:
@@ -170,7 +170,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end():
         eventually(lambda: not _running(), "the end of the worker")
 
 
-def test_a_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[], int]):
+def test_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[], int]):
     said: list[str] = []
     forwarder = Forwarder(
         SpansSettings(forward=f"http://127.0.0.1:{free_port()}"),
@@ -287,7 +287,7 @@ def test_after_kill_9_everything_that_was_kept_goes_on(
         assert after.stats.drops == {}
 
 
-def test_a_forwarder_that_never_started_ends_as_well():
+def test_forwarder_that_never_started_ends_as_well():
     forwarder = Forwarder(SpansSettings(forward="http://127.0.0.1:9"), CLOCK, lambda _: None)
     offer(forwarder, "a")
     forwarder.stop()
@@ -295,7 +295,7 @@ def test_a_forwarder_that_never_started_ends_as_well():
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_unix_socket_is_a_collector(tmp_path: Path, scheme: str):
+def test_unix_socket_is_a_collector(tmp_path: Path, scheme: str):
     kind = HttpCollector if scheme == "http" else GrpcCollector
     with kind(path=tmp_path / "collector.sock") as collector:
         with forwarding(collector.url) as forwarder:

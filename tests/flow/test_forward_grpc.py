@@ -44,14 +44,14 @@ def test_requests_arrive_as_they_were_sent():
     assert collector.seen[0].headers["x-tenant"] == "a"
 
 
-def test_a_large_request_arrives_whole():
+def test_large_request_arrives_whole():
     names = [os.urandom(50).hex() for _ in range(20_000)]
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         assert transport.send(body(*names)).verdict is ExportStatus.TAKEN
     assert collector.names == names
 
 
-def test_a_unix_socket_is_a_destination(tmp_path: Path):
+def test_unix_socket_is_a_destination(tmp_path: Path):
     with (
         GrpcCollector(path=tmp_path / "c.sock") as collector,
         grpc_to(collector.url) as transport,
@@ -67,7 +67,7 @@ def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
     assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 2)
 
 
-def test_an_overloaded_collector_is_asked_again_when_it_says():
+def test_overloaded_collector_is_asked_again_when_it_says():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(
             GrpcStatus(UNAVAILABLE, "busy"),
@@ -88,7 +88,7 @@ def test_exhausted_without_a_delay_is_a_limit_of_size():
 
 
 @pytest.mark.parametrize("code", [3, 5, 7, UNIMPLEMENTED, 13, UNAUTHENTICATED])
-def test_a_refusal_is_final(code: int):
+def test_refusal_is_final(code: int):
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(GrpcStatus(code, "because"))
         answer = transport.send(body("a"))
@@ -103,7 +103,7 @@ def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[]
     assert "refused" in answer.why
 
 
-def test_a_request_without_an_answer_may_have_been_taken():
+def test_request_without_an_answer_may_have_been_taken():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(Break())
         answer = transport.send(body("a"))
@@ -112,7 +112,7 @@ def test_a_request_without_an_answer_may_have_been_taken():
     assert collector.names == ["b"]
 
 
-def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
+def test_connection_that_the_collector_closed_meanwhile_costs_nothing():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         transport.send(body("a"))
         collector.hang_up()
@@ -121,14 +121,14 @@ def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
     assert collector.names == ["a", "b"]
 
 
-def test_a_collector_that_never_answers_is_given_up():
+def test_collector_that_never_answers_is_given_up():
     with GrpcCollector() as collector, grpc_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
 
 
-def test_a_wait_for_an_answer_can_be_broken_off():
+def test_wait_for_an_answer_can_be_broken_off():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(Silence())
         answers = []
@@ -153,7 +153,7 @@ def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
     assert collector.names == ["b"]
 
 
-def test_a_collector_that_speaks_http_only_is_asked_again():
+def test_collector_that_speaks_http_only_is_asked_again():
     with (
         HttpCollector() as collector,
         grpc_to(collector.url.replace("http", "grpc"), answer_within=5) as transport,

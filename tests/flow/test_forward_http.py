@@ -32,7 +32,7 @@ def body(*names: str) -> bytes:
     return wire
 
 
-def test_a_request_arrives_as_it_was_sent():
+def test_request_arrives_as_it_was_sent():
     with HttpCollector() as collector, http_to(collector.url, {"x-tenant": "a"}) as transport:
         assert transport.send(body("a", "b")).verdict is ExportStatus.TAKEN
     assert collector.taken == [request("a", "b")]
@@ -66,7 +66,7 @@ def test_one_connection_serves_many_requests():
     assert collector.names == list("01234")
 
 
-def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
+def test_connection_that_the_collector_closed_meanwhile_costs_nothing():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         transport.send(body("a"))
         collector.hang_up()
@@ -75,7 +75,7 @@ def test_a_connection_that_the_collector_closed_meanwhile_costs_nothing():
     assert collector.names == ["a", "b"]
 
 
-def test_a_unix_socket_is_a_destination(tmp_path: Path):
+def test_unix_socket_is_a_destination(tmp_path: Path):
     with (
         HttpCollector(path=tmp_path / "c.sock") as collector,
         http_to(collector.url) as transport,
@@ -93,7 +93,7 @@ def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_an_overloaded_collector_is_asked_again_when_it_says(status: int):
+def test_overloaded_collector_is_asked_again_when_it_says(status: int):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(status, headers={"Retry-After": "7"}))
         answer = transport.send(body("a"))
@@ -102,7 +102,7 @@ def test_an_overloaded_collector_is_asked_again_when_it_says(status: int):
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 500, 501])
-def test_a_refusal_is_final(status: int):
+def test_refusal_is_final(status: int):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(status, b"because", "text/plain"))
         answer = transport.send(body("a"))
@@ -111,7 +111,7 @@ def test_a_refusal_is_final(status: int):
     assert "because" in answer.why
 
 
-def test_a_redirect_is_not_followed_but_told():
+def test_redirect_is_not_followed_but_told():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(308, headers={"Location": "https://elsewhere/v1/traces?key=s3cret"}))
         answer = transport.send(body("a"))
@@ -120,13 +120,13 @@ def test_a_redirect_is_not_followed_but_told():
     assert "s3cret" not in answer.why
 
 
-def test_a_refusal_by_size_is_known_as_one():
+def test_refusal_by_size_is_known_as_one():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(413))
         assert transport.send(body("a")).verdict is ExportStatus.TOO_LARGE
 
 
-def test_a_refusal_that_comes_before_the_body_is_read_is_heard():
+def test_refusal_that_comes_before_the_body_is_read_is_heard():
     large = body(*(os.urandom(500).hex() for _ in range(20_000)))  # beyond any socket's buffer
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(EarlyRefusal(413))
@@ -140,7 +140,7 @@ def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[]
     assert "refused" in answer.why
 
 
-def test_an_unknown_host_is_asked_again_and_named():
+def test_unknown_host_is_asked_again_and_named():
     with http_to("http://no-such-host.invalid:4318") as transport:
         answer = transport.send(body("a"))
     assert answer.verdict is ExportStatus.AGAIN
@@ -158,7 +158,7 @@ def test_half_a_request_is_never_taken():
 
 
 @pytest.mark.parametrize("fault", [Break("answer"), Break("in answer"), Garbage()])
-def test_a_request_without_a_proper_answer_may_have_been_taken(fault: Break | Garbage):
+def test_request_without_a_proper_answer_may_have_been_taken(fault: Break | Garbage):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(fault)
         answer = transport.send(body("a"))
@@ -182,7 +182,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"
         HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n\n\3",
     ],
 )
-def test_a_success_that_breaks_off_may_be_none(answer: bytes):
+def test_success_that_breaks_off_may_be_none(answer: bytes):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(answer))
         said = transport.send(body("a"))
@@ -192,20 +192,20 @@ def test_a_success_that_breaks_off_may_be_none(answer: bytes):
     assert collector.names == ["a"]
 
 
-def test_a_success_that_ends_with_its_connection_is_one():
+def test_success_that_ends_with_its_connection_is_one():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(b"HTTP/1.1 200 OK\r\n\r\n"))
         assert transport.send(body("a")).verdict is ExportStatus.TAKEN
 
 
-def test_a_refusal_stands_though_its_words_are_cut():
+def test_refusal_stands_though_its_words_are_cut():
     words = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nno "
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(words))
         assert transport.send(body("a")).verdict is ExportStatus.REFUSED
 
 
-def test_a_collector_that_never_answers_is_given_up():
+def test_collector_that_never_answers_is_given_up():
     with HttpCollector() as collector, http_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
@@ -213,7 +213,7 @@ def test_a_collector_that_never_answers_is_given_up():
     assert "did not answer within" in answer.why
 
 
-def test_a_wait_for_an_answer_can_be_broken_off():
+def test_wait_for_an_answer_can_be_broken_off():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Silence())
         answers = []
@@ -226,7 +226,7 @@ def test_a_wait_for_an_answer_can_be_broken_off():
     assert answers[0].perhaps_taken
 
 
-def test_a_success_that_is_no_otlp_is_taken_and_told():
+def test_success_that_is_no_otlp_is_taken_and_told():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, b"<html>Welcome!</html>", "text/html", takes=True))
         answer = transport.send(body("a"))
@@ -257,7 +257,7 @@ def test_tls_where_there_is_none_is_told(tmp_path: Path):
     assert "TLS" in answer.why + answer.remedy
 
 
-def test_an_answer_may_go_on_for_ever_without_filling_memory():
+def test_answer_may_go_on_for_ever_without_filling_memory():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, bytes(5 << 20), takes=True), None)
         assert transport.send(body("a")).verdict is ExportStatus.TAKEN
@@ -265,7 +265,7 @@ def test_an_answer_may_go_on_for_ever_without_filling_memory():
     assert collector.names == ["a", "b"]
 
 
-def test_an_answer_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
+def test_answer_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
     over = threading.Event()
 
     def trickle() -> None:

@@ -75,7 +75,7 @@ def test_what_the_capper_records_arrives_at_the_place_of_logs(
         assert {seen.path for seen in collector.seen} <= {"/v1/logs", ""}
 
 
-def test_a_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Path) -> None:
+def test_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Path) -> None:
     with HttpCollector() as collector, sending(collector.url) as records:
         collector.script(Reply(503), Reply(429), Reply(503))
         for number in range(5):
@@ -85,7 +85,7 @@ def test_a_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Pat
         assert records.drops == {}
 
 
-def test_a_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> None:
+def test_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can meanwhile
         port = taken.getsockname()[1]
@@ -98,7 +98,7 @@ def test_a_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> Non
     assert records.sent == 0
 
 
-def test_an_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_written(
+def test_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_written(
     tmp_path: Path,
 ) -> None:
     def told(name: str) -> list[LogRecord]:

@@ -39,7 +39,7 @@ def test_no_target_fails_in_a_moment_of_fuzzing(tmp_path: Path) -> None:
     assert all(line.endswith("clean") for line in lines)
 
 
-def test_a_finding_is_kept_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
+def test_finding_is_kept_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import sys\n"

@@ -78,7 +78,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sent", REFUSED.values(), ids=REFUSED)
-def test_a_request_of_bad_framing_is_refused_and_ends_the_connection(
+def test_request_of_bad_framing_is_refused_and_ends_the_connection(
     connect: Connect, sent: bytes
 ) -> None:
     answer = told(connect, sent + (b"" if sent == GET else GET + b"\r\n"))
@@ -98,16 +98,16 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("sent", ACCEPTED.values(), ids=ACCEPTED)
-def test_a_request_of_good_framing_is_answered(connect: Connect, sent: bytes) -> None:
+def test_request_of_good_framing_is_answered(connect: Connect, sent: bytes) -> None:
     assert statuses(told(connect, sent)) == [200]
 
 
-def test_the_next_request_on_a_connection_is_checked_as_the_first(connect: Connect) -> None:
+def test_next_request_on_a_connection_is_checked_as_the_first(connect: Connect) -> None:
     second = GET + b"X-A : 1\r\n\r\n"
     assert statuses(told(connect, GET + b"\r\n" + second + GET + b"\r\n")) == [200, 400]
 
 
-def test_a_request_in_pieces_is_checked_as_one_in_whole(connect: Connect) -> None:
+def test_request_in_pieces_is_checked_as_one_in_whole(connect: Connect) -> None:
     with closing(connect()) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in GET + b"X-A: 1\n\r\n":

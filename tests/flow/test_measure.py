@@ -69,7 +69,7 @@ def measured(agent: QueryServer, *arguments: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT]
 )
-def test_a_signal_sent_to_us_reaches_the_command(agent: QueryServer, number: int) -> None:
+def test_signal_sent_to_us_reaches_the_command(agent: QueryServer, number: int) -> None:
     with subprocess.Popen(
         words(agent, "-r", "3", "--", *python(REPORTS_SIGNALS)),
         env=environment(agent),
@@ -92,7 +92,7 @@ def test_a_signal_sent_to_us_reaches_the_command(agent: QueryServer, number: int
     assert "the command's processes" in errors
 
 
-def test_the_interrupt_key_reaches_the_command_once_and_the_table_is_shown(
+def test_interrupt_key_reaches_the_command_once_and_the_table_is_shown(
     agent: QueryServer,
 ) -> None:
     pid, terminal = pty.fork()
@@ -141,7 +141,7 @@ def test_signals_ignored_from_the_start_stay_ignored(agent: QueryServer) -> None
 # ---------------------------------------------------------------------------- the whole program
 
 
-def test_a_command_is_run_untouched_and_its_energy_told_beside_it(agent: QueryServer) -> None:
+def test_command_is_run_untouched_and_its_energy_told_beside_it(agent: QueryServer) -> None:
     done = subprocess.run(
         words(agent, "sh", "-c", "cat; echo oops >&2; exit 3"),
         env=environment(agent),
@@ -157,7 +157,7 @@ def test_a_command_is_run_untouched_and_its_energy_told_beside_it(agent: QuerySe
     assert done.returncode == 3
 
 
-def test_the_figures_are_those_of_the_command(agent: QueryServer, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_command(agent: QueryServer, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     done = measured(agent, "-r", "2", "--json", "-o", str(out), "--", "sleep", "0.05")
     assert (done.returncode, done.stderr) == (0, "")
@@ -201,7 +201,7 @@ def test_what_cannot_be_run_is_told_as_a_shell_does(
     assert done.stderr.startswith(f"wattspan: Cannot run '{command}': ")
 
 
-def test_the_first_code_that_is_not_0_is_kept(agent: QueryServer, tmp_path: Path) -> None:
+def test_first_code_that_is_not_0_is_kept(agent: QueryServer, tmp_path: Path) -> None:
     script = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) -ne 2 || exit 9"
     done = measured(agent, "-r", "3", "--", "sh", "-c", script)
     assert done.returncode == 9

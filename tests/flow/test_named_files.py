@@ -70,7 +70,7 @@ def check(*words: str) -> str:
 
 
 @kinds
-def test_a_configuration_of_another_kind_is_refused(said: str, make: Maker, tmp_path: Path) -> None:
+def test_configuration_of_another_kind_is_refused(said: str, make: Maker, tmp_path: Path) -> None:
     path = make(tmp_path)
     told = check("--config", str(path))
     assert f"Cannot read {path}: " in told
@@ -112,8 +112,6 @@ def test_files_of_another_kind_for_the_collector_are_refused(
 
 
 @kinds
-def test_an_intensity_file_of_another_kind_is_refused(
-    said: str, make: Maker, tmp_path: Path
-) -> None:
+def test_intensity_file_of_another_kind_is_refused(said: str, make: Maker, tmp_path: Path) -> None:
     with pytest.raises(NumberError, match=said):
         read_number(make(tmp_path), 0)

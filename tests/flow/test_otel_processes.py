@@ -54,7 +54,7 @@ def assert_whole(records: list[SpanStart | SpanEnd], spans: int) -> None:
     assert all(begun[id_].at <= done[id_].at for id_ in begun)
 
 
-def test_a_process_is_told_of_and_is_gone_when_it_has_ended(
+def test_process_is_told_of_and_is_gone_when_it_has_ended(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
     pid = int(
@@ -150,7 +150,7 @@ def test_interleaved_spans_of_one_event_loop(feed: SideChannelServer, tmp_path: 
     assert len({each.thread for each in begun.values()}) == 1
 
 
-def test_a_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """
@@ -175,7 +175,7 @@ def test_a_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: P
     assert_whole(told[parent], 1)
 
 
-def test_a_parent_that_dies_is_gone_though_its_child_lives(
+def test_parent_that_dies_is_gone_though_its_child_lives(
     feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -235,7 +235,7 @@ def test_workers_that_were_forked_with_the_application_loaded(
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_pool_of_processes(method: str, feed: SideChannelServer, tmp_path: Path) -> None:
+def test_pool_of_processes(method: str, feed: SideChannelServer, tmp_path: Path) -> None:
     module = tmp_path / "pooled.py"
     module.write_text(
         "import os, sys, multiprocessing\n"
@@ -256,7 +256,7 @@ def test_a_pool_of_processes(method: str, feed: SideChannelServer, tmp_path: Pat
     assert sum(map(len, told.values())) == 16
 
 
-def test_a_process_that_is_killed_has_told_all_until_then(
+def test_process_that_is_killed_has_told_all_until_then(
     feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -297,7 +297,7 @@ def test_without_an_agent_an_application_runs_and_ends_as_ever(where: str, tmp_p
     assert output == "True\n"
 
 
-def test_an_agent_that_dies_and_comes_again_is_told_anew(
+def test_agent_that_dies_and_comes_again_is_told_anew(
     tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -366,7 +366,7 @@ def test_records_that_are_read_while_they_are_written_are_whole(
 
 
 @pytest.mark.parametrize("told_before", [False, True])
-def test_a_program_that_closes_all_it_finds_open_is_told_of_again(
+def test_program_that_closes_all_it_finds_open_is_told_of_again(
     told_before: bool, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     run(
@@ -388,7 +388,7 @@ def test_a_program_that_closes_all_it_finds_open_is_told_of_again(
 
 
 @pytest.mark.needs_root  # only root can be somebody else
-def test_an_application_of_another_user_is_told_by_that_user() -> None:
+def test_application_of_another_user_is_told_by_that_user() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         run_dir.chmod(0o755)

@@ -53,7 +53,7 @@ def pushed(collector: Collector, count: int = 1) -> None:
 # ----------------------------------------------------------------------------------- what is sent
 
 
-def test_a_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
+def test_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
     with pushing(collector.url) as pusher:
         pusher.stands_still = True
         pushed(collector)
@@ -63,7 +63,7 @@ def test_a_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
     assert pusher.log == []
 
 
-def test_the_resource_says_which_host_and_which_agent(collector: Collector) -> None:
+def test_resource_says_which_host_and_which_agent(collector: Collector) -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=ml,site=a%2Cb", "OTEL_SERVICE_NAME": "watts"}
     settings = {"resource": "deployment.environment.name=prod,site=here"}
     with pushing(collector.url, environ=environ, **settings):
@@ -103,14 +103,14 @@ def test_pushes_are_compressed_as_the_operator_says(compression: str, sent: str 
         assert (seen.size < seen.message.ByteSize() / 4) is (sent == "gzip")
 
 
-def test_the_metrics_of_another_path_go_there() -> None:
+def test_metrics_of_another_path_go_there() -> None:
     with HttpCollector() as collector:
         with pushing(f"{collector.url}/api/otlp"):
             pushed(collector)
         assert collector.seen[0].path == "/api/otlp/v1/metrics"
 
 
-def test_an_http_address_with_the_protocol_grpc_is_a_grpc_address() -> None:
+def test_http_address_with_the_protocol_grpc_is_a_grpc_address() -> None:
     with (
         GrpcCollector() as collector,
         pushing(collector.url.replace("grpc", "http"), protocol="grpc"),
@@ -118,7 +118,7 @@ def test_an_http_address_with_the_protocol_grpc_is_a_grpc_address() -> None:
         pushed(collector)
 
 
-def test_a_unix_socket_is_a_receiver_too(tmp_path: Path) -> None:
+def test_unix_socket_is_a_receiver_too(tmp_path: Path) -> None:
     with HttpCollector(path=tmp_path / "otlp.sock") as collector, pushing(collector.url):
         pushed(collector)
 
@@ -135,7 +135,7 @@ def test_only_the_chosen_metrics_are_pushed(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("kind", [HttpCollector, GrpcCollector], ids=["http", "grpc"])
-def test_a_receiver_is_trusted_by_the_authority_that_is_named(
+def test_receiver_is_trusted_by_the_authority_that_is_named(
     kind: type[Collector], authority: Authority
 ) -> None:
     with (
@@ -146,7 +146,7 @@ def test_a_receiver_is_trusted_by_the_authority_that_is_named(
 
 
 @pytest.mark.parametrize("kind", [HttpCollector, GrpcCollector], ids=["http", "grpc"])
-def test_a_receiver_of_another_authority_gets_nothing(
+def test_receiver_of_another_authority_gets_nothing(
     kind: type[Collector], authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -159,7 +159,7 @@ def test_a_receiver_of_another_authority_gets_nothing(
 
 
 @pytest.mark.parametrize("kind", [HttpCollector, GrpcCollector], ids=["http", "grpc"])
-def test_a_receiver_that_asks_for_a_certificate_gets_the_agents(
+def test_receiver_that_asks_for_a_certificate_gets_the_agents(
     kind: type[Collector], authority: Authority
 ) -> None:
     mine = authority.issue("agent")
@@ -170,7 +170,7 @@ def test_a_receiver_that_asks_for_a_certificate_gets_the_agents(
             pushed(collector)
 
 
-def test_a_certificate_that_was_renewed_is_read_after_the_old_one_has_failed(
+def test_certificate_that_was_renewed_is_read_after_the_old_one_has_failed(
     authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -195,7 +195,7 @@ def test_a_certificate_that_was_renewed_is_read_after_the_old_one_has_failed(
 # ---------------------------------------------------------------------------- when it does not go
 
 
-def test_a_receiver_that_was_away_misses_no_joule() -> None:
+def test_receiver_that_was_away_misses_no_joule() -> None:
     with kept_port() as port, pushing(f"http://127.0.0.1:{port}") as pusher:
         eventually(lambda: pusher.log, "it is said that nobody is there")
         first, *others = pusher.world.domains
@@ -243,7 +243,7 @@ def test_whatever_a_receiver_does_is_said_and_the_next_push_is_made(
         assert "takes metrics again" in pusher.log[1]
 
 
-def test_a_grpc_status_is_said_and_the_next_push_is_made() -> None:
+def test_grpc_status_is_said_and_the_next_push_is_made() -> None:
     with GrpcCollector() as collector:
         collector.script(GrpcStatus(16, "who are you?"))
         with pushing(collector.url) as pusher:
@@ -251,7 +251,7 @@ def test_a_grpc_status_is_said_and_the_next_push_is_made() -> None:
         assert "UNAUTHENTICATED (who are you?). Give the collector's credentials" in pusher.log[0]
 
 
-def test_a_receiver_that_asks_for_time_gets_it() -> None:
+def test_receiver_that_asks_for_time_gets_it() -> None:
     with HttpCollector() as collector:
         collector.script(Reply(429, headers={"retry-after": "2"}))
         with pushing(collector.url):
@@ -268,14 +268,14 @@ def test_points_that_are_rejected_are_counted(collector: Collector) -> None:
     assert "it rejected 5 metrics (too old)" in pusher.log[0]
 
 
-def test_a_receiver_that_never_answers_holds_up_nobody(collector: Collector) -> None:
+def test_receiver_that_never_answers_holds_up_nobody(collector: Collector) -> None:
     collector.script(Silence())
     with pushing(collector.url, timeout=Duration.parse("100ms")) as pusher:
         pushed(collector)
     assert "it did not answer within 0.1 s" in pusher.log[0]
 
 
-def test_an_agent_that_ends_pushes_once_more(collector: Collector) -> None:
+def test_agent_that_ends_pushes_once_more(collector: Collector) -> None:
     with pushing(collector.url, interval=Duration.parse("1h")) as pusher:
         pushed(collector)
         last = pusher.world.at.wall
@@ -284,7 +284,7 @@ def test_an_agent_that_ends_pushes_once_more(collector: Collector) -> None:
     assert pusher.world.at.wall > last
 
 
-def test_an_agent_that_ends_waits_for_no_dead_receiver(collector: Collector) -> None:
+def test_agent_that_ends_waits_for_no_dead_receiver(collector: Collector) -> None:
     collector.script(*[Silence()] * 5)
     clock = SystemClock()
     with pushing(collector.url, timeout=Duration.parse("10m")):

@@ -45,7 +45,7 @@ def mutual(tmp_path: Path, keys: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("guard", ["nothing", "token", "tls", "both", "mutual"])
-def test_an_agent_is_known_behind_every_guard(
+def test_agent_is_known_behind_every_guard(
     guard: str, tokens: str, keys: dict[str, str], tmp_path: Path
 ) -> None:
     asked = {
@@ -62,7 +62,7 @@ def test_an_agent_is_known_behind_every_guard(
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_a_receiver_of_spans_is_known(guarded: bool, tokens: str, tmp_path: Path) -> None:
+def test_receiver_of_spans_is_known(guarded: bool, tokens: str, tmp_path: Path) -> None:
     asked = tokens if guarded else ""
     with receiving(tmp_path, token_file=asked) as agent:
         listen = Listen(Listen.written(*agent.http))

@@ -103,13 +103,13 @@ def fits(tab: Tab, width: int) -> None:
     eventually(lambda: tab.page.evaluate(OVERFLOW) <= 0, f"it fits into {width} pixels")
 
 
-def test_the_whole_page_is_small() -> None:
+def test_whole_page_is_small() -> None:
     files = [file for file in STATIC.rglob("*") if file.suffix in {".html", ".css", ".js"}]
     assert sum(file.stat().st_size for file in files) <= WEIGHT
     assert len(files) > 5
 
 
-def test_the_flow_as_drawn_conserves(browser: Browser) -> None:
+def test_flow_as_drawn_conserves(browser: Browser) -> None:
     with PageServer(page_worlds.eight_gpus()) as server, opened(browser, server.url) as tab:
         balances = tab.page.evaluate(BALANCES)
     assert {layer for _, layer, *_ in balances} == {"device", "type", "rest", "group", "process"}
@@ -121,7 +121,7 @@ def test_the_flow_as_drawn_conserves(browser: Browser) -> None:
         assert out <= watts + 1e-6, node
 
 
-def test_a_ribbon_has_a_colour_only_where_most_of_it_certainly_is_that(browser: Browser) -> None:
+def test_ribbon_has_a_colour_only_where_most_of_it_certainly_is_that(browser: Browser) -> None:
     told = page_worlds.world()
     for link in told["now"]["links"]:
         del link["type"]  # as the agent tells it: by type up to the groups, then together
@@ -260,7 +260,7 @@ def test_bar_shows_and_announces_its_figures(browser: Browser) -> None:
         assert tab.page.locator(".ribbon.on").count() == 0
 
 
-def test_an_update_keeps_focus_scroll_and_elements(browser: Browser) -> None:
+def test_update_keeps_focus_scroll_and_elements(browser: Browser) -> None:
     told = page_worlds.world()
     with PageServer(told) as server, opened(browser, server.url) as tab:
         tab.page.locator(".node[data-id='p:0']").focus()
@@ -329,7 +329,7 @@ def test_page_reports_a_stopped_server_and_recovers(
         assert tab.page.locator("body.stale").count() == 0
 
 
-def test_an_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
+def test_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
     browser: Browser,
 ) -> None:
     told = page_worlds.world() | {"age": 40}
@@ -338,7 +338,7 @@ def test_an_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
         assert "measured nothing new since" in tab.text("#stale")
 
 
-def test_a_part_that_fails_costs_only_itself(browser: Browser) -> None:
+def test_part_that_fails_costs_only_itself(browser: Browser) -> None:
     told = page_worlds.world() | {"power": None}
     with PageServer(told) as server, opened(browser, server.url) as tab:
         assert len(tab.texts("#devices tbody tr")) == 5
@@ -366,7 +366,7 @@ def test_missing_figures_are_explained(browser: Browser) -> None:
         assert tab.page.locator("#stretch [value=hour]").is_disabled()
 
 
-def test_a_power_that_is_not_known_is_a_dash_and_no_zero(browser: Browser) -> None:
+def test_power_that_is_not_known_is_a_dash_and_no_zero(browser: Browser) -> None:
     with PageServer(page_worlds.blind()) as server, opened(browser, server.url) as tab:
         for form in ("drawing", "list"):
             tab.page.locator(f"#form [value={form}]").check()
@@ -439,7 +439,7 @@ def test_everything_is_reached_with_tab_alone(browser: Browser) -> None:
     ]
 
 
-def test_the_list_says_what_the_drawing_says(browser: Browser) -> None:
+def test_list_says_what_the_drawing_says(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         drawn = tab.page.evaluate(BALANCES)
         tab.page.locator("#form [value=list]").check()
@@ -453,7 +453,7 @@ def test_the_list_says_what_the_drawing_says(browser: Browser) -> None:
     assert listed == pytest.approx(wanted)
 
 
-def test_a_tuner_over_its_budget_says_so(browser: Browser) -> None:
+def test_tuner_over_its_budget_says_so(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         held, released, declined = tab.texts("#tuner .job")
     assert "Hold 520 W: 3.1 % slower" in held
@@ -468,7 +468,7 @@ def test_a_tuner_over_its_budget_says_so(browser: Browser) -> None:
     assert "Saved, as an estimate\n–" in declined
 
 
-def test_a_trace_id_can_be_copied(browser: Browser) -> None:
+def test_trace_id_can_be_copied(browser: Browser) -> None:
     permitted = {"permissions": ["clipboard-read", "clipboard-write"]}
     with PageServer(page_worlds.world()) as server, opened(browser, server.url, **permitted) as tab:
         tab.page.locator("#spans .copy").first.click()

@@ -74,7 +74,7 @@ def test_devices_groups_processes_and_spans_are_seen_and_move_without_a_reload(
             assert node["out"] <= node["watts"] + 0.002, node
 
 
-def test_an_agent_that_ends_is_missed_and_one_that_comes_back_is_shown(
+def test_agent_that_ends_is_missed_and_one_that_comes_back_is_shown(
     tmp_path: Path, browser: Browser
 ) -> None:
     with kept_port() as port:

@@ -53,7 +53,7 @@ def snapshot_of(body: bytes) -> str:
 # ---------------------------------------------------------------------------------- its own files
 
 
-def test_the_page_and_all_that_it_asks_for_are_served(served: Served) -> None:
+def test_page_and_all_that_it_asks_for_are_served(served: Served) -> None:
     page = served.ask("/")
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
     wanted: list[str] = []
@@ -86,7 +86,7 @@ def test_every_answer_is_guarded(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", *PATHS])
-def test_a_file_is_zipped_on_request_and_not_sent_twice(served: Served, path: str) -> None:
+def test_file_is_zipped_on_request_and_not_sent_twice(served: Served, path: str) -> None:
     plain, zipped = served.ask(path), served.ask(path, accept_encoding="gzip")
     assert gzip.decompress(zipped.body) == plain.body
     assert plain.headers["Cache-Control"] == "no-cache"
@@ -96,7 +96,7 @@ def test_a_file_is_zipped_on_request_and_not_sent_twice(served: Served, path: st
     assert served.ask(path, if_none_match='"another"').status == 200
 
 
-def test_the_whole_page_is_small(served: Served) -> None:
+def test_whole_page_is_small(served: Served) -> None:
     assert sum(len(served.ask(path).body) for path in ["/", *PATHS]) <= 150_000
 
 
@@ -128,14 +128,14 @@ def test_only_the_pages_own_files_are_there(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_the_page_can_only_be_read(served: Served, method: str) -> None:
+def test_page_can_only_be_read(served: Served, method: str) -> None:
     assert served.ask("/live.json", method=method).status == 405
 
 
 # ------------------------------------------------------------------------------------ its figures
 
 
-def test_the_figures_are_those_of_the_newest_snapshot(served: Served) -> None:
+def test_figures_are_those_of_the_newest_snapshot(served: Served) -> None:
     assert snapshot_of(served.ask("/live.json").body) == full_host().host
     served.snapshot = replace(full_host(), host="another")
     answer = served.ask("/live.json", accept_encoding="gzip")
@@ -193,7 +193,7 @@ def test_history_is_recorded_without_viewers() -> None:
     assert any(watts for series in power["series"] for watts in series["watts"])
 
 
-def test_a_host_of_ten_thousand_rows_is_shown_in_few() -> None:
+def test_host_of_ten_thousand_rows_is_shown_in_few() -> None:
     rows = tuple(process(n, f"p{n}", f"pod {n % 500}", {}, {CPU: 1 + n % 7}) for n in range(10_000))
     total = sum(sum(row.energy.values()) for row in rows)
     host = full_host()
@@ -223,7 +223,7 @@ def test_a_host_of_ten_thousand_rows_is_shown_in_few() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/live.json", "/metrics", "/healthz"])
-def test_a_name_that_is_not_this_machines_reads_nothing(served: Served, path: str) -> None:
+def test_name_that_is_not_this_machines_reads_nothing(served: Served, path: str) -> None:
     answer = served.ask(path, host="rebound.example:9949")
     assert answer.status == 421
     assert b"Host: localhost" in answer.body
@@ -238,7 +238,7 @@ def test_a_name_that_is_not_this_machines_reads_nothing(served: Served, path: st
         assert served.ask("/live.json", host=name).status == 200
 
 
-def test_the_network_may_call_a_host_as_it_likes() -> None:
+def test_network_may_call_a_host_as_it_likes() -> None:
     with serving(listen="0.0.0.0:0") as served:
         assert served.ask("/live.json", host="node7.example:9949").status == 200
 

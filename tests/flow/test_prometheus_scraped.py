@@ -78,7 +78,7 @@ def scraped(
             yield prometheus, plain, mutual
 
 
-def test_a_real_prometheus_has_the_same_figures(
+def test_real_prometheus_has_the_same_figures(
     scraped: tuple[Prometheus, Served, Served],
 ) -> None:
     prometheus, plain, mutual = scraped

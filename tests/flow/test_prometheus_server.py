@@ -48,7 +48,7 @@ def test_metrics_are_text_by_default(served: Served) -> None:
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
 
 
-def test_the_metrics_are_openmetrics_on_request(served: Served) -> None:
+def test_metrics_are_openmetrics_on_request(served: Served) -> None:
     answer = served.ask(accept=OPENMETRICS)
     content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert answer.headers["Content-Type"] == content_type
@@ -64,7 +64,7 @@ def test_gzip_is_the_same_scrape(served: Served) -> None:
     assert gzip.decompress(zipped.body) == plain.body
 
 
-def test_a_new_snapshot_is_a_new_scrape(served: Served) -> None:
+def test_new_snapshot_is_a_new_scrape(served: Served) -> None:
     served.ask()
     served.snapshot = replace(served.snapshot, other={CPU: Microjoules(17_000_001)})
     scrape = parse(served.ask().body, ExpositionFormat.TEXT)
@@ -97,7 +97,7 @@ def test_snapshot_is_served_beside_the_metrics(served: Served, zipped: bool) -> 
     assert decode_snapshot(body) == snapshot_document(served.snapshot, "1.2.3")
 
 
-def test_a_query_does_not_change_the_page(served: Served) -> None:
+def test_query_does_not_change_the_page(served: Served) -> None:
     assert served.ask("/metrics?name[]=up").body == served.ask().body
 
 
@@ -126,7 +126,7 @@ def pageless() -> Iterator[Served]:
         yield running
 
 
-def test_the_landing_page_needs_nothing_from_elsewhere(pageless: Served) -> None:
+def test_landing_page_needs_nothing_from_elsewhere(pageless: Served) -> None:
     answer = pageless.ask("/")
     links: list[str] = []
 
@@ -141,7 +141,7 @@ def test_the_landing_page_needs_nothing_from_elsewhere(pageless: Served) -> None
     assert b"Emulated" not in answer.body
 
 
-def test_the_landing_page_names_an_emulated_host(pageless: Served) -> None:
+def test_landing_page_names_an_emulated_host(pageless: Served) -> None:
     pageless.snapshot = replace(busy_host(Provenance.EMULATED), host="<b>host</b>")
     body = pageless.ask("/").body
     assert b"Emulated host" in body
@@ -186,7 +186,7 @@ def test_fifty_scrapers_see_one_world(served: Served) -> None:
     assert len(bodies) == 1
 
 
-def test_a_scraper_keeps_its_connection(served: Served) -> None:
+def test_scraper_keeps_its_connection(served: Served) -> None:
     connection = served.connect()
     for _ in range(3):
         connection.request("GET", "/metrics")
@@ -285,7 +285,7 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_trickle_of_bytes_does_not_hold_a_connection() -> None:
+def test_trickle_of_bytes_does_not_hold_a_connection() -> None:
     with (
         serving(request_timeout="300ms") as served,
         socket.create_connection(("127.0.0.1", served.port)) as slow,
@@ -306,7 +306,7 @@ def test_a_trickle_of_bytes_does_not_hold_a_connection() -> None:
         assert served.ask("/metrics").status == 200
 
 
-def test_a_silent_connection_is_closed() -> None:
+def test_silent_connection_is_closed() -> None:
     with (
         serving(idle_timeout="100ms") as served,
         socket.create_connection(("127.0.0.1", served.port)) as idle,
@@ -363,7 +363,7 @@ def test_stopping_ends_idle_connections_and_frees_the_port() -> None:
         assert again.ask().status == 200
 
 
-def test_a_request_in_hand_is_finished_when_the_agent_stops() -> None:
+def test_request_in_hand_is_finished_when_the_agent_stops() -> None:
     entered, release = threading.Event(), threading.Event()
     with serving(page=False) as served:  # nobody but the scrape looks
 
@@ -398,7 +398,7 @@ def opened(listen: str) -> None:
     exporter.start(full_host)
 
 
-def test_a_port_in_use_gets_one_sentence(served: Served) -> None:
+def test_port_in_use_gets_one_sentence(served: Served) -> None:
     with pytest.raises(ExporterError) as caught:
         opened(f"127.0.0.1:{served.port}")
     assert str(caught.value) == (
@@ -410,7 +410,7 @@ def test_a_port_in_use_gets_one_sentence(served: Served) -> None:
 
 
 @pytest.mark.parametrize("listen", ["192.0.2.1:9949", "no-such-host.invalid:9949"])
-def test_an_address_of_another_host_gets_one_sentence(listen: str) -> None:
+def test_address_of_another_host_gets_one_sentence(listen: str) -> None:
     with pytest.raises(ExporterError, match="this host has no such address; choose another"):
         opened(listen)
 

@@ -31,7 +31,7 @@ def settings(pair: Pair, client_ca: Path | None = None) -> dict[str, str]:
     return {"tls_certificate": str(pair.certificate), "tls_key": str(pair.key), **mutual}
 
 
-def test_a_scrape_over_tls(authority: Authority, server: Pair) -> None:
+def test_scrape_over_tls(authority: Authority, server: Pair) -> None:
     with serving(**settings(server)) as served:
         assert served.exporter.address
         assert served.exporter.address.startswith("https://")
@@ -39,7 +39,7 @@ def test_a_scrape_over_tls(authority: Authority, server: Pair) -> None:
         assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
 
 
-def test_the_key_may_be_in_the_certificates_file(authority: Authority, server: Pair) -> None:
+def test_key_may_be_in_the_certificates_file(authority: Authority, server: Pair) -> None:
     both = server.certificate.with_name("both.pem")
     both.write_bytes(server.certificate.read_bytes() + server.key.read_bytes())
     with serving(tls_certificate=str(both)) as served:
@@ -79,7 +79,7 @@ def test_mutual_tls_refuses_strangers(authority: Authority, server: Pair, tmp_pa
         assert served.log == []
 
 
-def test_a_handshake_that_stalls_keeps_nobody_waiting(authority: Authority, server: Pair) -> None:
+def test_handshake_that_stalls_keeps_nobody_waiting(authority: Authority, server: Pair) -> None:
     with serving(**settings(server)) as served:
         stalled = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
         assert served.ask(tls=authority.client()).status == 200
@@ -92,7 +92,7 @@ def start(**wrong: str) -> Served:
         return served
 
 
-def test_a_missing_certificate_gets_one_sentence(server: Pair) -> None:
+def test_missing_certificate_gets_one_sentence(server: Pair) -> None:
     with pytest.raises(ExporterError) as caught:
         start(tls_certificate="/nowhere/cert.pem", tls_key=str(server.key))
     assert str(caught.value) == (
@@ -101,25 +101,25 @@ def test_a_missing_certificate_gets_one_sentence(server: Pair) -> None:
     )
 
 
-def test_a_key_of_another_certificate_gets_one_sentence(authority: Authority, server: Pair) -> None:
+def test_key_of_another_certificate_gets_one_sentence(authority: Authority, server: Pair) -> None:
     with pytest.raises(ExporterError, match="does not belong to the certificate in"):
         start(**settings(Pair(server.certificate, authority.issue("other").key)))
 
 
 @pytest.mark.parametrize("content", [b"", b"not PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_a_file_that_is_no_certificate_gets_one_sentence(server: Pair, content: bytes) -> None:
+def test_file_that_is_no_certificate_gets_one_sentence(server: Pair, content: bytes) -> None:
     server.certificate.write_bytes(content)
     with pytest.raises(ExporterError, match="do not hold a certificate and a key in PEM form"):
         start(**settings(server))
 
 
-def test_a_client_authority_that_is_none_gets_one_sentence(server: Pair, tmp_path: Path) -> None:
+def test_client_authority_that_is_none_gets_one_sentence(server: Pair, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"nothing")
     with pytest.raises(ExporterError, match="holds no certificate in PEM form"):
         start(**settings(server, tmp_path / "ca.pem"))
 
 
-def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(server: Pair) -> None:
+def test_key_with_a_passphrase_is_refused_and_not_asked_for(server: Pair) -> None:
     server.key.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1()), b"secret"))
     with pytest.raises(ExporterError, match="the key is encrypted; give tls_key"):
         start(**settings(server))

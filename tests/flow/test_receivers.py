@@ -70,7 +70,7 @@ def test_errors_in_between_cost_only_themselves(running: Receiving) -> None:
     assert running.sink.count == 3 * 64
 
 
-def test_a_sender_is_told_to_come_again_and_loses_nothing(running: Receiving) -> None:
+def test_sender_is_told_to_come_again_and_loses_nothing(running: Receiving) -> None:
     running.sink.busy = 2
     with closing(http.client.HTTPConnection(*running.http)) as client:
         answers = []
@@ -113,7 +113,7 @@ def test_more_senders_than_there_is_room_for_do_not_keep_others_out(tmp_path: Pa
         assert running.sink.count == 96 * 64
 
 
-def test_a_bomb_is_refused(running: Receiving) -> None:
+def test_bomb_is_refused(running: Receiving) -> None:
     bomb = gzip.compress(bytes(64 << 20))
     with closing(running.connect()) as client:
         client.sendall(post(bomb, TYPE, "Content-Encoding: gzip", path=TRACES))
@@ -229,7 +229,7 @@ def test_nothing_listens_where_spans_are_turned_off(tmp_path: Path) -> None:
     assert opened(tmp_path, SpansSettings(http=Listen(""), unix=False)) == ((), [])
 
 
-def test_a_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path: Path) -> None:
+def test_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path: Path) -> None:
     taken = Listen(Listen.written(*running.http))
     addresses, log = opened(tmp_path / "other", SpansSettings(http=taken))
     assert addresses == (f"http+unix://{tmp_path}/other/otlp.sock",)

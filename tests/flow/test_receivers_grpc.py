@@ -90,7 +90,7 @@ def test_messages_may_be_compressed_by_gzip(running: Receiving) -> None:
     assert running.sink.count == 64
 
 
-def test_a_message_may_be_larger_than_the_windows(running: Receiving) -> None:
+def test_message_may_be_larger_than_the_windows(running: Receiving) -> None:
     whole = framed(MANY)
     with http2(running.connect("grpc")) as client:
         assert len(whole) > 5 * client.h2.local_flow_control_window(client.open())
@@ -116,7 +116,7 @@ def test_refused_spans_are_partial_success(running: Receiving) -> None:
 # --------------------------------------------------------------------------------- what is refused
 
 
-def test_a_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receiving) -> None:
+def test_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receiving) -> None:
     running.sink.busy = 1
     answer = call(running, framed(BODY))
     assert (answer.status, answer.message) == (14, "too many spans wait for their energy")
@@ -126,7 +126,7 @@ def test_a_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receivi
     assert running.sink.count == 64
 
 
-def test_a_well_behaved_client_sees_our_errors_as_its_own(running: Receiving) -> None:
+def test_well_behaved_client_sees_our_errors_as_its_own(running: Receiving) -> None:
     running.sink.busy = 1
     with pytest.raises(GRPCError) as caught:
         export(WHOLE, at=running.grpc)
@@ -178,7 +178,7 @@ def test_what_cannot_be_taken_is_refused_with_its_reason(
 # ------------------------------------------------------------------------------------ hard times
 
 
-def test_a_call_that_does_not_arrive_in_time_ends(tmp_path: Path) -> None:
+def test_call_that_does_not_arrive_in_time_ends(tmp_path: Path) -> None:
     with (
         receiving(tmp_path, ServerLimits(receive=0.05)) as running,
         http2(running.connect("grpc")) as client,
@@ -255,7 +255,7 @@ def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path) -> N
         assert running.log == []
 
 
-def test_a_client_that_asks_and_does_not_listen_is_given_up(running: Receiving) -> None:
+def test_client_that_asks_and_does_not_listen_is_given_up(running: Receiving) -> None:
     ping = struct.pack(">I", 8)[1:] + struct.pack(">BBI", 6, 0, 0) + bytes(8)
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.settimeout(120)  # for all that is sent

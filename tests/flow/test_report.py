@@ -43,9 +43,7 @@ def write(state_dir: Path, host: Books, *, turns: int = 10, emulated: bool = Fal
             store.write(host.spend({1: 10, 2: 5, 3: 1}, seconds=60))
 
 
-def test_the_lines_of_every_kind_sum_to_the_total(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_lines_of_every_kind_sum_to_the_total(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     for by in ("process", "group", "kind", "user", "container"):
         for limit in ("0", "1", "2"):
@@ -105,7 +103,7 @@ def test_domains_that_are_parts_of_others_are_shown_and_not_added(
     assert domains["GPU-0"]["gap_seconds"] == {"reset": 10.0}
 
 
-def test_a_table_names_unit_provenance_idle_and_gaps(
+def test_table_names_unit_provenance_idle_and_gaps(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -121,7 +119,7 @@ def test_a_table_names_unit_provenance_idle_and_gaps(
     assert "EMULATED" not in "".join(lines)
 
 
-def test_the_domain_table_shows_what_is_unknown_as_a_dash(
+def test_domain_table_shows_what_is_unknown_as_a_dash(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -133,7 +131,7 @@ def test_the_domain_table_shows_what_is_unknown_as_a_dash(
 @pytest.mark.parametrize(
     ("joules", "unit"), [(1, "J"), (10_000, "kJ"), (100_000, "Wh"), (9_000_000, "kWh")]
 )
-def test_the_unit_fits_the_total(
+def test_unit_fits_the_total(
     tmp_path: Path, host: Books, report: Report, joules: int, unit: str
 ) -> None:
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
@@ -142,14 +140,14 @@ def test_the_unit_fits_the_total(
     assert report("--unit", "J").stdout.splitlines()[0].endswith("in J")
 
 
-def test_an_emulated_host_is_plainly_called_so(tmp_path: Path, host: Books, report: Report) -> None:
+def test_emulated_host_is_plainly_called_so(tmp_path: Path, host: Books, report: Report) -> None:
     host.emulated = True
     write(tmp_path, host, emulated=True)
     assert "EMULATED: " in report().stdout
     assert json.loads(report("--json").stdout)["emulated"] is True
 
 
-def test_the_real_store_comes_first(tmp_path: Path, host: Books, report: Report) -> None:
+def test_real_store_comes_first(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     other = Books(ManualClock(wall=host.clock.now().wall), emulated=True)
     write(tmp_path, other, emulated=True)
@@ -168,7 +166,7 @@ def test_csv_has_a_row_for_each_line_and_type(tmp_path: Path, host: Books, repor
     assert {row["hw_id"]: row["consumers_uj"] for row in domains}["core-0"] == ""
 
 
-def test_a_window_in_time(tmp_path: Path, host: Books, report: Report) -> None:
+def test_window_in_time(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host, turns=1)
     early = host.clock.now().wall // 10**9
     host.clock.advance(1800)
@@ -181,7 +179,7 @@ def test_a_window_in_time(tmp_path: Path, host: Books, report: Report) -> None:
     assert before["total"] == after["total"] == lately["total"]
 
 
-def test_a_name_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
+def test_name_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
     opening = host.spend({1: 1})
     info = replace(opening.processes[0].info, command="\x1b[2Jevil\n" + "x" * 100)
     evil = replace(opening, processes=(replace(opening.processes[0], info=info),))
@@ -202,7 +200,7 @@ def test_no_store_yet_is_one_sentence(report: Report, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_store_and_an_empty_stretch_say_so(
+def test_empty_store_and_an_empty_stretch_say_so(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     Store.open(tmp_path, Settings(), host.clock).close()
@@ -233,7 +231,7 @@ def test_bad_arguments_are_usage_errors(
     assert complaint in done.stderr
 
 
-def test_the_configured_state_directory_is_read(tmp_path: Path, host: Books) -> None:
+def test_configured_state_directory_is_read(tmp_path: Path, host: Books) -> None:
     write(tmp_path, host)
     done = CliRunner().invoke(
         cli,

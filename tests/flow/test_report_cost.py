@@ -104,7 +104,7 @@ def test_without_rates_a_report_is_what_it_was(tmp_path: Path, host: Books, repo
     assert "cost" not in report("--csv").stdout
 
 
-def test_the_table_has_a_column_for_each_and_says_them_in_four_digits(
+def test_table_has_a_column_for_each_and_says_them_in_four_digits(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -208,7 +208,7 @@ def test_within_an_hour_energy_is_taken_as_spent_evenly(
     assert "spent evenly" in report(*arguments, cost__schedule=path).stdout
 
 
-def test_a_tariff_that_cannot_be_read_costs_the_report_its_costs_only(
+def test_tariff_that_cannot_be_read_costs_the_report_its_costs_only(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -242,7 +242,7 @@ def test_where_somebody_is_asked_a_report_takes_what_they_said_then(
     assert not path.exists()  # a report asks nobody
 
 
-def test_the_first_minutes_of_an_agent_that_had_to_ask_first_are_weighed_whole(
+def test_first_minutes_of_an_agent_that_had_to_ask_first_are_weighed_whole(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     host.clock.advance(42)

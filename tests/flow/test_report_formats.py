@@ -68,7 +68,7 @@ def test_every_format_has_the_same_rows(tmp_path: Path, report: Report, by: str)
 
 
 @pytest.mark.parametrize(("flag", "form"), [("--json", "json"), ("--csv", "csv")])
-def test_the_short_forms_are_the_same(report: Report, flag: str, form: str) -> None:
+def test_short_forms_are_the_same(report: Report, flag: str, form: str) -> None:
     assert report(flag).stdout == report("--format", form).stdout
 
 
@@ -87,7 +87,7 @@ def test_energies_in_parquet_are_whole_microjoules(tmp_path: Path, report: Repor
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_a_file_is_what_would_have_been_printed(tmp_path: Path, report: Report, form: str) -> None:
+def test_file_is_what_would_have_been_printed(tmp_path: Path, report: Report, form: str) -> None:
     path = tmp_path / f"r.{form}"
     done = report("--output", str(path))
     assert (done.exit_code, done.stdout) == (0, "")
@@ -95,12 +95,12 @@ def test_a_file_is_what_would_have_been_printed(tmp_path: Path, report: Report, 
     assert path.read_text() == printed
 
 
-def test_a_table_may_go_to_a_file_too(tmp_path: Path, report: Report) -> None:
+def test_table_may_go_to_a_file_too(tmp_path: Path, report: Report) -> None:
     report("--output", str(tmp_path / "r.txt"))
     assert "unattributed" in (tmp_path / "r.txt").read_text()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(
+def test_file_is_replaced_whole_or_not_at_all(
     tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "r.csv"
@@ -120,7 +120,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.csv", "state"]
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, report: Report) -> None:
+def test_pipe_is_written_to_and_not_replaced(tmp_path: Path, report: Report) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -131,7 +131,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, report: Report) -
         os.close(reader)
 
 
-def test_a_link_is_followed_and_stays(tmp_path: Path, report: Report) -> None:
+def test_link_is_followed_and_stays(tmp_path: Path, report: Report) -> None:
     path, link = tmp_path / "r.csv", tmp_path / "newest.csv"
     path.touch()
     link.symlink_to(path)

@@ -79,7 +79,7 @@ def test_each_name_has_its_calls_its_joules_and_its_tokens(
 @pytest.mark.parametrize("chats", [4, 400])
 @pytest.mark.parametrize("limit", ["0", "1"])
 @pytest.mark.parametrize("only", [(), ("--hw-type", "gpu"), ("--hw-type", "cpu")])
-def test_the_lines_sum_to_the_total_even_if_spans_spent_more_than_this_time_did(
+def test_lines_sum_to_the_total_even_if_spans_spent_more_than_this_time_did(
     tmp_path: Path, host: Books, report: Report, chats: int, limit: str, only: tuple[str, ...]
 ) -> None:
     """A span's joules stand where it ended, and may have been spent before."""
@@ -103,7 +103,7 @@ def test_what_is_beyond_the_limit_is_one_line_with_its_calls(
     assert outside == ["llm", "other"]
 
 
-def test_the_table_is_for_people(tmp_path: Path, host: Books, report: Report) -> None:
+def test_table_is_for_people(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     lines = report().stdout.splitlines()
 
@@ -151,7 +151,7 @@ def test_without_spans_it_says_so_and_shows_the_rest(
     assert json.loads(report("--json").stdout)["lines"]
 
 
-def test_a_span_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
+def test_span_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
     totals = SpanAggregator(10)
     totals.add([joined("evil\x1b[31m\n", {CPU: J})], host.clock.now())
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:

@@ -51,9 +51,7 @@ def seconds_to_end(agent: Running, number: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_promptly_with_success_and_nothing_left(
-    tmp_path: Path, number: int
-) -> None:
+def test_signal_ends_it_promptly_with_success_and_nothing_left(tmp_path: Path, number: int) -> None:
     with Running(tmp_path) as agent:
         agent.measuring()
         (engine,) = (Path(f"/proc/{pid}") for pid in descendants(agent.process.pid))
@@ -66,7 +64,7 @@ def test_a_signal_ends_it_promptly_with_success_and_nothing_left(
         assert "Traceback" not in agent.said
 
 
-def test_a_signal_while_it_starts_ends_it_with_success_too(tmp_path: Path) -> None:
+def test_signal_while_it_starts_ends_it_with_success_too(tmp_path: Path) -> None:
     def caught(folder: Path) -> bool:
         folder.mkdir()
         with Running(folder, emulate="two-socket-h100") as agent:
@@ -99,7 +97,7 @@ def test_at_no_moment_does_a_signal_catch_it_off_guard(tmp_path: Path, number: i
             eventually(lambda left=children: not alive(left), "its processes are gone")
 
 
-def test_the_same_signal_twice_at_once_is_one_wish(tmp_path: Path) -> None:
+def test_same_signal_twice_at_once_is_one_wish(tmp_path: Path) -> None:
     """`timeout` sends it to the program and to its group."""
     with Running(tmp_path) as agent:
         agent.address()
@@ -107,7 +105,7 @@ def test_the_same_signal_twice_at_once_is_one_wish(tmp_path: Path) -> None:
         assert agent.end(signal.SIGTERM) == 0
 
 
-def test_a_client_that_keeps_its_connection_does_not_keep_the_agent(tmp_path: Path) -> None:
+def test_client_that_keeps_its_connection_does_not_keep_the_agent(tmp_path: Path) -> None:
     with Running(tmp_path) as agent:
         address = urlsplit(agent.address())
         connection = http.client.HTTPConnection(address.hostname or "", address.port)
@@ -118,7 +116,7 @@ def test_a_client_that_keeps_its_connection_does_not_keep_the_agent(tmp_path: Pa
         assert (code, took < PROMPT) == (0, True)
 
 
-def test_a_long_interval_delays_no_end(tmp_path: Path) -> None:
+def test_long_interval_delays_no_end(tmp_path: Path) -> None:
     with Running(tmp_path, agent__interval="1m") as agent:
         agent.address()
         took, code = seconds_to_end(agent, signal.SIGTERM)
@@ -236,7 +234,7 @@ def test_no_counter_falls_however_often_it_is_killed(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ the scrape
 
 
-def test_the_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -> None:
+def test_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -> None:
     with Running(tmp_path, emulate="two-socket-h100") as agent:
         agent.measuring()
         modern, classic = agent.scrape(), agent.scrape("text/plain")
@@ -253,7 +251,7 @@ def test_the_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Pat
 
 
 @pytest.mark.needs_prometheus
-def test_a_real_prometheus_sees_rates_that_add_up_and_no_reset(
+def test_real_prometheus_sees_rates_that_add_up_and_no_reset(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     """Scraped while jobs work; every joule a device drew is somebody's, in watts as well."""
@@ -296,7 +294,7 @@ def test_a_real_prometheus_sees_rates_that_add_up_and_no_reset(
             assert agent.end() == 0
 
 
-def test_the_first_figure_comes_within_seconds(tmp_path: Path) -> None:
+def test_first_figure_comes_within_seconds(tmp_path: Path) -> None:
     clock = SystemClock()
     began = clock.monotonic()
     with Running(tmp_path, emulate="two-socket-h100") as agent:

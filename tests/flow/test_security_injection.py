@@ -203,7 +203,7 @@ def test_caps_status_prints_no_name_as_it_is(name: str, tmp_path: Path) -> None:
     assert json.loads(plain.stdout)["rows"][0]["why"] == name
 
 
-def test_an_error_names_a_hostile_path_in_printable_characters(tmp_path: Path) -> None:
+def test_error_names_a_hostile_path_in_printable_characters(tmp_path: Path) -> None:
     folder = tmp_path / "\x1b[2J\u202e"
     done = wattspan("report", "--state-dir", str(folder))
     assert done.returncode

@@ -39,7 +39,7 @@ def answered(running: Receiving, body: bytes) -> tuple[int, float]:
     return status, (clock.monotonic() - begun) / 1e9
 
 
-def test_a_small_request_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
+def test_small_request_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
     with receiving(tmp_path, OFTEN, max_request=64 << 20) as running:
         holds_once(lambda: delays(running))
 

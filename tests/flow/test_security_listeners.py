@@ -107,7 +107,7 @@ def test_health_is_open_and_says_nothing_else(guarded: Guarded) -> None:
     assert guarded.ask("/healthz", {})[2] == b"ok\n"
 
 
-def test_a_token_is_taken_as_bearer_and_as_a_browsers_password(guarded: Guarded) -> None:
+def test_token_is_taken_as_bearer_and_as_a_browsers_password(guarded: Guarded) -> None:
     password = base64.b64encode(f"me:{TOKEN}".encode()).decode()
     for headers in (BEARER, {"Authorization": f"Basic {password}"}):
         assert guarded.ask("/metrics", headers)[0] == 200
@@ -184,12 +184,12 @@ def test_tokens_and_certificates_are_rotated_without_a_restart(guarded: Guarded)
     assert all(old != now for old, now in zip(before, serials(), strict=True))
 
 
-def test_the_log_holds_no_token(guarded: Guarded) -> None:
+def test_log_holds_no_token(guarded: Guarded) -> None:
     guarded.ask(f"/{TOKEN}?{TOKEN}", {"Authorization": f"Bearer {TOKEN}x"})
     assert TOKEN not in guarded.running.said
 
 
-def test_a_page_in_a_browser_cannot_send_spans(tmp_path: Path) -> None:
+def test_page_in_a_browser_cannot_send_spans(tmp_path: Path) -> None:
     with (
         receiving(tmp_path) as running,
         closing(http.client.HTTPConnection(*running.http, timeout=20)) as client,

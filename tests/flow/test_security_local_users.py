@@ -57,7 +57,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "first", ["", "GET / HTTP/1.1\r\nX-", GET], ids=["silent", "slow", "resting"]
 )
-def test_a_user_with_every_connection_does_not_keep_another_out(folder: Path, first: str) -> None:
+def test_user_with_every_connection_does_not_keep_another_out(folder: Path, first: str) -> None:
     with serving(folder, limits=ServerLimits(connections=40)) as site:
         with greedy(GREEDY, site.unix, 100, first):
             for _ in range(3):  # whoever is being answered in this moment does not make way
@@ -123,7 +123,7 @@ def test_slow_clients_of_a_user_refuse_no_scrape_of_another(folder: Path) -> Non
                 assert asks(HONEST, at, request).startswith("HTTP/1.1 200")
 
 
-def test_a_user_whose_questions_wait_does_not_keep_anothers_from_waiting(folder: Path) -> None:
+def test_user_whose_questions_wait_does_not_keep_anothers_from_waiting(folder: Path) -> None:
     past = ConstantPast(until=0)  # nothing is ever settled
     waits = "GET /v1/energy?start=-1s&wait=60s HTTP/1.1\r\nHost: here\r\n\r\n"
     with QueryServer(folder, past=past), greedy(GREEDY, folder / "api.sock", 60, waits):

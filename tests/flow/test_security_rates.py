@@ -114,7 +114,7 @@ def test_others_are_heard_meanwhile(running: Receiving) -> None:
     assert asks(20_001, at, spans.decode()).startswith("HTTP/1.1 200 ")
 
 
-def test_a_user_is_one_sender_on_every_listener(running: Receiving) -> None:
+def test_user_is_one_sender_on_every_listener(running: Receiving) -> None:
     assert [sent(running) for _ in range(BURST_SECONDS + 1)][-1] == 429
     with closing(socket.socket(socket.AF_UNIX)) as other:
         other.settimeout(20)
@@ -139,7 +139,7 @@ def test_refusal_is_delayed_and_does_not_delay_the_stop(tmp_path: Path) -> None:
         assert read_all(waiting) == b"", "it was ended, not answered"
 
 
-def test_a_call_too_many_is_put_off_as_otlp_says(
+def test_call_too_many_is_put_off_as_otlp_says(
     running: Receiving, clock: ManualClock, refusals: RejectionCounter
 ) -> None:
     with http2(running.connect("grpc")) as client:
@@ -153,7 +153,7 @@ def test_a_call_too_many_is_put_off_as_otlp_says(
     assert running.sink.count == BURST_SECONDS + 1
 
 
-def test_an_agent_keeps_to_the_rate_that_is_set_and_tells_of_it(tmp_path: Path) -> None:
+def test_agent_keeps_to_the_rate_that_is_set_and_tells_of_it(tmp_path: Path) -> None:
     with Running(tmp_path, agent__max_rate=1, spans__http="127.0.0.1:0") as agent:
         metrics = f"127.0.0.1:{urlsplit(agent.address()).port}"
         spans = re.search(r"Serving http://(\S+)/v1/traces", agent.said)

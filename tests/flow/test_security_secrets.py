@@ -140,7 +140,7 @@ def bodies(collector: HttpCollector) -> list[bytes]:
     return [one.message.SerializeToString() for one in list(collector.seen)]
 
 
-def test_the_keeper_of_the_secret_is_what_it_seems() -> None:
+def test_keeper_of_the_secret_is_what_it_seems() -> None:
     """What is looked for would be found by whoever looked where it is."""
     with keeper() as pid:
         line = Path(f"/proc/{pid}/cmdline")

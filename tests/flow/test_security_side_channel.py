@@ -90,7 +90,7 @@ def test_what_remains_is_slower_and_the_more_so_the_shorter_the_secret_work_is()
     assert after < before
 
 
-def test_a_cell_that_is_still_going_on_is_not_told() -> None:
+def test_cell_that_is_still_going_on_is_not_told() -> None:
     past = modulated([True])
     for until in range(0, SECOND, INTERVAL):
         past.until = until

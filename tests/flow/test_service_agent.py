@@ -147,7 +147,7 @@ def test_what_it_starts_is_not_the_service(
             assert not re.search(rb"NOTIFY_SOCKET|WATCHDOG_", environ)
 
 
-def test_a_poller_that_hangs_gives_no_sign_of_life_though_all_else_answers(
+def test_poller_that_hangs_gives_no_sign_of_life_though_all_else_answers(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     source = BlockingSource(tmp_path)
@@ -177,7 +177,7 @@ def test_a_poller_that_hangs_gives_no_sign_of_life_though_all_else_answers(
         assert agent.end() == 0
 
 
-def test_a_reload_while_a_part_hangs_ends_the_process_for_another_one(
+def test_reload_while_a_part_hangs_ends_the_process_for_another_one(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     source = BlockingSource(tmp_path)
@@ -212,7 +212,7 @@ def hanging(agent: Service) -> bool:
 # ------------------------------------------------------------------------------------- reloads
 
 
-def test_a_reload_changes_what_was_changed_and_no_total_falls(
+def test_reload_changes_what_was_changed_and_no_total_falls(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:
@@ -339,7 +339,7 @@ def test_where_there_is_neither_terminal_nor_manager_a_hangup_reloads(tmp_path: 
         assert agent.end() == 0
 
 
-def test_a_wish_to_end_in_the_middle_of_reloads_ends_it(
+def test_wish_to_end_in_the_middle_of_reloads_ends_it(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:

@@ -107,7 +107,7 @@ def _holds(client: CapperClient, gpu: Gpu) -> bool:
     return True
 
 
-def test_a_socket_that_it_cannot_serve_ends_it_with_a_sentence(
+def test_socket_that_it_cannot_serve_ends_it_with_a_sentence(
     host: EmulatedHost, tmp_path: Path, manager: ServiceManager
 ) -> None:
     with (
@@ -178,7 +178,7 @@ def test_over_a_directory_that_was_only_guessed_no_success_is_told(
     assert gpu.limit == ORIGINAL
 
 
-def test_a_knob_that_the_configuration_names_no_more_is_given_back_all_the_same(
+def test_knob_that_the_configuration_names_no_more_is_given_back_all_the_same(
     host: EmulatedHost, gpu: Gpu, tmp_path: Path
 ) -> None:
     clock = CapKey(Knob.GPU_CLOCK, gpu.key.device)
@@ -199,7 +199,7 @@ def test_a_knob_that_the_configuration_names_no_more_is_given_back_all_the_same(
         assert capper.journal() == []
 
 
-def test_a_reload_keeps_what_is_held_and_imposes_what_is_new(
+def test_reload_keeps_what_is_held_and_imposes_what_is_new(
     host: EmulatedHost, gpu: Gpu, tmp_path: Path, manager: ServiceManager
 ) -> None:
     file = tmp_path / "config.toml"
@@ -233,7 +233,7 @@ def test_a_reload_keeps_what_is_held_and_imposes_what_is_new(
 
 
 @pytest.mark.exhaustive
-def test_an_agent_that_wants_caps_says_that_no_capper_answers_and_finds_the_one_that_comes(
+def test_agent_that_wants_caps_says_that_no_capper_answers_and_finds_the_one_that_comes(
     tmp_path: Path, manager: ServiceManager
 ) -> None:
     with Running(

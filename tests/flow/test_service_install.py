@@ -60,7 +60,7 @@ def tree(host: SystemdHost) -> dict[str, tuple[str, str]]:
     return {path: (paths[path], digest) for digest, path in (d.split("  ", 1) for d in digests)}
 
 
-def test_the_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
+def test_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
     before = tree(host)
 
     said = service(host, "install", "--dry-run")

@@ -159,7 +159,7 @@ def as_nobody(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
         os.close(told)
 
 
-def test_the_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None:
+def test_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
         ticks = round(psutil.Process(pid).create_time())  # of the same process
@@ -167,7 +167,7 @@ def test_the_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None
         assert ticks > 0
 
 
-def test_a_sender_that_is_gone_is_still_who_it_was(agent: Agent) -> None:
+def test_sender_that_is_gone_is_still_who_it_was(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
         consumer = agent.consumer(pid)
@@ -176,14 +176,14 @@ def test_a_sender_that_is_gone_is_still_who_it_was(agent: Agent) -> None:
     assert agent.whose(peer) == consumer
 
 
-def test_an_unknown_sender_that_is_gone_is_nobody(agent: Agent) -> None:
+def test_unknown_sender_that_is_gone_is_nobody(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
     assert agent.whose(peer) == Outcome.UNKNOWN_PROCESS
     assert agent.whose(peer, ResourceClaim(pid=pid)) == Outcome.NOT_BELIEVED
 
 
-def test_a_forked_worker_with_its_parents_resource_is_itself(agent: Agent) -> None:
+def test_forked_worker_with_its_parents_resource_is_itself(agent: Agent) -> None:
     with sending(agent.path, "fork first") as (worker, parent):
         peer = agent.peer()
         born = datetime.fromtimestamp(psutil.Process(parent).create_time(), UTC).isoformat()
@@ -195,14 +195,14 @@ def test_a_forked_worker_with_its_parents_resource_is_itself(agent: Agent) -> No
             assert agent.whose(peer, claim) == agent.consumer(worker)
 
 
-def test_a_program_started_by_another_may_speak_for_it(agent: Agent) -> None:
+def test_program_started_by_another_may_speak_for_it(agent: Agent) -> None:
     with sending(agent.path):
         assert agent.whose(agent.peer(), ResourceClaim(pid=os.getpid())) == agent.consumer(
             os.getpid()
         )
 
 
-def test_a_worker_on_the_connection_of_its_dead_parent_is_believed(agent: Agent) -> None:
+def test_worker_on_the_connection_of_its_dead_parent_is_believed(agent: Agent) -> None:
     with sending(agent.path, "fork after") as (worker, _):
         peer = agent.peer()
         assert peer.pid is not None
@@ -233,7 +233,7 @@ def test_over_tcp_the_holder_of_the_other_end_is_found(
         assert agent.whose(peer) == agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
 
 
-def test_the_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) -> None:
+def test_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "proc").symlink_to("/proc")  # any root but the host's own is read as files
     asked, read = TcpConnections(), TcpConnections(tmp_path / "proc")
     agent.listen_tcp("")
@@ -252,7 +252,7 @@ def test_the_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) ->
     asked.close()
 
 
-def test_a_worker_that_inherits_a_tcp_connection_is_found_when_its_parent_is_gone(
+def test_worker_that_inherits_a_tcp_connection_is_found_when_its_parent_is_gone(
     agent: Agent,
 ) -> None:
     port = agent.listen_tcp("127.0.0.1")
@@ -275,7 +275,7 @@ def _holders(peer: Peer) -> list[int]:
     return holders
 
 
-def test_a_thread_is_no_process() -> None:
+def test_thread_is_no_process() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
@@ -321,7 +321,7 @@ def test_another_users_pid_is_not_believed(agent: Agent) -> None:
 
 
 @pytest.mark.needs_root
-def test_an_unprivileged_agent_sees_users_but_not_descriptors(agent: Agent) -> None:
+def test_unprivileged_agent_sees_users_but_not_descriptors(agent: Agent) -> None:
     port = agent.listen_tcp("127.0.0.1")
     with sending(f"127.0.0.1 {port}") as (pid, _):
         peer = agent.peer()
@@ -341,7 +341,7 @@ needs_unshare = pytest.mark.skipif(shutil.which("unshare") is None, reason="no u
 
 @needs_unshare
 @pytest.mark.needs_root
-def test_a_pid_namespace_is_seen_through(agent: Agent) -> None:
+def test_pid_namespace_is_seen_through(agent: Agent) -> None:
     unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with sending(agent.path, prefix=unshare) as (inside, _):
         peer = agent.peer()
@@ -356,7 +356,7 @@ def test_a_pid_namespace_is_seen_through(agent: Agent) -> None:
 
 @needs_unshare
 @pytest.mark.needs_root
-def test_a_namespaces_sidecar_names_its_neighbour_by_the_pid_there(agent: Agent) -> None:
+def test_namespaces_sidecar_names_its_neighbour_by_the_pid_there(agent: Agent) -> None:
     script = f'{sys.executable} -c "$0" "$1" \'\'; true'  # a shell is pid 1, python its child
     unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script)
     child = subprocess.Popen(
@@ -379,7 +379,7 @@ def test_a_namespaces_sidecar_names_its_neighbour_by_the_pid_there(agent: Agent)
 
 @needs_unshare
 @pytest.mark.needs_root
-def test_a_claimed_container_is_found_by_its_cgroup(agent: Agent) -> None:
+def test_claimed_container_is_found_by_its_cgroup(agent: Agent) -> None:
     hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
     if hierarchy is None:
         pytest.skip("no cgroups here")

@@ -26,7 +26,7 @@ def at(time: int, span: int, *, opens: bool) -> Mark:
     return Mark(Edge(time / 1e9, opens, span), time, time, time)
 
 
-def test_the_truth_divides_what_was_spent_among_the_innermost_spans_that_are_open() -> None:
+def test_truth_divides_what_was_spent_among_the_innermost_spans_that_are_open() -> None:
     trial = Trial("made", 1.0, [], [-1, 0, -1], [])
     marks = [
         at(0, 0, opens=True),

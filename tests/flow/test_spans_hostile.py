@@ -28,7 +28,7 @@ def page(agent: Running) -> Scrape:
     return Scrape(agent.scrape("text/plain"))
 
 
-def test_a_flood_of_announced_spans_stays_small_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_flood_of_announced_spans_stays_small_and_holds_up_nobody(tmp_path: Path) -> None:
     with Running(tmp_path, spans__open_spans=OPEN) as agent:
         agent.measuring()
         before = resident(agent)

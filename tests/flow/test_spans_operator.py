@@ -44,7 +44,7 @@ def ended(agent: Running) -> tuple[int, str]:
     return code, agent.said.strip().splitlines()[-1]
 
 
-def test_a_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path: Path) -> None:
+def test_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path: Path) -> None:
     with taken_port() as port, Running(tmp_path, spans__http=f"127.0.0.1:{port}") as agent:
         code, said = ended(agent)
     assert code == 4
@@ -52,7 +52,7 @@ def test_a_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path
     assert "[spans] http" in said
 
 
-def test_the_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
+def test_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -93,7 +93,7 @@ def test_the_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["closed", "longer than a socket's address may be"])
-def test_a_directory_that_cannot_hold_sockets_costs_only_the_sockets(
+def test_directory_that_cannot_hold_sockets_costs_only_the_sockets(
     where: str, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / where
@@ -166,7 +166,7 @@ def test_questions_turned_off_open_no_socket_for_them(tmp_path: Path) -> None:
         assert agent.end() == 0
 
 
-def test_a_collector_that_is_the_agent_itself_is_refused(tmp_path: Path) -> None:
+def test_collector_that_is_the_agent_itself_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     itself = {"spans__http": f"127.0.0.1:{port}", "spans__forward": f"http://127.0.0.1:{port}"}
@@ -176,7 +176,7 @@ def test_a_collector_that_is_the_agent_itself_is_refused(tmp_path: Path) -> None
     assert "itself" in said
 
 
-def test_a_failed_start_leaves_no_socket(tmp_path: Path) -> None:
+def test_failed_start_leaves_no_socket(tmp_path: Path) -> None:
     taken = tempfile.TemporaryDirectory(prefix="wattspan-")
     with taken as run_dir:
         (Path(run_dir) / "api.sock").write_text("no socket")

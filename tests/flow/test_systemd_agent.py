@@ -95,7 +95,7 @@ def test_it_charges_the_work_of_other_users(everything: Installed) -> None:
             worker.kill()
 
 
-def test_a_reload_takes_the_new_configuration_in_the_same_process(it: Installed) -> None:
+def test_reload_takes_the_new_configuration_in_the_same_process(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     pid, before = it.main_pid(AGENT), _joules(it)
     it.configure('[exporters.prometheus]\nlisten = "127.0.0.1:9950"\n')
@@ -106,7 +106,7 @@ def test_a_reload_takes_the_new_configuration_in_the_same_process(it: Installed)
     assert float(joules.split()[-1]) >= before
 
 
-def test_a_bad_configuration_is_told_and_the_old_one_stays(it: Installed) -> None:
+def test_bad_configuration_is_told_and_the_old_one_stays(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     it.configure("[agent]\ninterwal = 1\n")
     it.host.systemctl("reload", AGENT)
@@ -117,7 +117,7 @@ def test_a_bad_configuration_is_told_and_the_old_one_stays(it: Installed) -> Non
     assert it.metrics()
 
 
-def test_a_bad_configuration_at_the_start_is_no_reason_to_try_again(it: Installed) -> None:
+def test_bad_configuration_at_the_start_is_no_reason_to_try_again(it: Installed) -> None:
     it.configure("[agent]\ninterwal = 1\n")
     with pytest.raises(HostError, match="interwal"):
         it.host.systemctl("start", AGENT)
@@ -125,7 +125,7 @@ def test_a_bad_configuration_at_the_start_is_no_reason_to_try_again(it: Installe
     assert it.host.property(AGENT, "NRestarts") == "0"
 
 
-def test_an_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Installed) -> None:
+def test_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Installed) -> None:
     it.drop_in(AGENT, "[Service]\nRestartSec=100ms\n")
     it.configure('[sources.rapl]\nenabled = true\nsysfs = "/nowhere"\n')
     with pytest.raises(HostError, match="nowhere"):
@@ -135,7 +135,7 @@ def test_an_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Inst
     assert it.metrics()
 
 
-def test_an_agent_that_hangs_is_ended_and_started_anew(it: Installed) -> None:
+def test_agent_that_hangs_is_ended_and_started_anew(it: Installed) -> None:
     it.drop_in(AGENT, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", AGENT)
     pid = it.main_pid(AGENT)
@@ -160,7 +160,7 @@ def test_totals_go_on_after_a_kill_and_after_a_restart(it: Installed) -> None:
     assert _joules(it) >= before  # what the restart had closed
 
 
-def test_a_stop_closes_the_books_and_leaves_nothing(it: Installed) -> None:
+def test_stop_closes_the_books_and_leaves_nothing(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     it.host.systemctl("stop", AGENT)
     assert it.host.property(AGENT, "Result") == "success"
@@ -169,7 +169,7 @@ def test_a_stop_closes_the_books_and_leaves_nothing(it: Installed) -> None:
     assert it.host.inside("/var/lib/wattspan").is_dir()
 
 
-def test_an_upgrade_of_the_files_is_taken_up_by_a_restart_and_loses_no_total(
+def test_upgrade_of_the_files_is_taken_up_by_a_restart_and_loses_no_total(
     it: Installed, tmp_path: Path
 ) -> None:
     it.host.systemctl("start", AGENT)

@@ -52,7 +52,7 @@ def test_what_it_writes_does_not_reach_the_machine(tmp_path: Path) -> None:
         assert not [place for place in places if Path(place, host.name).exists()]
 
 
-def test_a_failure_shows_what_systemd_and_the_service_said(tmp_path: Path) -> None:
+def test_failure_shows_what_systemd_and_the_service_said(tmp_path: Path) -> None:
     unit = _unit(
         tmp_path, "broken.service", "[Service]\nType=oneshot\nExecStart=sh -c 'echo woe; exit 3'\n"
     )

@@ -67,7 +67,7 @@ def test_who_asks_starts_it_and_only_its_socket_waits_until_then(it: Installed) 
     eventually(lambda: it.limit() == ORIGINAL, "given back when the holder was killed")
 
 
-def test_the_socket_is_for_root_and_the_group_and_another_user_is_kept_out(it: Installed) -> None:
+def test_socket_is_for_root_and_the_group_and_another_user_is_kept_out(it: Installed) -> None:
     it.host.systemctl("start", SOCKET)
     ls = it.host.run("stat", "-c", "%U:%G %a", CAPPER_SOCKET).stdout
     assert ls == "root:wattspan 660\n"
@@ -85,7 +85,7 @@ def test_it_sets_a_gpus_limit_as_well_and_gives_it_back(it: Installed) -> None:
     eventually(lambda: it.gpu_limit() == 700_000, "given back")
 
 
-def test_a_killed_capper_gives_the_original_back_and_is_started_anew(it: Installed) -> None:
+def test_killed_capper_gives_the_original_back_and_is_started_anew(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     with it.held(ZONE, CAP * 1000):
         assert it.limit() == CAP
@@ -98,7 +98,7 @@ def test_a_killed_capper_gives_the_original_back_and_is_started_anew(it: Install
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 
-def test_a_killed_capper_gives_the_original_back_though_its_disk_has_become_read_only(
+def test_killed_capper_gives_the_original_back_though_its_disk_has_become_read_only(
     it: Installed,
 ) -> None:
     it.host.systemctl("start", CAPPER)
@@ -121,7 +121,7 @@ def test_a_killed_capper_gives_the_original_back_though_its_disk_has_become_read
 
 
 @pytest.mark.exhaustive
-def test_a_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed) -> None:
+def test_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed) -> None:
     it.configure(CONFIGURED + FIXED)
     it.drop_in(AGENT, "[Service]\nRestartSec=100ms\n")
     it.host.systemctl("start", AGENT, CAPPER)
@@ -169,7 +169,7 @@ def test_whoever_holds_a_cap_in_the_agents_unit_leaves_the_original_when_killed(
 
 
 @pytest.mark.exhaustive
-def test_an_agent_that_wants_caps_has_the_capper_started_and_says_if_it_goes(
+def test_agent_that_wants_caps_has_the_capper_started_and_says_if_it_goes(
     it: Installed,
 ) -> None:
     it.configure(CONFIGURED + 'mode = "apply"\n')
@@ -218,7 +218,7 @@ def test_fixed_limit_outlives_a_kill_with_a_broken_configuration(it: Installed) 
     eventually(lambda: it.limit() == ORIGINAL, "lifted by the configuration")
 
 
-def test_a_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed) -> None:
+def test_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed) -> None:
     it.drop_in(CAPPER, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", CAPPER)
     pid, before = it.main_pid(CAPPER), it.host.journal().count(BY_THE_JOURNAL)
@@ -232,7 +232,7 @@ def test_a_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed)
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 
-def test_the_shipped_watchdog_acts_on_a_stopped_capper_within_half_a_minute(it: Installed) -> None:
+def test_shipped_watchdog_acts_on_a_stopped_capper_within_half_a_minute(it: Installed) -> None:
     """SIGABRT reaches no stopped process; SIGKILL, which systemd sends after it, does."""
     it.host.systemctl("start", CAPPER)
     watchdog = int(it.host.property(CAPPER, "WatchdogUSec").removesuffix("s"))
@@ -241,7 +241,7 @@ def test_the_shipped_watchdog_acts_on_a_stopped_capper_within_half_a_minute(it: 
     assert it.host.property(CAPPER, "Restart") == "always"
 
 
-def test_a_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: Installed) -> None:
+def test_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     with it.held(ZONE, CAP * 1000):
         it.host.systemctl("stop", CAPPER)
@@ -251,7 +251,7 @@ def test_a_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: 
     assert it.host.property(SOCKET, "ActiveState") == "active"
 
 
-def test_a_restart_keeps_the_socket_and_nobody_who_asks_is_refused(it: Installed) -> None:
+def test_restart_keeps_the_socket_and_nobody_who_asks_is_refused(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     inode = it.host.run("stat", "-c", "%i", CAPPER_SOCKET).stdout
     it.host.systemctl("restart", CAPPER)
@@ -282,7 +282,7 @@ def test_stopping_everything_leaves_the_original_and_no_process(it: Installed) -
     assert not it.host.inside(CAPPER_SOCKET).exists()
 
 
-def test_the_agents_own_rights_do_not_reach_what_the_capper_believes(it: Installed) -> None:
+def test_agents_own_rights_do_not_reach_what_the_capper_believes(it: Installed) -> None:
     it.host.systemctl("start", AGENT, CAPPER)
     with it.held(ZONE, CAP * 1000):
         modes = it.host.run(

@@ -133,7 +133,7 @@ def records(it: Installed) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def test_the_tuner_of_an_agent_without_rights_turns_a_limit_through_the_capper(
+def test_tuner_of_an_agent_without_rights_turns_a_limit_through_the_capper(
     it: Installed, gpu: Gpu
 ) -> None:
     with a_limit_is_tried(it, gpu) as trial:

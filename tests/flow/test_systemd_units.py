@@ -43,7 +43,7 @@ def _directives(unit: str) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", [AGENT, CAPPER])
-def test_the_exposure_is_what_the_reference_says_and_at_most_two(unit: str) -> None:
+def test_exposure_is_what_the_reference_says_and_at_most_two(unit: str) -> None:
     measured = _exposure(unit)
     assert measured <= MOST
     row = re.search(rf"^\| `{re.escape(unit)}` \| \*\*([\d.]+)\*\* \|", REFERENCE, re.MULTILINE)
@@ -52,7 +52,7 @@ def test_the_exposure_is_what_the_reference_says_and_at_most_two(unit: str) -> N
         assert float(row[1]) == measured
 
 
-def test_a_unit_that_is_looser_is_found(tmp_path: Path) -> None:
+def test_unit_that_is_looser_is_found(tmp_path: Path) -> None:
     loose = re.sub(r"(?m)^(Protect|Private|Restrict|Capability|System)\w+=.*$", "", _text(AGENT))
     (tmp_path / AGENT).write_text(loose)
     done = _analyze("security", "--offline=true", "--threshold=20", tmp_path / AGENT)
@@ -72,7 +72,7 @@ def test_systemd_would_find_something_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_reference_explains_every_directive(unit: str) -> None:
+def test_reference_explains_every_directive(unit: str) -> None:
     explained = set(re.findall(r"`(\w+)=", REFERENCE))
     assert [one for one in _directives(unit) if one not in explained] == []
 

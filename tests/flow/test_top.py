@@ -77,14 +77,14 @@ def test_where_no_agent_runs_one_sentence_says_so() -> None:
 @pytest.mark.parametrize(
     "address", ["", "no such host", "http://[::1", "ftp://x", "host:port", "http://x\ny"]
 )
-def test_an_address_that_cannot_be_is_one_sentence_too(address: str) -> None:
+def test_address_that_cannot_be_is_one_sentence_too(address: str) -> None:
     done = top("--once", "--address", address)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("wattspan: Cannot read ")
     assert "Traceback" not in done.stderr
 
 
-def test_the_address_comes_from_the_configuration(agent: Served) -> None:
+def test_address_comes_from_the_configuration(agent: Served) -> None:
     done = top(
         "--once", "--interval", "10ms", "--set", f"exporters.prometheus.listen=:{agent.port}"
     )

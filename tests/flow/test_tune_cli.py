@@ -87,7 +87,7 @@ def line_with(text: str, output: str) -> str:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
+def test_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
     line = line_with("trainer/train_step", tune.told("status"))
     assert line.split()[:13] == [
         *("trainer/train_step", "holding", "560", "of", "700", "W", "2.4%", "3.1%", "5%"),
@@ -97,7 +97,7 @@ def test_a_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_first_line_tells_what_holds_for_all(tune: Tune) -> None:
+def test_first_line_tells_what_holds_for_all(tune: Tune) -> None:
     first = tune.told("status").splitlines()[0]
     assert first == (
         "apply: limits are written; 9 writes, 2 restores; the host's ceiling is 2400 W"
@@ -108,15 +108,13 @@ def test_the_first_line_tells_what_holds_for_all(tune: Tune) -> None:
     "word", ["trainer/train_step", "trainer", "train_step", "TRAINER/", "er/train"]
 )
 @pytest.mark.usefixtures("agent")
-def test_a_job_is_meant_by_its_name_its_service_its_span_or_a_part(word: str, tune: Tune) -> None:
+def test_job_is_meant_by_its_name_its_service_its_span_or_a_part(word: str, tune: Tune) -> None:
     assert [one["job"] for one in tune.facts("status", word)["jobs"]] == [HELD.job]
 
 
 @pytest.mark.parametrize("command", ["status", "explain"])
 @pytest.mark.usefixtures("agent")
-def test_a_job_that_is_not_there_is_bad_usage_and_names_the_nearest(
-    command: str, tune: Tune
-) -> None:
+def test_job_that_is_not_there_is_bad_usage_and_names_the_nearest(command: str, tune: Tune) -> None:
     done = tune(command, "trainer/trian_step")
     assert done.exit_code == 2
     assert "Did you mean 'trainer/train_step'?" in done.stderr
@@ -130,7 +128,7 @@ def test_programs_get_what_the_agent_tells(tune: Tune) -> None:
     assert len(facts["caps"]) == 4
 
 
-def test_a_capper_that_does_not_answer_is_said_first(tune: Tune, run_dir: Path) -> None:
+def test_capper_that_does_not_answer_is_said_first(tune: Tune, run_dir: Path) -> None:
     accounts = TuningAccounts("apply", capper=False, capper_trouble="No capper answers. Start it.")
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
@@ -185,14 +183,14 @@ def test_decisions_are_told_newest_last(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_history_of_one_job_is_asked_for_by_a_part_of_its_name(tune: Tune) -> None:
+def test_history_of_one_job_is_asked_for_by_a_part_of_its_name(tune: Tune) -> None:
     facts = tune.facts("history", "trainer", "--limit", "1")
     assert [(one["job"], one["reason"]) for one in facts["decisions"]] == [(HELD.job, "certified")]
 
 
 @pytest.mark.parametrize(("since", "count"), [("1h", 0), ("36500d", 3), ("2023-11-14T22:05Z", 1)])
 @pytest.mark.usefixtures("agent")
-def test_the_history_is_told_from_a_time_on(since: str, count: int, tune: Tune) -> None:
+def test_history_is_told_from_a_time_on(since: str, count: int, tune: Tune) -> None:
     assert len(tune.facts("history", "--since", since)["decisions"]) == count
 
 
@@ -203,7 +201,7 @@ def test_that_nothing_was_decided_is_said(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_time_that_is_none_is_an_error_in_one_sentence(tune: Tune) -> None:
+def test_time_that_is_none_is_an_error_in_one_sentence(tune: Tune) -> None:
     done = tune("history", "--since", "yesterday")
     assert done.exit_code == 1
     assert "since=yesterday: that is no time" in done.stderr
@@ -255,7 +253,7 @@ def test_where_tuning_is_off_one_sentence_says_how_to_turn_it_on(
     assert json.loads(as_json.stdout)["mode"] == "off"
 
 
-def test_an_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> None:
+def test_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> None:
     facts = accounts_to_json(ACCOUNTS)
     facts["jobs"][0]["state"] = "dreaming"
 
@@ -274,7 +272,7 @@ def test_an_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> 
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_name_that_may_be_several_is_bad_usage(tune: Tune) -> None:
+def test_name_that_may_be_several_is_bad_usage(tune: Tune) -> None:
     done = tune("history", "h")
     assert done.exit_code == 2
     assert "llm/chat, shop/POST /checkout" in done.stderr

@@ -104,22 +104,22 @@ def autotune(scrape: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def test_the_job_ends_capped(season: Season) -> None:
+def test_job_ends_capped(season: Season) -> None:
     assert 0.6 * ORIGINAL <= season.limit < ORIGINAL
 
 
-def test_the_whole_run_is_within_its_budget_exploration_included(season: Season) -> None:
+def test_whole_run_is_within_its_budget_exploration_included(season: Season) -> None:
     assert season.free.slowdown < 0.005
     assert 0 < season.later.slowdown <= BUDGET
 
 
-def test_the_setting_held_is_within_the_budget_and_truly_saves(season: Season) -> None:
+def test_setting_held_is_within_the_budget_and_truly_saves(season: Season) -> None:
     holding = season.later.since(season.held)
     assert holding.slowdown <= BUDGET + 0.005
     assert holding.saving(season.free) > 0.02
 
 
-def test_the_metrics_say_what_is_true(season: Season) -> None:
+def test_metrics_say_what_is_true(season: Season) -> None:
     told, true = season.metrics, season.later
     assert told["wattspan_autotune_state holding"] == 1
     assert told["wattspan_autotune_budget_ratio"] == BUDGET
@@ -164,7 +164,7 @@ def test_caps_status_says_who_holds_the_limit_and_why(season: Season) -> None:
     assert "because: " in told
 
 
-def test_the_end_of_the_job_is_told(season: Season) -> None:
+def test_end_of_the_job_is_told(season: Season) -> None:
     (line,) = [line for line in season.says["the end"].splitlines() if line.startswith(JOB)]
     assert line.split()[1] == "ended"
     assert "the job has ended" in line
@@ -177,13 +177,13 @@ def test_history_outlives_the_agent(season: Season) -> None:
     assert set(before) <= set(after)
 
 
-def test_the_next_start_of_the_same_job_begins_with_what_was_held(season: Season) -> None:
+def test_next_start_of_the_same_job_begins_with_what_was_held(season: Season) -> None:
     assert season.limit_again == pytest.approx(season.limit, abs=1000)
     watts = round(season.limit_again / 1000)
     assert f"{watts} W anew, which was certified before" in season.first_again
 
 
-def test_a_usual_exporter_with_its_batches_of_five_seconds_will_do(tmp_path: Path) -> None:
+def test_usual_exporter_with_its_batches_of_five_seconds_will_do(tmp_path: Path) -> None:
     with TuningAgent(tmp_path) as agent, agent.train() as job:
         until(agent, lambda: agent.limit < ORIGINAL, "a cap is in force")
         until(agent, lambda: agent.told()["pairs"] >= 1, "a setting is compared")

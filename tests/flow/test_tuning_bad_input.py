@@ -103,7 +103,7 @@ def closing(path: Path) -> Iterator[Way]:
     ],
     ids=["not on the list", "another version", "garbage", "of another shape", "silence"],
 )
-def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
+def test_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
     path: Path, closing: Way, answer: bytes, reason: DecisionReason, says: str
 ) -> None:
     impostor = Impostor(path, answer)
@@ -128,7 +128,7 @@ def test_a_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
         impostor.close()
 
 
-def test_a_user_who_is_put_on_the_list_is_served_from_then_on(
+def test_user_who_is_put_on_the_list_is_served_from_then_on(
     tmp_path: Path, path: Path, closing: Way
 ) -> None:
     impostor = Impostor(path, told(STRANGER))
@@ -145,7 +145,7 @@ def test_a_user_who_is_put_on_the_list_is_served_from_then_on(
 
 
 @pytest.mark.exhaustive
-def test_a_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -> None:
+def test_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()

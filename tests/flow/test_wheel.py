@@ -92,7 +92,7 @@ def about(wheel: Path) -> Message:
     return email.message_from_bytes(contents(wheel)[name])
 
 
-def test_the_sdist_builds_the_wheel_that_the_tree_builds(wheel: Path, built: Path) -> None:
+def test_sdist_builds_the_wheel_that_the_tree_builds(wheel: Path, built: Path) -> None:
     direct = built / wheel.name
     ours, theirs = contents(direct), contents(wheel)
     assert [
@@ -100,7 +100,7 @@ def test_the_sdist_builds_the_wheel_that_the_tree_builds(wheel: Path, built: Pat
     ] == []
 
 
-def test_the_wheel_holds_both_packages_their_types_and_the_services_files(wheel: Path) -> None:
+def test_wheel_holds_both_packages_their_types_and_the_services_files(wheel: Path) -> None:
     names = set(contents(wheel))
     assert {"wattspan/py.typed", "wattspan_exporters/py.typed"} <= names
     tops = {name.partition("/")[0] for name in names}
@@ -111,7 +111,7 @@ def test_the_wheel_holds_both_packages_their_types_and_the_services_files(wheel:
             assert contents(wheel)[carried] == path.read_bytes()
 
 
-def test_the_sdist_can_be_tested_and_packaged(sdist: Path) -> None:
+def test_sdist_can_be_tested_and_packaged(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     for needed in (
@@ -126,7 +126,7 @@ def test_the_sdist_can_be_tested_and_packaged(sdist: Path) -> None:
         assert needed in inside
 
 
-def test_the_metadata_says_what_the_project_says(wheel: Path) -> None:
+def test_metadata_says_what_the_project_says(wheel: Path) -> None:
     told = about(wheel)
     assert (told["Name"], told["Version"]) == ("wattspan", PROJECT["version"])
     assert told["License-Expression"] == "Apache-2.0"
@@ -153,7 +153,7 @@ def test_it_comes_from_the_wheel_and_knows_its_version(program: Path) -> None:
     assert where.count(str(program.parents[1])) == 2
 
 
-def test_the_doctor_finds_every_part_of_it(program: Path) -> None:
+def test_doctor_finds_every_part_of_it(program: Path) -> None:
     done = called(program, "doctor", "--emulate", "laptop", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -161,7 +161,7 @@ def test_the_doctor_finds_every_part_of_it(program: Path) -> None:
     assert told["readable_counters"] > 0
 
 
-def test_the_agent_runs_and_ends(program: Path, tmp_path: Path) -> None:
+def test_agent_runs_and_ends(program: Path, tmp_path: Path) -> None:
     settings = [
         *("--set", f"agent.state_dir={tmp_path / 'state'}"),
         *("--set", f"agent.run_dir={tmp_path / 'run'}"),
@@ -195,7 +195,7 @@ def test_its_services_files_come_with_it(program: Path) -> None:
     assert "/usr/bin/wattspan" not in done.stdout
 
 
-def test_an_environment_below_tmp_is_no_place_for_a_service(program: Path) -> None:
+def test_environment_below_tmp_is_no_place_for_a_service(program: Path) -> None:
     if not str(program).startswith(("/tmp/", "/var/", "/home/", "/root/")):
         pytest.skip("the tests' folders are where a service could run from")
     done = called(program, "service", "install", "--dry-run")
@@ -226,11 +226,11 @@ print(json.dumps(sorted(sys.modules)))
     return frozenset(json.loads(python(program, code).splitlines()[-1]))
 
 
-def test_an_application_gets_its_spans_seen_by_an_entry_point(loaded: frozenset[str]) -> None:
+def test_application_gets_its_spans_seen_by_an_entry_point(loaded: frozenset[str]) -> None:
     assert "wattspan.otel" in loaded
 
 
-def test_an_application_loads_nothing_of_the_agent(loaded: frozenset[str]) -> None:
+def test_application_loads_nothing_of_the_agent(loaded: frozenset[str]) -> None:
     ours = {name.split(".")[1] for name in loaded if name.startswith("wattspan.")}
     assert ours <= {"otel", "sdk"}
     # psutil is not among them: OpenTelemetry's SDK loads it itself where there is one.

@@ -85,7 +85,7 @@ def cost(call: Callable[[], object], times: int = 50) -> dict[str, float]:
     return {"median_us": round(median(taken), 1), "worst_us": round(max(taken), 1)}
 
 
-def test_the_energy_counter_moves_in_steps_of_at_most_a_second(
+def test_energy_counter_moves_in_steps_of_at_most_a_second(
     nvml: Any, gpu: Any, record_property: Record
 ) -> None:
     changes, last = [], nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
@@ -118,7 +118,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_returns_well_within_the_deadline(
+def test_call_returns_well_within_the_deadline(
     nvml: Any, gpu: Any, name: str, record_property: Record
 ) -> None:
     arguments = CALLS[name]
@@ -141,7 +141,7 @@ def test_power_fields_answer_by_scope(nvml: Any, gpu: Any, record_property: Reco
     assert entries[0].nvmlReturn == 0
 
 
-def test_the_source_reads_it_without_a_stumble(nvml: Any, record_property: Record) -> None:
+def test_source_reads_it_without_a_stumble(nvml: Any, record_property: Record) -> None:
     context = SourceContext(CLOCK, FakeDirectory())
     session = new_session(nvml, NvmlSettings(), context)
     batches: list[Batch] = []

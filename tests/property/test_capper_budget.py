@@ -156,7 +156,7 @@ TestBudgetedHost = BudgetedHost.TestCase
 TestBudgetedHost.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_a_hidden_device_keeps_the_limits_of_the_others_over_two_kills() -> None:
+def test_hidden_device_keeps_the_limits_of_the_others_over_two_kills() -> None:
     host = BudgetedHost()
     host.begin(budget=1500 * W, step=1.0)
     host.hold(number=0, value=200 * W)

@@ -40,7 +40,7 @@ def test_less_than_a_watt_per_device_is_left_over(host: Host, limit: int) -> Non
 
 
 @given(HOSTS, LIMITS)
-def test_a_share_is_in_whole_watts_or_an_end_of_the_range(host: Host, limit: int) -> None:
+def test_share_is_in_whole_watts_or_an_end_of_the_range(host: Host, limit: int) -> None:
     caps = share_budget(host, limit)
     assert all(
         caps[key] % SHARE_STEP == 0 or caps[key] in (one.minimum, one.maximum)
@@ -56,13 +56,13 @@ def test_every_share_is_within_the_range_of_its_device(host: Host, limit: int) -
 
 
 @given(HOSTS, LIMITS, st.integers(0, 9_000))
-def test_a_higher_limit_reduces_no_share(host: Host, limit: int, more: int) -> None:
+def test_higher_limit_reduces_no_share(host: Host, limit: int, more: int) -> None:
     low, high = share_budget(host, limit), share_budget(host, limit + more)
     assert all(high[key] >= cap for key, cap in low.items())
 
 
 @given(HOSTS, LIMITS)
-def test_a_lower_priority_gets_its_want_only_after_a_higher_one(host: Host, limit: int) -> None:
+def test_lower_priority_gets_its_want_only_after_a_higher_one(host: Host, limit: int) -> None:
     caps = share_budget(host, limit)
     for key, one in host.items():
         for other, lower in host.items():
@@ -72,9 +72,7 @@ def test_a_lower_priority_gets_its_want_only_after_a_higher_one(host: Host, limi
 
 
 @given(HOSTS, LIMITS, st.randoms())
-def test_the_order_of_devices_does_not_matter(
-    host: Host, limit: int, random: st.DataObject
-) -> None:
+def test_order_of_devices_does_not_matter(host: Host, limit: int, random: st.DataObject) -> None:
     items = list(host.items())
     random.shuffle(items)  # type: ignore[attr-defined]
     assert share_budget(dict(items), limit) == share_budget(host, limit)

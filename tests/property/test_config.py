@@ -173,7 +173,7 @@ def test_tables_of_an_array_are_what_was_written_and_show_prints_them_all(
 
 
 @given(flags=given_values())
-def test_the_environment_can_say_what_a_flag_can_say(flags: dict[str, FlagValue]) -> None:
+def test_environment_can_say_what_a_flag_can_say(flags: dict[str, FlagValue]) -> None:
     texts = {dotted: flag for dotted, flag in flags.items() if isinstance(flag.value, str)}
     environ = {
         environment_variable(dotted): str(flag.value)
@@ -231,7 +231,7 @@ def test_no_text_makes_a_traceback(text: str) -> None:
 
 
 @pytest.mark.parametrize("opening", ["[", "{a="])
-def test_a_file_nested_beyond_all_measure_is_refused(opening: str) -> None:
+def test_file_nested_beyond_all_measure_is_refused(opening: str) -> None:
     with pytest.raises(ConfigError):
         parse_toml("a = " + opening * 100_000, Path("x.toml"))
 
@@ -243,6 +243,6 @@ def test_no_variable_makes_a_traceback(name: str, value: str) -> None:
     assert not sentence or sentence.startswith("WATTSPAN_AGENT_INTERVAL: ")
 
 
-def test_the_strategy_knows_every_kind_of_key() -> None:
+def test_strategy_knows_every_kind_of_key() -> None:
     for key in keys(Odd).values():
         assert isinstance(values(key), st.SearchStrategy)

@@ -60,7 +60,7 @@ def test_samples_and_what_once_failed_hold(name: str) -> None:
         TARGETS[name].run(seed)
 
 
-def test_the_reference_page_lists_every_target() -> None:
+def test_reference_page_lists_every_target() -> None:
     page = (ROOT / "docs/reference/fuzzing.md").read_text("utf-8")
     assert [name for name in TARGETS if f"| `{name}` |" not in page] == []
 

@@ -64,7 +64,7 @@ def test_start_times_never_go_back_and_within_one_no_value_falls(
 
 
 @given(histories)
-def test_a_receiver_sees_each_value_as_it_was_drawn(
+def test_receiver_sees_each_value_as_it_was_drawn(
     history: list[tuple[dict[str, int], int, int]],
 ) -> None:
     for values, received in pushed(history, "wattspan.test", "J", 10**6):

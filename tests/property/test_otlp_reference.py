@@ -78,7 +78,7 @@ def test_protobuf_and_json_give_the_records_of_the_complete_schema(
 
 
 @given(requests(plain_values))  # a NaN equals nothing, not even itself
-def test_a_request_in_json_is_forwarded_as_the_same_request(
+def test_request_in_json_is_forwarded_as_the_same_request(
     whole: ExportTraceServiceRequest,
 ) -> None:
     settings = DecoderSettings(max_spans=1000, max_fields=1 << 16, keep_message=True)

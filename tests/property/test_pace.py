@@ -40,7 +40,7 @@ def test_peer_within_the_rate_is_never_refused(
 
 
 @given(rates, bursts, st.integers(0, 2**62))
-def test_a_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
+def test_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
     rate: int, burst: int, start: int
 ) -> None:
     pace = RateLimiter(rate, burst)
@@ -61,7 +61,7 @@ def test_number_of_buckets_is_bounded(most: int, asked: list[tuple[int, int]]) -
 
 
 @given(st.integers(2, 30), st.integers(2, 20))
-def test_a_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, burst: int) -> None:
+def test_crowd_of_newcomers_does_not_make_the_greediest_forgotten(most: int, burst: int) -> None:
     pace = RateLimiter(1, burst, most)
     assert [pace.admits("greedy", 0) for _ in range(burst)] == [True] * burst
     for newcomer in range(5 * most):

@@ -99,7 +99,7 @@ def test_records_written_out_of_order_are_read_in_order_or_lost(
     assert len(seen) + lost + missing == 12
 
 
-def test_a_record_that_is_late_is_waited_for_once() -> None:
+def test_record_that_is_late_is_waited_for_once() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, 1)
         write(writer, 64, 3)
@@ -112,14 +112,14 @@ def test_a_record_that_is_late_is_waited_for_once() -> None:
         assert (numbers(records), lost) == ([5], 1)
 
 
-def test_the_last_drain_waits_for_no_record() -> None:
+def test_last_drain_waits_for_no_record() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, 2)
         records, lost = reader.drain(last=True)
         assert (numbers(records), lost) == ([2], 1)
 
 
-def test_a_record_of_an_unknown_kind_is_lost() -> None:
+def test_record_of_an_unknown_kind_is_lost() -> None:
     with ring(64) as (writer, reader):
         os.pwrite(writer, WRITE_FORMAT.pack(1, 0, 0, 0, 0, 9, 1), RECORD_SIZE)
         write(writer, 64, 2)
@@ -142,7 +142,7 @@ def test_any_ring_content_is_read_in_bounded_time(count: int, junk: bytes, slot:
             pass
 
 
-def test_an_impossible_record_number_is_an_error() -> None:
+def test_impossible_record_number_is_an_error() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, (1 << 41) * 64 + 1)
         with pytest.raises(RingError, match="stands in the place of 1"):
@@ -150,12 +150,12 @@ def test_an_impossible_record_number_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RING_RECORDS + 1])
-def test_a_ring_of_invalid_size_is_refused(count: int) -> None:
+def test_ring_of_invalid_size_is_refused(count: int) -> None:
     with pytest.raises(RingError, match="a ring of"):
         RingReader(0, count)
 
 
-def test_an_unsealed_ring_is_refused() -> None:
+def test_unsealed_ring_is_refused() -> None:
     with ring(8) as (writer, reader):
         with pytest.raises(PermissionError):
             os.ftruncate(writer, 0)

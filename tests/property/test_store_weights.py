@@ -49,7 +49,7 @@ def test_sums_weigh_what_their_parts_weigh(parts: list[EnergyWithWeights]) -> No
 
 
 @given(amounts(), amounts())
-def test_a_difference_and_its_subtrahend_weigh_the_minuend(
+def test_difference_and_its_subtrahend_weigh_the_minuend(
     one: EnergyWithWeights, other: EnergyWithWeights
 ) -> None:
     left = one - other
@@ -61,7 +61,7 @@ def test_a_difference_and_its_subtrahend_weigh_the_minuend(
 
 
 @given(st.lists(st.tuples(st.integers(1, HOUR), RATES), min_size=1, max_size=5))
-def test_a_bucket_is_worth_the_mean_of_what_was_known(
+def test_bucket_is_worth_the_mean_of_what_was_known(
     pieces: list[tuple[int, int | None]],
 ) -> None:
     measured = sum(length for length, _ in pieces)
@@ -86,7 +86,7 @@ def test_nothing_is_lost_to_rounding_in_a_bucket_that_was_measured_whole(
         assert (mean * DAY_SECONDS).denominator == 1
 
 
-def test_a_kilowatt_hour_at_a_rate_weighs_the_rate() -> None:
+def test_kilowatt_hour_at_a_rate_weighs_the_rate() -> None:
     hour = bucket_rate([(1800, 4), (900, 8), (900, None)])
     assert rated_totals(EnergyWithWeights.of(KILOWATT_HOUR, (hour,))) == (
         RatedTotal(4, KILOWATT_HOUR // 4),
@@ -165,14 +165,14 @@ def test_what_was_in_force_is_what_is_told_of_it(
     assert found == dict.fromkeys(range(990, 1000), None) | expected
 
 
-def test_an_agent_that_begins_lacks_no_rate_before_anything_is_spent() -> None:
+def test_agent_that_begins_lacks_no_rate_before_anything_is_spent() -> None:
     with database() as store:
         found = told(store, books(1003, None, unknown=0), books(1008, 7, unknown=0))
     assert found == (NOTHING, RateChange(1003, "EUR", 7))
     assert bucket_rate(pieces(found, 960, 1020)) == BucketRate(7 * DAY_SECONDS, 0)
 
 
-def test_a_day_is_worth_what_was_known_since_the_agent_first_measured_in_it() -> None:
+def test_day_is_worth_what_was_known_since_the_agent_first_measured_in_it() -> None:
     evening = 18 * HOUR
     with database() as store:
         found = told(store, books(evening, 7, unknown=0))
@@ -206,13 +206,13 @@ def test_time_before_what_an_older_release_wrote_down_stays_not_known() -> None:
     assert pieces(found, 0, DAY_SECONDS) == [(12 * HOUR, None), (12 * HOUR, 8)]
 
 
-def test_a_restart_in_which_nothing_is_spent_unweighed_changes_no_rate() -> None:
+def test_restart_in_which_nothing_is_spent_unweighed_changes_no_rate() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(20, None), books(25, 5))
     assert found == (NOTHING, RateChange(10, "EUR", 5))
 
 
-def test_a_rate_that_came_before_anything_was_spent_holds_from_where_none_was_known() -> None:
+def test_rate_that_came_before_anything_was_spent_holds_from_where_none_was_known() -> None:
     with database() as store:
         found = told(store, unpriced(10), books(20, None, unknown=0), books(25, 5, unknown=0))
     assert found == (NOTHING, RateChange(10, "", None), RateChange(20, "EUR", 5))
@@ -237,7 +237,7 @@ def test_what_was_unknown_of_another_currency_is_not_taken_for_this_one() -> Non
     assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(20, "CHF", None))
 
 
-def test_a_clock_that_is_set_back_while_no_rate_is_known_begins_anew_there() -> None:
+def test_clock_that_is_set_back_while_no_rate_is_known_begins_anew_there() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(90, None), books(25, None, unknown=7))
     assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(25, "EUR", None))
@@ -271,7 +271,7 @@ def test_that_nobody_says_a_rate_any_more_is_a_change() -> None:
         assert found == [(5, None), (20, None), (10, 5)]
 
 
-def test_a_clock_that_was_set_back_begins_anew_there() -> None:
+def test_clock_that_was_set_back_begins_anew_there() -> None:
     with database() as store:
         record_rates(store, books(100, 1))
         record_rates(store, books(200, 2))
@@ -282,7 +282,7 @@ def test_a_clock_that_was_set_back_begins_anew_there() -> None:
         )
 
 
-def test_a_rate_is_known_from_where_the_clock_was_set_back_to_though_it_is_the_same() -> None:
+def test_rate_is_known_from_where_the_clock_was_set_back_to_though_it_is_the_same() -> None:
     with database() as store:
         record_rates(store, books(200, 1))
         record_rates(store, books(150, 1))

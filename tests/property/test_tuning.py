@@ -67,7 +67,7 @@ def test_no_cap_is_above_the_original_or_below_the_floor(plant: Plant) -> None:
     st.integers(1, 900),
     st.sampled_from([DecisionReason.THROTTLED, DecisionReason.SHARED, DecisionReason.MIG]),
 )
-def test_a_veto_releases_within_one_step_whatever_goes_on(
+def test_veto_releases_within_one_step_whatever_goes_on(
     plant: Plant, turns: int, veto: DecisionReason
 ) -> None:
     run = Run(plant)
@@ -92,9 +92,7 @@ def test_what_exploring_costs_stays_within_what_may_be_lost(plant: Plant) -> Non
 
 @RUNS
 @given(plants, st.integers(1, 600))
-def test_the_state_does_not_change_by_being_asked_and_steps_repeat(
-    plant: Plant, turns: int
-) -> None:
+def test_state_does_not_change_by_being_asked_and_steps_repeat(plant: Plant, turns: int) -> None:
     run = Run(plant)
     run.on(turns)
     assert run.state is not None
@@ -149,7 +147,7 @@ def test_nonsense_is_survived(steps: list[tuple[object, ...]]) -> None:
     ),
     st.floats(0, 1_000_000),
 )
-def test_a_level_keeps_every_device_within_its_range(
+def test_level_keeps_every_device_within_its_range(
     bounds: list[tuple[int, int]], wanted: float
 ) -> None:
     ranges = [
@@ -163,7 +161,7 @@ def test_a_level_keeps_every_device_within_its_range(
 
 
 @pytest.mark.slow
-def test_a_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() -> None:
+def test_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() -> None:
     """Optional stopping: the mean is at the budget, and one looks after every pair."""
     random, error, broken, runs = Random(7), 0.05, 0, 300
     for _ in range(runs):
@@ -191,7 +189,7 @@ def test_heavy_tails_do_not_break_it_more_often() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_at_the_budget_is_hardly_ever_certified() -> None:
+def test_job_at_the_budget_is_hardly_ever_certified() -> None:
     """Every cap costs exactly the budget; nothing may be held."""
     held = 0
     for seed in range(20):
@@ -203,7 +201,7 @@ def test_a_job_at_the_budget_is_hardly_ever_certified() -> None:
 
 
 @pytest.mark.slow
-def test_the_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
+def test_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
     plant = Plant(curve=lambda at: (1 + 2.5 * (TOP - at) / TOP, 0.9), cv=0.02)
     run = Run(plant)
     run.on(1_500)

@@ -71,7 +71,7 @@ def test_more_requests_without_a_miss_are_better_news(
 
 
 @given(allowed=st.floats(0, 1), told=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
-def test_an_alarm_takes_whatever_is_told(allowed: float, told: list[tuple[int, float]]) -> None:
+def test_alarm_takes_whatever_is_told(allowed: float, told: list[tuple[int, float]]) -> None:
     alarm = MissAlarm(allowed)
     for requests, part in told:
         alarm = alarm.add(requests, round(requests * part))
@@ -116,7 +116,7 @@ blocks = st.builds(
 
 
 @given(one=blocks, other=blocks)
-def test_a_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
+def test_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
     one: LoadSample, other: LoadSample
 ) -> None:
     ratio = log_ratio(one, other)
@@ -179,7 +179,7 @@ def test_steps_come_out_the_same_however_units_are_handed_over(
     floor=st.integers(150, 300),
     steepness=st.floats(0, 0.1),
 )
-def test_a_proposal_is_within_bounds_and_spares_the_critical_rank(
+def test_proposal_is_within_bounds_and_spares_the_critical_rank(
     parts: list[int], level: int, floor: int, steepness: float
 ) -> None:
     waiting = RankWaits()
@@ -247,7 +247,7 @@ acts = st.lists(
 
 
 @given(acts=acts)
-def test_a_book_survives_being_written(
+def test_book_survives_being_written(
     acts: list[tuple[str, Fingerprint, CertifiedLevels]],
 ) -> None:
     book = CertifiedSettings()
@@ -280,6 +280,6 @@ def test_no_damage_to_a_book_raises(facts: object) -> None:
 
 
 @given(command=st.text() | st.lists(st.text()))
-def test_a_digest_is_sixteen_digits_of_anything(command: str | list[str]) -> None:
+def test_digest_is_sixteen_digits_of_anything(command: str | list[str]) -> None:
     assert len(command_digest(command)) == 16
     assert command_digest(command) == command_digest(command)

@@ -64,7 +64,7 @@ def test_only_ranks_that_wait_have_less_and_none_leaves_its_range(
 
 
 @given(told=ranks, slope=slopes, reason=st.sampled_from(DecisionReason))
-def test_a_reason_from_outside_releases_every_rank(
+def test_reason_from_outside_releases_every_rank(
     told: list[tuple[float, int]], slope: float, reason: DecisionReason
 ) -> None:
     held = lower_waiting_ranks(holding(told, slope))

@@ -38,7 +38,7 @@ decided = st.builds(
 
 
 @given(decided)
-def test_a_decision_comes_back_from_json(one: RecordedDecision) -> None:
+def test_decision_comes_back_from_json(one: RecordedDecision) -> None:
     assert (
         recorded_decision_from_json(
             msgspec.json.decode(msgspec.json.encode(recorded_decision_to_json(one)))
@@ -48,7 +48,7 @@ def test_a_decision_comes_back_from_json(one: RecordedDecision) -> None:
 
 
 @given(decided)
-def test_an_event_holds_the_decision(one: RecordedDecision) -> None:
+def test_event_holds_the_decision(one: RecordedDecision) -> None:
     told = decision_record(one)
     devices = told.attributes["wattspan.autotune.devices"]
     assert devices == sorted(one.decision.caps)

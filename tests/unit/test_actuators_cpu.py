@@ -81,7 +81,7 @@ def test_packages_are_found_by_name(layout: str, devices: list[str], tmp_path: P
         assert [state.key.device for state in host.power.devices()] == devices
 
 
-def test_the_long_term_limit_is_found_by_name_and_not_by_number(host: Host) -> None:
+def test_long_term_limit_is_found_by_name_and_not_by_number(host: Host) -> None:
     host.set("constraint_0_name", "short_term")
     host.set("constraint_1_name", "long_term")
     host.power.write(P0, 150_000)
@@ -89,12 +89,12 @@ def test_the_long_term_limit_is_found_by_name_and_not_by_number(host: Host) -> N
     assert host.file("constraint_0_power_limit_uw").read_text() == "270000000\n"
 
 
-def test_a_package_without_a_long_term_limit_is_no_device(host: Host) -> None:
+def test_package_without_a_long_term_limit_is_no_device(host: Host) -> None:
     host.set("constraint_0_name", "peak_power")
     assert [state.key.device for state in host.power.devices()] == ["rapl:package-1"]
 
 
-def test_a_zone_is_known_by_its_directory_too(host: Host) -> None:
+def test_zone_is_known_by_its_directory_too(host: Host) -> None:
     assert host.state.aliases == ("intel-rapl:0", "package-0")
 
 
@@ -107,7 +107,7 @@ def test_memory_with_a_limit_of_its_own_is_left_alone(host: Host) -> None:
     assert (memory / "constraint_0_power_limit_uw").read_text() == "30000000\n"
 
 
-def test_the_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None:
+def test_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None:
     with host_with("client-mmio", tmp_path / "sys") as host:
         host.set("constraint_0_power_limit_uw", 15_000_000, "intel-rapl-mmio:0")
         host.set("constraint_0_power_limit_uw", 28_000_000)
@@ -118,7 +118,7 @@ def test_the_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None
         assert mirror.read_text() == "15000000\n"  # it is looked at, and never written
 
 
-def test_a_package_with_no_limit_but_its_mirror_is_no_device(tmp_path: Path) -> None:
+def test_package_with_no_limit_but_its_mirror_is_no_device(tmp_path: Path) -> None:
     with host_with("client-mmio", tmp_path / "sys") as host:
         host.set("constraint_0_name", "peak_power")
         assert host.power.devices() == ()
@@ -132,7 +132,7 @@ def test_two_drivers_of_one_package_are_one_device(host: Host) -> None:
     assert (state.requested, state.enforced) == (270_000, 200_000)
 
 
-def test_a_host_without_powercap_has_no_device(tmp_path: Path) -> None:
+def test_host_without_powercap_has_no_device(tmp_path: Path) -> None:
     power = CpuPower(tmp_path, ManualClock())
     assert power.devices() == ()
     with pytest.raises(ActuatorError, match="no such package has a long-term power limit"):
@@ -142,7 +142,7 @@ def test_a_host_without_powercap_has_no_device(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- reading
 
 
-def test_the_default_is_what_the_part_is_specified_for(host: Host) -> None:
+def test_default_is_what_the_part_is_specified_for(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", 200_000_000)
     assert (host.state.default, host.state.maximum) == (270_000, 270_000)
 
@@ -167,7 +167,7 @@ def test_firmware_that_allows_more_than_the_specification_is_believed(host: Host
     assert host.power.write(P0, 4_095_000).requested == 4_095_000
 
 
-def test_a_minimum_is_told_where_the_part_has_one(host: Host) -> None:
+def test_minimum_is_told_where_the_part_has_one(host: Host) -> None:
     assert host.state.minimum is None
     host.set("constraint_0_min_power_uw", 75_000_000)
     assert host.state.minimum == 75_000
@@ -178,7 +178,7 @@ def test_limits_that_are_switched_off_are_not_in_force(host: Host) -> None:
     assert (host.state.requested, host.state.enforced) == (270_000, None)
 
 
-def test_a_limit_that_is_no_number_costs_only_its_zone(host: Host) -> None:
+def test_limit_that_is_no_number_costs_only_its_zone(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", "-3")
     assert [state.key.device for state in host.power.devices()] == ["rapl:package-1"]
     with pytest.raises(ActuatorError, match="'-3' is no number of microwatts"):
@@ -193,7 +193,7 @@ def test_what_the_register_makes_of_a_value_is_what_is_told(host: Host) -> None:
 
 
 @pytest.mark.parametrize("unit", [125_000, 1_000_000, 15_625, 3_907])
-def test_the_original_is_restored_to_the_last_bit_of_the_register(host: Host, unit: int) -> None:
+def test_original_is_restored_to_the_last_bit_of_the_register(host: Host, unit: int) -> None:
     host.kernel.unit = unit
     original = 123_456_789 // unit * unit
     host.set("constraint_0_power_limit_uw", original)
@@ -204,7 +204,7 @@ def test_the_original_is_restored_to_the_last_bit_of_the_register(host: Host, un
     assert int(host.file("constraint_0_power_limit_uw").read_text()) == original
 
 
-def test_an_emulated_host_is_given_time_to_look_at_its_files(host: Host) -> None:
+def test_emulated_host_is_given_time_to_look_at_its_files(host: Host) -> None:
     clock = ManualClock()
 
     def look(_mono: int) -> None:
@@ -215,7 +215,7 @@ def test_an_emulated_host_is_given_time_to_look_at_its_files(host: Host) -> None
     assert power.write(P0, 150_100).requested == 150_000
 
 
-def test_a_value_that_overflows_the_register_is_found_out(host: Host) -> None:
+def test_value_that_overflows_the_register_is_found_out(host: Host) -> None:
     host.kernel.unit = 1_000
     error = host.refused(40_000)
     assert error.trouble is Trouble.MALFORMED
@@ -223,7 +223,7 @@ def test_a_value_that_overflows_the_register_is_found_out(host: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENODATA, errno.EIO])
-def test_a_register_that_firmware_locked_is_told_by_the_error_of_writing(
+def test_register_that_firmware_locked_is_told_by_the_error_of_writing(
     host: Host, number: int
 ) -> None:
     host.kernel.refuses = number
@@ -233,7 +233,7 @@ def test_a_register_that_firmware_locked_is_told_by_the_error_of_writing(
     assert errno.errorcode[number] in str(error)
 
 
-def test_a_locked_register_is_told_by_a_value_that_stays(host: Host) -> None:
+def test_locked_register_is_told_by_a_value_that_stays(host: Host) -> None:
     host.kernel.keeps = True
     error = host.refused(150_000)
     assert (error.locked, error.trouble) == (True, Trouble.DENIED)
@@ -248,19 +248,19 @@ def test_limits_that_are_switched_off_are_not_lowered(host: Host) -> None:
     assert host.state.requested == 270_000
 
 
-def test_a_lock_that_looks_like_switched_off_is_told_as_a_lock(host: Host) -> None:
+def test_lock_that_looks_like_switched_off_is_told_as_a_lock(host: Host) -> None:
     host.set("enabled", 0)
     host.kernel.refuses = errno.ENODATA
     assert host.refused(150_000).locked
 
 
-def test_the_original_is_given_back_even_where_limits_were_switched_off_since(host: Host) -> None:
+def test_original_is_given_back_even_where_limits_were_switched_off_since(host: Host) -> None:
     host.power.write(P0, 150_000)
     host.set("enabled", 0)
     assert host.power.write(P0, 270_000).requested == 270_000
 
 
-def test_a_limit_that_was_never_set_is_not_replaced(host: Host) -> None:
+def test_limit_that_was_never_set_is_not_replaced(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", 0)
     assert host.state.requested is None
     assert "could not be restored" in str(host.refused(150_000))
@@ -290,7 +290,7 @@ def test_every_error_of_writing_has_its_sentence(
     assert host.state.requested == 270_000
 
 
-def test_a_tree_that_is_no_powercap_tree_is_an_error_like_any_other(host: Host) -> None:
+def test_tree_that_is_no_powercap_tree_is_an_error_like_any_other(host: Host) -> None:
     power = CpuPower(host.tree.root, ManualClock())
     limit = host.file("constraint_0_power_limit_uw")
     kept = limit.rename(limit.with_name("kept"))
@@ -322,7 +322,7 @@ def test_whoever_is_not_root_is_told_so_by_the_kernel_itself() -> None:
         shutil.rmtree(root)
 
 
-def test_a_package_that_went_offline_is_told_from_one_that_never_was(host: Host) -> None:
+def test_package_that_went_offline_is_told_from_one_that_never_was(host: Host) -> None:
     host.power.devices()
     host.tree.remove("intel-rapl:0")
     assert "vanished" in str(host.refused(150_000))

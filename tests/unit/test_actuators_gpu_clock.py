@@ -35,7 +35,7 @@ def test_before_anybody_set_it_nothing_is_known_but_the_range(host: Host) -> Non
     assert (state.requested, state.enforced) == (None, None)
 
 
-def test_the_range_is_that_of_the_fastest_memory_clock(host: Host) -> None:
+def test_range_is_that_of_the_fastest_memory_clock(host: Host) -> None:
     host.clocks.read(A)
     assert host.nvml.calls.count("nvmlDeviceGetSupportedGraphicsClocks") == 1
     host.clocks.read(A)
@@ -43,7 +43,7 @@ def test_the_range_is_that_of_the_fastest_memory_clock(host: Host) -> None:
     assert host.clocks.read(A).maximum == 1980
 
 
-def test_an_idle_board_may_still_sleep(host: Host) -> None:
+def test_idle_board_may_still_sleep(host: Host) -> None:
     host.clocks.write(A, 1_200)
     assert host.nvml.locks["GPU-a"] == (345, 1_200)
 
@@ -54,14 +54,14 @@ def test_none_unlocks_whoever_locked_it(host: Host) -> None:
     assert host.nvml.locks == {}
 
 
-def test_a_lock_that_is_not_seen_to_act_is_asked_for_and_not_enforced(host: Host) -> None:
+def test_lock_that_is_not_seen_to_act_is_asked_for_and_not_enforced(host: Host) -> None:
     host.nvml.deaf.add("GPU-a")
     state = host.clocks.write(A, 1_200)
     assert (state.requested, state.enforced) == (1_200, None)
     assert host.clock.monotonic() - ManualClock().monotonic() == SETTLE_TIMEOUT
 
 
-def test_a_board_that_does_not_tell_its_range_can_be_unlocked_and_not_locked(host: Host) -> None:
+def test_board_that_does_not_tell_its_range_can_be_unlocked_and_not_locked(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetMaxClockInfo"] = 3
     assert host.clocks.devices() == ()
     with pytest.raises(ActuatorError) as caught:
@@ -69,7 +69,7 @@ def test_a_board_that_does_not_tell_its_range_can_be_unlocked_and_not_locked(hos
     assert caught.value.trouble is Trouble.ABSENT
 
 
-def test_a_board_without_a_list_of_clocks_has_no_known_minimum(host: Host) -> None:
+def test_board_without_a_list_of_clocks_has_no_known_minimum(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetSupportedMemoryClocks"] = 3
     assert host.clocks.read(A).minimum is None
     host.clocks.write(A, 1_200)
@@ -83,13 +83,13 @@ def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
     assert host.nvml.locks == {}
 
 
-def test_a_lock_is_forgotten_when_the_driver_was_away(host: Host) -> None:
+def test_lock_is_forgotten_when_the_driver_was_away(host: Host) -> None:
     host.clocks.write(A, 1_200)
     host.nvml.reload_driver()
     assert host.clocks.read(A).requested is None
 
 
-def test_a_lock_is_forgotten_too_where_another_knob_met_the_new_driver_first(host: Host) -> None:
+def test_lock_is_forgotten_too_where_another_knob_met_the_new_driver_first(host: Host) -> None:
     host.clocks.write(A, 1_200)
     host.nvml.reload_driver()
     GpuPower(host.boards, host.clock).read(A)

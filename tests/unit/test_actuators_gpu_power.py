@@ -35,7 +35,7 @@ def host() -> Host:
     return Host()
 
 
-def test_a_board_tells_all_it_knows(host: Host) -> None:
+def test_board_tells_all_it_knows(host: Host) -> None:
     assert host.power.read(A) == KnobState(
         CapKey(Knob.GPU_POWER, A),
         "NVIDIA H100 80GB HBM3 0",
@@ -48,11 +48,11 @@ def test_a_board_tells_all_it_knows(host: Host) -> None:
     )
 
 
-def test_a_board_without_a_name_is_still_told_from_others(host: Host) -> None:
+def test_board_without_a_name_is_still_told_from_others(host: Host) -> None:
     assert host.power.read(B).name == "GPU 1"
 
 
-def test_a_write_after_a_read_reads_the_board_once(host: Host) -> None:
+def test_write_after_a_read_reads_the_board_once(host: Host) -> None:
     host.power.read(A)
     host.nvml.calls.clear()
     host.power.write(A, 300_000)
@@ -65,7 +65,7 @@ def test_only_the_first_setter_is_called(host: Host) -> None:
     assert setters == ["nvmlDeviceSetPowerManagementLimit"]
 
 
-def test_a_limit_enforced_from_outside_is_told_beside_what_was_asked(host: Host) -> None:
+def test_limit_enforced_from_outside_is_told_beside_what_was_asked(host: Host) -> None:
     host.nvml.ceiling = 500_000
     host.a.limits[ENFORCED] = 500_000
     state = host.power.write(A, 600_000)
@@ -73,7 +73,7 @@ def test_a_limit_enforced_from_outside_is_told_beside_what_was_asked(host: Host)
     assert host.clock.monotonic() == ManualClock().monotonic()  # it was not waited for
 
 
-def test_a_board_that_takes_its_time_is_waited_for(host: Host) -> None:
+def test_board_that_takes_its_time_is_waited_for(host: Host) -> None:
     host.nvml.ceiling = 700_000  # what it enforces until it has thought about it
     host.nvml.deaf.add("GPU-a")
 
@@ -86,7 +86,7 @@ def test_a_board_that_takes_its_time_is_waited_for(host: Host) -> None:
     assert host.clock.monotonic() - ManualClock().monotonic() == READ_INTERVAL
 
 
-def test_a_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
+def test_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
     host.a.limits[192] = 300_000  # asked for before, and not obeyed
 
     state = host.power.write(A, 300_000)
@@ -116,7 +116,7 @@ def test_both_ends_of_the_range_can_be_set(host: Host) -> None:
     assert host.power.write(A, 700_000).requested == 700_000
 
 
-def test_a_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
+def test_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetPowerManagementLimitConstraints"] = 3
     state = host.power.read(A)
     assert (state.minimum, state.maximum) == (None, None)
@@ -131,7 +131,7 @@ def test_what_a_board_does_not_tell_is_unknown(host: Host) -> None:
     assert (state.requested, state.enforced, state.default) == (300_000, None, None)
 
 
-def test_a_board_whose_limit_cannot_be_read_is_not_listed(host: Host) -> None:
+def test_board_whose_limit_cannot_be_read_is_not_listed(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetPowerManagementLimit", "GPU-a"] = 3
     assert [state.key.device for state in host.power.devices()] == [B]
     assert host.refused(A, 300_000).trouble is Trouble.ABSENT
@@ -162,7 +162,7 @@ def test_every_refusal_of_the_setter_has_its_sentence(
     assert not error.locked
 
 
-def test_a_divided_board_is_listed_for_an_operator_to_cap(host: Host) -> None:
+def test_divided_board_is_listed_for_an_operator_to_cap(host: Host) -> None:
     host.a.mig = 1
     assert len(host.power.devices()) == 2
 
@@ -178,27 +178,27 @@ def test_without_a_driver_no_board_is_listed_until_it_is_loaded(host: Host) -> N
     assert len(host.power.devices()) == 2
 
 
-def test_a_driver_that_was_loaded_anew_is_met_anew(host: Host) -> None:
+def test_driver_that_was_loaded_anew_is_met_anew(host: Host) -> None:
     host.power.write(A, 300_000)
     host.nvml.reload_driver()
     assert host.power.read(A).requested == 700_000
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_a_driver_that_goes_and_comes_back_is_met_anew_by_a_listing_too(host: Host) -> None:
+def test_driver_that_goes_and_comes_back_is_met_anew_by_a_listing_too(host: Host) -> None:
     host.power.devices()
     host.nvml.reload_driver()
     assert len(host.power.devices()) == 2
 
 
-def test_a_handle_that_is_void_is_asked_for_again(host: Host) -> None:
+def test_handle_that_is_void_is_asked_for_again(host: Host) -> None:
     host.power.devices()
     host.nvml.generation += 1  # every handle is void, and the session stands
     assert host.power.read(A).requested == 700_000
     assert host.nvml.initialised == 1
 
 
-def test_a_board_that_moved_to_another_index_is_the_same_board(host: Host) -> None:
+def test_board_that_moved_to_another_index_is_the_same_board(host: Host) -> None:
     host.power.devices()
     host.nvml.gpus.reverse()
     host.nvml.generation += 1
@@ -207,7 +207,7 @@ def test_a_board_that_moved_to_another_index_is_the_same_board(host: Host) -> No
     assert (host.a.limits[192], host.b.limits[192]) == (700_000, 300_000)
 
 
-def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -> None:
+def test_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     for begun in (1, 2, 3):
@@ -217,7 +217,7 @@ def test_a_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host)
         host.clock.advance(ns=REINITIALIZE_AFTER)
 
 
-def test_a_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host) -> None:
+def test_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     host.refused(A, 300_000)
@@ -229,7 +229,7 @@ def test_a_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host)
     assert host.nvml.calls.count("nvmlInit") == 1
 
 
-def test_a_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None:
+def test_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["nvmlDeviceGetHandleByUUID"] = 6
     host.nvml.generation += 1
@@ -238,7 +238,7 @@ def test_a_board_bound_again_is_seen_by_a_library_begun_anew(host: Host) -> None
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_a_device_that_never_was_does_not_disturb_the_driver(host: Host) -> None:
+def test_device_that_never_was_does_not_disturb_the_driver(host: Host) -> None:
     host.power.devices()
     for _ in range(3):
         assert host.refused("gpu:GPU-z", 300_000).trouble is Trouble.ABSENT
@@ -251,13 +251,13 @@ def test_closing_lets_the_driver_go(host: Host) -> None:
     assert host.nvml.initialised == 0
 
 
-def test_a_board_that_was_plugged_in_later_is_found(host: Host) -> None:
+def test_board_that_was_plugged_in_later_is_found(host: Host) -> None:
     host.power.devices()
     host.nvml.gpus.append(FakeGpu("GPU-c"))
     assert host.power.read("gpu:GPU-c").name == "NVIDIA H100 80GB HBM3 2"
 
 
-def test_a_driver_that_fails_while_it_lists_is_met_anew(host: Host) -> None:
+def test_driver_that_fails_while_it_lists_is_met_anew(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetHandleByIndex"] = 9
     assert host.power.devices() == ()
     with pytest.raises(ActuatorError, match="Cannot list the GPUs"):
@@ -289,7 +289,7 @@ def test_first_read_without_a_driver_names_the_driver(host: Host) -> None:
     assert "driver is not loaded" in str(host.refused(A, 300_000))
 
 
-def test_a_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:
+def test_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     host.refused(A, 300_000)
@@ -298,14 +298,14 @@ def test_a_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> Non
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_a_binding_too_old_for_a_call_is_like_a_driver_too_old_for_it(host: Host) -> None:
+def test_binding_too_old_for_a_call_is_like_a_driver_too_old_for_it(host: Host) -> None:
     host.nvml.missing.add("nvmlDeviceGetEnforcedPowerLimit")
     assert host.power.read(A).enforced is None
     host.nvml.missing.add("nvmlDeviceSetPowerManagementLimit")
     assert host.refused(A, 300_000).trouble is Trouble.ABSENT
 
 
-def test_an_emulated_board_is_called_emulated() -> None:
+def test_emulated_board_is_called_emulated() -> None:
     clock = ManualClock()
     nvml = KnobNvml(clock, FakeGpu("GPU-e0e0e0e0-0000-4000-8000-000000000000", name="NVIDIA A40"))
     (state,) = GpuPower(NvmlBoards(nvml, clock), clock).devices()

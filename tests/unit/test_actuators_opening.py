@@ -22,13 +22,13 @@ def test_every_knob_that_is_asked_for_is_opened_in_one_order(tmp_path: Path) -> 
     assert nvml.calls == []  # nothing was touched
 
 
-def test_a_knob_nobody_asked_for_is_not_opened() -> None:
+def test_knob_nobody_asked_for_is_not_opened() -> None:
     nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
     found = open_actuators([Knob.GPU_POWER], nvml=nvml, clock=CLOCK)
     assert [actuator.knob for actuator in found] == [Knob.GPU_POWER]
 
 
-def test_a_family_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+def test_family_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert open_actuators(list(Knob), sysfs=tmp_path, clock=CLOCK, emulated=True) == ()
 
 

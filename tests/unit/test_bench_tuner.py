@@ -78,7 +78,7 @@ def plant(**more: object) -> Plant:
         (1, 2, 0.0125791, 0.9874209),
     ],
 )
-def test_the_interval_of_a_rate_is_the_published_one(
+def test_interval_of_a_rate_is_the_published_one(
     hits: int, trials: int, low: float, high: float
 ) -> None:
     assert clopper_pearson(hits, trials) == pytest.approx((low, high), abs=1e-6)
@@ -90,7 +90,7 @@ def test_none_of_three_hundred_is_below_one_percent_with_confidence() -> None:
     assert high < 0.01
 
 
-def test_a_rate_of_nothing_is_refused() -> None:
+def test_rate_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no rate"):
         clopper_pearson(3, 2)
 
@@ -135,7 +135,7 @@ def test_real_iterations_have_their_own_mean_and_noise() -> None:
 # -------------------------------------------------------------------------------------- plants
 
 
-def test_the_same_seed_is_the_same_luck() -> None:
+def test_same_seed_is_the_same_luck() -> None:
     job = plant(cv=0.05, drift=0.015, episodes_every=500, stragglers=0.02)
     assert luck(job, 3) == luck(job, 3)
     assert luck(job, 3).work != luck(job, 4).work
@@ -154,7 +154,7 @@ def test_drift_is_slow_and_as_large_as_was_asked_for() -> None:
     assert statistics.pstdev(steps) < 0.004
 
 
-def test_a_neighbour_comes_about_as_often_as_was_asked_for() -> None:
+def test_neighbour_comes_about_as_often_as_was_asked_for() -> None:
     drawn = luck(plant(episodes_every=2_000, units=100_000), 1).work
     slow = sum(one > 0.8 for one in drawn)
     assert slow == pytest.approx(60 * 100_000 / 2_060, rel=0.4)
@@ -173,7 +173,7 @@ def test_a_neighbour_comes_about_as_often_as_was_asked_for() -> None:
         {"cv": 0.05, "growth": 0.5, "varied_work": True},
     ],
 )
-def test_a_run_at_one_setting_takes_and_spends_what_its_sum_says(more: dict[str, object]) -> None:
+def test_run_at_one_setting_takes_and_spends_what_its_sum_says(more: dict[str, object]) -> None:
     job = plant(**more)
     drawn = luck(job, 1)
     seen, told = run_at(job, drawn, 160), Truth(job, drawn).at(160)
@@ -188,7 +188,7 @@ def test_a_run_at_one_setting_takes_and_spends_what_its_sum_says(more: dict[str,
     assert len(stepped.ends) == len(stepped.units) == job.units
 
 
-def test_the_oracle_is_the_cheapest_setting_within_the_budget() -> None:
+def test_oracle_is_the_cheapest_setting_within_the_budget() -> None:
     truth = Truth(plant(), luck(plant(), 1))
     watts, total = truth.oracle(0.05)
     assert watts == 150
@@ -196,12 +196,12 @@ def test_the_oracle_is_the_cheapest_setting_within_the_budget() -> None:
     assert total.energy / truth.at(200).energy == pytest.approx(0.9)
 
 
-def test_the_oracle_stays_above_the_floor() -> None:
+def test_oracle_stays_above_the_floor() -> None:
     job = plant(floor=0.9)
     assert Truth(job, luck(job, 1)).oracle(0.05)[0] == 180
 
 
-def test_the_oracle_does_not_go_where_energy_rises_again() -> None:
+def test_oracle_does_not_go_where_energy_rises_again() -> None:
     shape = replace(
         LINE,
         watts=(100.0, 150.0, 200.0),
@@ -214,7 +214,7 @@ def test_the_oracle_does_not_go_where_energy_rises_again() -> None:
 # ------------------------------------------------------------------------------------- the job
 
 
-def test_a_cap_works_only_after_it_has_settled() -> None:
+def test_cap_works_only_after_it_has_settled() -> None:
     job = Job(plant(settle=(1.0, 1.0)), luck(plant(), 1))
     job.advance(0.75)
     job.set_cap(100)
@@ -224,7 +224,7 @@ def test_a_cap_works_only_after_it_has_settled() -> None:
     assert 0.75 < first < later
 
 
-def test_the_energy_counter_moves_in_steps_and_is_known_late() -> None:
+def test_energy_counter_moves_in_steps_and_is_known_late() -> None:
     job = Job(plant(counter_step=0.5, energy_lag=3.0), luck(plant(), 1))
     told = []
     for tenths in range(1, 101):
@@ -249,7 +249,7 @@ def test_lying_spans_are_as_long_as_ever_while_work_gets_slower() -> None:
 # ----------------------------------------------------------------------------------- the scorer
 
 
-def test_a_setting_that_is_held_from_the_beginning_costs_what_the_curve_says() -> None:
+def test_setting_that_is_held_from_the_beginning_costs_what_the_curve_says() -> None:
     score = Bench(plant(cv=0.02), 1, TERMS).ours(Steady(((0, 160_000),)))
     assert score.slowdown == pytest.approx(0.04, abs=0.001)
     assert score.saving == pytest.approx(0.08, abs=0.001)
@@ -274,13 +274,13 @@ def test_giving_up_a_setting_that_kept_the_budget_is_a_false_alarm() -> None:
     assert kept.releases == {"changed": 1}
 
 
-def test_the_worst_ten_minutes_are_worse_than_the_whole_run() -> None:
+def test_worst_ten_minutes_are_worse_than_the_whole_run() -> None:
     score = Bench(plant(), 1, TERMS).ours(Steady(((0, 100_000), (1_000, 0))))
     assert score.worst == pytest.approx(0.1, abs=0.002)
     assert score.slowdown == pytest.approx(0.05, abs=0.005)
 
 
-def test_a_cell_counts_its_runs_over_budget() -> None:
+def test_cell_counts_its_runs_over_budget() -> None:
     runs = [
         Score("p", "m", seed, 0.06 if seed < 3 else 0.01, 0.1, 0.1, 0.2, 150) for seed in range(10)
     ]
@@ -294,7 +294,7 @@ def test_no_share_is_told_where_nothing_could_be_saved() -> None:
     assert summary([Score("p", "m", 0, 0.0, 0.0, 0.0, 0.0, 200)], 0.05)["share"] is None
 
 
-def test_a_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
+def test_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
     job, watch = Job(plant(), luck(plant(), 1)), Watch()
     held = Decision(Move.HOLD, DecisionReason.CERTIFIED, "", {"gpu": 160_000})
     job.start_at(160)
@@ -308,14 +308,14 @@ def test_a_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
 # ---------------------------------------------------------------------------------- baselines
 
 
-def test_the_sweep_takes_the_lowest_limit_within_its_budget_though_it_costs_more() -> None:
+def test_sweep_takes_the_lowest_limit_within_its_budget_though_it_costs_more() -> None:
     windows = [Window(300, 10.0, 100.0), Window(275, 10.2, 80.0), Window(250, 10.4, 90.0)]
     assert select(Selector.SLOWDOWN, windows, 0.05) == 250
     assert select(Selector.SLOWDOWN, windows, 0.03) == 275
     assert select(Selector.ENERGY, windows, 0.05) == 275
 
 
-def test_the_sweep_tries_every_limit_for_fifty_steps() -> None:
+def test_sweep_tries_every_limit_for_fifty_steps() -> None:
     bench = Bench(plant(), 1, TERMS)
     score = sweep(bench, Selector.SLOWDOWN)
     assert score.commit_units == sweep_units(bench) == 251
@@ -323,7 +323,7 @@ def test_the_sweep_tries_every_limit_for_fifty_steps() -> None:
     assert score.worst > 0.015
 
 
-def test_the_oracle_and_a_static_cap_are_fixed_settings() -> None:
+def test_oracle_and_a_static_cap_are_fixed_settings() -> None:
     bench = Bench(plant(), 1, TERMS)
     assert oracle(bench).saving == pytest.approx(0.1)
     assert oracle(bench).slowdown == pytest.approx(0.05)
@@ -348,7 +348,7 @@ def test_methods_of_one_seed_share_their_luck() -> None:
     assert all(score.slowdown == pytest.approx(0.04, abs=1e-9) for score in found["static 80%"])
 
 
-def test_a_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: Path) -> None:
+def test_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: Path) -> None:
     job = replace(plant(cv=0.01), name="tiny", curve=curves()["a40-resnet50"], units=1_200)
     trials = Trials(tmp_path)
     found = trials.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"]
@@ -359,7 +359,7 @@ def test_a_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: 
     assert again.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"] == found
 
 
-def test_a_bench_without_time_has_the_runs_that_it_made() -> None:
+def test_bench_without_time_has_the_runs_that_it_made() -> None:
     cell = Cell(plant(), "curves")
     assert Trials(deadline=0.0).scores([cell], 2, ("oracle",))["a job"]["oracle"] == []
 
@@ -373,7 +373,7 @@ def test_runs_of_another_core_are_not_taken_for_those_of_this_one(tmp_path: Path
     assert core_digest() != bench_digest()
 
 
-def test_a_job_that_every_cap_slows_down_too_much_is_counted_if_it_is_held() -> None:
+def test_job_that_every_cap_slows_down_too_much_is_counted_if_it_is_held() -> None:
     assert level(0.05).at(250) == pytest.approx((1.05, 0.8))
     assert level(0.05).at(300) == pytest.approx((1.0, 1.0))
     made = list(tasks(4))
@@ -381,13 +381,13 @@ def test_a_job_that_every_cap_slows_down_too_much_is_counted_if_it_is_held() -> 
     assert sum(what == "certify" and flags[0] == 0.03 for what, flags in made) == 3
 
 
-def test_the_page_has_the_tables_that_were_measured() -> None:
+def test_page_has_the_tables_that_were_measured() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, text in parts(results.load()).items():
         assert placed(page, name, text) == page, name
 
 
-def test_a_command_names_its_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_names_its_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--list", "--cells", "lying"])
     assert capsys.readouterr().out.splitlines() == [
         f"lying spans, CV {noise} %" for noise in (1, 5, 10)

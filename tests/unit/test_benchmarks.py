@@ -43,7 +43,7 @@ def test_sleepers_are_as_many_as_asked_and_end() -> None:
     assert not [pid for pid in new if psutil.pid_exists(pid)]
 
 
-def test_a_subject_is_gone_after_its_turn() -> None:
+def test_subject_is_gone_after_its_turn() -> None:
     forever = Subject(
         "forever", [sys.executable, "-c", "import threading as t; t.Event().wait()"], ""
     )
@@ -52,7 +52,7 @@ def test_a_subject_is_gone_after_its_turn() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_subject_that_does_not_start_says_why(free_port: object) -> None:
+def test_subject_that_does_not_start_says_why(free_port: object) -> None:
     assert callable(free_port)
     url = f"http://127.0.0.1:{free_port()}/"
     broken = Subject("broken", [sys.executable, "-c", "raise SystemExit('no counters')"], "", url)
@@ -60,7 +60,7 @@ def test_a_subject_that_does_not_start_says_why(free_port: object) -> None:
         pass
 
 
-def test_the_figure_of_several_rounds_is_their_median() -> None:
+def test_figure_of_several_rounds_is_their_median() -> None:
     costs = iter([Cost(1.0, 10.0), Cost(9.0, 30.0), Cost(2.0, 20.0)])
     assert medians([SLEEPY], 3, lambda _: next(costs)) == {"sleepy": Cost(2.0, 20.0)}
 
@@ -72,12 +72,12 @@ def test_ratios_are_to_the_first() -> None:
     assert "| other | something | 5.00 | 10.0 | 90 |" in text
 
 
-def test_a_trend_is_seen_in_growing_memory() -> None:
+def test_trend_is_seen_in_growing_memory() -> None:
     assert slope([(0.0, 40.0), (60.0, 41.0), (120.0, 42.0)]) == pytest.approx(1 / 60)
 
 
 @pytest.mark.parametrize(("value", "counts"), [("0", False), ("0.0", False), ("0.25", True)])
-def test_a_first_figure_is_not_zero(value: str, counts: bool) -> None:
+def test_first_figure_is_not_zero(value: str, counts: bool) -> None:
     line = f'wattspan_process_energy_joules_total{{pid="1"}} {value}\n'.encode()
     assert bool(FIRST_FIGURE["wattspan"].search(line)) is counts
 

@@ -84,7 +84,7 @@ def test_writes_of_a_busy_user_have_one_row_together(limited: Limited) -> None:
     assert last.why.startswith("500 writes and restores")
 
 
-def test_an_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Limited) -> None:
+def test_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Limited) -> None:
     for number in range(3600):
         limited.limiter.record(write(number))
         limited.limiter.record(row(AuditAction.RESTORE, new=650 * W))
@@ -94,7 +94,7 @@ def test_an_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Li
     assert limited.rows[-1].deed is AuditAction.RESTORE
 
 
-def test_a_busy_user_does_not_keep_another_users_writes_off_the_record(limited: Limited) -> None:
+def test_busy_user_does_not_keep_another_users_writes_off_the_record(limited: Limited) -> None:
     limited.writes(1000)
     limited.writes(1, uid=OTHER.uid)
     limited.writes(1, device="gpu1")
@@ -113,7 +113,7 @@ def test_rows_of_one_device_stay_in_the_order_of_the_writes(limited: Limited) ->
     assert [e.uid for e in limited.rows[-2:]] == [BUSY.uid, OTHER.uid]
 
 
-def test_a_long_reason_is_cut(limited: Limited) -> None:
+def test_long_reason_is_cut(limited: Limited) -> None:
     limited.writes(1, why="w" * 1000)
     assert len(limited.rows[0].why) < 500
 
@@ -173,7 +173,7 @@ def test_new_job_names_do_not_displace_the_operators_rows(tmp_path: Path) -> Non
     assert kept.stat().st_size <= 4000
 
 
-def test_a_damaged_row_of_the_oldest_file_is_dropped(tmp_path: Path) -> None:
+def test_damaged_row_of_the_oldest_file_is_dropped(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 4000)
     audit.path.write_bytes(b'{"at":1,"deed":"ceiling"}\n\xff{\n{"at":1,"deed":"later"}\n[]\n')
     fill(audit, 2 * GENERATIONS)
@@ -195,7 +195,7 @@ def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
         )
 
 
-def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_path: Path) -> None:
+def test_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
     bench.hold(500 * W, 0)
@@ -207,7 +207,7 @@ def test_a_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_pat
     assert (claim.device, claim.original, claim.value) == ("gpu0", 650 * W, 500 * W)
 
 
-def test_the_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> None:
+def test_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> None:
     clock = ManualClock()
     engine = open_engine(
         CapperHost(tmp_path, BOOT),
@@ -253,7 +253,7 @@ class Asked:
         self.desk.answer(holder, BUSY, protocol.ReleaseRequest())
 
 
-def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
+def test_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
     tmp_path: Path,
 ) -> None:
     asked = Asked(tmp_path)
@@ -270,7 +270,7 @@ def test_a_peer_that_holds_and_releases_quickly_is_refused_and_writes_little(
     assert asked.hold(500, number=1, holder=502) == ""
 
 
-def test_a_tuner_that_moves_at_every_turn_is_never_refused(tmp_path: Path) -> None:
+def test_tuner_that_moves_at_every_turn_is_never_refused(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     for number in range(2 * MOVE_BURST):
         assert asked.hold(500 + number % 2) == ""
@@ -282,7 +282,7 @@ def test_asking_for_what_is_held_already_is_no_move(tmp_path: Path) -> None:
     assert {asked.hold(500) for _ in range(10 * MOVE_BURST)} == {""}
 
 
-def test_a_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
+def test_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     while not asked.hold(500 + len(asked.bench.actuator.written)):
         pass
@@ -294,7 +294,7 @@ def test_a_refused_move_leaves_what_is_held(tmp_path: Path) -> None:
     assert asked.bench.stands == [650 * W, 650 * W]
 
 
-def test_a_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
+def test_ceiling_user_that_asks_too_often_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = CapsSettings(ceiling_users=(str(BUSY.uid),))
     ceilings = PowerCeilings(settings, tmp_path / "ceilings.json", BOOT, bench.clock)

@@ -11,11 +11,11 @@ H100 = BudgetDevice(200_000, 700_000)
 CPU = BudgetDevice(100_000, 270_000)
 
 
-def test_a_sufficient_limit_caps_no_device() -> None:
+def test_sufficient_limit_caps_no_device() -> None:
     assert share_budget({A: H100, B: H100}, 1_400_000) == {A: 700_000, B: 700_000}
 
 
-def test_the_lowest_priority_is_limited_first() -> None:
+def test_lowest_priority_is_limited_first() -> None:
     batch = H100._replace(priority=10)
     assert share_budget({A: H100, B: batch}, 1_000_000) == {A: 700_000, B: 300_000}
 
@@ -30,12 +30,12 @@ def test_unwanted_power_goes_to_the_other_device() -> None:
     assert share_budget({A: H100, B: modest}, 900_000) == {A: 650_000, B: 250_000}
 
 
-def test_a_want_above_the_share_is_cut_to_it() -> None:
+def test_want_above_the_share_is_cut_to_it() -> None:
     eager = H100._replace(want=600_000)
     assert share_budget({A: H100, B: eager}, 900_000) == {A: 450_000, B: 450_000}
 
 
-def test_a_want_is_no_cap_if_the_limit_is_sufficient() -> None:
+def test_want_is_no_cap_if_the_limit_is_sufficient() -> None:
     modest = H100._replace(want=250_000)
     assert share_budget({A: H100, B: modest}, 1_400_000)[B] == 700_000
 
@@ -44,7 +44,7 @@ def test_every_device_keeps_its_minimum_if_the_minimums_exceed_the_limit() -> No
     assert share_budget({A: H100, B: H100}, 350_000) == {A: 200_000, B: 200_000}
 
 
-def test_a_device_that_cannot_be_capped_counts_with_its_present_limit() -> None:
+def test_device_that_cannot_be_capped_counts_with_its_present_limit() -> None:
     stuck = H100._replace(minimum=650_000, maximum=650_000)
     assert share_budget({A: stuck, B: H100}, 1_000_000) == {A: 650_000, B: 350_000}
 
@@ -54,5 +54,5 @@ def test_shares_are_cut_to_whole_watts() -> None:
     assert caps == dict.fromkeys((A, B, C), 333_000)
 
 
-def test_a_host_without_devices_has_no_shares() -> None:
+def test_host_without_devices_has_no_shares() -> None:
     assert share_budget({}, 1_000) == {}

@@ -37,20 +37,20 @@ def writer(tmp_path: Path) -> Writer:
     return Writer(tmp_path / "ceiling.toml")
 
 
-def test_a_file_says_watts_and_why(writer: Writer) -> None:
+def test_file_says_watts_and_why(writer: Writer) -> None:
     assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == CeilingValue(
         1_200_500, "grid event"
     )
     assert writer.ceiling.trouble == ""
 
 
-def test_a_ceiling_without_time_to_live_stays(writer: Writer) -> None:
+def test_ceiling_without_time_to_live_stays(writer: Writer) -> None:
     writer.write("watts = 1200\n")
     writer.clock.advance(1e7)
     assert writer.limit() == 1_200_000
 
 
-def test_a_ceiling_ends_when_its_time_is_up(writer: Writer) -> None:
+def test_ceiling_ends_when_its_time_is_up(writer: Writer) -> None:
     writer.write('watts = 1200\nttl = "1h"\n')
     writer.clock.advance(3_599)
     assert writer.limit() == 1_200_000
@@ -75,14 +75,14 @@ def test_writing_it_again_renews_it(writer: Writer) -> None:
     assert writer.limit() == 1_200_000
 
 
-def test_a_clock_that_is_set_does_not_lengthen_it(writer: Writer) -> None:
+def test_clock_that_is_set_does_not_lengthen_it(writer: Writer) -> None:
     writer.write('watts = 1200\nttl = "1h"\n')
     writer.clock.step_wall(-86_400)
     writer.clock.advance(3_600)
     assert writer.limit() is None
 
 
-def test_a_file_from_the_future_is_as_of_now(writer: Writer) -> None:
+def test_file_from_the_future_is_as_of_now(writer: Writer) -> None:
     writer.path.write_text('watts = 1200\nttl = "1h"\n')
     tomorrow = writer.clock.now().wall + 86_400 * 10**9
     os.utime(writer.path, ns=(tomorrow, tomorrow))
@@ -91,7 +91,7 @@ def test_a_file_from_the_future_is_as_of_now(writer: Writer) -> None:
     assert writer.limit() is None
 
 
-def test_a_lost_writer_leaves_its_ceiling_in_force_until_its_time_is_up(writer: Writer) -> None:
+def test_lost_writer_leaves_its_ceiling_in_force_until_its_time_is_up(writer: Writer) -> None:
     writer.write('watts = 1200\nttl = "1h"\n')
     writer.path.unlink()
     assert writer.limit() == 1_200_000
@@ -101,7 +101,7 @@ def test_a_lost_writer_leaves_its_ceiling_in_force_until_its_time_is_up(writer: 
     assert "No ceiling of it is in force" in writer.ceiling.trouble
 
 
-def test_the_same_file_come_back_is_no_trouble_any_more(writer: Writer) -> None:
+def test_same_file_come_back_is_no_trouble_any_more(writer: Writer) -> None:
     writer.write("watts = 1200\n")
     away = writer.path.rename(writer.path.with_name("away"))
     assert writer.limit() == 1_200_000
@@ -116,7 +116,7 @@ def test_zero_lifts_the_ceiling(writer: Writer) -> None:
     assert writer.ceiling.trouble == ""
 
 
-def test_a_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
+def test_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
     writer: Writer,
 ) -> None:
     last = CeilingValue(900_000, "before")
@@ -146,7 +146,7 @@ def test_a_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
         ("watts = 3 # \x00\n", "line 1"),
     ],
 )
-def test_a_broken_file_changes_nothing_and_says_what_is_wrong(
+def test_broken_file_changes_nothing_and_says_what_is_wrong(
     writer: Writer, content: str, cause: str
 ) -> None:
     writer.write("watts = 1200\n")
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_text_are_a_broken_file(writer: Writer) -> None:
     assert "UTF-8" in writer.ceiling.trouble
 
 
-def test_a_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> None:
+def test_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> None:
     os.mkfifo(writer.path)
     assert writer.limit() is None
     assert "a named pipe" in writer.ceiling.trouble
@@ -185,7 +185,7 @@ def test_what_it_says_why_is_one_short_line(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_a_file_that_others_may_write_is_refused(writer: Writer, mode: int) -> None:
+def test_file_that_others_may_write_is_refused(writer: Writer, mode: int) -> None:
     writer.write("watts = 1200\n")
     fresh = writer.path.with_name("fresh")
     fresh.write_text("watts = 1\n")
@@ -197,7 +197,7 @@ def test_a_file_that_others_may_write_is_refused(writer: Writer, mode: int) -> N
     assert writer.limit() == 1_000
 
 
-def test_a_file_that_becomes_writable_by_others_is_reported(writer: Writer) -> None:
+def test_file_that_becomes_writable_by_others_is_reported(writer: Writer) -> None:
     writer.write("watts = 1200\n")
     writer.path.chmod(0o666)
     assert writer.limit() == 1_200_000
@@ -205,7 +205,7 @@ def test_a_file_that_becomes_writable_by_others_is_reported(writer: Writer) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
-def test_a_file_of_a_user_who_is_not_configured_is_refused(writer: Writer) -> None:
+def test_file_of_a_user_who_is_not_configured_is_refused(writer: Writer) -> None:
     writer.path.write_text("watts = 1\n")
     os.chown(writer.path, 1000, 1000)
     assert writer.limit() is None

@@ -37,7 +37,7 @@ def ceilings(
     return PowerCeilings(caps, folder / "ceilings.json", boot, clock)
 
 
-def test_the_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
+def test_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
     written = tmp_path / "ceiling.toml"
     written.write_text("watts = 1000\n")
     told = ceilings(
@@ -55,7 +55,7 @@ def test_nothing_configured_is_no_ceiling(tmp_path: Path) -> None:
     assert ceilings(tmp_path, ManualClock()).limit is None
 
 
-def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path: Path) -> None:
+def test_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path: Path) -> None:
     clock = ManualClock()
     told = ceilings(tmp_path, clock, budget_watts=1500)
     told.request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
@@ -67,7 +67,7 @@ def test_a_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path
     assert told.limit == 1500 * W
 
 
-def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Path) -> None:
+def test_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Path) -> None:
     clock = ManualClock()
     ceilings(tmp_path, clock).request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(30)
@@ -80,7 +80,7 @@ def test_a_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Pa
     assert restarted.limit is None
 
 
-def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
+def test_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
     ceilings(tmp_path, before).request(800 * W, "why", 600 * SECOND, POWER_MANAGER)
     after = ManualClock(mono=10**9, wall=before.now().wall + 300 * SECOND)
@@ -92,7 +92,7 @@ def test_a_ceiling_outlives_a_reboot(tmp_path: Path) -> None:
     assert booted.limit is None
 
 
-def test_a_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path: Path) -> None:
+def test_wall_clock_set_back_over_a_reboot_does_not_extend_a_ceiling(tmp_path: Path) -> None:
     before = ManualClock(mono=10**15)
     ceilings(tmp_path, before).request(800 * W, "why", HOUR, POWER_MANAGER)
     after = ManualClock(mono=10**9, wall=before.now().wall - 1000 * MAX_TTL)
@@ -133,7 +133,7 @@ def test_each_owner_sets_raises_and_lifts_its_own_ceiling_only(tmp_path: Path) -
     assert [(one["uid"], one["limit"]) for one in stored["requested"]] == [(2000, 900 * W)]
 
 
-def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: Path) -> None:
+def test_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: Path) -> None:
     users = tuple(str(uid) for uid in range(3000, 3000 + MAX_OWNERS + 1))
     clock = ManualClock()
     told = PowerCeilings(
@@ -150,7 +150,7 @@ def test_the_number_of_owners_is_bounded_and_root_always_has_a_place(tmp_path: P
     assert told.limit == 800 * W
 
 
-def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Path) -> None:
+def test_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Path) -> None:
     told = ceilings(tmp_path, ManualClock())
     told.request(500 * W, "", HOUR, POWER_MANAGER)
     told.request(800 * W, "", HOUR, ROOT)
@@ -163,14 +163,14 @@ def test_an_owner_that_is_not_configured_any_more_loses_its_ceiling(tmp_path: Pa
     ("limit", "ttl"),
     [(0, HOUR), (-5, HOUR), (800, 0), (800, None), (800, MAX_TTL + 1)],
 )
-def test_a_ceiling_without_a_limit_or_a_bounded_time_is_refused(
+def test_ceiling_without_a_limit_or_a_bounded_time_is_refused(
     tmp_path: Path, limit: int, ttl: int | None
 ) -> None:
     assert refusal(ceilings(tmp_path, ManualClock()), limit, ttl, ROOT) == RefusalReason.MALFORMED
 
 
 @pytest.mark.parametrize("text", ["{", '{"version":3}', '{"version":2,"requested":3}', "[]"])
-def test_a_file_of_ceilings_that_cannot_be_read_is_reported(tmp_path: Path, text: str) -> None:
+def test_file_of_ceilings_that_cannot_be_read_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "ceilings.json").write_text(text)
     told = ceilings(tmp_path, ManualClock())
     assert told.limit is None
@@ -182,7 +182,7 @@ def stored_by_an_earlier_version(folder: Path, uid: int, **fields: object) -> No
     (folder / "ceilings.json").write_text(json.dumps({"requested": requested}))
 
 
-def test_a_ceiling_of_root_from_an_earlier_version_gets_a_bounded_time(tmp_path: Path) -> None:
+def test_ceiling_of_root_from_an_earlier_version_gets_a_bounded_time(tmp_path: Path) -> None:
     stored_by_an_earlier_version(tmp_path, 0)
     clock = ManualClock()
     told = ceilings(tmp_path, clock)
@@ -192,7 +192,7 @@ def test_a_ceiling_of_root_from_an_earlier_version_gets_a_bounded_time(tmp_path:
     assert told.limit is None
 
 
-def test_a_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: Path) -> None:
+def test_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: Path) -> None:
     stored_by_an_earlier_version(tmp_path, 1000)
     events: list[AuditEvent] = []
     path = tmp_path / "ceilings.json"
@@ -202,7 +202,7 @@ def test_a_ceiling_of_another_user_from_an_earlier_version_is_dropped(tmp_path: 
     assert "1000" not in path.read_text()
 
 
-def test_a_lost_file_leaves_its_ceiling_over_a_restart(tmp_path: Path) -> None:
+def test_lost_file_leaves_its_ceiling_over_a_restart(tmp_path: Path) -> None:
     written = tmp_path / "ceiling.toml"
     written.write_text("watts = 1000\n")
     clock = ManualClock()
@@ -273,7 +273,7 @@ def test_setting_lifting_and_lapsing_are_on_record_with_uid_pid_limit_and_time(
     assert "ceiling_users" in str(why)
 
 
-def test_a_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Asked) -> None:
+def test_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Asked) -> None:
     asked.ask(POWER_MANAGER, protocol.CeilingRequest(1, "attack", HOUR))
     for _ in range(20):
         asked.turn()
@@ -284,7 +284,7 @@ def test_a_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Aske
     assert "cannot be kept" in asked.desk.trouble
 
 
-def test_the_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_path: Path) -> None:
+def test_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_path: Path) -> None:
     asked = Asked(
         tmp_path, budget_watts=700, priority=(PrioritySettings(device="1", priority=200),)
     )
@@ -301,7 +301,7 @@ def test_the_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_pat
     assert asked.bench.stands == [200 * W, 420 * W]
 
 
-def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path: Path) -> None:
+def test_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path: Path) -> None:
     asked = Asked(tmp_path, budget_watts=500)
     asked.turn()
     assert asked.bench.stands == [250 * W, 250 * W]
@@ -312,14 +312,14 @@ def test_a_device_is_raised_to_its_floor_while_a_ceiling_cannot_be_kept(tmp_path
     assert asked.bench.stands == [420 * W, 420 * W]
 
 
-def test_the_absolute_floor_holds_for_a_ceiling_as_well(tmp_path: Path) -> None:
+def test_absolute_floor_holds_for_a_ceiling_as_well(tmp_path: Path) -> None:
     asked = Asked(tmp_path, floor_watts=500)
     asked.ask(ROOT, protocol.CeilingRequest(1, "", HOUR))
     asked.turn()
     assert asked.bench.stands == [500 * W, 500 * W]
 
 
-def test_the_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -> None:
+def test_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -> None:
     written = tmp_path / "ceiling.toml"
     written.write_text('watts = 1100\nwhy = "grid"\n')
     asked = Asked(tmp_path, budget_watts=1200, reserve_watts=100, budget_file=str(written))
@@ -383,7 +383,7 @@ def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(
 # --------------------------------------------------------------------------- what it means
 
 
-def test_a_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
+def test_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for device, meant in (("gpu1", [1]), ("0", [0]), ("*", [0, 1]), ("gpu7", [])):
         settings = CapsSettings(fixed=(FixedCapSettings(device=device, watts=500),))
@@ -391,7 +391,7 @@ def test_a_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
-def test_a_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
+def test_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
     settings = CapsSettings(fixed=(FixedCapSettings(device="*", watts=100, knob=Knob.CPU_POWER),))
     assert imposed_limits(settings, Bench(tmp_path).manager.budget_host(), None).fixed == {}
 
@@ -410,7 +410,7 @@ def test_what_a_tuner_does_not_want_the_others_get(tmp_path: Path) -> None:
     assert shares[bench.key(1)] == 600 * W
 
 
-def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: Path) -> None:
+def test_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
@@ -419,13 +419,13 @@ def test_a_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: P
     assert shares == {bench.key(1): 260 * W}
 
 
-def test_a_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
+def test_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
     imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.budget_host(), 300 * W)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
 
-def test_the_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
+def test_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path, boards=4, limits=OperatorLimits(0.6, 0, 0.25))
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):

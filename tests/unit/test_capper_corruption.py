@@ -97,7 +97,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_corrupted_journal_restores_or_names_every_limit(part: int) -> None:
+def test_corrupted_journal_restores_or_names_every_limit(part: int) -> None:
     outcomes: Counter[bool] = Counter()
     for seed in range(part, SEEDS, PARTS):
         folder, rng = Path(tempfile.mkdtemp(dir=MEMORY)), Random(seed)

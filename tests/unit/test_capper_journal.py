@@ -38,14 +38,14 @@ def test_what_is_saved_is_found_by_the_next_one(tmp_path: Path) -> None:
     assert Journal(tmp_path, BOOT).entries == ENTRIES
 
 
-def test_an_empty_journal_is_no_file(tmp_path: Path) -> None:
+def test_empty_journal_is_no_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path, BOOT)
     journal.save(ENTRIES)
     journal.save({})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_of_an_earlier_boot_becomes_one_of_this_boot(tmp_path: Path) -> None:
+def test_journal_of_an_earlier_boot_becomes_one_of_this_boot(tmp_path: Path) -> None:
     Journal(tmp_path, EARLIER).save(ENTRIES)
     journal = Journal(tmp_path, BOOT)
     assert journal.trouble == ""
@@ -58,13 +58,13 @@ def test_a_journal_of_an_earlier_boot_becomes_one_of_this_boot(tmp_path: Path) -
     assert Journal(tmp_path, BOOT).entries == journal.entries
 
 
-def test_a_foreign_limit_of_an_earlier_boot_is_forgotten(tmp_path: Path) -> None:
+def test_foreign_limit_of_an_earlier_boot_is_forgotten(tmp_path: Path) -> None:
     foreign = entry(foreign=333 * W)
     Journal(tmp_path, EARLIER).save({foreign.key: foreign})
     assert Journal(tmp_path, BOOT).entries == {}
 
 
-def test_a_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) -> None:
+def test_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) -> None:
     Journal(tmp_path, EARLIER).save(ENTRIES)
     for copy in ("a", "b"):
         there = tmp_path / f"journal-{EARLIER}.{copy}.jsonl"
@@ -75,7 +75,7 @@ def test_a_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\x00", b'{"check": 3}', b"[]" * 10_000])
 @pytest.mark.parametrize("copy", ["a.jsonl", "b.jsonl", "json"])
-def test_a_damaged_journal_is_named_and_kept(tmp_path: Path, text: bytes, copy: str) -> None:
+def test_damaged_journal_is_named_and_kept(tmp_path: Path, text: bytes, copy: str) -> None:
     path = tmp_path / f"journal-{BOOT}.{copy}"
     path.write_bytes(text)
     journal = Journal(tmp_path, BOOT)
@@ -113,7 +113,7 @@ def test_records_of_both_damaged_copies_are_put_together(tmp_path: Path) -> None
     assert Journal(tmp_path, BOOT).entries == entries
 
 
-def test_a_crash_between_the_copies_leaves_the_newer_one(tmp_path: Path) -> None:
+def test_crash_between_the_copies_leaves_the_newer_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path, BOOT)
     journal.save(ENTRIES)
     second = tmp_path / f"journal-{BOOT}.b.jsonl"
@@ -127,7 +127,7 @@ def test_a_crash_between_the_copies_leaves_the_newer_one(tmp_path: Path) -> None
     assert second.read_bytes() == journal.path.read_bytes()
 
 
-def test_a_crash_before_the_first_second_copy_is_no_damage(tmp_path: Path) -> None:
+def test_crash_before_the_first_second_copy_is_no_damage(tmp_path: Path) -> None:
     intended = {CAPPED.key: entry(written=False)}
     Journal(tmp_path, BOOT).save(intended)
     (tmp_path / f"journal-{BOOT}.b.jsonl").unlink()
@@ -135,7 +135,7 @@ def test_a_crash_before_the_first_second_copy_is_no_damage(tmp_path: Path) -> No
     assert (again.entries, again.trouble) == (intended, "")
 
 
-def test_a_copy_of_long_ago_is_not_the_newest(tmp_path: Path) -> None:
+def test_copy_of_long_ago_is_not_the_newest(tmp_path: Path) -> None:
     now = iter(range(100, 200))
     journal = Journal(tmp_path, BOOT, stamp=lambda: next(now))
     for value in (600 * W, 550 * W, 500 * W):
@@ -148,7 +148,7 @@ def test_a_copy_of_long_ago_is_not_the_newest(tmp_path: Path) -> None:
     assert (found.value, found.original) == (CAPPED.value, CAPPED.original)
 
 
-def test_a_journal_of_an_older_release_is_read_once(tmp_path: Path) -> None:
+def test_journal_of_an_older_release_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / f"journal-{BOOT}.json"
     told = msgspec.to_builtins(CAPPED)
     del told["imposed"], told["source"]
@@ -172,7 +172,7 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     journal = Disk(tmp_path, BOOT)
     journal.save(ENTRIES)
     journal.full = True
@@ -185,21 +185,21 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     assert Journal(tmp_path, BOOT).entries == ENTRIES
 
 
-def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
+def test_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
     directory = open_capper_directory(tmp_path)
     directory.chmod(0o777)
     with pytest.raises(JournalError, match="other users may write it"):
         open_capper_directory(tmp_path)
 
 
-def test_a_link_in_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+def test_link_in_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JournalError, match="other users may write"):
         open_capper_directory(tmp_path)
 
 
-def test_a_directory_without_a_journal_may_be_removed(tmp_path: Path) -> None:
+def test_directory_without_a_journal_may_be_removed(tmp_path: Path) -> None:
     open_capper_directory(tmp_path).chmod(0o777)
     with pytest.raises(JournalError, match="Remove it, and let the capper make its own"):
         open_capper_directory(tmp_path)
@@ -244,7 +244,7 @@ def test_who_has_no_right_to_a_journal_is_told_who_has(
     assert "Remove" not in str(refused.value)
 
 
-def test_an_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
+def test_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
     assert open_capper_directory(tmp_path) != open_capper_directory(tmp_path, emulated=True)
 
 
@@ -278,7 +278,7 @@ def test_whoever_has_the_lock_and_is_no_capper_is_named_and_not_taken_for_one(
 
 
 @pytest.mark.needs_root
-def test_a_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
+def test_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
     tmp_path: Path,
 ) -> None:
     lock = CapperLock(CapperHost(tmp_path, BOOT))
@@ -326,7 +326,7 @@ def test_every_event_is_a_line(tmp_path: Path) -> None:
     }
 
 
-def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) -> None:
+def test_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 500)
     for number in range(100):
         audit.record(event(number))
@@ -337,7 +337,7 @@ def test_the_files_of_the_record_are_bounded_in_number_and_size(tmp_path: Path) 
     assert json.loads(last)["at"] == 99
 
 
-def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "nowhere" / "audit.jsonl", 500)
     audit.record(event(0))
     assert "No such file" in audit.trouble

@@ -28,7 +28,7 @@ def refusal(bench: Bench, value: int, *numbers: int, holder: int = 1, job: str =
 # ---------------------------------------------------------------------------------------- hold
 
 
-def test_a_hold_stands_and_is_on_disk(bench: Bench) -> None:
+def test_hold_stands_and_is_on_disk(bench: Bench) -> None:
     bench.hold(500 * W)
     assert bench.stands == [500 * W, 650 * W]
     (told,) = bench.on_disk.values()
@@ -38,7 +38,7 @@ def test_a_hold_stands_and_is_on_disk(bench: Bench) -> None:
     assert row.expires == bench.clock.monotonic() + 10 * 10**9
 
 
-def test_a_write_takes_three_reads_of_its_device(bench: Bench) -> None:
+def test_write_takes_three_reads_of_its_device(bench: Bench) -> None:
     bench.actuator.reads = 0
     bench.hold(500 * W)
     assert bench.actuator.reads == 3
@@ -53,20 +53,20 @@ def test_what_a_new_hold_does_not_name_is_given_back(bench: Bench) -> None:
     assert bench.stands == [650 * W, 550 * W]
 
 
-def test_a_hold_of_nothing_gives_everything_back(bench: Bench) -> None:
+def test_hold_of_nothing_gives_everything_back(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.manager.hold(1, "job", {}, "why")
     assert bench.stands == [650 * W, 650 * W]
     assert bench.on_disk == {}
 
 
-def test_a_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Bench) -> None:
+def test_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Bench) -> None:
     bench.hold(700 * W)
     assert bench.actuator.written == []
     assert bench.on_disk == {}
 
 
-def test_the_way_down_takes_several_askings(tmp_path: Path) -> None:
+def test_way_down_takes_several_askings(tmp_path: Path) -> None:
     bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 0.2))
     for stands in (510, 370, 300, 300):
         bench.hold(300 * W)
@@ -82,7 +82,7 @@ def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
     assert bench.stands[0] == 550 * W
 
 
-def test_a_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None:
+def test_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None:
     bench.board(1).locked = True
     assert refusal(bench, 500 * W, 0, 1) == RefusalReason.LOCKED
     assert bench.stands == [650 * W, 650 * W]
@@ -93,7 +93,7 @@ def test_a_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None
     ("fault", "word"),
     [(Trouble.RETRY, RefusalReason.LOST), (Trouble.DENIED, RefusalReason.NO_PERMISSION)],
 )
-def test_a_device_that_fails_is_refused_in_its_own_words(
+def test_device_that_fails_is_refused_in_its_own_words(
     bench: Bench, fault: Trouble, word: RefusalReason
 ) -> None:
     bench.board().fault = fault
@@ -101,7 +101,7 @@ def test_a_device_that_fails_is_refused_in_its_own_words(
     assert bench.manager.rows()[0].usable is False
 
 
-def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
+def test_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
     bench.board().locked = True
     seen: list[int | None] = []
     bench.actuator.watch = lambda key, value: seen.append(value)
@@ -115,13 +115,13 @@ def test_a_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
     assert bench.deeds().count("fail") == 1
 
 
-def test_a_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> None:
+def test_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> None:
     bench.board().inert = True
     assert refusal(bench, 500 * W) == RefusalReason.NOT_HONOURED
     assert bench.on_disk == {}
 
 
-def test_a_write_that_fails_and_arrives_is_known_to_have_arrived(bench: Bench) -> None:
+def test_write_that_fails_and_arrives_is_known_to_have_arrived(bench: Bench) -> None:
     bench.board().late = True
     bench.hold(500 * W)
     bench.manager.release(1)
@@ -129,7 +129,7 @@ def test_a_write_that_fails_and_arrives_is_known_to_have_arrived(bench: Bench) -
     assert bench.on_disk == {}
 
 
-def test_a_device_that_rounds_down_is_given_back(bench: Bench) -> None:
+def test_device_that_rounds_down_is_given_back(bench: Bench) -> None:
     bench.board().unit = 125
     bench.hold(500_100)
     assert bench.stands[0] == 500_000
@@ -165,7 +165,7 @@ def test_on_a_full_disk_a_cap_is_still_given_back(bench: Bench) -> None:
     assert bench.stands[0] == 650 * W
 
 
-def test_a_hold_on_slow_devices_answers_and_goes_on_later(bench: Bench) -> None:
+def test_hold_on_slow_devices_answers_and_goes_on_later(bench: Bench) -> None:
     bench.actuator.after = lambda key: bench.clock.advance(1) and None
     bench.hold(500 * W, 0, 1)
     assert bench.stands == [500 * W, 650 * W]
@@ -176,7 +176,7 @@ def test_a_hold_on_slow_devices_answers_and_goes_on_later(bench: Bench) -> None:
 # ------------------------------------------------------------------------------- leases and ends
 
 
-def test_a_cap_lapses_with_its_lease(bench: Bench) -> None:
+def test_cap_lapses_with_its_lease(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.turn(9.9)
     assert bench.stands[0] == 500 * W
@@ -185,7 +185,7 @@ def test_a_cap_lapses_with_its_lease(bench: Bench) -> None:
     assert bench.on_disk == {}
 
 
-def test_a_renewed_cap_stands(bench: Bench) -> None:
+def test_renewed_cap_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     for _ in range(5):
         bench.manager.renew(1)
@@ -212,7 +212,7 @@ def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> N
     assert bench.actuator.written == []
 
 
-def test_a_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
+def test_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().fault = Trouble.RETRY
     bench.manager.release(1)
@@ -232,7 +232,7 @@ def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
     assert set(bench.on_disk) == {"gpu1"}
 
 
-def test_the_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
+def test_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
     def held() -> None:
         bench.manager.hold(
             1, "job", {bench.key(): 500 * W}, "3 % slower", peer=PeerCredentials(42, 1000)
@@ -261,7 +261,7 @@ def test_the_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
 # ------------------------------------------------------------------------------ foreign writers
 
 
-def test_a_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> None:
+def test_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     bench.turn(1)
@@ -272,7 +272,7 @@ def test_a_foreign_value_is_adopted_and_its_knob_left_alone(bench: Bench) -> Non
     assert bench.stands[0] == 333 * W
 
 
-def test_a_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
+def test_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     bench.turn(1)
@@ -281,7 +281,7 @@ def test_a_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
     assert bench.stands[0] == 333 * W
 
 
-def test_a_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
+def test_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     bench.crash()
@@ -289,14 +289,14 @@ def test_a_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
     assert bench.manager.rows()[0].foreign is True
 
 
-def test_a_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
+def test_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.journal.meanwhile = lambda: setattr(bench.board(), "stands", 333 * W)
     assert refusal(bench, 450 * W) == RefusalReason.FOREIGN
     assert bench.stands[0] == 333 * W
 
 
-def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) -> None:
+def test_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 650 * W
     bench.turn(1)
@@ -308,7 +308,7 @@ def test_an_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) ->
     assert bench.stands[0] == 500 * W
 
 
-def test_a_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench) -> None:
+def test_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     for _ in range(10):
@@ -328,7 +328,7 @@ def test_each_time_somebody_interferes_calm_must_last_longer(bench: Bench) -> No
         assert bench.manager.rows()[0].foreign is False
 
 
-def test_a_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Bench) -> None:
+def test_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 700 * W
     bench.turn(1)
@@ -351,7 +351,7 @@ def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
 # ------------------------------------------------------------------------- fixed caps and budget
 
 
-def test_the_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
+def test_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
     key = bench.key()
     bench.hold(550 * W)
     for imposed, stands, holder in (
@@ -387,7 +387,7 @@ def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> Non
     assert bench.stands == [300 * W, 600 * W]
 
 
-def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
+def test_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
     bench.manager.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
@@ -400,7 +400,7 @@ def test_a_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
     assert bench.stands == [300 * W, 600 * W]
 
 
-def test_a_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
+def test_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().obeys = 650 * W
     bench.turn(1)
@@ -436,7 +436,7 @@ def test_only_knobs_that_are_named_may_be_tuned(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- clocks
 
 
-def test_a_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
+def test_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
     bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, limits=OperatorLimits(0.3, 0, 1.0))
     board = bench.board()
     board.minimum, board.default, board.maximum, board.stands = 210, 1980, 1980, 1980

@@ -34,7 +34,7 @@ def damaged(folder: Path, boards: int = 2) -> Bench:
 # --------------------------------------------------------------------------------- earlier boots
 
 
-def test_a_limit_of_an_earlier_boot_that_is_still_in_force_is_given_back(tmp_path: Path) -> None:
+def test_limit_of_an_earlier_boot_that_is_still_in_force_is_given_back(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(), boot=EARLIER)
     bench.board().stands = 500 * W
     bench.turn()
@@ -44,7 +44,7 @@ def test_a_limit_of_an_earlier_boot_that_is_still_in_force_is_given_back(tmp_pat
 
 
 @pytest.mark.parametrize("stands", [650 * W, 700 * W, 333 * W])
-def test_an_earlier_boot_is_void_where_the_device_shows_anything_else(
+def test_earlier_boot_is_void_where_the_device_shows_anything_else(
     tmp_path: Path, stands: int
 ) -> None:
     bench = left(tmp_path, entry(), boot=EARLIER)
@@ -64,7 +64,7 @@ def test_our_value_of_an_earlier_boot_is_void_where_it_is_the_default(tmp_path: 
     assert (bench.actuator.written, bench.deeds()) == ([], ["void"])
 
 
-def test_an_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> None:
+def test_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(), boot=EARLIER)
     bench.board().stands, bench.board().fault = 500 * W, Trouble.RETRY
     bench.turn()
@@ -75,14 +75,14 @@ def test_an_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> Non
     assert (bench.stands, bench.on_disk) == ([650 * W], {})
 
 
-def test_a_device_that_is_gone_since_an_earlier_boot_may_be_given_up(tmp_path: Path) -> None:
+def test_device_that_is_gone_since_an_earlier_boot_may_be_given_up(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(device="gpu7"), boot=EARLIER)
     assert [trouble.device for trouble in bench.manager.restore()] == ["gpu7"]
     assert bench.manager.accept() == 1
     assert (bench.manager.restore(), bench.on_disk) == ((), {})
 
 
-def test_the_journal_of_another_emulated_host_is_removed(tmp_path: Path) -> None:
+def test_journal_of_another_emulated_host_is_removed(tmp_path: Path) -> None:
     for name in ("one", "two"):
         Journal(tmp_path, f"{BOOT} {name}").save({entry().key: entry()})
         (tmp_path / f"journal-{EARLIER}_{name}.a.jsonl").write_bytes(b"")
@@ -105,7 +105,7 @@ def test_clocks_of_an_earlier_boot_are_reset_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("original", [701 * W, 199 * W, 499 * W, 0, -1])
-def test_an_implausible_original_is_not_written(tmp_path: Path, original: int) -> None:
+def test_implausible_original_is_not_written(tmp_path: Path, original: int) -> None:
     bench = left(tmp_path, entry(original=original))
     bench.board().stands = 500 * W
     (trouble,) = bench.manager.restore()
@@ -114,7 +114,7 @@ def test_an_implausible_original_is_not_written(tmp_path: Path, original: int) -
     assert (bench.stands, bench.actuator.written) == ([500 * W], [])
 
 
-def test_a_range_that_follows_the_limit_does_not_make_an_original_implausible(
+def test_range_that_follows_the_limit_does_not_make_an_original_implausible(
     tmp_path: Path,
 ) -> None:
     bench = left(tmp_path, entry())
@@ -143,7 +143,7 @@ def test_devices_of_a_lost_journal_are_named_and_not_written(tmp_path: Path) -> 
     assert not rows["gpu1"].lost
 
 
-def test_a_lost_original_stays_lost_over_restarts(tmp_path: Path) -> None:
+def test_lost_original_stays_lost_over_restarts(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     for _ in range(2):
         assert [trouble.device for trouble in bench.manager.restore() if trouble.device != "*"] == [
@@ -162,7 +162,7 @@ def test_accepting_makes_the_present_limit_the_original(tmp_path: Path) -> None:
     assert bench.on_disk["gpu0"]["original"] == 650 * W
 
 
-def test_a_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
+def test_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     bench.turn()
     bench.board().stands = 600 * W
@@ -184,7 +184,7 @@ def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     assert errors[package].refusal == RefusalReason.UNRECOVERED
 
 
-def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path) -> None:
+def test_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path) -> None:
     lost = JournalEntry(knob=Knob.GPU_POWER, device="gpu0", name="GPU0", source=EntrySource.LOST)
     bench = left(tmp_path, lost)
     bench.board().fault = Trouble.RETRY
@@ -197,7 +197,7 @@ def test_a_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Pat
     assert bench.on_disk == {}
 
 
-def test_a_salvaged_entry_is_lost_where_the_device_shows_another_limit(tmp_path: Path) -> None:
+def test_salvaged_entry_is_lost_where_the_device_shows_another_limit(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(source=EntrySource.SALVAGED))
     bench.board().stands = 333 * W
     (trouble,) = bench.manager.restore()
@@ -219,7 +219,7 @@ def held(folder: Path) -> tuple[Bench, list[AuditEvent], list[bytes]]:
     return bench, bench.events, (folder / "audit.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def test_the_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
+def test_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
     bench, _, _ = held(tmp_path)
     for path in tmp_path.glob("journal-*"):
         path.write_bytes(b"")
@@ -228,7 +228,7 @@ def test_the_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
     assert (found.original, found.value, found.source) == (650 * W, 500 * W, EntrySource.SALVAGED)
 
 
-def test_a_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path) -> None:
+def test_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path) -> None:
     bench, events, lines = held(tmp_path)
     second = tmp_path / f"journal-{BOOT}.b.jsonl"
     before = second.read_bytes()
@@ -258,7 +258,7 @@ def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:
     }
 
 
-def test_a_damaged_audit_row_hides_every_row_before_it(tmp_path: Path) -> None:
+def test_damaged_audit_row_hides_every_row_before_it(tmp_path: Path) -> None:
     bench, _, lines = held(tmp_path)
     damaged_row = lines[-1].replace(b"650000", b"650001")
     assert damaged_row != lines[-1]

@@ -94,7 +94,7 @@ def test_another_users_refusals_are_listed_all_the_same(asked: Asked) -> None:
     assert [row.uid for row in asked.rows()] == [*[ONE.uid] * REFUSAL_ROWS, OTHER.uid]
 
 
-def test_a_minute_later_refusals_are_listed_again_after_what_there_was_more(asked: Asked) -> None:
+def test_minute_later_refusals_are_listed_again_after_what_there_was_more(asked: Asked) -> None:
     asked.refused(REFUSAL_ROWS + 1)
     asked.bench.clock.advance(REFUSAL_PERIOD / SECOND)
     asked.refused(1)
@@ -117,7 +117,7 @@ def test_what_is_not_told_yet_is_told_at_the_end(asked: Asked) -> None:
     assert asked.rows()[-1].why.startswith("3 more")
 
 
-def test_a_users_hours_of_refusals_leave_every_other_row_on_record(asked: Asked) -> None:
+def test_users_hours_of_refusals_leave_every_other_row_on_record(asked: Asked) -> None:
     asked.audit.record(AuditEvent(at=0, deed=AuditAction.START))
     asked.hold("gpu0", OTHER)
     for _ in range(60):
@@ -171,7 +171,7 @@ def test_refusals_take_their_part_of_the_record_and_one_row_tells_of_the_rest(
     assert rows(path)[-1]["at"] == 9
 
 
-def test_the_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
+def test_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 800)
     for number in range(3):
         audit.record(refusal(number))
@@ -190,7 +190,7 @@ def test_who_starts_anew_knows_how_much_of_the_record_is_refusals(tmp_path: Path
 
 
 @pytest.mark.parametrize("gone", [lambda p: p.unlink(), lambda p: p.write_bytes(b"")])
-def test_a_record_that_somebody_removed_or_emptied_has_room_again(
+def test_record_that_somebody_removed_or_emptied_has_room_again(
     tmp_path: Path, gone: Callable[[Path], object]
 ) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 8000)

@@ -68,7 +68,7 @@ def here(left: Bench, path: Path, clock: ManualClock | None = None) -> RestoreCo
     )
 
 
-def test_a_capper_that_comes_up_only_to_end_is_none_and_the_journal_is_gone_by(
+def test_capper_that_comes_up_only_to_end_is_none_and_the_journal_is_gone_by(
     left: Bench, path: Path
 ) -> None:
     with refusing(path, RefusalReason.ENDING):
@@ -77,7 +77,7 @@ def test_a_capper_that_comes_up_only_to_end_is_none_and_the_journal_is_gone_by(
     assert left.stands == [650 * W, 650 * W]
 
 
-def test_a_capper_that_refuses_is_obeyed(left: Bench, path: Path) -> None:
+def test_capper_that_refuses_is_obeyed(left: Bench, path: Path) -> None:
     with refusing(path, RefusalReason.NOT_ALLOWED), pytest.raises(CapsError, match="cannot start"):
         restore_limits(here(left, path))
     assert left.stands == [500 * W, 650 * W]

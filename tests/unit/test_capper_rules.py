@@ -18,13 +18,13 @@ CLOCK = KnobState(CapKey(Knob.GPU_CLOCK, "gpu0"), "GPU 0", 210, 1980, 1980)
 # -------------------------------------------------------------------------------------- bounds
 
 
-def test_a_tuner_stays_above_the_operators_floor_and_below_the_original() -> None:
+def test_tuner_stays_above_the_operators_floor_and_below_the_original() -> None:
     allowed = cap_bounds(BOARD, 650 * W, OperatorLimits(floor=0.6), tuned=True)
     assert allowed == CapBounds(420 * W, 650 * W)
     assert [allowed.clamp(v * W) for v in (100, 500, 900)] == [420 * W, 500 * W, 650 * W]
 
 
-def test_an_operator_may_go_down_to_what_the_hardware_takes() -> None:
+def test_operator_may_go_down_to_what_the_hardware_takes() -> None:
     assert cap_bounds(BOARD, 650 * W, OperatorLimits(floor=0.6), tuned=False) == CapBounds(
         200 * W, 650 * W
     )
@@ -36,12 +36,12 @@ def test_no_cap_of_any_sort_goes_below_the_floor_in_watts() -> None:
         assert cap_bounds(BOARD, 650 * W, rules, tuned=tuned) == CapBounds(300 * W, 650 * W)
 
 
-def test_an_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None:
+def test_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None:
     allowed = cap_bounds(BOARD, 300 * W, OperatorLimits(floor=0.6), tuned=True)
     assert allowed == CapBounds(300 * W, 300 * W)
 
 
-def test_the_floor_is_rounded_up_to_what_can_be_written() -> None:
+def test_floor_is_rounded_up_to_what_can_be_written() -> None:
     odd = KnobState(KEY, "GPU 0", 0, 333_333, 400 * W)
     allowed = cap_bounds(odd, 400 * W, OperatorLimits(floor=0.1), tuned=True)
     assert allowed is not None
@@ -53,12 +53,12 @@ def test_without_an_original_nothing_may_be_written() -> None:
     assert cap_bounds(unknown, None, OperatorLimits(), tuned=True) is None
 
 
-def test_a_clock_may_go_up_to_its_highest_and_knows_no_watts() -> None:
+def test_clock_may_go_up_to_its_highest_and_knows_no_watts() -> None:
     rules = OperatorLimits(floor=0.5, floor_watts=300)
     assert cap_bounds(CLOCK, None, rules, tuned=True) == CapBounds(990, 1980)
 
 
-def test_the_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
+def test_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
     rules = OperatorLimits(largest_step=0.25)
     assert limit_step(BOARD, 700 * W, 300 * W, rules) == 525 * W
     assert limit_step(BOARD, 525 * W, 300 * W, rules) == 350 * W
@@ -92,7 +92,7 @@ def test_whose_a_setting_is(
     assert setting_owner(entry(**fields), state) is whose
 
 
-def test_a_clock_is_ours_as_far_as_anybody_can_tell() -> None:
+def test_clock_is_ours_as_far_as_anybody_can_tell() -> None:
     locked = entry(knob=Knob.GPU_CLOCK, original=None, value=1410)
     assert setting_owner(locked, CLOCK) is SettingOwner.OURS
 
@@ -107,7 +107,7 @@ def grant(job: str, *keys: CapKey) -> CapGrant:
     return CapGrant(job, "why", Instant(0, 0), caps, caps)
 
 
-def test_a_lease_expires_as_a_whole_unless_it_is_renewed() -> None:
+def test_lease_expires_as_a_whole_unless_it_is_renewed() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=4 * SECOND)
@@ -117,7 +117,7 @@ def test_a_lease_expires_as_a_whole_unless_it_is_renewed() -> None:
     assert leases.limits() == {}
 
 
-def test_an_expired_lease_cannot_be_renewed() -> None:
+def test_expired_lease_cannot_be_renewed() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.expire(10 * SECOND)
@@ -125,7 +125,7 @@ def test_an_expired_lease_cannot_be_renewed() -> None:
     assert leases.holding(KEY) is None
 
 
-def test_a_lease_is_never_longer_than_the_configured_one() -> None:
+def test_lease_is_never_longer_than_the_configured_one() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=3600 * SECOND, now=0)
     assert leases.next_expiry == 10 * SECOND
@@ -133,7 +133,7 @@ def test_a_lease_is_never_longer_than_the_configured_one() -> None:
     assert leases.next_expiry == 2 * SECOND
 
 
-def test_the_release_of_one_job_leaves_the_other_its_limits() -> None:
+def test_release_of_one_job_leaves_the_other_its_limits() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=0)
@@ -142,7 +142,7 @@ def test_the_release_of_one_job_leaves_the_other_its_limits() -> None:
     assert leases.release(2) == {}
 
 
-def test_a_foreign_knob_is_dropped_from_every_lease() -> None:
+def test_foreign_knob_is_dropped_from_every_lease() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY, OTHER), length=0, now=0)
     leases.drop([KEY])

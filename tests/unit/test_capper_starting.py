@@ -25,12 +25,12 @@ def test_where_systemd_has_the_unit_it_is_what_is_started(place: str, tmp_path: 
     assert capper_start_command(tmp_path) == "systemctl enable --now wattspan-capper.socket"
 
 
-def test_a_unit_is_of_no_use_where_no_systemd_runs(tmp_path: Path) -> None:
+def test_unit_is_of_no_use_where_no_systemd_runs(tmp_path: Path) -> None:
     with_unit(tmp_path)
     assert not has_capper_unit(tmp_path)
 
 
-def test_the_unit_is_the_one_that_is_shipped() -> None:
+def test_unit_is_the_one_that_is_shipped() -> None:
     assert files.CAPPER_SOCKET == SOCKET_UNIT
     assert (files.service_files_directory() / SOCKET_UNIT).is_file()
 

@@ -22,7 +22,7 @@ def test_users_are_named_by_name_or_number() -> None:
     assert unknown == ("nobody-of-this-name",)
 
 
-def test_the_kernel_says_who_speaks() -> None:
+def test_kernel_says_who_speaks() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert peer_credentials(one) == (os.getpid(), os.geteuid())
@@ -32,7 +32,7 @@ def state(*rows: KnobRow, ceiling: int | None = None) -> StateReply:
     return StateReply(rows=list(rows), lease=10 * SECOND, ceiling=ceiling)
 
 
-def test_a_person_is_shown_who_holds_what_how_long_and_why() -> None:
+def test_person_is_shown_who_holds_what_how_long_and_why() -> None:
     clock = ManualClock()
     now = clock.monotonic()
     row = KnobRow(
@@ -90,7 +90,7 @@ def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
     ]
 
 
-def test_a_clock_is_shown_in_its_own_unit() -> None:
+def test_clock_is_shown_in_its_own_unit() -> None:
     row = KnobRow(
         knob=Knob.GPU_CLOCK, device="gpu:GPU-1", name="H100 0", maximum=1980, trouble="Odd."
     )
@@ -101,11 +101,11 @@ def test_a_clock_is_shown_in_its_own_unit() -> None:
     ]
 
 
-def test_a_host_without_knobs_is_said_to_be_one() -> None:
+def test_host_without_knobs_is_said_to_be_one() -> None:
     assert state_lines(state(), ManualClock()) == ["This host has no device with a power limit."]
 
 
-def test_the_systems_capper_has_directories_of_its_own() -> None:
+def test_systems_capper_has_directories_of_its_own() -> None:
     # Who owns a directory may rename what is in it, and the agent owns its own.
     agent = AgentSettings()
     state, run = Path(agent.state_dir), Path(agent.run_dir)

@@ -187,7 +187,7 @@ def test_every_metric_can_be_drawn(metric: Metric) -> None:
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
-def test_a_host_without_counters_has_no_energy(metric: Metric) -> None:
+def test_host_without_counters_has_no_energy(metric: Metric) -> None:
     bare = Snapshot(Instant(0, 0), 0, "bare")
     if metric.unit in ("J", "W"):
         assert drawn(metric.series, bare) == {}
@@ -196,13 +196,13 @@ def test_a_host_without_counters_has_no_energy(metric: Metric) -> None:
 # ------------------------------------------------------------------------------------ domains
 
 
-def test_the_sum_without_parents_counts_every_joule_once() -> None:
+def test_sum_without_parents_counts_every_joule_once() -> None:
     energies = drawn("hw_energy_joules_total", full_host())
     cover = sum(value for labels, value in energies.items() if labels[3] == "")
     assert [cover] == list(drawn("hw_host_energy_joules_total", full_host()).values())
 
 
-def test_a_domain_outside_the_cover_says_what_it_lies_within() -> None:
+def test_domain_outside_the_cover_says_what_it_lies_within() -> None:
     parents = {labels[0]: labels[3] for labels in drawn("hw_power_watts", full_host())}
     parents |= {labels[0]: labels[3] for labels in drawn("hw_energy_joules_total", full_host())}
     assert parents["intel-rapl:0"] == ""
@@ -210,7 +210,7 @@ def test_a_domain_outside_the_cover_says_what_it_lies_within() -> None:
     assert parents["intel-rapl:2"] == "outside-cover"
 
 
-def test_an_unknown_power_is_absent_and_so_is_a_sum_with_it() -> None:
+def test_unknown_power_is_absent_and_so_is_a_sum_with_it() -> None:
     *known, last = full_host().domains
     snapshot = replace(full_host(), domains=(*known, replace(last, power=None)))
     assert "GPU-1" not in {labels[0] for labels in drawn("hw_power_watts", snapshot)}
@@ -218,13 +218,13 @@ def test_an_unknown_power_is_absent_and_so_is_a_sum_with_it() -> None:
     assert drawn("hw_host_power_watts", busy_host()) == {("measured",): 818_500}
 
 
-def test_a_domain_that_is_gone_keeps_its_account() -> None:
+def test_domain_that_is_gone_keeps_its_account() -> None:
     snapshot = full_host()
     assert drawn("wattspan_domain_up", snapshot)["intel-rapl:0:1",] == 0
     assert "intel-rapl:0:1" in {labels[0] for labels in drawn("hw_energy_joules_total", snapshot)}
 
 
-def test_a_sum_is_no_better_than_the_worst_of_its_parts() -> None:
+def test_sum_is_no_better_than_the_worst_of_its_parts() -> None:
     (host,) = drawn("hw_host_energy_joules_total", full_host())
     assert host == ("derived",)
     emulated = account("GPU-9", GPU, "H100", 1.0, (1, 1, 1), Provenance.EMULATED)
@@ -233,7 +233,7 @@ def test_a_sum_is_no_better_than_the_worst_of_its_parts() -> None:
     assert host == ("emulated",)
 
 
-def test_a_type_nobody_spoke_for_is_judged_by_its_domains() -> None:
+def test_type_nobody_spoke_for_is_judged_by_its_domains() -> None:
     rows = drawn(ENERGY_OF_PROCESSES, full_host())  # the snapshot says nothing of memory
     assert {labels[4] for labels in rows if labels[0] == MEMORY} == {"measured"}
 
@@ -280,7 +280,7 @@ def test_two_cgroups_of_short_lived_work_are_two_series() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_reused_pid_belongs_to_the_newer_process(order: tuple[int, int]) -> None:
+def test_reused_pid_belongs_to_the_newer_process(order: tuple[int, int]) -> None:
     lives = [
         ProcessRow(PayerInfo(Consumer(42, started), "sh"), {CPU: Microjoules(uj)}, {})
         for started, uj in ((100, 9_000_000), (200, 3))
@@ -289,7 +289,7 @@ def test_a_reused_pid_belongs_to_the_newer_process(order: tuple[int, int]) -> No
     assert list(drawn(ENERGY_OF_PROCESSES, snapshot).values()) == [3]
 
 
-def test_a_reused_pid_with_another_command_is_another_series() -> None:
+def test_reused_pid_with_another_command_is_another_series() -> None:
     rows = (process(42, "sh", "", {}, {CPU: 1}), process(42, "awk", "", {}, {CPU: 2}))
     snapshot = replace(full_host(), processes=rows, other={})
     assert len(drawn(ENERGY_OF_PROCESSES, snapshot)) == 2
@@ -310,7 +310,7 @@ def test_divergence_is_relative_to_the_counter() -> None:
     assert divergence == pytest.approx(-0.01)
 
 
-def test_a_throttle_reason_that_ended_reads_zero() -> None:
+def test_throttle_reason_that_ended_reads_zero() -> None:
     reasons = drawn("wattspan_gpu_throttling", full_host())
     assert reasons == {("GPU-0", "hw_thermal"): 0, ("GPU-0", "sw_power_cap"): 1}
 
@@ -321,7 +321,7 @@ def test_throttle_reasons_that_nobody_could_read_are_not_zero() -> None:
     assert drawn("wattspan_gpu_throttling", mute) == {}
 
 
-def test_a_failing_source_is_itself_a_figure() -> None:
+def test_failing_source_is_itself_a_figure() -> None:
     unreadable = drawn("wattspan_source_unreadable", full_host())
     assert {trouble: count for (_, trouble), count in unreadable.items() if count} == {"denied": 1}
     assert len(unreadable) == 5

@@ -60,7 +60,7 @@ def test_log_records_are_counted_where_there_is_a_collector() -> None:
 # --------------------------------------------------------------------------------------- jobs
 
 
-def test_a_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> None:
+def test_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> None:
     scrape = parse(
         Renderer().render(full_host(), ExpositionFormat.OPENMETRICS), ExpositionFormat.OPENMETRICS
     )
@@ -95,7 +95,7 @@ def test_what_is_not_known_of_a_job_is_absent() -> None:
     assert len(drawn("wattspan_autotune_saved_bound_joules", full_host())) == 2
 
 
-def test_a_saving_has_an_interval_that_may_reach_below_nothing() -> None:
+def test_saving_has_an_interval_that_may_reach_below_nothing() -> None:
     bounds = drawn("wattspan_autotune_saved_bound_joules", full_host())
     assert bounds == {
         (HELD, POWER, "lower", "derived"): -4_000_000,
@@ -105,13 +105,13 @@ def test_a_saving_has_an_interval_that_may_reach_below_nothing() -> None:
     assert 'bound="lower",provenance="derived"} -4\n' in text
 
 
-def test_the_energy_saved_is_what_was_sure_and_not_the_estimate() -> None:
+def test_energy_saved_is_what_was_sure_and_not_the_estimate() -> None:
     unlucky = replace(held(), saved=Microjoules(-5), saved_low=Microjoules(-9))
     saved = drawn("wattspan_autotune_saved_joules_total", with_rows(unlucky))
     assert saved == {(HELD, POWER, "derived"): 900_000_007}
 
 
-def test_a_job_is_in_one_state_and_every_other_is_zero() -> None:
+def test_job_is_in_one_state_and_every_other_is_zero() -> None:
     states = drawn("wattspan_autotune_state", with_rows(held()))
     assert states == {
         (HELD, POWER, state): int(state is TuningState.HOLDING) for state in TuningState
@@ -127,13 +127,13 @@ def test_decisions_are_counted_by_what_they_do_and_why() -> None:
     }
 
 
-def test_a_release_is_counted_from_zero_so_that_the_first_is_seen() -> None:
+def test_release_is_counted_from_zero_so_that_the_first_is_seen() -> None:
     fresh = replace(held(), decisions={})
     counts = drawn("wattspan_autotune_decisions_total", with_rows(fresh))
     assert counts == {(HELD, POWER, Move.RELEASE, reason): 0 for reason in RELEASES}
 
 
-def test_the_decision_in_force_is_told_by_its_reason() -> None:
+def test_decision_in_force_is_told_by_its_reason() -> None:
     told = drawn("wattspan_autotune_decision_info", full_host())
     assert {labels[2:] for labels in told} == {("hold", "certified"), ("decline", "no_signal")}
 
@@ -150,7 +150,7 @@ def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
 @pytest.mark.parametrize(
     "name", ["a\nb", "x\x1b[31m", "\u202eevil", "j" * 101, "é" * 5_000, "tab\t", "\ud800"]
 )
-def test_a_job_that_is_called_anything_has_a_short_printable_label(name: str) -> None:
+def test_job_that_is_called_anything_has_a_short_printable_label(name: str) -> None:
     fit = name_label(name)
     assert fit.isprintable()
     assert len(fit) <= MAX_NAME_LENGTH
@@ -159,7 +159,7 @@ def test_a_job_that_is_called_anything_has_a_short_printable_label(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * MAX_NAME_LENGTH])
-def test_a_job_with_a_fit_name_is_called_by_it(name: str) -> None:
+def test_job_with_a_fit_name_is_called_by_it(name: str) -> None:
     assert name_label(name) == name
 
 
@@ -172,7 +172,7 @@ def test_saved_energy_is_no_more_trustworthy_than_the_devices_it_was_saved_on() 
     }
 
 
-def test_a_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() -> None:
+def test_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() -> None:
     host = with_rows(replace(held(), devices=()), replace(held(), knob=Knob.CPU_POWER, devices=()))
     said = {labels[1]: labels[2] for labels in drawn("wattspan_autotune_saving_ratio", host)}
     assert said == {"gpu_power": "derived", "cpu_power": "measured"}
@@ -181,7 +181,7 @@ def test_a_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() 
 # --------------------------------------------------------------------------------------- caps
 
 
-def test_a_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
+def test_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
     key = CapKey(POWER, "GPU-0")
     low = CapRow(KnobState(key, ""), wanted=500_000, ceiling=400_000, holder="budget")
     only = CapRow(KnobState(key._replace(device="GPU-1"), ""), ceiling=300_000, holder="budget")
@@ -191,7 +191,7 @@ def test_a_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
     }
 
 
-def test_a_clock_is_told_in_hertz_and_a_power_in_watts() -> None:
+def test_clock_is_told_in_hertz_and_a_power_in_watts() -> None:
     scrape = parse(Renderer().render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert value(scrape, "wattspan_cap_clock_hertz", hw_id="GPU-0", holder="operator") == 1.5e9
     assert value(scrape, "wattspan_cap_power_watts", hw_id="GPU-0") == 560
@@ -224,7 +224,7 @@ def test_limits_of_a_package_are_told_as_those_of_a_gpu_and_the_original_of_both
     assert gpu["requested"] == 650_000  # as the GPU tells itself, and once
 
 
-def test_a_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_down() -> None:
+def test_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_down() -> None:
     nobody = replace(full_host(), tuning=TuningAccounts())
     gone = replace(full_host(), tuning=TuningAccounts("apply", capper=False, writes=3))
     for series in ("wattspan_capper_up", "wattspan_capper_writes_total"):
@@ -233,14 +233,14 @@ def test_a_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_do
     assert drawn("wattspan_capper_writes_total", gone) == {(): 3}
 
 
-def test_a_host_that_tunes_nothing_says_only_that() -> None:
+def test_host_that_tunes_nothing_says_only_that() -> None:
     untuned = replace(full_host(), tuning=TuningAccounts())
     names = [metric.series for metric in CATALOGUE if ".autotune." in metric.name]
     assert [name for name in names if drawn(name, untuned)] == ["wattspan_autotune_mode_info"]
     assert drawn("wattspan_autotune_mode_info", untuned) == {("off",): 1}
 
 
-def test_an_awkward_job_can_be_read_back_from_a_scrape() -> None:
+def test_awkward_job_can_be_read_back_from_a_scrape() -> None:
     document = Renderer().render(full_host(), ExpositionFormat.OPENMETRICS).decode()
     families = openmetrics_parser.text_string_to_metric_families(document)
     jobs = {

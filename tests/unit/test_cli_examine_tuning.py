@@ -142,7 +142,7 @@ def test_applying_to_no_job_is_warned_of(found: bool, mark: Severity, host: Host
 # --------------------------------------------------------------------------------------- knobs
 
 
-def test_a_knob_is_told_with_its_range(host: Host) -> None:
+def test_knob_is_told_with_its_range(host: Host) -> None:
     finding = host.told()[POWER]
     assert finding == Finding(Severity.OK, POWER, "700 W now, 200 W at least, 700 W at most")
 
@@ -154,19 +154,19 @@ def test_nothing_is_written(host: Host) -> None:
     assert not (host.folder / "state").exists()
 
 
-def test_a_limit_from_outside_is_told_beside(host: Host) -> None:
+def test_limit_from_outside_is_told_beside(host: Host) -> None:
     host.gpu.limits[ENFORCED] = 500_000
     assert host.told()[POWER].detail.endswith("500 W enforced")
 
 
-def test_a_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
+def test_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
     finding = host.told()["gpu_clock NVIDIA H100 80GB HBM3 0"]
     assert finding.mark is Severity.NOTE
     assert finding.detail.endswith("not in [autotune] knobs")
 
 
 @pytest.mark.parametrize(("mode", "mark"), [("off", Severity.NOTE), ("advise", Severity.WARN)])
-def test_a_knob_that_nothing_here_has_matters_if_it_was_chosen(
+def test_knob_that_nothing_here_has_matters_if_it_was_chosen(
     mode: str, mark: Severity, host: Host
 ) -> None:
     host.nvml = None
@@ -199,7 +199,7 @@ def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
 # -------------------------------------------------------------------------------------- capper
 
 
-def test_a_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
+def test_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
     with answering(host, state(row(holder="trainer/step"))):
         found = host.told()
     assert found["capper"].mark is Severity.OK
@@ -214,14 +214,14 @@ def test_what_the_capper_cannot_write_is_told_in_its_words(host: Host) -> None:
     assert finding.detail.endswith("the register is locked")
 
 
-def test_a_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
+def test_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
     with answering(host, state(row(foreign=True))):
         finding = host.told()[POWER]
     assert finding.mark is Severity.WARN
     assert "another program has set it" in finding.detail
 
 
-def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
+def test_user_who_may_not_ask_is_told_so(host: Host) -> None:
     refused = RefusedReply(reason=RefusalReason.NOT_ALLOWED, sentence="User 1000 may not ask.")
     with answering(host, refused):
         finding = host.told()["capper"]
@@ -230,7 +230,7 @@ def test_a_user_who_may_not_ask_is_told_so(host: Host) -> None:
     assert "[caps] users" in finding.remedy
 
 
-def test_a_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_anew(
+def test_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_anew(
     host: Host,
 ) -> None:
     host.caps = CapsSettings(budget_watts=1500)
@@ -262,7 +262,7 @@ def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
 @pytest.mark.parametrize(
     "caps", [None, CapsSettings(budget_watts=500), CapsSettings(budget_file="/run/ceiling.toml")]
 )
-def test_a_capper_that_is_needed_and_not_there_is_warned_of(
+def test_capper_that_is_needed_and_not_there_is_warned_of(
     caps: CapsSettings | None, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -277,7 +277,7 @@ def test_a_capper_that_is_needed_and_not_there_is_warned_of(
     assert "`wattspan capper` as root" in finding.remedy
 
 
-def test_a_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
+def test_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.autotune = AutotuneSettings(mode="apply", apply_found=True)
     finding = host.told()["capper"]
@@ -302,7 +302,7 @@ def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
     assert "the agent starts one" not in finding.detail
 
 
-def test_an_emulated_hosts_capper_is_the_agents_whatever_units_there_are(tmp_path: Path) -> None:
+def test_emulated_hosts_capper_is_the_agents_whatever_units_there_are(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.nvml = None
     host.caps = CapsSettings(budget_watts=500)
@@ -312,7 +312,7 @@ def test_an_emulated_hosts_capper_is_the_agents_whatever_units_there_are(tmp_pat
     assert "the agent starts one" in host.told()["capper"].detail
 
 
-def test_a_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> None:
+def test_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(host.run_dir / "capper.sock"))
     finding = host.told()["capper"]
@@ -326,7 +326,7 @@ ENTRY = JournalEntry(
 )
 
 
-def test_a_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
+def test_journal_without_a_capper_fails_with_the_remedy(host: Host) -> None:
     host.journal(ENTRY)
     finding = host.told()["left behind"]
     assert finding.mark is Severity.FAIL
@@ -344,15 +344,13 @@ def test_imposed_limit_without_a_capper_is_a_warning_of_its_own(host: Host) -> N
     assert "lift" in finding.remedy
 
 
-def test_a_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> None:
+def test_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> None:
     host.journal(ENTRY, boot=f"{BOOT} one")
     assert "gpu_power of GPU a" in host.told()["left behind"].detail
 
 
 @pytest.mark.parametrize("caps", [CapsSettings(), CapsSettings(budget_watts=500)])
-def test_a_capper_that_left_limits_behind_is_no_good_news(
-    caps: CapsSettings, tmp_path: Path
-) -> None:
+def test_capper_that_left_limits_behind_is_no_good_news(caps: CapsSettings, tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.caps = caps
     host.journal(ENTRY)
@@ -362,24 +360,24 @@ def test_a_capper_that_left_limits_behind_is_no_good_news(
     assert "needed" not in finding.detail
 
 
-def test_a_journal_under_a_capper_is_its_own_affair(host: Host) -> None:
+def test_journal_under_a_capper_is_its_own_affair(host: Host) -> None:
     host.journal(ENTRY)
     with answering(host, state()):
         assert "left behind" not in host.told()
 
 
-def test_a_journal_of_another_boot_says_nothing_any_more(host: Host) -> None:
+def test_journal_of_another_boot_says_nothing_any_more(host: Host) -> None:
     host.journal(ENTRY, boot="another-boot")
     assert "left behind" not in host.told()
 
 
-def test_an_empty_journal_is_nothing_left_behind(host: Host) -> None:
+def test_empty_journal_is_nothing_left_behind(host: Host) -> None:
     host.journal()
     assert "left behind" not in host.told()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 3}', '{"entries": [{}]}'])
-def test_a_journal_that_cannot_be_understood_is_left_where_it_is(text: str, host: Host) -> None:
+def test_journal_that_cannot_be_understood_is_left_where_it_is(text: str, host: Host) -> None:
     path = host.journal(ENTRY)
     path.write_text(text)
     finding = host.told()["left behind"]

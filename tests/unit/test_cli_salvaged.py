@@ -20,7 +20,7 @@ def found(folder: Path, text: str, *settings: str, **environ: str) -> FallbackCo
 
 
 @pytest.mark.parametrize("fault", ["[caps]\nfloor_wats = 1\n", "[cups]\n", "interval = 5\n"])
-def test_the_directories_are_those_of_a_file_that_has_a_fault_elsewhere(
+def test_directories_are_those_of_a_file_that_has_a_fault_elsewhere(
     fault: str, tmp_path: Path
 ) -> None:
     told = found(tmp_path, PLACES + fault)
@@ -29,7 +29,7 @@ def test_the_directories_are_those_of_a_file_that_has_a_fault_elsewhere(
     assert not told.guessed
 
 
-def test_an_option_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+def test_option_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
     environ = {"WATTSPAN_AGENT_STATE_DIR": "/environment", "WATTSPAN_CAPS_FLOOR": "low"}
     option = "agent.state_dir = /option"
     assert found(tmp_path, PLACES, **environ).config.agent.state_dir == "/environment"
@@ -52,7 +52,7 @@ def test_what_is_named_beside_a_file_that_is_no_toml_is_no_guess(tmp_path: Path)
         "[agent]\nstate_dir = 3\n",
     ],
 )
-def test_the_default_is_a_guess_where_the_file_may_have_meant_another(
+def test_default_is_a_guess_where_the_file_may_have_meant_another(
     text: str, tmp_path: Path
 ) -> None:
     told = found(tmp_path, text)
@@ -60,10 +60,10 @@ def test_the_default_is_a_guess_where_the_file_may_have_meant_another(
     assert told.config.agent.state_dir == DEFAULT
 
 
-def test_the_default_is_no_guess_where_the_fault_is_elsewhere(tmp_path: Path) -> None:
+def test_default_is_no_guess_where_the_fault_is_elsewhere(tmp_path: Path) -> None:
     assert not found(tmp_path, "[caps]\nfloor_wats = 1\n").guessed
 
 
-def test_a_file_that_was_named_and_is_not_there_may_have_meant_any(tmp_path: Path) -> None:
+def test_file_that_was_named_and_is_not_there_may_have_meant_any(tmp_path: Path) -> None:
     assert load_fallback(tmp_path / "none.toml", (), {}).guessed
     assert not load_fallback(None, (), {}, default=tmp_path / "none.toml").guessed

@@ -54,7 +54,7 @@ def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
     assert meaning.then
 
 
-def test_the_explanation_has_the_table_of_all_reasons() -> None:
+def test_explanation_has_the_table_of_all_reasons() -> None:
     table = "\n".join(markdown())
     assert table in EXPLANATION.read_text(encoding="utf-8"), f"put this there:\n{table}"
 
@@ -74,7 +74,7 @@ def test_parts_are_told_in_percent_and_the_unknown_with_a_dash() -> None:
     ]
 
 
-def test_a_setting_stands_against_the_original() -> None:
+def test_setting_stands_against_the_original() -> None:
     assert against_original(HELD) == "560 of 700 W"
     ranks = replace(HELD.decision, caps={"GPU-0": 560 * W, "GPU-1": 512_500})
     assert against_original(replace(HELD, decision=ranks)) == "512.5-560 of 700 W"
@@ -87,7 +87,7 @@ def test_a_setting_stands_against_the_original() -> None:
     assert against_original(clock) == "1410 of 1980 MHz"
 
 
-def test_an_original_that_is_not_told_is_taken_from_the_caps() -> None:
+def test_original_that_is_not_told_is_taken_from_the_caps() -> None:
     row = replace(HELD, original={})
     assert against_original(row) == "560 W"
     assert against_original(row, ACCOUNTS.caps) == "560 of 700 W"
@@ -107,7 +107,7 @@ def test_what_was_lost_instead_of_saved_has_its_sign() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240, None])
-def test_a_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
+def test_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
     lines = list(status_lines(ACCOUNTS, NOW, width))
     table = [line for line in lines[2:] if not line.startswith("  ")]
     assert len(table) == 4
@@ -118,7 +118,7 @@ def test_a_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
         assert table[0].endswith("SINCE")
 
 
-def test_a_job_without_figures_is_told_with_dashes() -> None:
+def test_job_without_figures_is_told_with_dashes() -> None:
     accounts = replace(ACCOUNTS, rows=(DECLINED,))
     line = list(status_lines(accounts, NOW, None))[-1]
     assert line.split("POST /checkout")[1].split()[:7] == [
@@ -131,7 +131,7 @@ def test_advice_says_that_nothing_is_turned() -> None:
     assert first == "advise: no limit is written"
 
 
-def test_a_job_that_is_only_advised_on_is_not_called_declined() -> None:
+def test_job_that_is_only_advised_on_is_not_called_declined() -> None:
     advice = Decision(Move.DECLINE, DecisionReason.ADVICE, "Advice: try 560 W first.")
     row = replace(DECLINED, decision=advice)
     line = list(status_lines(replace(ACCOUNTS, rows=(row,)), NOW, None))[-1]
@@ -139,7 +139,7 @@ def test_a_job_that_is_only_advised_on_is_not_called_declined() -> None:
     assert "declined" not in line
 
 
-def test_a_clock_that_is_behind_tells_no_negative_age() -> None:
+def test_clock_that_is_behind_tells_no_negative_age() -> None:
     late = replace(HELD, since=NOW._replace(mono=NOW.mono + 10**9))
     assert "0.0 s" in list(status_lines(replace(ACCOUNTS, rows=(late,)), NOW, None))[-1]
 
@@ -194,7 +194,7 @@ def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
     assert why_not_higher(replace(HELD, decision=RELEASE), ACCOUNTS) == ""
 
 
-def test_a_setting_that_the_original_is_compared_with_just_now_is_the_one_explained() -> None:
+def test_setting_that_the_original_is_compared_with_just_now_is_the_one_explained() -> None:
     comparing = Decision(
         Move.PROBE, DecisionReason.CERTIFYING, "Certify 560 W.", {}, {"setting": 560.0 * W}
     )
@@ -225,7 +225,7 @@ def test_what_was_faster_is_called_so() -> None:
     )
 
 
-def test_the_ledger_tells_no_figure_that_is_not_known() -> None:
+def test_ledger_tells_no_figure_that_is_not_known() -> None:
     told = "\n".join(explain_lines(replace(PROBED, slowdown=None), ACCOUNTS, NOW, 80))
     assert "Lost by measuring settings: 8.0 s." in told
     assert "The whole run" not in told
@@ -238,7 +238,7 @@ def test_the_ledger_tells_no_figure_that_is_not_known() -> None:
 
 @pytest.mark.parametrize("row", [HELD, PROBED, DECLINED], ids=lambda row: row.job)
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_an_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
+def test_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
     for line in list(explain_lines(row, ACCOUNTS, NOW, width))[1:]:
         assert len(line) <= width
 
@@ -272,7 +272,7 @@ def test_who_holds_a_cap_is_told(row: CapRow, sentence: str) -> None:
     assert cap_line(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
 
 
-def test_a_limit_that_is_not_obeyed_tells_both() -> None:
+def test_limit_that_is_not_obeyed_tells_both() -> None:
     row = cap("GPU-3")
     state = replace(row.state, enforced=500 * W)
     assert "500 W (requested: 700 W)" in cap_line(replace(row, state=state))
@@ -281,12 +281,12 @@ def test_a_limit_that_is_not_obeyed_tells_both() -> None:
 # ------------------------------------------------------------------------------------ history
 
 
-def test_a_setting_that_was_not_applied_stands_in_brackets() -> None:
+def test_setting_that_was_not_applied_stands_in_brackets() -> None:
     (line,) = history_lines([decided(1, HELD.decision)._replace(applied=False)], None)
     assert "  (560 W)  Hold" in line
 
 
-def test_a_long_sentence_goes_below() -> None:
+def test_long_sentence_goes_below() -> None:
     lines = list(history_lines([decided(1, HELD.decision)], 80))
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)

@@ -52,7 +52,7 @@ def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_window_tells_what_was_spent_in_it() -> None:
+def test_window_tells_what_was_spent_in_it() -> None:
     with wattspan.window("train") as w:
         sum(range(10_000))
     seconds = w.seconds
@@ -101,7 +101,7 @@ def test_windows_may_be_open_in_many_threads_at_once() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_an_event_loop_goes_on_while_a_window_is_read() -> None:
+def test_event_loop_goes_on_while_a_window_is_read() -> None:
     async def main() -> float:
         with wattspan.window("request") as w:
             await asyncio.to_thread(int)
@@ -111,7 +111,7 @@ def test_an_event_loop_goes_on_while_a_window_is_read() -> None:
     assert asyncio.run(main()) > 0
 
 
-def test_an_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPast) -> None:
+def test_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPast) -> None:
     past.until = 0
     with wattspan.window("train") as w:
         pass
@@ -119,7 +119,7 @@ def test_an_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPas
     assert w.result(timeout=30).complete
 
 
-def test_a_window_that_does_not_settle_says_so(agent: QueryServer, past: ConstantPast) -> None:
+def test_window_that_does_not_settle_says_so(agent: QueryServer, past: ConstantPast) -> None:
     past.until = 0
     with wattspan.window("train") as w:
         pass
@@ -134,7 +134,7 @@ def test_a_window_that_does_not_settle_says_so(agent: QueryServer, past: Constan
     assert w.result(timeout=0).complete  # what was not known is asked for again
 
 
-def test_a_known_window_is_asked_for_once(agent: QueryServer, past: ConstantPast) -> None:
+def test_known_window_is_asked_for_once(agent: QueryServer, past: ConstantPast) -> None:
     with wattspan.window("train") as w:
         pass
     total = w.total
@@ -152,7 +152,7 @@ def test_unknown_energy_is_an_error_and_no_zero(agent: QueryServer, past: Consta
     assert dict(w.host) == {}
 
 
-def test_a_device_that_is_not_measured_is_told_as_unknown(
+def test_device_that_is_not_measured_is_told_as_unknown(
     agent: QueryServer, past: ConstantPast
 ) -> None:
     past.known = (*past.known, GPU)
@@ -193,7 +193,7 @@ def test_without_an_agent_nothing_fails_until_a_figure_is_read(no_agent: Path) -
     assert "wattspan run" in str(error.value)
 
 
-def test_a_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
+def test_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as dead:
@@ -202,7 +202,7 @@ def test_a_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
         request_json("/v1/status", {})
 
 
-def test_an_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
+def test_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -221,7 +221,7 @@ def test_an_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
         thread.join()
 
 
-def test_a_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
+def test_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -242,7 +242,7 @@ def test_a_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_agents_own_sentence_is_passed_on() -> None:
+def test_agents_own_sentence_is_passed_on() -> None:
     with pytest.raises(wattspan.RefusedError, match="there is no such path"):
         request_json("/v2/energy", {})
 
@@ -266,9 +266,7 @@ def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: 
         ({"WATTSPAN_RUN_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/5"}, ["/x"]),
     ],
 )
-def test_the_agent_is_looked_for_where_it_may_be(
-    environ: dict[str, str], places: list[str]
-) -> None:
+def test_agent_is_looked_for_where_it_may_be(environ: dict[str, str], places: list[str]) -> None:
     assert list(run_directories(environ)) == places
 
 
@@ -276,7 +274,7 @@ def test_the_agent_is_looked_for_where_it_may_be(
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_window_is_used_once_and_in_order() -> None:
+def test_window_is_used_once_and_in_order() -> None:
     w = wattspan.window("train")
     with pytest.raises(wattspan.WindowError, match="'train', not begun> is not open"):
         w.end()
@@ -294,7 +292,7 @@ def test_a_window_is_used_once_and_in_order() -> None:
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_window_may_end_before_its_block() -> None:
+def test_window_may_end_before_its_block() -> None:
     with wattspan.window() as w:
         w.end()
         ended = w.seconds
@@ -303,16 +301,14 @@ def test_a_window_may_end_before_its_block() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_window_whose_block_fails_is_measured_all_the_same() -> None:
+def test_window_whose_block_fails_is_measured_all_the_same() -> None:
     w = wattspan.window("train")
     with pytest.raises(ZeroDivisionError), w:
         _ = 1 / 0
     assert w.total > 0
 
 
-def test_the_agent_is_asked_once_to_keep_the_process(
-    agent: QueryServer, past: ConstantPast
-) -> None:
+def test_agent_is_asked_once_to_keep_the_process(agent: QueryServer, past: ConstantPast) -> None:
     for _ in range(3):
         with wattspan.window():
             pass
@@ -324,7 +320,7 @@ def test_the_agent_is_asked_once_to_keep_the_process(
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
 
 
-def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
+def test_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
     assert w._begun < sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
@@ -335,7 +331,7 @@ def test_an_agent_that_comes_later_is_asked_later(no_agent: Path, past: Constant
         eventually(lambda: past.watched, "the agent is asked")
 
 
-def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in ("x" * 200, "/\0"):
         monkeypatch.setattr(sdk_agent, "run_directories", lambda told=directory: [told])
         monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
@@ -346,7 +342,7 @@ def test_a_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPa
         )  # it is tried again soon
 
 
-def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
+def test_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
     inherited = wattspan.window("of the parent").begin().end()
     reader, writer = os.pipe()
     child = os.fork()
@@ -371,7 +367,7 @@ def test_a_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) 
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_device_is_waited_for_at_both_edges_on_request() -> None:
+def test_device_is_waited_for_at_both_edges_on_request() -> None:
     called: list[int] = []
     w = wattspan.window(synchronize=lambda: called.append(w._begun))
     with w:
@@ -380,7 +376,7 @@ def test_a_device_is_waited_for_at_both_edges_on_request() -> None:
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_hook_that_fails_is_heard_and_the_window_ends() -> None:
+def test_hook_that_fails_is_heard_and_the_window_ends() -> None:
     calls = iter([None])
 
     with pytest.raises(StopIteration), wattspan.window(synchronize=lambda: next(calls)) as w:
@@ -389,7 +385,7 @@ def test_a_hook_that_fails_is_heard_and_the_window_ends() -> None:
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_failing_block_is_not_hidden_by_its_device() -> None:
+def test_failing_block_is_not_hidden_by_its_device() -> None:
     calls = iter([None])
 
     with pytest.raises(ZeroDivisionError), wattspan.window(synchronize=lambda: next(calls)):
@@ -427,14 +423,14 @@ def test_jax_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
 @pytest.mark.usefixtures("no_agent")
-def test_a_framework_that_is_not_loaded_is_not_loaded_by_us(name: str) -> None:
+def test_framework_that_is_not_loaded_is_not_loaded_by_us(name: str) -> None:
     assert name not in sys.modules
     with wattspan.window(synchronize=name):
         pass
     assert name not in sys.modules
 
 
-def test_an_unknown_hook_is_an_error_that_names_the_known() -> None:
+def test_unknown_hook_is_an_error_that_names_the_known() -> None:
     with pytest.raises(ValueError, match=r"synchronize='tensorflow'.*\"torch\", \"jax\""):
         wattspan.window(synchronize="tensorflow")
 
@@ -460,7 +456,7 @@ def test_every_call_of_a_measured_function_is_a_window() -> None:
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_a_measured_function_that_fails_has_a_window_too() -> None:
+def test_measured_function_that_fails_has_a_window_too() -> None:
     @wattspan.measured
     def fails() -> None:
         raise KeyError
@@ -531,7 +527,7 @@ def test_recursion_and_threads_have_a_window_for_each_call() -> None:
 
 
 @pytest.mark.usefixtures("no_agent")
-def test_the_windows_of_a_function_are_kept_within_bounds() -> None:
+def test_windows_of_a_function_are_kept_within_bounds() -> None:
     @wattspan.measured
     def step() -> None: ...
 

@@ -20,20 +20,20 @@ def told(code: str, **more: str) -> dict[str, str]:
     return {"grpc-status": code, **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
-def test_a_frame_is_a_flag_a_length_and_the_message() -> None:
+def test_frame_is_a_flag_a_length_and_the_message() -> None:
     assert ours(b"abc", zipped=False) == framed(b"abc") == b"\0\0\0\0\3abc"
     assert ours(b"abc", zipped=True) == framed(b"abc", compressed=1)
     assert FRAME_PREFIX.size == 5
 
 
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto"])
-def test_an_ok_after_a_message_is_taken(kind: str) -> None:
+def test_ok_after_a_message_is_taken(kind: str) -> None:
     reply = GrpcReply({**GRPC, "content-type": kind}, trailers=told("0"))
     assert not reply.headers_say_all
     assert result_of_reply(reply).verdict is ExportStatus.TAKEN
 
 
-def test_a_failure_has_reason_and_delay_from_headers_or_trailers() -> None:
+def test_failure_has_reason_and_delay_from_headers_or_trailers() -> None:
     details = base64.b64encode(encode_status(14, "busy", 3)).rstrip(b"=").decode()
     failure = told("14", grpc_message="slow%20down", grpc_status_details_bin=details)
     alone, after = GrpcReply(GRPC | failure), GrpcReply(GRPC, trailers=failure)
@@ -74,7 +74,7 @@ def test_http_statuses_map_to_grpc_statuses(status: str, verdict: ExportStatus, 
     assert (answer.verdict, answer.why) == (verdict, f"it answered {said}")
 
 
-def test_a_reply_that_is_not_grpc_is_unknown() -> None:
+def test_reply_that_is_not_grpc_is_unknown() -> None:
     page = result_of_reply(GrpcReply({":status": "200", "content-type": "text/html"}))
     assert page.why == "it answered UNKNOWN (its content is text/html)"
     nothing = result_of_reply(GrpcReply({":status": "200"}))
@@ -82,7 +82,7 @@ def test_a_reply_that_is_not_grpc_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("code", ["", "17", "-1", "many", "²", "0000000000014"])
-def test_an_invalid_status_is_unknown(code: str) -> None:
+def test_invalid_status_is_unknown(code: str) -> None:
     answer = result_of_reply(GrpcReply(GRPC, trailers=told(code)))
     assert (answer.verdict, answer.why) == (
         ExportStatus.REFUSED,
@@ -100,7 +100,7 @@ def test_an_invalid_status_is_unknown(code: str) -> None:
     ],
     ids=["nothing", "a beginning", "ok", "ok at once"],
 )
-def test_a_reply_without_status_has_not_failed(reply: GrpcReply) -> None:
+def test_reply_without_status_has_not_failed(reply: GrpcReply) -> None:
     assert not reply.failed
     assert not reply.blames_encoding
 

@@ -68,7 +68,7 @@ def test_without_anything_the_defaults_hold() -> None:
     assert set(config.origins.values()) == {SettingOrigin("default")}
 
 
-def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+def test_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     text = '[agent]\nhistory = "1m"\ninterval = "1s"\nlog_level = "error"\n'
     environ = {"WATTSPAN_AGENT_HISTORY": "2m", "WATTSPAN_AGENT_INTERVAL": "2s"}
     config = read(text, tmp_path, environ, {"agent.history": FlagValue("--history", "3m")})
@@ -82,7 +82,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path:
     assert config.origins["agent.run_dir"] == SettingOrigin("default")
 
 
-def test_a_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> None:
+def test_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> None:
     environ = {"WATTSPAN_EXPORTERS_PROMETHEUS_ALLOW": "a, b"}
     config = read('[sources.rapl]\nreader = "pyrapl"', tmp_path, environ)
     assert config.sources["rapl"] == Rapl(reader="pyrapl")
@@ -92,16 +92,16 @@ def test_a_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("false", False), ("auto", "auto"), ('"auto"', "auto")]
 )
-def test_the_environment_speaks_as_the_file_does(text: str, value: object) -> None:
+def test_environment_speaks_as_the_file_does(text: str, value: object) -> None:
     config = read(environ={"WATTSPAN_SOURCES_RAPL_ENABLED": text})
     assert config.sources["rapl"] == Rapl(enabled=value)  # type: ignore[arg-type]
 
 
-def test_a_number_in_the_environment_stays_text_where_text_is_wanted() -> None:
+def test_number_in_the_environment_stays_text_where_text_is_wanted() -> None:
     assert read(environ={"WATTSPAN_EMULATION_PROFILE": "42"}).emulation.profile == "42"
 
 
-def test_an_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
+def test_unknown_variable_is_a_warning_that_names_the_nearest() -> None:
     config = read(environ={"WATTSPAN_AGENT_INTERVALL": "1s", "PATH": "/bin"})
     assert config.warnings == (
         "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. "
@@ -115,17 +115,17 @@ def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
     assert read(environ=environ, schema=schema).warnings == ()
 
 
-def test_the_name_of_a_variable() -> None:
+def test_name_of_a_variable() -> None:
     assert environment_variable("sources.my-gpu.rate") == "WATTSPAN_SOURCES_MY_GPU_RATE"
 
 
-def test_the_default_file_may_be_absent_and_a_named_one_may_not(tmp_path: Path) -> None:
+def test_default_file_may_be_absent_and_a_named_one_may_not(tmp_path: Path) -> None:
     assert read().path is None
     with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "absent.toml", environ={})
 
 
-def test_the_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
+def test_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
     default = tmp_path / "config.toml"
     default.write_text("[processes]\ntop = 7")
     assert load(None, environ={}, default=default).processes.top == 7
@@ -179,7 +179,7 @@ endpoint = ""
         ("a = [", "1: not TOML: "),
     ],
 )
-def test_a_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
+def test_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
     (fault,) = faults(text, tmp_path)
     assert fault.startswith(f"config.toml:{sentence}")
 
@@ -206,13 +206,13 @@ def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_the_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
+def test_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
     schema = ConfigSchema(TABLES, frozenset({"sources.rapl"}))
     config = read("[sources.rapl]\nanything = 1", tmp_path, schema=schema)
     assert "rapl" not in config.sources
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a directory"):
         load(tmp_path, environ={})
 
@@ -224,12 +224,12 @@ def test_what_is_not_utf8_is_told_by_its_line(tmp_path: Path) -> None:
         load(path, environ={})
 
 
-def test_a_flag_for_a_key_that_nobody_knows_is_a_fault_of_the_flag() -> None:
+def test_flag_for_a_key_that_nobody_knows_is_a_fault_of_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--set agent\.nterval: .* did you mean 'interval'\?$"):
         read(flags={"agent.nterval": FlagValue("--set agent.nterval", "1s")})
 
 
-def test_a_flag_of_an_unknown_table_is_a_fault_of_the_flag() -> None:
+def test_flag_of_an_unknown_table_is_a_fault_of_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--set agnet\.x: Unknown table 'agnet'"):
         read(flags={"agnet.x": FlagValue("--set agnet.x", "1")})
 
@@ -243,7 +243,7 @@ def test_origins_stand_behind_the_values(tmp_path: Path) -> None:
     assert line.split() == ["top", "=", "9", "#", f"{tmp_path}/config.toml:2"]
 
 
-def test_a_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_path: Path) -> None:
+def test_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
         '[agent]\ninterval = "soon"\nlog_level = "debug"\n'
@@ -260,7 +260,7 @@ def test_a_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_p
         load(path, environ={})
 
 
-def test_a_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path) -> None:
+def test_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[agent")
     faults: list[str] = []

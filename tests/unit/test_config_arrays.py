@@ -69,12 +69,12 @@ def test_each_table_of_an_array_is_read_with_its_own_defaults(tmp_path: Path) ->
     assert config.caps.priority == (PrioritySettings(device="0", priority=5),)
 
 
-def test_an_array_may_be_written_on_one_line(tmp_path: Path) -> None:
+def test_array_may_be_written_on_one_line(tmp_path: Path) -> None:
     config = read('[autotune]\njob = [{span = "a"}, {span = "b", work = "n"}]', tmp_path)
     assert config.autotune.job == (TunedJobSettings(span="a"), TunedJobSettings(span="b", work="n"))
 
 
-def test_the_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
+def test_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
     origins = read(FILE, tmp_path).origins
     assert origins["autotune.job[0].span"] == SettingOrigin("file", f"{tmp_path}/config.toml:6")
     assert origins["autotune.job[1].service"] == SettingOrigin("file", f"{tmp_path}/config.toml:10")
@@ -140,7 +140,7 @@ def test_the_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_fault_in_an_array_names_its_line_its_key_and_the_remedy(
+def test_fault_in_an_array_names_its_line_its_key_and_the_remedy(
     text: str, fault: str, tmp_path: Path
 ) -> None:
     assert faults(text, tmp_path) == [f"config.toml:{fault}"]
@@ -170,7 +170,7 @@ watts = 0
 # ------------------------------------------------------------------------- what may set them
 
 
-def test_the_environment_sets_single_values_and_leaves_the_arrays(tmp_path: Path) -> None:
+def test_environment_sets_single_values_and_leaves_the_arrays(tmp_path: Path) -> None:
     environ = {"WATTSPAN_AUTOTUNE_MODE": "advise", "WATTSPAN_CAPS_LEASE": "20s"}
     config = read(FILE, tmp_path, environ | {"WATTSPAN_AUTOTUNE_KNOBS": "gpu_power,cpu_power"})
     assert (config.autotune.mode, str(config.caps.lease)) == ("advise", "20s")
@@ -179,7 +179,7 @@ def test_the_environment_sets_single_values_and_leaves_the_arrays(tmp_path: Path
 
 
 @pytest.mark.parametrize("value", ['[{span = "a"}]', "trainer", ""])
-def test_a_variable_that_would_set_an_array_is_a_fault(value: str) -> None:
+def test_variable_that_would_set_an_array_is_a_fault(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, environ={"WATTSPAN_AUTOTUNE_JOB": value}, default=NOWHERE)
     assert str(caught.value) == (
@@ -188,7 +188,7 @@ def test_a_variable_that_would_set_an_array_is_a_fault(value: str) -> None:
     )
 
 
-def test_a_variable_that_would_set_a_key_in_an_array_is_ignored_with_the_reason() -> None:
+def test_variable_that_would_set_a_key_in_an_array_is_ignored_with_the_reason() -> None:
     config = load(None, environ={"WATTSPAN_CAPS_FIXED_0_WATTS": "200"}, default=NOWHERE)
     assert config.warnings == (
         "WATTSPAN_CAPS_FIXED_0_WATTS is ignored. Only the file can contain tables "
@@ -197,7 +197,7 @@ def test_a_variable_that_would_set_a_key_in_an_array_is_ignored_with_the_reason(
 
 
 @pytest.mark.parametrize("key", ["autotune.job", "autotune.job[0].span", "autotune.job.span"])
-def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
+def test_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
     flag = FlagValue(f"--set {key}", "x")
     with pytest.raises(ConfigError) as caught:
         load(None, environ={}, flags={key: flag}, default=NOWHERE)
@@ -206,7 +206,7 @@ def test_a_flag_that_would_set_an_array_is_a_fault(key: str) -> None:
     )
 
 
-def test_a_command_may_bring_tables_of_its_own() -> None:
+def test_command_may_bring_tables_of_its_own() -> None:
     flag = FlagValue("wattspan demo", [{"span": "train_step"}])
     config = load(None, environ={}, flags={"autotune.job": flag}, default=NOWHERE)
     assert config.autotune.job == (TunedJobSettings(span="train_step"),)
@@ -215,7 +215,7 @@ def test_a_command_may_bring_tables_of_its_own() -> None:
         load(None, environ={}, flags={"autotune.job": wrong}, default=NOWHERE)
 
 
-def test_a_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
+def test_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
     flags = {"autotune.mode": FlagValue("--set", "off"), "caps.capper": FlagValue("--set", "false")}

@@ -24,7 +24,7 @@ def test_no_two_keys_share_a_variable() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_page_names_every_key_and_its_variable() -> None:
+def test_page_names_every_key_and_its_variable() -> None:
     text = reference_page(ConfigSchema().tables)
     for dotted, key in each_key(ConfigSchema().tables):
         assert f"### `{key.name}`" in text

@@ -53,20 +53,20 @@ def run_inner(tmp_path: Path, *arguments: str, **environ: str) -> subprocess.Com
     )
 
 
-def test_a_missing_tool_is_a_skip_that_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_tool_is_a_skip_that_says_what_to_install(tmp_path: Path) -> None:
     result = run_inner(tmp_path)
     assert result.returncode == 0, result.stdout
     assert "no prometheus and no promtool; run scripts/debian-tool prometheus" in result.stdout
     assert "1 passed, 1 skipped" in result.stdout
 
 
-def test_a_missing_tool_that_is_required_is_a_failure(tmp_path: Path) -> None:
+def test_missing_tool_that_is_required_is_a_failure(tmp_path: Path) -> None:
     result = run_inner(tmp_path, "-k", "needs", WATTSPAN_REQUIRE="prometheus")
     assert result.returncode == 1, result.stdout
     assert "WATTSPAN_REQUIRE has prometheus, but: no prometheus" in result.stdout
 
 
-def test_a_requirement_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+def test_requirement_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     result = run_inner(tmp_path, WATTSPAN_REQUIRE="promtheus")
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     known = (
@@ -75,7 +75,7 @@ def test_a_requirement_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     assert f"WATTSPAN_REQUIRE names promtheus; known: {known}" in result.stderr
 
 
-def test_a_session_that_leaves_threads_and_processes_behind_fails(tmp_path: Path) -> None:
+def test_session_that_leaves_threads_and_processes_behind_fails(tmp_path: Path) -> None:
     result = run_inner(tmp_path, "-k", "leaks")
     assert result.returncode == LEFT_RUNNING, result.stdout
     assert "thread stray" in result.stdout
@@ -83,7 +83,7 @@ def test_a_session_that_leaves_threads_and_processes_behind_fails(tmp_path: Path
     assert "1 passed" in result.stdout
 
 
-def test_a_thread_that_ends_in_time_is_no_leak() -> None:
+def test_thread_that_ends_in_time_is_no_leak() -> None:
     release = threading.Event()
     watch = LeakWatch({})
     thread = threading.Thread(target=release.wait, name="tidy")

@@ -50,7 +50,7 @@ def test_all_that_is_copied_is_there_and_none_of_it_ignored() -> None:
         assert any(fnmatch.fnmatch(name, pattern) for pattern in let_in), name
 
 
-def test_the_stages_follow_each_other_and_the_last_is_not_root() -> None:
+def test_stages_follow_each_other_and_the_last_is_not_root() -> None:
     assert len(instructions("FROM")) == 2
     last = RECIPE[RECIPE.rindex("\nFROM ") :]
     assert re.search(r"^COPY --from=build (\S+) \1$", last, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_the_stages_follow_each_other_and_the_last_is_not_root() -> None:
     assert "--gid 59949" in last
 
 
-def test_the_image_is_of_this_version_everywhere() -> None:
+def test_image_is_of_this_version_everywhere() -> None:
     assert f"VERSION={VERSION}" in instructions("ARG")
     named = re.findall(r"wattspan:(\d+\.\d+\.\d+)", RECIPE)
     composed = {one["image"] for one in services().values() if "image" in one}
@@ -117,7 +117,7 @@ def test_without_root_the_sockets_folder_is_made_for_the_user_that_the_guide_nam
 
 
 @pytest.mark.slow
-def test_the_build_stage_makes_a_program_of_what_it_has(tmp_path: Path) -> None:
+def test_build_stage_makes_a_program_of_what_it_has(tmp_path: Path) -> None:
     """Its script, on what the recipe copies and on nothing else, by this machine's Python."""
     sources, target = tmp_path / "sources", tmp_path / "opt" / "wattspan"
     for name in copied():

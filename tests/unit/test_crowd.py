@@ -90,7 +90,7 @@ def test_active_requests_are_not_dropped_for_a_peer_with_as_many_places() -> Non
     assert crowd.eviction_candidate(GREEDY, 60 * SECOND) == 1
 
 
-def test_an_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
+def test_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
     shares = FairQuota(8)
     taken = {owner: sum(shares.acquire(owner) for _ in range(8)) for owner in "abcd"}
     assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
@@ -115,7 +115,7 @@ def test_owners_take_turns_whatever_each_has_waiting() -> None:
     assert [queue.pop() for _ in range(5)] == ["a1", "c1", "a2", "a3", None]
 
 
-def test_a_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
+def test_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
     lock, order = FairLock(), list[str]()
 
     async def work(name: str) -> None:

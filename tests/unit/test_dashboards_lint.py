@@ -24,7 +24,7 @@ FLEET = "wattspan-fleet"
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_a_dashboard_keeps_every_rule(uid: str) -> None:
+def test_dashboard_keeps_every_rule(uid: str) -> None:
     assert lint.problems(BOARDS[uid], BOARDS, KNOWN) == []
 
 
@@ -39,11 +39,11 @@ def test_there_are_six_dashboards() -> None:
     ]
 
 
-def test_the_committed_json_and_its_page_are_what_the_generator_makes() -> None:
+def test_committed_json_and_its_page_are_what_the_generator_makes() -> None:
     assert drift() == {}
 
 
-def test_a_file_that_was_edited_or_that_nobody_makes_is_drift(tmp_path: Path) -> None:
+def test_file_that_was_edited_or_that_nobody_makes_is_drift(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     wanted = made(tmp_path, page)
     assert drift(tmp_path, page) == wanted
@@ -75,13 +75,13 @@ def test_what_the_fleet_spent_is_right_for_any_interval_of_the_rules() -> None:
 # ------------------------------------------------------------------------------ what is known
 
 
-def test_a_tuned_job_is_an_exported_job_in_prometheus() -> None:
+def test_tuned_job_is_an_exported_job_in_prometheus() -> None:
     slowdown = exported()["wattspan_autotune_slowdown_ratio"]
     assert slowdown.labels == {"exported_job", "knob", "job", "instance"}
     assert not slowdown.counter
 
 
-def test_a_recorded_sum_has_the_labels_that_it_keeps() -> None:
+def test_recorded_sum_has_the_labels_that_it_keeps() -> None:
     found = recorded(
         {
             "groups": [
@@ -196,7 +196,7 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_broken_dashboard_is_caught(name: str) -> None:
+def test_broken_dashboard_is_caught(name: str) -> None:
     change, said = BREAKS[name]
     assert any(said in problem for problem in broken(HOST, change))
 
@@ -232,18 +232,18 @@ ALL = 'job=~"$job", instance="$instance"'
         (f"sum(hw_host_power_watts{{{ALL}}}) / $nobody", "$nobody is used"),
     ],
 )
-def test_a_query_that_cannot_be_right_is_caught(expr: str, said: str) -> None:
+def test_query_that_cannot_be_right_is_caught(expr: str, said: str) -> None:
     assert any(said in problem for problem in ask(expr))
 
 
-def test_a_legend_that_names_a_label_that_is_not_there_is_caught() -> None:
+def test_legend_that_names_a_label_that_is_not_there_is_caught() -> None:
     assert any(
         "names no label hw_name" in problem
         for problem in ask(f"hw_host_power_watts{{{ALL}}}", legend="{{hw_name}}")
     )
 
 
-def test_a_sum_over_the_fleet_needs_no_instance_and_one_over_hosts_does() -> None:
+def test_sum_over_the_fleet_needs_no_instance_and_one_over_hosts_does() -> None:
     fleet = 'sum(fleet:wattspan_power_watts:rate5m{job=~"$job"})'
     assert ask(fleet, FLEET) == []
     hosts = 'sum(instance:wattspan_power_watts:rate5m{job=~"$job"})'
@@ -269,13 +269,13 @@ def test_of_several_hosts_a_legend_that_does_not_tell_the_host_is_caught(expr: s
     assert ask(expr, GPUS, legend="power, {{instance}}") == []
 
 
-def test_a_legend_need_not_tell_the_host_of_one_host_or_of_a_sum_over_hosts() -> None:
+def test_legend_need_not_tell_the_host_of_one_host_or_of_a_sum_over_hosts() -> None:
     assert ask(f"sum by (instance) (hw_host_power_watts{{{ALL}}})", HOST, legend="power") == []
     assert ask(f"sum({POWER})", GPUS, legend="power") == []
     assert ask(f"sum({POWER}) + on () sum by (instance) ({POWER})", GPUS, legend="power") == []
 
 
-def test_a_table_of_several_hosts_without_a_column_for_the_host_is_caught() -> None:
+def test_table_of_several_hosts_without_a_column_for_the_host_is_caught() -> None:
     def change(document: dict[str, Any]) -> None:
         (_, moves) = first(document, "table")["transformations"]
         del moves["options"]["includeByName"]["instance"]
@@ -293,7 +293,7 @@ def test_columns_or_axes_of_different_rows_are_caught(title: str) -> None:
     assert broken(SPANS, change) == [f"{SPANS}: {title}, B: it is of other rows than the first"]
 
 
-def test_an_annotation_is_held_to_the_same_rules() -> None:
+def test_annotation_is_held_to_the_same_rules() -> None:
     def change(document: dict[str, Any]) -> None:
         document["annotations"]["list"][0]["target"]["expr"] = "sum(wattspan_autotune_decisions)"
 

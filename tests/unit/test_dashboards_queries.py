@@ -20,7 +20,7 @@ def test_every_panel_and_every_annotation_is_among_the_queries() -> None:
     assert ("wattspan-autotuner", "Decisions") in asked
 
 
-def test_a_query_knows_what_fills_its_variables_in_order() -> None:
+def test_query_knows_what_fills_its_variables_in_order() -> None:
     (power,) = of("wattspan-host", "Power")
     assert [one.name for one in power.variables] == ["job", "instance", "group_kind"]
     assert power.variables[1] == Variable(
@@ -33,25 +33,25 @@ def test_tables_are_asked_for_an_instant_and_graphs_for_a_range() -> None:
     assert all(one.instant for one in of("wattspan-host", "Devices"))
 
 
-def test_the_graph_that_leads_to_traces_asks_for_exemplars() -> None:
+def test_graph_that_leads_to_traces_asks_for_exemplars() -> None:
     (graph,) = of("wattspan-spans", "Joules per call, by span")
     assert graph.exemplar
     assert "wattspan_span_energy_joules_total" in graph.expr
 
 
-def test_a_gpu_is_chosen_by_name_and_asked_for_by_identity() -> None:
+def test_gpu_is_chosen_by_name_and_asked_for_by_identity() -> None:
     (known,) = (one for one in documents().values() if one["uid"] == "wattspan-gpus")
     gpu = variables(known)[-1]
     assert (gpu.name, gpu.label, gpu.all) == ("gpu", "hw_id", True)
     assert gpu.selector.startswith("wattspan_gpu_info{")
 
 
-def test_a_query_knows_what_its_panel_says_of_nothing() -> None:
+def test_query_knows_what_its_panel_says_of_nothing() -> None:
     (cost,) = of("wattspan-host", "Cost in this range")
     assert cost.empty == "no price set"
 
 
-def test_a_variable_that_asks_for_the_values_of_no_label_is_an_error() -> None:
+def test_variable_that_asks_for_the_values_of_no_label_is_an_error() -> None:
     broken = {
         "templating": {"list": [{"type": "query", "name": "x", "query": {"query": "metrics(x)"}}]}
     }
@@ -89,7 +89,7 @@ def test_filling_replaces_every_variable_as_grafana_would() -> None:
     assert filled == 'rate(x{job=~"a|b", instance="c:1"}[20s]) / increase(y[1h])'
 
 
-def test_a_variable_without_a_value_is_never_sent() -> None:
+def test_variable_without_a_value_is_never_sent() -> None:
     with pytest.raises(KeyError, match=r"\$job has no value"):
         dashboards.fill('x{job="$job"}', {})
 
@@ -130,7 +130,7 @@ def test_words_of_the_language_are_no_series() -> None:
         ("vector(0)", False),
     ],
 )
-def test_the_first_vector_says_which_labels_an_answer_has(expr: str, kept: bool) -> None:
+def test_first_vector_says_which_labels_an_answer_has(expr: str, kept: bool) -> None:
     assert keeps(expr, "host", {"x": {"host", "a"}, "y": {"host"}}.__getitem__) is kept
 
 

@@ -103,13 +103,13 @@ def test_variables_of_the_nvidia_dashboard_name_every_gpu(asked: str) -> None:
     assert {(each["Hostname"], each["gpu"]) for each in chosen} == {("node7", "0"), ("node7", "1")}
 
 
-def test_the_how_to_lists_what_is_served_and_nothing_else() -> None:
+def test_how_to_lists_what_is_served_and_nothing_else() -> None:
     page = (ROOT / "docs" / "how-to" / "dcgm-names.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(DCGM_[A-Z_]+)` \|", page, re.MULTILINE)
     assert listed == [metric.series for metric in DCGM]
 
 
-def test_the_types_are_those_of_dcgms_exporter() -> None:
+def test_types_are_those_of_dcgms_exporter() -> None:
     text = aliases(host(board(0, power_average=Milliwatts(1))))
     assert f"# TYPE {POWER} gauge" in text
     assert f"# TYPE {ENERGY} counter" in text
@@ -122,7 +122,7 @@ def test_openmetrics_can_be_parsed_with_a_counter_that_does_not_end_in_total() -
     assert "# UNIT" not in document
 
 
-def test_the_average_comes_before_the_instant() -> None:
+def test_average_comes_before_the_instant() -> None:
     both = host(board(0, power_average=Milliwatts(1000), power_instant=Milliwatts(2000)))
     late = host(board(0, power_instant=Milliwatts(2000)))
     assert value(series(both), POWER) == 1
@@ -135,13 +135,13 @@ def test_unknown_figures_have_no_series_and_no_sentinel() -> None:
     assert [dict(pairs)["gpu"] for name, pairs in found if name == POWER] == ["1"]
 
 
-def test_a_gpu_that_is_gone_draws_nothing_and_keeps_its_account() -> None:
+def test_gpu_that_is_gone_draws_nothing_and_keeps_its_account() -> None:
     account, status = board(0, power_average=Milliwatts(5), temperature_celsius=40)
     found = series(host((replace(account, present=False), status)))
     assert [name for name, _ in found] == [ENERGY]
 
 
-def test_a_board_split_by_mig_is_one_series() -> None:
+def test_board_split_by_mig_is_one_series() -> None:
     account, status = board(0, mig=True, power_average=Milliwatts(300_000), utilisation=0.5)
     part = replace(
         account.domain, id="MIG-1", in_cover=False, parent=account.domain.id, resource=None
@@ -151,7 +151,7 @@ def test_a_board_split_by_mig_is_one_series() -> None:
     assert sorted(name for name, _ in found) == ["DCGM_FI_DEV_GPU_UTIL", POWER, ENERGY]
 
 
-def test_an_emulated_gpu_says_so() -> None:
+def test_emulated_gpu_says_so() -> None:
     snapshot = host(board(0, Provenance.EMULATED, power_average=Milliwatts(5)))
     labels = [dict(pairs) for _, pairs in series(snapshot)]
     assert {each["provenance"] for each in labels} == {"emulated"}
@@ -163,7 +163,7 @@ def test_other_hardware_is_not_called_a_gpu() -> None:
     assert aliases(snapshot) == ""
 
 
-def test_a_hostile_host_name_stays_in_its_labels() -> None:
+def test_hostile_host_name_stays_in_its_labels() -> None:
     snapshot = replace(host(board(0)), host='a"b\\\nc')
     assert len(series(snapshot)) == 1
 

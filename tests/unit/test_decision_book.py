@@ -57,7 +57,7 @@ def test_only_the_job_that_is_asked_for_is_told(tmp_path: Path) -> None:
     assert len(kept.recent()) == 2
 
 
-def test_a_decision_told_again_with_newer_figures_is_not_written(tmp_path: Path) -> None:
+def test_decision_told_again_with_newer_figures_is_not_written(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(30, HOLD))
     kept.add(decided(20, replace(HOLD, sentence="Newer.", shown={"pairs": 99.0})))
@@ -98,7 +98,7 @@ def test_back_and_forth_between_a_setting_and_the_original_is_one_decision(
     assert len(kept.recent()) == 2
 
 
-def test_a_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path: Path) -> None:
+def test_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path: Path) -> None:
     kept = book(tmp_path)
     sentinel = Decision(Move.PROBE, DecisionReason.SENTINEL, "Compare 560 W.")
     for second in range(100, 0, -10):
@@ -109,14 +109,14 @@ def test_a_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_pat
     assert [one.decision.move for one in kept.recent()] == [Move.HOLD, Move.RELEASE]
 
 
-def test_the_first_decision_is_written_whatever_it_is(tmp_path: Path) -> None:
+def test_first_decision_is_written_whatever_it_is(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(2, Decision(Move.PROBE, DecisionReason.BASELINE, "Learn.")))
     kept.add(decided(1, Decision(Move.PROBE, DecisionReason.SCREENING, "Compare.")))
     assert len(kept.recent()) == 2
 
 
-def test_the_history_outlives_a_restart(tmp_path: Path) -> None:
+def test_history_outlives_a_restart(tmp_path: Path) -> None:
     book(tmp_path).add(decided(30, HOLD))
     again = book(tmp_path)
     again.add(decided(20, HOLD))  # the same as before the restart
@@ -125,7 +125,7 @@ def test_the_history_outlives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [2, 20, 100])
-def test_a_torn_last_line_costs_itself_only(torn: int, tmp_path: Path) -> None:
+def test_torn_last_line_costs_itself_only(torn: int, tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(numbered(1))
     kept.add(numbered(2))
@@ -159,7 +159,7 @@ def test_two_files_of_the_size_are_all_that_is_kept(tmp_path: Path) -> None:
     assert len(told) > 10
 
 
-def test_a_size_smaller_than_a_line_still_keeps_the_last(tmp_path: Path) -> None:
+def test_size_smaller_than_a_line_still_keeps_the_last(tmp_path: Path) -> None:
     kept = book(tmp_path, 10)
     kept.add(numbered(1))
     kept.add(numbered(2))
@@ -170,7 +170,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
-def test_a_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     clock = ManualClock()
     path = tmp_path / "d.jsonl"
@@ -213,7 +213,7 @@ def test_what_cannot_be_written_is_bounded(tmp_path: Path) -> None:
     assert kept.missed == MAX_UNWRITTEN + 10
 
 
-def test_a_line_that_was_cut_by_a_full_disk_is_written_whole_afterwards(tmp_path: Path) -> None:
+def test_line_that_was_cut_by_a_full_disk_is_written_whole_afterwards(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(numbered(1))
     with (tmp_path / "tuning" / "d.jsonl").open("ab") as file:
@@ -252,7 +252,7 @@ def test_it_is_told_while_it_is_written(tmp_path: Path) -> None:
     assert seen
 
 
-def test_a_job_is_forgotten_before_memory_is_full(tmp_path: Path) -> None:
+def test_job_is_forgotten_before_memory_is_full(tmp_path: Path) -> None:
     kept = book(tmp_path)
     for number in range(1_001):
         kept.add(decided(1, HOLD, f"job{number}"))
@@ -262,11 +262,11 @@ def test_a_job_is_forgotten_before_memory_is_full(tmp_path: Path) -> None:
     assert len(kept.recent("job0")) == 2
 
 
-def test_an_emulated_hosts_decisions_are_kept_apart(tmp_path: Path) -> None:
+def test_emulated_hosts_decisions_are_kept_apart(tmp_path: Path) -> None:
     assert decisions_path(tmp_path) == tmp_path / "tuning" / "decisions.jsonl"
     assert decisions_path(tmp_path, emulated=True) != decisions_path(tmp_path)
 
 
-def test_a_file_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+def test_file_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
     assert read_decisions(tmp_path / "nothing.jsonl") == []
     assert book(tmp_path).recent(HELD.job) == []

@@ -255,7 +255,7 @@ def test_what_was_there_before_is_not_told_and_what_comes_is_told_once(bench):
     assert bench.told == ["a", "b", "c"]
 
 
-def test_a_log_that_comes_later_is_told_from_its_first_line(bench):
+def test_log_that_comes_later_is_told_from_its_first_line(bench):
     bench.tail.begin()
     bench.tail.turn()
     bench.record("first")
@@ -279,7 +279,7 @@ def test_nothing_is_lost_and_nothing_told_twice_when_the_log_is_rotated(tmp_path
     assert bench.told == wanted
 
 
-def test_a_line_that_is_half_written_is_told_when_it_is_whole(bench):
+def test_line_that_is_half_written_is_told_when_it_is_whole(bench):
     bench.tail.begin()
     line = msgspec.json.encode(AuditEvent(at=1, deed=AuditAction.FAIL, why="whole")) + b"\n"
     with bench.path.open("ab", buffering=0) as file:
@@ -304,7 +304,7 @@ def test_what_is_no_event_is_passed_over(bench):
     assert bench.told == ["a", "b"]
 
 
-def test_a_log_that_somebody_emptied_is_followed_on(bench):
+def test_log_that_somebody_emptied_is_followed_on(bench):
     bench.record("before")
     bench.tail.begin()
     os.truncate(bench.path, 0)
@@ -313,7 +313,7 @@ def test_a_log_that_somebody_emptied_is_followed_on(bench):
     assert bench.told == ["a"]
 
 
-def test_a_log_that_was_removed_and_made_anew_is_followed_on(bench):
+def test_log_that_was_removed_and_made_anew_is_followed_on(bench):
     bench.record("before")
     bench.tail.begin()
     bench.path.unlink()

@@ -42,13 +42,13 @@ def post(collector: Collector, body: bytes) -> None:
 # ------------------------------------------------------------------------------------ answers
 
 
-def test_an_agent_that_does_not_answer_for_long_has_not_stood() -> None:
+def test_agent_that_does_not_answer_for_long_has_not_stood() -> None:
     assert STOOD.wrong == []
     silent = replace(STOOD, unanswered=SILENCE + 1)
     assert silent.wrong == [f"no answer for {SILENCE + 1:.1f} s"]
 
 
-def test_an_agent_that_is_stopped_need_not_answer() -> None:
+def test_agent_that_is_stopped_need_not_answer() -> None:
     stopped = replace(FAULT, unanswered="it is stopped")
     assert replace(STOOD, fault=stopped, unanswered=60.0).wrong == []
 
@@ -65,11 +65,11 @@ def test_scrapes_that_fail_make_a_stretch_without_an_answer() -> None:
 # -------------------------------------------------------------------------------------- spans
 
 
-def test_a_claim_that_is_not_true_is_a_fault_that_was_not_stood() -> None:
+def test_claim_that_is_not_true_is_a_fault_that_was_not_stood() -> None:
     assert replace(STOOD, untrue=["all is well"]).broken == ["not true: all is well"]
 
 
-def test_a_span_that_is_told_as_forwarded_and_has_not_arrived_is_lost() -> None:
+def test_span_that_is_told_as_forwarded_and_has_not_arrived_is_lost() -> None:
     with Collector() as collector:
         claim = all_arrived(lambda _: collector)
         post(collector, request("a", "b").SerializeToString())
@@ -91,7 +91,7 @@ def test_what_the_agent_repeats_does_not_stand_for_what_it_lost() -> None:
         assert not all_arrived(lambda _: collector).true(NO_STAGE, [told(2)])
 
 
-def test_a_span_that_is_dropped_is_seen() -> None:
+def test_span_that_is_dropped_is_seen() -> None:
     assert NONE_DROPPED.true(NO_STAGE, [told(dropped=1), told(dropped=1)])
     assert not NONE_DROPPED.true(NO_STAGE, [told(dropped=1), told(dropped=2)])
 
@@ -102,7 +102,7 @@ def test_a_span_that_is_dropped_is_seen() -> None:
 @pytest.mark.parametrize(
     ("domain", "watts"), [("gpu:0", 760), ("rapl:a", 130), ("rapl:a/dram", 16)]
 )
-def test_a_domain_may_be_off_by_a_moment_of_its_own_power(domain: str, watts: float) -> None:
+def test_domain_may_be_off_by_a_moment_of_its_own_power(domain: str, watts: float) -> None:
     allowed = APART * watts + 1000 * EXACT / 100
     assert ceiling_of(domain) == watts
     for sign in (1, -1):

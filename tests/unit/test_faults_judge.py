@@ -51,21 +51,21 @@ def test_books_that_balance_and_rise_as_they_may_are_well() -> None:
     assert breaches(sight(0, 10), sight(1, 90), sight(2, 190), sight(9, 700)) == []
 
 
-def test_a_spike_is_caught() -> None:
+def test_spike_is_caught() -> None:
     assert "spike" in breaches(sight(0, 10), sight(1, 212))
 
 
-def test_a_counter_that_stood_still_may_tell_of_all_the_time_since() -> None:
+def test_counter_that_stood_still_may_tell_of_all_the_time_since() -> None:
     still = [sight(second, 10) for second in range(10)]
     assert breaches(*still, sight(10, 1000)) == []
     assert "spike" in breaches(*still, sight(10, 1200))
 
 
-def test_a_counter_that_falls_is_caught() -> None:
+def test_counter_that_falls_is_caught() -> None:
     assert "fall" in breaches(sight(0, 10), sight(1, 9.999999))
 
 
-def test_an_imbalance_of_a_microjoule_is_caught() -> None:
+def test_imbalance_of_a_microjoule_is_caught() -> None:
     assert breaches(sight(0, 10, users=8.999999)) == ["imbalance"]
     assert breaches(sight(0, 10, users=9.000001)) == ["imbalance"]
 
@@ -75,7 +75,7 @@ def test_processes_that_spent_more_than_their_users_are_caught() -> None:
     assert breaches(sight(0, 10, rows=9)) == []
 
 
-def test_a_series_that_is_there_twice_is_caught() -> None:
+def test_series_that_is_there_twice_is_caught() -> None:
     line = 'wattspan_domain_up{hw_id="p"} 1\n'
     assert breaches(parse(line + line, 0)) == ["twice in a scrape"]
 
@@ -86,7 +86,7 @@ def test_in_its_next_life_the_agent_may_forget_its_ticks_and_nothing_durable() -
     assert "fall" in breaches(sight(0, 10), sight(1, 9, life=2))
 
 
-def test_a_domain_whose_account_is_gone_is_caught() -> None:
+def test_domain_whose_account_is_gone_is_caught() -> None:
     gone = parse("wattspan_agent_start_time_seconds 1\n", NANO)
     assert set(breaches(sight(0, 10), gone)) == {"loss"}
 
@@ -104,7 +104,7 @@ def test_recovery_is_when_every_domain_is_up_and_has_moved() -> None:
     assert recovery(course[:3], 5 * NANO, before) is None
 
 
-def test_a_domain_that_is_missing_is_not_well() -> None:
+def test_domain_that_is_missing_is_not_well() -> None:
     before, now = sight(0, 10), sight(1, 20)
     assert flowing(before, before, now)
     assert not flowing(before, before, parse('wattspan_source_up{source="rapl"} 1\n', 0))
@@ -142,12 +142,12 @@ def test_what_is_kept_is_told_again_the_same(tmp_path: Path) -> None:
     assert load(tmp_path / "none.json") == {}
 
 
-def test_a_row_tells_how_long_there_was_no_answer_if_somebody_looked() -> None:
+def test_row_tells_how_long_there_was_no_answer_if_somebody_looked() -> None:
     assert "at most 4.2 s without an answer" in str(row(unanswered=4.2))
     assert "without an answer" not in str(row())
 
 
-def test_the_page_is_written_between_its_marks_again_and_again() -> None:
+def test_page_is_written_between_its_marks_again_and_again() -> None:
     text = "# Faults\n<!-- begin faults -->\nold\n<!-- end faults -->\nmore\n"
     once = page(text, [Chapter("Counters", "a machine", (row(),))])
     assert page(once, [Chapter("Counters", "a machine", (row(),))]) == once
@@ -157,7 +157,7 @@ def test_the_page_is_written_between_its_marks_again_and_again() -> None:
     assert r"| a counter \| vanishes | gap `lost` | lost 5.1 s |" in once
 
 
-def test_a_fault_that_was_not_stood_is_told_as_such() -> None:
+def test_fault_that_was_not_stood_is_told_as_such() -> None:
     told = page("<!-- begin faults --><!-- end faults -->", [Chapter("C", "m", (
         row(wrong=("spike: x",), recovered=None),
     ))])  # fmt: skip

@@ -97,9 +97,7 @@ def test_records_of_a_short_process_are_read(feed: SideChannelServer, tmp_path: 
     assert (len(starts(reports)), len(ends(reports)), reports[-1].gone) == (1, 1, True)
 
 
-def test_a_process_is_gone_with_its_last_connection(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_process_is_gone_with_its_last_connection(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as one, telling(tmp_path) as other:
         one.get_tracer("application").start_span("work").end()
         other.get_tracer("application").start_span("work").end()
@@ -161,7 +159,7 @@ def pipe(_: Path) -> Iterator[int]:
         GOOD + b"and more",
     ],
 )
-def test_an_invalid_hello_is_disconnected(
+def test_invalid_hello_is_disconnected(
     hello: bytes, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     before = open_descriptors()
@@ -174,7 +172,7 @@ def test_an_invalid_hello_is_disconnected(
 
 
 @pytest.mark.parametrize("kind", ["none", "two", "unsealed", "too small", "file", "pipe"])
-def test_a_client_without_ring_is_disconnected(
+def test_client_without_ring_is_disconnected(
     kind: str, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     before = open_descriptors()
@@ -202,7 +200,7 @@ def test_data_after_the_hello_is_disconnected(feed: SideChannelServer, tmp_path:
         assert hung_up(connection)
 
 
-def test_an_invalid_ring_is_disconnected_and_others_are_read(
+def test_invalid_ring_is_disconnected_and_others_are_read(
     feed: SideChannelServer, tmp_path: Path
 ) -> None:
     with telling(tmp_path) as provider, memory() as ring, guest(tmp_path, GOOD, [ring]) as liar:
@@ -234,7 +232,7 @@ def test_many_connections_are_accepted_over_several_turns(
         assert feed.counts.crowded_out + feed.counts.admitted == 100
 
 
-def test_a_disconnected_client_frees_its_place(tmp_path: Path) -> None:
+def test_disconnected_client_frees_its_place(tmp_path: Path) -> None:
     with listening(tmp_path, max_processes=1) as feed:
         with telling(tmp_path) as first:
             first.get_tracer("application").start_span("work").end()
@@ -252,7 +250,7 @@ def test_a_disconnected_client_frees_its_place(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the socket
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "feed.sock"))
     with listening(tmp_path) as feed, telling(tmp_path) as provider:
@@ -260,7 +258,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
         assert len(starts(feed.drain())) == 1
 
 
-def test_a_socket_of_another_agent_is_not_replaced(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_socket_of_another_agent_is_not_replaced(feed: SideChannelServer, tmp_path: Path) -> None:
     second = SideChannelServer(tmp_path / "feed.sock")
     with pytest.raises(ListenError, match="another agent listens there"):
         second.start()

@@ -18,6 +18,6 @@ def test_every_column_stands_in_the_table_in_order() -> None:
     assert f"(schema {FORMAT_VERSION})" in PAGE
 
 
-def test_the_default_metrics_are_those_of_the_page() -> None:
+def test_default_metrics_are_those_of_the_page() -> None:
     (listing,) = re.findall(r"metrics = \[\n(.*?)\]", PAGE, re.DOTALL)
     assert re.findall(r'"(.*?)"', listing) == list(DEFAULT_METRICS)

@@ -45,7 +45,7 @@ def test_every_row_has_every_column_in_the_same_order() -> None:
     assert CsvEncoder.header.decode() == ",".join(NAMES) + "\n"
 
 
-def test_a_row_has_time_host_metric_and_provenance() -> None:
+def test_row_has_time_host_metric_and_provenance() -> None:
     row = next(row for row in objects(full_host()) if row["metric"] == "wattspan.process.energy")
     assert {name: value for name, value in row.items() if value is not None} == {
         "timestamp": "2023-11-14T22:13:20.000000Z", "monotonic_ns": 10**12, "host": "node7",
@@ -71,7 +71,7 @@ def test_attributes_without_a_column_are_one_json_object() -> None:
         (2**62, "4611686018427.387904"),
     ],
 )
-def test_a_whole_value_is_exact(microjoules: int, text: str) -> None:
+def test_whole_value_is_exact(microjoules: int, text: str) -> None:
     metric = drawn((("x",), microjoules))
     (line,) = lines(JsonLinesEncoder([metric]), full_host())
     assert f'"value":{text},"whole":{microjoules},' in line
@@ -81,18 +81,18 @@ def test_a_whole_value_is_exact(microjoules: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_without_number_is_null(value: float) -> None:
+def test_value_without_number_is_null(value: float) -> None:
     (row,) = objects(full_host(), [drawn((("x",), value), unit="1")])
     assert (row["value"], row["whole"]) == (None, None)
 
 
-def test_a_fraction_has_no_whole_number_and_a_huge_one_neither() -> None:
+def test_fraction_has_no_whole_number_and_a_huge_one_neither() -> None:
     huge = 2**63
     rows = objects(full_host(), [drawn((("x",), 0.25), (("y",), huge), unit="1")])
     assert [(row["value"], row["whole"]) for row in rows] == [(0.25, None), (huge, None)]
 
 
-def test_a_series_that_is_drawn_twice_is_written_once() -> None:
+def test_series_that_is_drawn_twice_is_written_once() -> None:
     rows = objects(full_host(), [drawn((("x",), 1), (("x",), 2))])
     assert [row["whole"] for row in rows] == [1]
 
@@ -103,7 +103,7 @@ def test_microseconds_are_rounded_down() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\0b", "\udce9", 'quo"te', "a,b", "é" * 10**6, "'x", ""])
-def test_a_hostile_name_is_one_cell(name: str) -> None:
+def test_hostile_name_is_one_cell(name: str) -> None:
     snapshot = replace(full_host(), processes=(process(7, name, name, {}, {CPU: 3}),))
     metrics = select_metrics(["wattspan.process.energy"], TABLE)
     row = objects(snapshot, metrics)[0]
@@ -136,7 +136,7 @@ def test_series_that_are_gone_are_forgotten() -> None:
     assert encoder.kept < 400
 
 
-def test_the_clock_may_step_back() -> None:
+def test_clock_may_step_back() -> None:
     early = replace(full_host(), at=Instant(2 * 10**12, NOON - 3600 * 10**9))
     row = objects(early)[0]
     assert (row["timestamp"], row["monotonic_ns"]) == ("2023-11-14T21:13:20.000000Z", 2 * 10**12)
@@ -167,6 +167,6 @@ def test_files_and_pushes_choose_alike() -> None:
     assert "hw.gpu.utilization" not in names
 
 
-def test_an_unknown_metric_is_an_error_with_the_nearest_name() -> None:
+def test_unknown_metric_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r'"hw\.enrgy".*"hw\.energy" is near'):
         select_metrics(["hw.enrgy"], TABLE)

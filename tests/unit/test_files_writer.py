@@ -35,7 +35,7 @@ def ids(keys: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("keys", FORMATS, ids=ids)
-def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_file_has_its_name_only_when_it_is_whole(tmp_path: Path, keys: dict[str, str]) -> None:
     with desk(tmp_path, **ONE, **keys) as it:
         it.turn()
         it.turn()
@@ -69,7 +69,7 @@ def test_only_owner_and_group_may_read(tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in it.closed] == [0o640]
 
 
-def test_a_snapshot_is_written_once(tmp_path: Path) -> None:
+def test_snapshot_is_written_once(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         it.writer.turn(it.turn())
     assert len(read(it.closed[0])) == LINES
@@ -78,14 +78,14 @@ def test_a_snapshot_is_written_once(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- rotation, retention
 
 
-def test_a_file_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_file_ends_when_its_time_is_over(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="1m") as it:
         for _ in range(13):
             it.turn()
     assert [len(read(path)) // LINES for path in it.closed] == [6, 6, 1]
 
 
-def test_a_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
+def test_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate_size="8KiB") as it:
         for _ in range(9):
             it.turn()
@@ -94,14 +94,14 @@ def test_a_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
     assert sum(len(read(path)) for path in it.closed) == 9 * LINES
 
 
-def test_a_snapshot_larger_than_a_file_has_one_of_its_own(tmp_path: Path) -> None:
+def test_snapshot_larger_than_a_file_has_one_of_its_own(tmp_path: Path) -> None:
     with desk(tmp_path, rotate_size="4KiB") as it:
         it.turn()
         it.turn()
     assert len(it.closed) == 2
 
 
-def test_a_clock_that_is_set_back_neither_ends_nor_overwrites_a_file(tmp_path: Path) -> None:
+def test_clock_that_is_set_back_neither_ends_nor_overwrites_a_file(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="20s") as it:
         for _ in range(8):
             it.turn(10)
@@ -110,7 +110,7 @@ def test_a_clock_that_is_set_back_neither_ends_nor_overwrites_a_file(tmp_path: P
     assert sum(len(read(path)) for path in it.closed) == 8 * LINES
 
 
-def test_the_oldest_files_make_room(tmp_path: Path) -> None:
+def test_oldest_files_make_room(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="10s", keep=3) as it:
         for _ in range(8):
             it.turn()
@@ -214,7 +214,7 @@ def test_zeros_that_a_power_cut_left_end_the_rows(tmp_path: Path) -> None:
             path.unlink()
 
 
-def test_a_part_that_another_agent_writes_is_left_alone(tmp_path: Path) -> None:
+def test_part_that_another_agent_writes_is_left_alone(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as one, desk(tmp_path, **ONE) as other:
         one.turn()
         other.turn()
@@ -233,7 +233,7 @@ def test_room_is_not_made_by_removing_what_another_agent_writes(tmp_path: Path) 
         assert one.writer.drops == 0
 
 
-def test_a_draft_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+def test_draft_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
     part = left_behind(tmp_path, {"compression": "gzip"})
     draft = tmp_path / f".{part.name.removesuffix('.part')}.draft"
     draft.write_bytes(b"half")
@@ -243,7 +243,7 @@ def test_a_draft_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
         assert not draft.exists()
 
 
-def test_a_file_that_was_finished_but_for_its_part_is_not_made_twice(tmp_path: Path) -> None:
+def test_file_that_was_finished_but_for_its_part_is_not_made_twice(tmp_path: Path) -> None:
     part = left_behind(tmp_path, {"compression": "gzip"})
     done = tmp_path / part.name.removesuffix(".part")
     done.write_bytes(gzip.compress(part.read_bytes()))
@@ -280,7 +280,7 @@ def test_parts_that_cannot_be_finished_are_bounded_too(
 # ------------------------------------------------------------------------- trouble with the disk
 
 
-def test_a_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
+def test_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, data: bytes) -> int:
@@ -311,7 +311,7 @@ def test_a_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
     assert [str(failure) for failure in health.failures] == it.log[:1]
 
 
-def test_a_failed_write_is_truncated_before_the_next(
+def test_failed_write_is_truncated_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(fd: int, data: bytes) -> int:
@@ -339,7 +339,7 @@ def test_a_failed_write_is_truncated_before_the_next(
     assert it.writer.drops == 2 * LINES
 
 
-def test_a_lasting_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lasting_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left_behind(tmp_path, {"compression": "gzip"})
 
     def full(*_: object) -> int:
@@ -359,7 +359,7 @@ def test_a_lasting_failure_is_logged_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert it.parts[:-1] == []
 
 
-def test_an_unexpected_error_is_logged_once_until_the_next_snapshot(tmp_path: Path) -> None:
+def test_unexpected_error_is_logged_once_until_the_next_snapshot(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         for _ in range(3):
             it.writer.failed_unexpectedly(RuntimeError("no idea"))
@@ -371,7 +371,7 @@ def test_an_unexpected_error_is_logged_once_until_the_next_snapshot(tmp_path: Pa
     assert over.startswith("Files are written")
 
 
-def test_a_directory_that_is_gone_is_said_once_and_used_again_when_it_is_back(
+def test_directory_that_is_gone_is_said_once_and_used_again_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     folder, aside = tmp_path / "files", tmp_path / "aside"
@@ -389,7 +389,7 @@ def test_a_directory_that_is_gone_is_said_once_and_used_again_when_it_is_back(
     assert ["no such file" in it.log[0], "written" in it.log[1], len(it.log)] == [True, True, 2]
 
 
-def test_a_part_that_somebody_removes_is_counted_as_lost(tmp_path: Path) -> None:
+def test_part_that_somebody_removes_is_counted_as_lost(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         it.turn()
         it.parts[0].unlink()
@@ -435,7 +435,7 @@ def test_nothing_that_lies_there_leads_the_agent_elsewhere(
 # ---------------------------------------------------------------------------------------- names
 
 
-def test_an_emulated_host_says_so_in_name_row_and_file(tmp_path: Path) -> None:
+def test_emulated_host_says_so_in_name_row_and_file(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, format="parquet") as it:
         emulated = tuple(
             replace(a, domain=replace(a.domain, provenance=Provenance.EMULATED))
@@ -450,7 +450,7 @@ def test_an_emulated_host_says_so_in_name_row_and_file(tmp_path: Path) -> None:
     assert pq.read_schema(path).metadata[b"wattspan.emulated"] == b"true"
 
 
-def test_an_emulated_host_says_so_where_no_row_has_a_provenance(tmp_path: Path) -> None:
+def test_emulated_host_says_so_where_no_row_has_a_provenance(tmp_path: Path) -> None:
     with desk(tmp_path, metrics=["wattspan.agent.start.time"], format="parquet") as it:
         it.turn(host="emulated-node7")
     (path,) = it.closed

@@ -41,7 +41,7 @@ def test_retry_after_is_seconds_or_a_date(text: str, seconds: int):
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Nov 2025 12:00:30 GMT", "²"])
-def test_an_invalid_retry_after_is_none(text: str):
+def test_invalid_retry_after_is_none(text: str):
     assert parse_retry_after(text, NOON) is None
 
 
@@ -50,12 +50,12 @@ def test_retry_delays_are_bounded(text: str):
     assert parse_retry_after(text, NOON) == MAX_RETRY_DELAY
 
 
-def test_an_empty_success_is_a_success():
+def test_empty_success_is_a_success():
     assert answer(200) == ExportResult(ExportStatus.TAKEN)
     assert answer(202, content_type="") == ExportResult(ExportStatus.TAKEN)
 
 
-def test_a_collector_that_answers_in_json_is_understood():
+def test_collector_that_answers_in_json_is_understood():
     body = b'{"partialSuccess": {"rejectedSpans": "3", "errorMessage": "old"}}'
     taken = answer(200, body, "application/json; charset=utf-8")
     assert (taken.verdict, taken.rejected) == (ExportStatus.TAKEN, 3)
@@ -76,7 +76,7 @@ def test_unexpected_json_is_a_success(body: bytes):
     assert answer(200, body, "application/json").verdict is ExportStatus.TAKEN
 
 
-def test_an_invalid_success_response_is_a_reported_success():
+def test_invalid_success_response_is_a_reported_success():
     strange = answer(200, b"\xff\xff\xff")
     assert strange.verdict is ExportStatus.TAKEN
     assert "not answer as OTLP" in strange.why
@@ -92,7 +92,7 @@ def test_messages_of_a_collector_are_one_short_line():
     assert len(why) < 300
 
 
-def test_a_web_page_is_not_quoted():
+def test_web_page_is_not_quoted():
     assert answer(404, b"<html>", "text/html").why == "it answered 404"
 
 

@@ -32,17 +32,17 @@ from wattspan.ports import ConfigError
         ("grpc+unix:///run/otel.sock", "grpc+unix:///run/otel.sock"),
     ],
 )
-def test_an_address_means_what_otlp_says(url: str, shown: str):
+def test_address_means_what_otlp_says(url: str, shown: str):
     assert str(parse_destination(url)) == shown
 
 
-def test_a_query_is_sent_and_never_shown():
+def test_query_is_sent_and_never_shown():
     destination = parse_destination("https://collector/?key=s3cret")
     assert destination.target == "/v1/traces?key=s3cret"
     assert "s3cret" not in str(destination)
 
 
-def test_the_scheme_names_the_protocol():
+def test_scheme_names_the_protocol():
     assert parse_destination("grpc://c").protocol is OtlpProtocol.GRPC
     assert parse_destination("http://c").protocol is OtlpProtocol.HTTP
     assert parse_destination("grpcs://c").tls
@@ -83,13 +83,13 @@ def test_local_addresses_are_recognised(url: str, here: bool):
         "",
     ],
 )
-def test_an_invalid_address_is_refused_with_the_valid_forms(url: str):
+def test_invalid_address_is_refused_with_the_valid_forms(url: str):
     with pytest.raises(ConfigError, match=r"forward.*write"):
         parse_destination(url)
 
 
 @pytest.mark.parametrize("url", ["http://user:s3cret@collector", "http://user:s3cret@[::1"])
-def test_a_password_in_an_address_is_refused_and_not_repeated(url: str):
+def test_password_in_an_address_is_refused_and_not_repeated(url: str):
     with pytest.raises(ConfigError) as refusal:
         parse_destination(url)
     assert "s3cret" not in str(refusal.value)
@@ -106,14 +106,14 @@ def test_headers_are_written_as_opentelemetry_writes_them():
     assert parse_headers("") == {}
 
 
-def test_a_value_may_hold_an_equals_sign():
+def test_value_may_hold_an_equals_sign():
     assert parse_headers("authorization=Basic dTpw==") == {"authorization": "Basic dTpw=="}
 
 
 @pytest.mark.parametrize(
     "text", ["s3cret", "a=ok,=s3cret", "a b=s3cret", "a=s3cret%0d%0ax: y", "content-type=s3cret"]
 )
-def test_an_invalid_header_is_refused_without_its_value(text: str):
+def test_invalid_header_is_refused_without_its_value(text: str):
     with pytest.raises(ConfigError, match="forward_headers, pair") as refusal:
         parse_headers(text)
     assert "s3cret" not in str(refusal.value)
@@ -140,7 +140,7 @@ HTTP = "http://127.0.0.1:4318/v1/traces"
         ("unix:///run/wattspan/otlp.sock", "http+unix:///run/wattspan/otlp.sock"),
     ],
 )
-def test_the_agent_does_not_forward_to_itself(url: str, listener: str):
+def test_agent_does_not_forward_to_itself(url: str, listener: str):
     with pytest.raises(ConfigError, match="where this agent itself receives"):
         check_destination(parse_destination(url), ["grpc://127.0.0.1:1", listener])
 
@@ -156,7 +156,7 @@ def test_the_agent_does_not_forward_to_itself(url: str, listener: str):
         ("http://127.0.0.1:4318", "http+unix:///run/wattspan/otlp.sock"),
     ],
 )
-def test_a_collector_beside_the_agent_is_no_loop(url: str, listener: str):
+def test_collector_beside_the_agent_is_no_loop(url: str, listener: str):
     assert check_destination(parse_destination(url), [listener]) is None
 
 

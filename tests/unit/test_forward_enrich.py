@@ -49,7 +49,7 @@ def test_joules_are_given_by_kind_and_in_total():
     }
 
 
-def test_a_kind_that_was_not_measured_is_absent_not_zero():
+def test_kind_that_was_not_measured_is_absent_not_zero():
     assert not [key for key in enriched(joules({CPU: 1})) if "gpu" in key or "memory" in key]
 
 
@@ -57,13 +57,13 @@ def test_zero_joules_are_a_measurement():
     assert enriched(joules({CPU: 0}))["wattspan.energy.cpu.exclusive"] == 0.0
 
 
-def test_a_partly_measured_span_has_its_coverage():
+def test_partly_measured_span_has_its_coverage():
     told = enriched(joules({CPU: 1}, outcome=Outcome.PARTIAL, covered=250_000))
     assert told["wattspan.energy.coverage"] == 0.25
     assert told["wattspan.energy.outcome"] == "partial"
 
 
-def test_a_span_without_energy_has_its_outcome_only():
+def test_span_without_energy_has_its_outcome_only():
     nothing = joules({}, outcome=Outcome.NO_ENERGY, covered=0)
     assert enriched(nothing) == {
         "wattspan.energy.coverage": 0.0,
@@ -71,14 +71,14 @@ def test_a_span_without_energy_has_its_outcome_only():
     }
 
 
-def test_a_kind_with_inclusive_energy_only_has_no_exclusive_energy():
+def test_kind_with_inclusive_energy_only_has_no_exclusive_energy():
     told = enriched(joules({}, {CPU: 9}))
     assert "wattspan.energy.cpu.inclusive" in told
     assert "wattspan.energy.cpu.exclusive" not in told
     assert "wattspan.energy.exclusive" not in told
 
 
-def test_a_span_of_unknown_energy_is_unchanged():
+def test_span_of_unknown_energy_is_unchanged():
     assert enriched(None) == {}
 
 
@@ -94,12 +94,12 @@ def test_provenance_is_given_for_every_kind():
     assert enriched(joules({CPU: 1}), mixed)["wattspan.energy.provenance"] == "measured"
 
 
-def test_an_emulated_joule_is_called_emulated():
+def test_emulated_joule_is_called_emulated():
     emulated = EnergyAttributeEncoder({CPU: Provenance.EMULATED})
     assert enriched(joules({CPU: 1}), emulated)["wattspan.energy.provenance"] == "emulated"
 
 
-def test_a_replayed_span_has_its_energy_replaced_not_doubled():
+def test_replayed_span_has_its_energy_replaced_not_doubled():
     once = enrich(
         request("a").SerializeToString(), [joules({CPU: 1_000_000, GPU: 1_000_000})], MEASURED
     )
@@ -125,7 +125,7 @@ def test_energy_of_another_agent_stays_where_none_is_known():
     assert enrich(there.SerializeToString(), [None], MEASURED) == there.SerializeToString()
 
 
-def test_the_prefix_outside_of_attribute_keys_is_unchanged():
+def test_prefix_outside_of_attribute_keys_is_unchanged():
     message = request("a")
     (span,) = message.resource_spans[0].scope_spans[0].spans
     span.events.add(name="wattspan.energy.exclusive")

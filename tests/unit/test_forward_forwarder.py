@@ -83,7 +83,7 @@ def test_forwarded_spans_have_energy_and_provenance():
     assert values["wattspan.energy.provenance"].string_value == "emulated"
 
 
-def test_a_request_without_message_is_not_forwarded():
+def test_request_without_message_is_not_forwarded():
     bench = Bench()
     held_back = delivery("a")
     held_back.message = None
@@ -109,7 +109,7 @@ def test_joined_requests_are_bounded():
     assert [len(names_in([body])) for body in bench.collector.sent] == [2, 2]
 
 
-def test_a_recovered_collector_gets_all_waiting_spans():
+def test_recovered_collector_gets_all_waiting_spans():
     bench = Bench(*[AWAY] * 8)
     bench.offer("a")
     bench.offer("b")
@@ -140,13 +140,13 @@ def test_nothing_is_sent_before_it_is_due():
     assert len(bench.collector.sent) == 1
 
 
-def test_a_requested_delay_is_respected():
+def test_requested_delay_is_respected():
     bench = Bench(BUSY)
     bench.offer("a")
     assert bench.forwarder.turn() == bench.clock.monotonic() + 7 * SECOND
 
 
-def test_a_request_without_response_is_repeated_and_counted():
+def test_request_without_response_is_repeated_and_counted():
     bench = Bench(UNANSWERED)
     bench.offer("a", "b")
     bench.settle()
@@ -190,7 +190,7 @@ def test_after_the_bad_one_requests_are_joined_again():
     assert len(bench.collector.sent) == 4
 
 
-def test_a_request_that_is_too_large_is_halved_until_it_fits():
+def test_request_that_is_too_large_is_halved_until_it_fits():
     bench = Bench()
 
     def small(body: bytes) -> ExportResult:
@@ -205,14 +205,14 @@ def test_a_request_that_is_too_large_is_halved_until_it_fits():
     assert bench.forwarder.stats.forwarded == 8
 
 
-def test_a_single_span_that_is_too_large_is_dropped_and_counted():
+def test_single_span_that_is_too_large_is_dropped_and_counted():
     bench = Bench(TOO_LARGE)
     bench.offer("huge")
     bench.settle()
     assert bench.forwarder.stats.drops == {"too_large": 1}
 
 
-def test_a_repeatedly_unfinished_request_is_sent_in_parts():
+def test_repeatedly_unfinished_request_is_sent_in_parts():
     bench = Bench()
 
     def slow(body: bytes) -> ExportResult:
@@ -242,7 +242,7 @@ def test_rejections_beyond_the_sent_spans_are_ignored():
     assert bench.forwarder.stats.drops == {"rejected": 1}
 
 
-def test_a_full_queue_drops_its_oldest_requests_whole():
+def test_full_queue_drops_its_oldest_requests_whole():
     bench = Bench(AWAY)
     for number in range(5):
         bench.offer(f"{number}" + "x" * 300_000, f"{number}")
@@ -251,7 +251,7 @@ def test_a_full_queue_drops_its_oldest_requests_whole():
     assert bench.forwarder.stats.drops == {"queue_full": 4}
 
 
-def test_a_request_larger_than_the_queue_drops_no_other():
+def test_request_larger_than_the_queue_drops_no_other():
     bench = Bench(AWAY)
     bench.offer("a")
     bench.offer("x" * 2_000_000)
@@ -260,7 +260,7 @@ def test_a_request_larger_than_the_queue_drops_no_other():
     assert bench.forwarder.stats.drops == {"queue_full": 1}
 
 
-def test_a_request_being_sent_is_not_dropped():
+def test_request_being_sent_is_not_dropped():
     bench = Bench()
 
     def crowd(body: bytes) -> ExportResult:
@@ -283,7 +283,7 @@ def test_stats_have_the_size_of_the_queue():
     assert bench.forwarder.stats.queue_bytes > len(bench.collector.sent[0])
 
 
-def test_an_outage_is_logged_once_with_its_end():
+def test_outage_is_logged_once_with_its_end():
     bench = Bench(*[AWAY] * 5)
     bench.offer("a")
     bench.settle()
@@ -336,7 +336,7 @@ def test_headers_are_never_logged():
     assert "s3cret" not in "".join(said) + str(forwarder.health())
 
 
-def test_an_invalid_address_is_an_error_before_the_start():
+def test_invalid_address_is_an_error_before_the_start():
     with pytest.raises(ConfigError, match="forward"):
         Forwarder(SpansSettings(forward="collector"), ManualClock(), print)
 

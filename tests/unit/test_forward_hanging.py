@@ -137,7 +137,7 @@ def test_waiting_spans_are_written_once_the_disk_responds(bench: Bench) -> None:
     assert bench.arrived == [*range(21)]
 
 
-def test_a_kill_while_the_disk_hangs_loses_only_unkept_spans(bench: Bench) -> None:
+def test_kill_while_the_disk_hangs_loses_only_unkept_spans(bench: Bench) -> None:
     bench.offer(5)
     bench.kept()
     bench.hang()
@@ -219,14 +219,14 @@ def test_memory_overflow_keeps_requests_being_sent(tmp_path: Path) -> None:
     assert dropped == [2]
 
 
-def test_a_single_request_may_exceed_the_memory_limit() -> None:
+def test_single_request_may_exceed_the_memory_limit() -> None:
     dropped = list[int]()
     queue = RequestQueue(1 << 30, Unasked(), dropped=dropped.append, memory=1000)
     assert queue.add(bytes(5000), 1)
     assert dropped == []
 
 
-def test_a_hanging_disk_is_in_health_and_log(bench: Bench) -> None:
+def test_hanging_disk_is_in_health_and_log(bench: Bench) -> None:
     bench.hang()
     assert bench.forwarder.health().failures == ()
     bench.clock.advance(ns=HANG_AFTER)
@@ -270,7 +270,7 @@ def test_stop_does_not_wait_for_a_hanging_disk(bench: Bench) -> None:
     assert bench.said[-1].startswith("4 spans still waited at the end, could not be written to ")
 
 
-def test_a_slow_disk_has_the_waiting_spans_at_the_end(bench: Bench) -> None:
+def test_slow_disk_has_the_waiting_spans_at_the_end(bench: Bench) -> None:
     bench.hang()
     bench.offer(20)
     stopping = threading.Thread(target=bench.forwarder.stop, args=(bench.clock.monotonic(),))

@@ -72,7 +72,7 @@ class Bench:
         return [record.body.string_value for record in records_in(*self.collector.taken)]
 
 
-def test_a_record_has_time_body_severity_and_name():
+def test_record_has_time_body_severity_and_name():
     record = written(RECORD)
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (10**18, 5)
     assert record.body.string_value == "It was so."
@@ -86,7 +86,7 @@ def test_times_are_clamped_to_64_bits(wall, told):
     assert written(replace(RECORD, wall=wall)).time_unix_nano == told
 
 
-def test_a_warning_has_its_severity():
+def test_warning_has_its_severity():
     record = written(replace(RECORD, warns=True))
     assert (record.severity_number, record.severity_text) == (13, "WARN")
 
@@ -102,14 +102,14 @@ def test_a_warning_has_its_severity():
         (2.5, "double_value", 2.5),
     ],
 )
-def test_a_value_keeps_its_kind(value, kind, told):
+def test_value_keeps_its_kind(value, kind, told):
     pair = written(replace(RECORD, attributes={"v": value})).attributes[1]
     assert pair.value.WhichOneof("value") == kind
     assert getattr(pair.value, kind) == told
 
 
 @pytest.mark.parametrize("values", [[], [500.0, 700.0]])
-def test_a_list_keeps_its_values_and_an_empty_one_is_a_list(values):
+def test_list_keeps_its_values_and_an_empty_one_is_a_list(values):
     pair = written(replace(RECORD, attributes={"v": values})).attributes[1]
     assert pair.value.WhichOneof("value") == "array_value"
     assert [each.double_value for each in pair.value.array_value.values] == values
@@ -140,7 +140,7 @@ def test_logs_have_their_own_path(url, target):
     assert parse_destination(url, LOGS).target == target
 
 
-def test_a_response_about_logs_is_understood_in_both_forms():
+def test_response_about_logs_is_understood_in_both_forms():
     response = ExportLogsServiceResponse()
     response.partial_success.rejected_log_records = 2
     binary = result_of_response(response.SerializeToString(), LOGS)
@@ -161,7 +161,7 @@ def test_records_arrive_in_order_and_are_counted():
     assert bench.records.drops == {}
 
 
-def test_the_log_queue_is_bounded_and_keeps_the_newest():
+def test_log_queue_is_bounded_and_keeps_the_newest():
     bench = Bench(AWAY)
     bench.tell("first")
     bench.records.turn()

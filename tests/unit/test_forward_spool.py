@@ -119,7 +119,7 @@ def test_segments_are_removed_once_sent(bench: Bench):
     assert len(bench.files) <= before / 2 + 1
 
 
-def test_a_full_queue_drops_its_oldest_on_disk_as_well(bench: Bench):
+def test_full_queue_drops_its_oldest_on_disk_as_well(bench: Bench):
     for number in range(5):
         bench.add(bytes([number]) * 300_000, 1)
     assert bench.dropped == [1, 1]
@@ -128,7 +128,7 @@ def test_a_full_queue_drops_its_oldest_on_disk_as_well(bench: Bench):
     assert [body and body[0] for body in bench.send(9)] == [2, 3, 4]
 
 
-def test_a_smaller_queue_after_a_restart_keeps_the_newest(bench: Bench):
+def test_smaller_queue_after_a_restart_keeps_the_newest(bench: Bench):
     for number in range(3):
         bench.add(bytes([number]) * 300_000, 1)
     bench.end()
@@ -139,7 +139,7 @@ def test_a_smaller_queue_after_a_restart_keeps_the_newest(bench: Bench):
 
 
 @pytest.mark.parametrize("cut", [1, 10, 23, 24, 30])
-def test_a_torn_record_loses_only_itself(bench: Bench, cut: int):
+def test_torn_record_loses_only_itself(bench: Bench, cut: int):
     bench.add(b"whole", 1)
     bench.add(b"sixteen bytes...", 1)
     bench.crash()
@@ -150,7 +150,7 @@ def test_a_torn_record_loses_only_itself(bench: Bench, cut: int):
     assert "damaged" in bench.said[0]
 
 
-def test_a_damaged_record_is_not_sent(bench: Bench):
+def test_damaged_record_is_not_sent(bench: Bench):
     bench.add(b"first", 1)
     bench.add(b"second", 1)
     bench.crash()
@@ -226,7 +226,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> type[FullDisk]:
     return FullDisk
 
 
-def test_a_full_disk_is_logged_once_and_keeps_order(bench: Bench, full_disk: type[FullDisk]):
+def test_full_disk_is_logged_once_and_keeps_order(bench: Bench, full_disk: type[FullDisk]):
     bench.add(b"0", 1)
     full_disk.full = True
     bench.add(b"1", 1)

@@ -53,7 +53,7 @@ def test_no_ceiling_file_ends_the_capper(tmp_path: Path, text: str) -> None:
         '{"do":"hold","job":"a","caps":[{"knob":"gpu_power","device":"0","value":NUMBER}]}',
     ],
 )
-def test_a_request_to_the_capper_has_no_number_that_its_answer_could_not_hold(line: str) -> None:
+def test_request_to_the_capper_has_no_number_that_its_answer_could_not_hold(line: str) -> None:
     from wattspan.capper.server import _AnyRequest
 
     def decoded(number: object) -> CapperRequest:
@@ -71,19 +71,19 @@ def answered(body: bytes, status: int = 200, kind: str = "application/json") -> 
     return result_of_http(status, body, content_type=kind, retry_after="", location="", now=1)
 
 
-def test_a_collector_s_answer_nested_without_end_is_an_answer() -> None:
+def test_collector_s_answer_nested_without_end_is_an_answer() -> None:
     answer = answered(b'{"partialSuccess":' + b"[" * 100_000)
     assert answer.verdict is ExportStatus.TAKEN  # type: ignore[attr-defined]
 
 
-def test_a_collector_cannot_reject_more_than_any_request_holds() -> None:
+def test_collector_cannot_reject_more_than_any_request_holds() -> None:
     for number in ("1e300", NUMBER_OF_400_DIGITS, f'"{NUMBER_OF_400_DIGITS}"'):
         body = f'{{"partialSuccess":{{"{SPANS.rejected}":{number}}}}}'
         answer = answered(body.encode())
         assert 0 <= answer.rejected <= 2**32  # type: ignore[attr-defined]
 
 
-def test_a_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be() -> None:
+def test_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be() -> None:
     status = b"\x12\x05slo\xff!"
     assert status_message(status) == "slo\N{REPLACEMENT CHARACTER}!"
     answer = answered(status, 429, "application/x-protobuf")
@@ -91,7 +91,7 @@ def test_a_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be(
     assert retry_delay(b"\x1a\x05\n\x03/\xffx") is None
 
 
-def test_a_line_nested_without_end_is_passed_over_in_the_book_of_decisions(tmp_path: Path) -> None:
+def test_line_nested_without_end_is_passed_over_in_the_book_of_decisions(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(b"[" * 50_000 + b'\n{"knob":"gpu_power","at_mono_ns":1e999}\n')
     assert DecisionLog(path, ManualClock()).recent() == []
@@ -103,7 +103,7 @@ def test_no_list_of_cpus_takes_all_memory() -> None:
     assert len(list(parse_cpu_list(",".join(["0-999999999"] * 1000)))) <= 1 << 16
 
 
-def test_an_error_of_netlink_that_is_cut_off_is_an_error() -> None:
+def test_error_of_netlink_that_is_cut_off_is_an_error() -> None:
     with pytest.raises(OSError, match="truncated"):
         raise_error(b"\0")
     with pytest.raises(OSError, match="unknown error"):
@@ -112,14 +112,14 @@ def test_an_error_of_netlink_that_is_cut_off_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("rest", ["01 0:0", "01 0:0 0 0 x 0 y", ""])
-def test_a_row_of_a_socket_that_is_cut_off_is_nobodys(tmp_path: Path, rest: str) -> None:
+def test_row_of_a_socket_that_is_cut_off_is_nobodys(tmp_path: Path, rest: str) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text(f"   0: 0100007F:10DE 0100007F:0050 {rest}\n")
     connections = TcpConnections(tmp_path)
     assert connections.owner_of(("127.0.0.1", 4318), ("127.0.0.1", 80)) is None
 
 
-def test_a_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
+def test_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
     (tmp_path / "42").mkdir()
     (tmp_path / "loadavg").touch()
     stat = b"42 (a) S 1 " + b"0 " * 50
@@ -132,7 +132,7 @@ def test_a_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
     assert living.pids == (42,)  # and not 7, of which the last digit was cut off
 
 
-def test_a_driver_that_counts_four_billion_gpus_is_not_asked_for_each() -> None:
+def test_driver_that_counts_four_billion_gpus_is_not_asked_for_each() -> None:
     bench = NvmlBench(FakeGpu("GPU-a"))
     asked = 0
 
@@ -148,20 +148,20 @@ def test_a_driver_that_counts_four_billion_gpus_is_not_asked_for_each() -> None:
     assert asked == MAX_GPUS
 
 
-def test_a_name_of_a_driver_forges_no_line_of_a_log() -> None:
+def test_name_of_a_driver_forges_no_line_of_a_log() -> None:
     bench = NvmlBench(FakeGpu("GPU-a", name="H100\nwattspan: all is well\x1b[2J" + "x" * 500))
     name = bench.turn().domains[0].name
     assert name.isprintable()
     assert len(name) < 200
 
 
-def test_a_failure_is_one_printable_line() -> None:
+def test_failure_is_one_printable_line() -> None:
     failure = Failure("store", "the store", Trouble.RETRY, "malformed\n\x1b[31mschema \x00")
     assert str(failure).isprintable()
     assert "schema" in str(failure)
 
 
-def test_a_variable_s_name_is_told_printably() -> None:
+def test_variable_s_name_is_told_printably() -> None:
     config = load(
         None,
         environ={"WATTSPAN_AGENT\nINTERVAL": "1s"},
@@ -172,7 +172,7 @@ def test_a_variable_s_name_is_told_printably() -> None:
     assert warning.startswith("WATTSPAN_AGENT?INTERVAL is ignored")
 
 
-def test_a_long_line_of_a_configuration_takes_no_time_squared() -> None:
+def test_long_line_of_a_configuration_takes_no_time_squared() -> None:
     def seconds(dots: int) -> float:
         text = f'x = """\n{"a." * dots}\n"""\n'
         began = time.process_time()
@@ -184,7 +184,7 @@ def test_a_long_line_of_a_configuration_takes_no_time_squared() -> None:
     assert many < 80 * few + 0.05  # sixteen times as long a text; squared it would be 256 times
 
 
-def test_the_capper_s_own_files_may_hold_nonsense(tmp_path: Path) -> None:
+def test_capper_s_own_files_may_hold_nonsense(tmp_path: Path) -> None:
     (tmp_path / "journal-4a6b1c52-0000-4000-8000-000000000000.a.jsonl").write_text(
         json.dumps({"boot_id": "x", "entries": "y"})
     )

@@ -109,14 +109,14 @@ def test_nothing_goes_to_etc() -> None:
     ]
 
 
-def test_a_unit_runs_the_program_that_is_installed_and_is_the_same_otherwise() -> None:
+def test_unit_runs_the_program_that_is_installed_and_is_the_same_otherwise() -> None:
     unit = "ExecStart=/usr/bin/wattspan run\n# /usr/bin/wattspan-extra\nX=/usr/bin/wattspan.toml\n"
     assert with_program_path(unit, "/x/wattspan") == unit.replace(
         "=/usr/bin/wattspan run", "=/x/wattspan run"
     )
 
 
-def test_the_shipped_units_run_nothing_that_is_not_there_after_rewriting() -> None:
+def test_shipped_units_run_nothing_that_is_not_there_after_rewriting() -> None:
     for file in service_files(service_files_directory(), PROGRAM):
         assert "/usr/bin/wattspan" not in file.text, file.path
 
@@ -129,7 +129,7 @@ def test_what_no_part_of_the_system_reads_is_not_installed(name: str) -> None:
 # -------------------------------------------------------------------------------------- marks
 
 
-def test_a_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
+def test_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
     text = with_digest("[Service]\nExecStart=/x\n")
     assert file_state(text.encode(), text) is FileState.CURRENT
     assert file_state(text.encode(), with_digest("other")) is FileState.OUTDATED
@@ -137,7 +137,7 @@ def test_a_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
         assert file_state(changed.encode(), text) is FileState.EDITED
 
 
-def test_a_file_without_a_mark_is_somebody_elses_even_with_the_same_text() -> None:
+def test_file_without_a_mark_is_somebody_elses_even_with_the_same_text() -> None:
     assert file_state(b"[Service]\n", with_digest("[Service]\n")) is FileState.FOREIGN
     assert file_state(NonRegularFile("a link to /dev/null")) is FileState.FOREIGN
     assert file_state(b"\xff\xfe") is FileState.FOREIGN
@@ -155,7 +155,7 @@ def test_on_a_host_without_it_every_file_is_written(files: tuple[ServiceFile, ..
     assert done_to(plan) == {file.path: "Write" for file in files}
 
 
-def test_a_second_installation_writes_nothing(files: tuple[ServiceFile, ...]) -> None:
+def test_second_installation_writes_nothing(files: tuple[ServiceFile, ...]) -> None:
     assert set(done_to(install(files, installed(files))).values()) == {"Keep"}
 
 
@@ -177,7 +177,7 @@ def test_what_an_earlier_installation_wrote_is_brought_up_to_date(
         (NonRegularFile("a link to /dev/null"), "a link to /dev/null"),
     ],
 )
-def test_an_administrators_file_is_left_alone_and_named(
+def test_administrators_file_is_left_alone_and_named(
     files: tuple[ServiceFile, ...], theirs: bytes | NonRegularFile, why: str
 ) -> None:
     found = InstallationState(files={AGENT_UNIT: theirs})
@@ -187,12 +187,12 @@ def test_an_administrators_file_is_left_alone_and_named(
         assert done_to(plan)[AGENT_UNIT] == "Keep"
 
 
-def test_an_override_in_etc_is_told_of(files: tuple[ServiceFile, ...]) -> None:
+def test_override_in_etc_is_told_of(files: tuple[ServiceFile, ...]) -> None:
     found = InstallationState(overriding=("/etc/systemd/system/wattspan.service",))
     assert "/etc/systemd/system/wattspan.service takes precedence" in notes(install(files, found))
 
 
-def test_the_user_is_made_before_systemd_looks(files: tuple[ServiceFile, ...]) -> None:
+def test_user_is_made_before_systemd_looks(files: tuple[ServiceFile, ...]) -> None:
     ran = commands(install(files, InstallationState()))
     assert ran[0] == "systemd-sysusers /usr/local/lib/sysusers.d/wattspan.conf"
     assert ran[1].startswith("systemd-tmpfiles --create /usr/local/lib/tmpfiles.d/")
@@ -229,7 +229,7 @@ def test_who_has_too_old_a_systemd_is_told_that_it_ignores_some_of_the_units(
 @pytest.mark.parametrize(
     ("told", "version"), [("systemd 239 (239-82.el8)\n+PAM +AUDIT\n", 239), ("", None)]
 )
-def test_the_version_is_that_of_the_running_host_and_of_no_other_root(
+def test_version_is_that_of_the_running_host_and_of_no_other_root(
     tmp_path: Path, told: str, version: int | None
 ) -> None:
     assert inspect_host(Path("/"), (), lambda: told).systemd == version
@@ -239,12 +239,12 @@ def test_the_version_is_that_of_the_running_host_and_of_no_other_root(
 @pytest.mark.parametrize(
     "page", ["reference/units.md", "how-to/install-as-a-service.md", "how-to/install.md"]
 )
-def test_the_pages_name_the_oldest_systemd_that_knows_all_of_the_units(page: str) -> None:
+def test_pages_name_the_oldest_systemd_that_knows_all_of_the_units(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert set(re.findall(r"systemd (\d+) or newer", text)) == {str(OLDEST_SYSTEMD)}
 
 
-def test_a_configuration_is_not_made_but_explained(files: tuple[ServiceFile, ...]) -> None:
+def test_configuration_is_not_made_but_explained(files: tuple[ServiceFile, ...]) -> None:
     assert "wattspan config show" in notes(install(files, InstallationState()))
     assert "config.toml" not in notes(install(files, InstallationState(configured=True)))
 
@@ -260,7 +260,7 @@ def test_it_is_refused_where_a_package_has_brought_the_units() -> None:
 # ----------------------------------------------------------------------------------- removing
 
 
-def test_the_agent_is_stopped_before_the_capper_and_both_before_a_file_goes(
+def test_agent_is_stopped_before_the_capper_and_both_before_a_file_goes(
     files: tuple[ServiceFile, ...],
 ) -> None:
     plan = uninstall(files, replace(installed(files), journal=True), PROGRAM)
@@ -374,7 +374,7 @@ def test_what_is_installed_is_removed_again_to_the_last_byte(
     assert contents(root) == before
 
 
-def test_a_directory_with_somebody_elses_unit_stays(
+def test_directory_with_somebody_elses_unit_stays(
     root: Path, files: tuple[ServiceFile, ...]
 ) -> None:
     carried_out(install(files, inspect_host(root, files)), root)
@@ -386,7 +386,7 @@ def test_a_directory_with_somebody_elses_unit_stays(
     assert not [told for told in said if told.startswith(f"Removed {UNITS},")]
 
 
-def test_a_file_that_changes_between_the_look_and_the_write_is_not_overwritten(
+def test_file_that_changes_between_the_look_and_the_write_is_not_overwritten(
     root: Path, files: tuple[ServiceFile, ...]
 ) -> None:
     plan = install(files, inspect_host(root, files))
@@ -401,7 +401,7 @@ def test_a_file_that_changes_between_the_look_and_the_write_is_not_overwritten(
     assert (root / f"{UNITS}/wattspan-capper.service".lstrip("/")).exists()
 
 
-def test_a_link_is_never_written_through(root: Path, files: tuple[ServiceFile, ...]) -> None:
+def test_link_is_never_written_through(root: Path, files: tuple[ServiceFile, ...]) -> None:
     theirs = root / AGENT_UNIT.lstrip("/")
     theirs.parent.mkdir(parents=True)
     theirs.symlink_to("/etc/passwd")

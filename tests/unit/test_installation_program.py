@@ -31,7 +31,7 @@ def need(*steps: PathComponent) -> RequiredFile:
     return RequiredFile("the program", steps[-1].path, steps, run=True)
 
 
-def test_a_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None:
+def test_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None:
     good = need(
         PathComponent("/opt", FOLDER),
         PathComponent("/opt/wattspan", LINK),
@@ -79,7 +79,7 @@ def test_a_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None
         ([PathComponent("/opt/100%/w", FILE)], "characters that unit files do not allow"),
     ],
 )
-def test_a_program_that_services_cannot_or_must_not_run_is_refused(
+def test_program_that_services_cannot_or_must_not_run_is_refused(
     steps: list[PathComponent], why: str
 ) -> None:
     sentence, remedy = requirement_faults([need(*steps)])
@@ -151,7 +151,7 @@ def test_links_are_followed_as_the_services_see_them(root: Path) -> None:
     assert requirement_faults(needs, trusted_owners(root)) == ()
 
 
-def test_an_environment_whose_base_interpreter_is_in_roots_home_is_refused(root: Path) -> None:
+def test_environment_whose_base_interpreter_is_in_roots_home_is_refused(root: Path) -> None:
     sentence, *_ = requirement_faults(
         required_files(root, program_in(root, "/root/bin")), trusted_owners(root)
     )
@@ -175,7 +175,7 @@ def changed(root: Path, part: str, mode: int) -> tuple[str, ...]:
     return writable_by_others(program_files(root, program), trusted_owners(root))
 
 
-def test_an_environment_that_root_alone_may_change_is_taken(root: Path) -> None:
+def test_environment_that_root_alone_may_change_is_taken(root: Path) -> None:
     assert changed(root, "", 0) == ()
 
 
@@ -189,7 +189,7 @@ def test_an_environment_that_root_alone_may_change_is_taken(root: Path) -> None:
         ("pyvenv.cfg", 0o646),
     ],
 )
-def test_a_program_any_file_of_which_others_may_change_is_refused(
+def test_program_any_file_of_which_others_may_change_is_refused(
     root: Path, part: str, mode: int
 ) -> None:
     (sentence,) = changed(root, part, mode)
@@ -198,7 +198,7 @@ def test_a_program_any_file_of_which_others_may_change_is_refused(
     assert f"`chown -R root: {venv}` and `chmod -R go-w {venv}`" in sentence
 
 
-def test_a_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Path) -> None:
+def test_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Path) -> None:
     program = program_in(root)
     packages = (root / PROGRAM.lstrip("/")).parents[1] / "lib"
     packages.mkdir()
@@ -212,7 +212,7 @@ def test_a_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Pat
     )
 
 
-def test_an_environment_behind_a_link_is_the_one_of_that_root(root: Path) -> None:
+def test_environment_behind_a_link_is_the_one_of_that_root(root: Path) -> None:
     program = program_in(root)
     venv = (root / program.lstrip("/")).parents[1]
     (root / "srv").mkdir()
@@ -244,7 +244,7 @@ def test_of_many_files_that_others_own_the_first_is_named_and_the_rest_counted()
     assert "user 65534 can change /opt/v/a and 2 more files" in sentence
 
 
-def test_a_directory_on_the_way_is_not_to_be_given_to_root_with_all_that_is_in_it() -> None:
+def test_directory_on_the_way_is_not_to_be_given_to_root_with_all_that_is_in_it() -> None:
     (sentence,) = writable_by_others([ProgramFile(PathComponent("/srv", FOLDER, uid=1000))])
     assert "`chown root: /srv` and `chmod go-w /srv`" in sentence
 

@@ -74,7 +74,7 @@ def test_what_is_written_again_while_it_is_written_is_written_twice(disk: Disk) 
     assert disk.written == ["first", "second"]
 
 
-def test_a_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: Disk) -> None:
+def test_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: Disk) -> None:
     disk.keeper.submit("a", "a")
     disk.keeper.submit("b", "b")
     disk.keeper.wait(["a", "b"])
@@ -88,14 +88,14 @@ def test_a_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: D
     assert disk.written == ["a", "b", "first"]
 
 
-def test_a_write_that_has_taken_too_long_is_not_waited_for(disk: Disk) -> None:
+def test_write_that_has_taken_too_long_is_not_waited_for(disk: Disk) -> None:
     disk.hang()
     disk.clock.advance(1)
     disk.keeper.wait(["first"])
     assert disk.written == []
 
 
-def test_the_end_writes_all_that_waits_and_takes_nothing_more(disk: Disk) -> None:
+def test_end_writes_all_that_waits_and_takes_nothing_more(disk: Disk) -> None:
     disk.hang()
     disk.keeper.submit("a", "a")
     disk.keeper.submit("b", "b")

@@ -166,7 +166,7 @@ def test_selectors_ports_and_volumes_lead_to_what_is_there(resources: list[Resou
     assert {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v} == maps
 
 
-def test_the_image_is_of_this_version(resources: list[Resource]) -> None:
+def test_image_is_of_this_version(resources: list[Resource]) -> None:
     assert {one["image"] for one in containers(resources).values()} == {f"wattspan:{VERSION}"}
 
 
@@ -191,7 +191,7 @@ def test_its_configuration_is_accepted(resources: list[Resource], tmp_path: Path
     assert table["caps"]["users"] == [str(UID)]
 
 
-def test_the_commands_are_those_of_the_program(resources: list[Resource]) -> None:
+def test_commands_are_those_of_the_program(resources: list[Resource]) -> None:
     for container in containers(resources).values():
         command, *flags = container["args"]
         known = CliRunner().invoke(cli, [command, "--help"]).output
@@ -283,7 +283,7 @@ def test_it_is_beyond_restricted_in_nothing_but_what_is_listed(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_guide_lists_these_deviations(name: str) -> None:
+def test_guide_lists_these_deviations(name: str) -> None:
     (row,) = re.findall(rf"^\| `{name}` \|.*$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     assert DEVIATIONS[name] == set(re.findall(r"\*(\w+)\*", row))
 
@@ -293,7 +293,7 @@ def test_every_container_can_write_only_to_its_volumes(resources: list[Resource]
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_the_nodes_own_files_are_only_read_but_for_the_cappers_journal(
+def test_nodes_own_files_are_only_read_but_for_the_cappers_journal(
     resources: list[Resource],
 ) -> None:
     hosts = {
@@ -323,7 +323,7 @@ def test_every_container_has_limits_and_says_when_it_hangs(resources: list[Resou
         assert "livenessProbe" in container
 
 
-def test_the_agent_can_put_nothing_beside_the_cappers_socket() -> None:
+def test_agent_can_put_nothing_beside_the_cappers_socket() -> None:
     agent, capper = (containers(built(OVERLAYS["capper"]))[name] for name in ("agent", "capper"))
     where = {
         name: next(m for m in one["volumeMounts"] if m["mountPath"] == "/run/wattspan-capper")

@@ -96,7 +96,7 @@ def test_nobody_else_can_open_a_lock_whatever_the_mask_and_so_nobody_can_keep_it
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o666])
-def test_a_lock_that_others_could_open_is_closed_to_them(path: Path, mode: int) -> None:
+def test_lock_that_others_could_open_is_closed_to_them(path: Path, mode: int) -> None:
     path.touch()
     path.chmod(mode)
     FileLock(path).release()
@@ -112,7 +112,7 @@ def test_one_that_is_refused_closes_it_to_others_all_the_same(path: Path) -> Non
 
 
 @pytest.mark.needs_root
-def test_a_lock_of_somebody_else_keeps_its_mode(path: Path) -> None:
+def test_lock_of_somebody_else_keeps_its_mode(path: Path) -> None:
     path.touch()
     path.chmod(0o666)
     os.chown(path, 12345, 12345)
@@ -120,7 +120,7 @@ def test_a_lock_of_somebody_else_keeps_its_mode(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o666
 
 
-def test_the_holder_is_whom_the_kernel_names_and_not_who_left_a_number(path: Path) -> None:
+def test_holder_is_whom_the_kernel_names_and_not_who_left_a_number(path: Path) -> None:
     path.write_text(f"{os.getpid()}\n")
     with somebody_holds(path) as holder:
         assert refused(path).holder == (holder.pid, os.getpid())
@@ -149,7 +149,7 @@ def test_who_only_waits_for_it_is_not_who_has_it(path: Path) -> None:
         assert waits.wait(60) == 0
 
 
-def test_a_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Path) -> None:
+def test_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Path) -> None:
     path.write_text(f"{ended()}\n")
     script = f"exec 9<{path} && flock 9 && (echo locked; read _) &"
     with subprocess.Popen(
@@ -170,7 +170,7 @@ def test_a_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Pat
 
 
 @pytest.mark.needs_root
-def test_a_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_no_proof(
+def test_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_no_proof(
     path: Path,
 ) -> None:
     path.write_text("1\n")
@@ -187,14 +187,14 @@ def test_a_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_
 
 
 @pytest.mark.parametrize("text", ["", "nobody\n", "-1\n", "0\n", "9" * 20])
-def test_a_number_that_is_none_is_not_told_as_one(path: Path, text: str) -> None:
+def test_number_that_is_none_is_not_told_as_one(path: Path, text: str) -> None:
     path.write_text(text)
     with somebody_holds(path):
         holder = refused(path).holder
     assert not holder.recorded_pid or "has ended" in holder.description
 
 
-def test_a_link_in_its_place_is_not_followed(path: Path) -> None:
+def test_link_in_its_place_is_not_followed(path: Path) -> None:
     path.symlink_to(path.parent / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         FileLock(path)
@@ -225,9 +225,7 @@ def locked_read_only(path: Path, *, unwritable: bool) -> str:
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("mode", [0o600, 0o640])
-def test_a_lock_that_is_there_can_be_had_on_a_read_only_disk_and_holds(
-    path: Path, mode: int
-) -> None:
+def test_lock_that_is_there_can_be_had_on_a_read_only_disk_and_holds(path: Path, mode: int) -> None:
     path.write_text("1234567890\n")
     path.chmod(mode)
     assert locked_read_only(path, unwritable=True) == "taken, and nobody else can"
@@ -237,7 +235,7 @@ def test_a_lock_that_is_there_can_be_had_on_a_read_only_disk_and_holds(
 
 
 @pytest.mark.needs_root
-def test_a_lock_that_is_not_there_cannot_be_had_on_a_read_only_disk(path: Path) -> None:
+def test_lock_that_is_not_there_cannot_be_had_on_a_read_only_disk(path: Path) -> None:
     assert locked_read_only(path, unwritable=True) == "Read-only file system"
 
 

@@ -47,13 +47,13 @@ def test_instrumenting_twice_adds_one_processor(provider: TracerProvider) -> Non
     assert len(processors(provider)) == 1
 
 
-def test_a_processor_that_was_added_by_hand_is_enough(provider: TracerProvider) -> None:
+def test_processor_that_was_added_by_hand_is_enough(provider: TracerProvider) -> None:
     provider.add_span_processor(wattspan.otel.SpanProcessor())
     assert wattspan.otel.instrument(provider)
     assert len(processors(provider)) == 1
 
 
-def test_the_entry_point_is_the_hook_of_opentelemetry_instrument() -> None:
+def test_entry_point_is_the_hook_of_opentelemetry_instrument() -> None:
     (found,) = entry_points(group="opentelemetry_post_instrument", name="wattspan")
     assert found.load() is wattspan.otel.instrument
 
@@ -81,7 +81,7 @@ def test_without_a_provider_it_does_nothing_and_says_so_only_when_asked(
     assert "NoOpTracerProvider is no TracerProvider of the SDK" in message
 
 
-def test_a_provider_that_breaks_breaks_nothing_else() -> None:
+def test_provider_that_breaks_breaks_nothing_else() -> None:
     class Broken:
         def __bool__(self) -> bool:
             raise RuntimeError("broken")
@@ -108,7 +108,7 @@ def test_spans_of_the_provider_are_told_of(run_dir: Path, provider: TracerProvid
 # ------------------------------------------------------------------------- which process this is
 
 
-def test_the_resource_says_which_process_this_is_and_since_when(provider: TracerProvider) -> None:
+def test_resource_says_which_process_this_is_and_since_when(provider: TracerProvider) -> None:
     wattspan.otel.instrument(provider)
     said = provider.resource.attributes
     assert said["process.pid"] == os.getpid()
@@ -124,14 +124,14 @@ def test_tracers_made_before_say_it_too(provider: TracerProvider) -> None:
     span.end()
 
 
-def test_a_pid_that_somebody_else_set_stays() -> None:
+def test_pid_that_somebody_else_set_stays() -> None:
     provider = TracerProvider(resource=Resource({"process.pid": 4711}), shutdown_on_exit=False)
     wattspan.otel.instrument(provider)
     assert dict(provider.resource.attributes) == {"process.pid": 4711}
     provider.shutdown()
 
 
-def test_a_start_time_has_the_form_of_the_semantic_conventions() -> None:
+def test_start_time_has_the_form_of_the_semantic_conventions() -> None:
     text = span_processor.process_creation_time()
     assert text.endswith("Z")
     parsed = datetime.datetime.fromisoformat(text)

@@ -43,7 +43,7 @@ def identity(span: trace.Span) -> bytes:
     return span.get_span_context().span_id.to_bytes(8)
 
 
-def test_a_span_is_told_of_when_it_starts_and_again_when_it_ends(
+def test_span_is_told_of_when_it_starts_and_again_when_it_ends(
     feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     before = time.monotonic_ns()
@@ -73,21 +73,19 @@ def test_what_it_tells_agrees_with_the_spans_own_times(
     assert abs(end.at + offset - span.end_time) < 10**9  # type: ignore[attr-defined]
 
 
-def test_a_parent_of_the_same_process_is_told(
-    feed: SideChannelServer, tracer: trace.Tracer
-) -> None:
+def test_parent_of_the_same_process_is_told(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     with tracer.start_as_current_span("outer") as outer, tracer.start_as_current_span("inner"):
         pass
     assert [s.parent for s in starts(feed.drain())] == [b"", identity(outer)]
 
 
-def test_a_parent_in_another_process_is_none(feed: SideChannelServer, tracer: trace.Tracer) -> None:
+def test_parent_in_another_process_is_none(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     remote = SpanContext(7, 9, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     tracer.start_span("work", trace.set_span_in_context(NonRecordingSpan(remote))).end()
     assert [s.parent for s in starts(feed.drain())] == [b""]
 
 
-def test_a_span_that_ends_on_another_thread_says_so(
+def test_span_that_ends_on_another_thread_says_so(
     feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     span = tracer.start_span("work")
@@ -100,9 +98,7 @@ def test_a_span_that_ends_on_another_thread_says_so(
     assert [e.thread for e in ends(reports)] == [native]
 
 
-def test_the_end_is_told_before_the_span_is_exported(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_end_is_told_before_the_span_is_exported(feed: SideChannelServer, tmp_path: Path) -> None:
     told_by_then = []
 
     class Exporter(InMemorySpanExporter):
@@ -121,7 +117,7 @@ def test_the_end_is_told_before_the_span_is_exported(
     assert [e.id for e in told_by_then] == [identity(span)]
 
 
-def test_a_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
         provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
@@ -134,7 +130,7 @@ def test_a_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_
 # ------------------------------------------------------------------------------ thread CPU time
 
 
-def test_a_lone_thread_is_not_asked_for_its_cpu_time(
+def test_lone_thread_is_not_asked_for_its_cpu_time(
     feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     tracer.start_span("work").end()
@@ -203,13 +199,13 @@ def test_with_an_agent_spans_are_left_as_they_are(tracer: trace.Tracer) -> None:
     span.end()
 
 
-def test_a_thread_that_the_application_names_is_left_alone(provider: TracerProvider) -> None:
+def test_thread_that_the_application_names_is_left_alone(provider: TracerProvider) -> None:
     span = provider.get_tracer("application").start_span("work", attributes={"thread.id": 5})
     assert span.attributes == {"thread.id": 5}  # type: ignore[attr-defined]
     span.end()
 
 
-def test_an_agent_that_comes_later_is_found(tmp_path: Path, provider: TracerProvider) -> None:
+def test_agent_that_comes_later_is_found(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     tracer.start_span("unheard").end()
     with listening(tmp_path) as feed:
@@ -219,7 +215,7 @@ def test_an_agent_that_comes_later_is_found(tmp_path: Path, provider: TracerProv
         span.end()
 
 
-def test_an_agent_is_not_looked_for_at_every_span(tmp_path: Path, provider: TracerProvider) -> None:
+def test_agent_is_not_looked_for_at_every_span(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     processor_of(provider)._wait = 10**12
     tracer.start_span("unheard").end()
@@ -229,7 +225,7 @@ def test_an_agent_is_not_looked_for_at_every_span(tmp_path: Path, provider: Trac
         assert feed.drain() == []
 
 
-def test_an_agent_that_was_restarted_is_told_of_the_very_next_span(
+def test_agent_that_was_restarted_is_told_of_the_very_next_span(
     tmp_path: Path, provider: TracerProvider
 ) -> None:
     tracer = provider.get_tracer("application")
@@ -245,7 +241,7 @@ def test_an_agent_that_was_restarted_is_told_of_the_very_next_span(
         span.end()
 
 
-def test_an_agent_that_went_is_waited_for_ever_longer(
+def test_agent_that_went_is_waited_for_ever_longer(
     tmp_path: Path, provider: TracerProvider
 ) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
@@ -258,7 +254,7 @@ def test_an_agent_that_went_is_waited_for_ever_longer(
     assert waits == [1, 2, 4, 8, 10, 10]
 
 
-def test_an_agent_that_has_no_room_is_as_good_as_none(
+def test_agent_that_has_no_room_is_as_good_as_none(
     tmp_path: Path, provider: TracerProvider
 ) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
@@ -273,7 +269,7 @@ def test_an_agent_that_has_no_room_is_as_good_as_none(
         assert feed.counts.crowded_out == 1
 
 
-def test_the_socket_of_somebody_who_never_answers_holds_nobody_up(
+def test_socket_of_somebody_who_never_answers_holds_nobody_up(
     tmp_path: Path, provider: TracerProvider
 ) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
@@ -290,9 +286,7 @@ def test_the_socket_of_somebody_who_never_answers_holds_nobody_up(
     assert not connected[-1]  # the queue is full by then
 
 
-def test_a_file_in_place_of_the_socket_is_no_agent(
-    tmp_path: Path, provider: TracerProvider
-) -> None:
+def test_file_in_place_of_the_socket_is_no_agent(tmp_path: Path, provider: TracerProvider) -> None:
     (tmp_path / "feed.sock").write_text("no socket")
     provider.get_tracer("application").start_span("work").end()
     assert processor_of(provider)._pen is None
@@ -301,7 +295,7 @@ def test_a_file_in_place_of_the_socket_is_no_agent(
 # --------------------------------------------------------------------------------- it never fails
 
 
-def test_an_exception_in_the_processor_turns_it_off_and_is_not_seen(
+def test_exception_in_the_processor_turns_it_off_and_is_not_seen(
     feed: SideChannelServer, provider: TracerProvider
 ) -> None:
     class Endless:

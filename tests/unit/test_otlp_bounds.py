@@ -52,7 +52,7 @@ def count(message: bytes, most: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
+def test_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
     with pytest.raises(
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
@@ -61,7 +61,7 @@ def test_a_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED)
-def test_a_request_within_the_bounds_is_taken(name: str) -> None:
+def test_request_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)
     receiver.traces.take(PERMITTED[name](2 * MIB), PEER)
     assert receiver.sink.count > 0
@@ -69,18 +69,18 @@ def test_a_request_within_the_bounds_is_taken(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED_JSON)
-def test_a_request_in_json_within_the_bounds_is_taken(name: str) -> None:
+def test_request_in_json_within_the_bounds_is_taken(name: str) -> None:
     receiver = Receiver(16 * MIB)
     receiver.traces.take(PERMITTED_JSON[name](MIB), PEER, json=True)
     assert receiver.sink.count > 0
 
 
-def test_the_attributes_that_are_searched_in_one_request_are_bounded() -> None:
+def test_attributes_that_are_searched_in_one_request_are_bounded() -> None:
     with pytest.raises(RequestTooLargeError, match="at most 131072 fields and attributes"):
         Receiver(MIB).traces.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
 
 
-def test_a_batch_at_the_limits_of_the_sdk_is_taken() -> None:
+def test_batch_at_the_limits_of_the_sdk_is_taken() -> None:
     """512 spans of 128 attributes and 8 events each, and one of 128 events of 128 attributes."""
     event = length_delimited(
         11,
@@ -141,7 +141,7 @@ def test_nested_fields_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("end", [b"\x0e", b"\n\xff", b"\n\xff\xff\xff\x7f", b"\xff", b"\xff" * 11])
-def test_a_count_ends_where_a_message_is_malformed(end: bytes) -> None:
+def test_count_ends_where_a_message_is_malformed(end: bytes) -> None:
     message = length_delimited(5, bytes(100)) + end
     assert count(message, 10) <= 2
     with pytest.raises(DecodeError):
@@ -151,12 +151,12 @@ def test_a_count_ends_where_a_message_is_malformed(end: bytes) -> None:
 # --------------------------------------------------------------------------------- compression
 
 
-def test_a_bomb_is_refused_at_its_ratio() -> None:
+def test_bomb_is_refused_at_its_ratio() -> None:
     with pytest.raises(BodyTooLongError, match=f"more than {MAX_COMPRESSION_RATIO} times its size"):
         gzip_decompress(gzip.compress(bytes(16 * MIB)), 64 * MIB)
 
 
-def test_a_small_body_may_have_any_ratio() -> None:
+def test_small_body_may_have_any_ratio() -> None:
     assert (
         len(gzip_decompress(gzip.compress(bytes(RATIO_EXEMPT_BYTES)), 64 * MIB))
         == RATIO_EXEMPT_BYTES
@@ -164,7 +164,7 @@ def test_a_small_body_may_have_any_ratio() -> None:
 
 
 @pytest.mark.parametrize("name", bombs(MIB))
-def test_a_body_with_a_wrong_encoding_is_refused(name: str) -> None:
+def test_body_with_a_wrong_encoding_is_refused(name: str) -> None:
     with pytest.raises((BodyTooLongError, BodyEncodingError, MalformedRequestError)):
         Receiver(4 * MIB).traces.decoders.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
@@ -208,7 +208,7 @@ def references(
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("size", [LARGE_REQUEST // 2, 2 * LARGE_REQUEST])
 @pytest.mark.parametrize("kind", ["garbage", "cut short", "attributes", "numbers", "objects"])
-def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> None:
+def test_refused_body_is_freed_without_the_collector(kind: str, size: int) -> None:
     json = kind in JSONS
     build = JSONS[kind] if json else PROTOBUFS[kind]
     for zipped in (False, True):
@@ -222,7 +222,7 @@ def test_a_refused_body_is_freed_without_the_collector(kind: str, size: int) -> 
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_body_refused_as_busy_is_freed_without_the_collector() -> None:
+def test_body_refused_as_busy_is_freed_without_the_collector() -> None:
     sink = KeptSink()
     sink.busy = 1
     reader = RequestReader(TraceReceiver(sink, ManualClock(), max_request=MIB))

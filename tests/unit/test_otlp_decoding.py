@@ -43,7 +43,7 @@ def claim(**resource: str | int) -> ResourceClaim:
 # ---------------------------------------------------------------------------------- one span
 
 
-def test_a_record_has_all_fields_that_energy_needs() -> None:
+def test_record_has_all_fields_that_energy_needs() -> None:
     one = span(5, thread__id=4711, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
     one.parent_span_id = b"parent!!"
     assert told(one) == [
@@ -176,7 +176,7 @@ def test_one_attribute_may_be_tokens_weight_and_work() -> None:
     ]
 
 
-def test_the_older_names_of_token_counts_are_known() -> None:
+def test_older_names_of_token_counts_are_known() -> None:
     older = {"gen_ai__usage__prompt_tokens": 5, "gen_ai__usage__completion_tokens": 6}
     newer = {"gen_ai__usage__input_tokens": 7}
     first, second = told(span(1, **older), span(2, **older, **newer))
@@ -184,7 +184,7 @@ def test_the_older_names_of_token_counts_are_known() -> None:
     assert (second.tokens_in, second.tokens_out) == (7, 6)
 
 
-def test_an_attribute_of_an_event_is_not_the_spans() -> None:
+def test_attribute_of_an_event_is_not_the_spans() -> None:
     one = span()
     attribute(one.events.add(name="e"), "thread.id", 9)
     assert told(one)[0].thread == 0
@@ -192,14 +192,14 @@ def test_an_attribute_of_an_event_is_not_the_spans() -> None:
     assert told(one)[0].thread == 4
 
 
-def test_an_attribute_name_inside_a_text_value_is_ignored() -> None:
+def test_attribute_name_inside_a_text_value_is_ignored() -> None:
     text = "\n\tthread.id\x12\x02\x18\x05"
     assert told(span(note=text))[0].thread == 0
     assert told(span(note=text, thread__id=6))[0].thread == 6
     assert told(span(thread__id__short=7, athread__id=8))[0].thread == 0
 
 
-def test_an_encoded_attribute_inside_a_text_value_is_ignored() -> None:
+def test_encoded_attribute_inside_a_text_value_is_ignored() -> None:
     """As somebody would write it to a model whose operator keeps what is asked: one may not."""
     forged = KeyValue(key="gen_ai.usage.input_tokens", value=AnyValue(int_value=99))
     raw = forged.SerializeToString()
@@ -210,7 +210,7 @@ def test_an_encoded_attribute_inside_a_text_value_is_ignored() -> None:
         assert one.tokens_in == 7
 
 
-def test_a_value_written_before_its_key_is_found() -> None:
+def test_value_written_before_its_key_is_found() -> None:
     """No encoder writes so, but protobuf lets it."""
     value = KeyValue(value=AnyValue(int_value=5)).SerializeToString()
     pair = value + KeyValue(key="thread.id").SerializeToString()
@@ -222,17 +222,17 @@ def test_a_value_written_before_its_key_is_found() -> None:
     assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
 
 
-def test_an_attribute_with_a_long_value_is_no_count() -> None:
+def test_attribute_with_a_long_value_is_no_count() -> None:
     assert told(span(thread__id="7" * 200))[0].thread == 0
 
 
-def test_an_attribute_that_is_cut_short_is_malformed() -> None:
+def test_attribute_that_is_cut_short_is_malformed() -> None:
     body = request(span(thread__id=5)).SerializeToString()
     with pytest.raises(MalformedRequestError):
         Receiver().traces.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
-def test_a_value_that_is_none_is_no_count_and_no_text() -> None:
+def test_value_that_is_none_is_no_count_and_no_text() -> None:
     body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
     receiver = Receiver()
     body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
@@ -241,13 +241,13 @@ def test_a_value_that_is_none_is_no_count_and_no_text() -> None:
     assert (part.claim.service, part.spans[0].thread) == ("", 0)
 
 
-def test_a_weight_with_a_very_long_name_is_found() -> None:
+def test_weight_with_a_very_long_name_is_found() -> None:
     name = "w" * 300
     assert told(span(**{name: 3}), weight=name)[0].weight == 3
 
 
 @pytest.mark.parametrize("parent", [bytes(8), b"short", b"much too long"])
-def test_an_invalid_parent_id_is_no_parent(parent: bytes) -> None:
+def test_invalid_parent_id_is_no_parent(parent: bytes) -> None:
     one = span()
     one.parent_span_id = parent
     assert told(one)[0].parent == b""
@@ -271,7 +271,7 @@ def test_names_are_shortened_and_printable(name: str, shown: str) -> None:
     assert told(one)[0].name == shown
 
 
-def test_a_name_that_is_not_unicode_costs_no_span() -> None:
+def test_name_that_is_not_unicode_costs_no_span() -> None:
     body = request().SerializeToString().replace(b"work 1", b"wo\xffk 1")
     receiver = Receiver()
     receiver.traces.take(body, PEER)
@@ -281,7 +281,7 @@ def test_a_name_that_is_not_unicode_costs_no_span() -> None:
 # ------------------------------------------------------------------------------ one resource
 
 
-def test_a_claim_has_the_resource_attributes() -> None:
+def test_claim_has_the_resource_attributes() -> None:
     assert claim(
         service__name="shop",
         process__pid=4242,
@@ -291,11 +291,11 @@ def test_a_claim_has_the_resource_attributes() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -5, 2**40, "x", True])
-def test_an_invalid_pid_is_none(pid: str | int) -> None:
+def test_invalid_pid_is_none(pid: str | int) -> None:
     assert claim(process__pid=pid) == ResourceClaim()
 
 
-def test_a_pid_written_as_text_is_one() -> None:
+def test_pid_written_as_text_is_one() -> None:
     assert claim(process__pid="12").pid == 12
 
 
@@ -315,7 +315,7 @@ def test_records_are_grouped_by_resource_in_order() -> None:
 # ------------------------------------------------------------------------------- a delivery
 
 
-def test_an_export_request_has_peer_time_and_size() -> None:
+def test_export_request_has_peer_time_and_size() -> None:
     receiver, body = Receiver(), request().SerializeToString()
     receiver.traces.take(body, PEER)
     (delivery,) = receiver.sink.deliveries
@@ -324,7 +324,7 @@ def test_an_export_request_has_peer_time_and_size() -> None:
     assert (delivery.size, delivery.count, delivery.message) == (len(body), 1, None)
 
 
-def test_a_forwarded_request_contains_its_message() -> None:
+def test_forwarded_request_contains_its_message() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
     body += b"\xfa\x01\x04news"  # a field that nobody knows yet
     receiver.traces.take(body, PEER)
@@ -373,7 +373,7 @@ def test_invalid_spans_are_not_counted_for_a_busy_sink() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
-def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
+def test_request_without_spans_is_no_delivery(body: bytes) -> None:
     receiver = Receiver()
     assert receiver.traces.take(body, PEER) == RejectedSpans()
     assert receiver.sink.deliveries == []
@@ -382,13 +382,13 @@ def test_a_request_without_spans_is_no_delivery(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b"garbage", b"\n\x05ab", b"\xff" * 100, request().SerializeToString()[:-3]]
 )
-def test_an_invalid_body_is_malformed(body: bytes) -> None:
+def test_invalid_body_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="no ExportTraceServiceRequest"):
         Receiver().traces.take(body, PEER)
 
 
 @pytest.mark.parametrize("layer", [b"\n\0", b"\n\2\x12\0"], ids=["resources", "scopes"])
-def test_a_request_of_tiny_messages_is_refused_before_parsing(layer: bytes) -> None:
+def test_request_of_tiny_messages_is_refused_before_parsing(layer: bytes) -> None:
     sink = KeptSink()
     receiver = Receiver()
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):

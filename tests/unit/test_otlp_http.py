@@ -51,7 +51,7 @@ def test_json_is_answered_with_json(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("written", ["application/JSON; charset=utf-8", " application/json "])
-def test_a_content_type_may_have_parameters(receiver: Receiver, written: str) -> None:
+def test_content_type_may_have_parameters(receiver: Receiver, written: str) -> None:
     assert receiver.ask(JSON_BODY, written).content_type == JSON
 
 
@@ -65,7 +65,7 @@ def test_identity_is_taken(receiver: Receiver) -> None:
     assert receiver.ask(BODY, encoding="identity").status == 200
 
 
-def test_the_sink_gets_the_peer(receiver: Receiver) -> None:
+def test_sink_gets_the_peer(receiver: Receiver) -> None:
     receiver.ask(BODY)
     assert receiver.sink.deliveries[0].peer.pid == 7
 
@@ -89,7 +89,7 @@ def test_partial_success_in_json_is_as_protobufs_json_has_it(receiver: Receiver)
     assert "neither is all zeros" in partial["errorMessage"]
 
 
-def test_an_invalid_body_is_400_with_a_status(receiver: Receiver) -> None:
+def test_invalid_body_is_400_with_a_status(receiver: Receiver) -> None:
     answer = receiver.ask(b"garbage")
     assert (answer.status, answer.content_type) == (400, PROTOBUF)
     assert status(answer.body)[0] == 3
@@ -97,7 +97,7 @@ def test_an_invalid_body_is_400_with_a_status(receiver: Receiver) -> None:
     assert receiver.sink.refused == {"malformed": 1}
 
 
-def test_an_invalid_json_body_is_400_with_a_status_in_json(receiver: Receiver) -> None:
+def test_invalid_json_body_is_400_with_a_status_in_json(receiver: Receiver) -> None:
     answer = receiver.ask(JSON_BODY.replace(b"0a", b"zz"), JSON)
     assert (answer.status, answer.content_type) == (400, JSON)
     told = json.loads(answer.body)
@@ -117,13 +117,13 @@ def test_an_invalid_json_body_is_400_with_a_status_in_json(receiver: Receiver) -
     ],
     ids=["plain", "empty", "cut", "wrong length", "zlib", "with a tail"],
 )
-def test_an_invalid_gzip_body_is_400(receiver: Receiver, body: bytes) -> None:
+def test_invalid_gzip_body_is_400(receiver: Receiver, body: bytes) -> None:
     answer = receiver.ask(body, encoding="gzip")
     assert answer.status == 400
     assert "gzip" in status(answer.body)[1]
 
 
-def test_an_unknown_content_type_is_415(receiver: Receiver) -> None:
+def test_unknown_content_type_is_415(receiver: Receiver) -> None:
     answer = receiver.ask(BODY, "text/plain")
     assert answer.status == 415
     assert answer.headers["Accept-Post"] == "application/x-protobuf, application/json"
@@ -131,7 +131,7 @@ def test_an_unknown_content_type_is_415(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "deflate", "gzip, gzip"])
-def test_an_unknown_encoding_is_415(receiver: Receiver, encoding: str) -> None:
+def test_unknown_encoding_is_415(receiver: Receiver, encoding: str) -> None:
     answer = receiver.ask(BODY, encoding=encoding)
     assert (answer.status, answer.headers["Accept-Encoding"]) == (415, "gzip, identity")
 
@@ -157,14 +157,14 @@ def test_another_path_is_404_with_the_remedy(receiver: Receiver, path: str, sent
     assert sentence in answer.body.decode()
 
 
-def test_a_request_above_the_limit_after_decompression_is_413(receiver: Receiver) -> None:
+def test_request_above_the_limit_after_decompression_is_413(receiver: Receiver) -> None:
     answer = receiver.ask(gzip.compress(bytes((1 << 20) + 1)), encoding="gzip")
     assert answer.status == 413
     assert "more than 1048576 bytes" in status(answer.body)[1]
     assert receiver.sink.refused == {"too_large": 1}
 
 
-def test_a_busy_sink_is_503_with_retry_after(receiver: Receiver) -> None:
+def test_busy_sink_is_503_with_retry_after(receiver: Receiver) -> None:
     receiver.sink.busy = 1
     answer = receiver.ask(BODY)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "3")

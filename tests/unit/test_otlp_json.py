@@ -44,7 +44,7 @@ def wrong(content: object) -> str:
     return str(caught.value)
 
 
-def test_a_request_with_every_field_is_complete() -> None:
+def test_request_with_every_field_is_complete() -> None:
     one = span(1, text="é", whole=-5, real=1.5, yes=True)
     one.parent_span_id, one.trace_state, one.kind, one.flags = b"parent!!", "a=b", 3, 257
     one.dropped_attributes_count = 4
@@ -257,7 +257,7 @@ def test_bytes_are_base64_in_either_alphabet(written: str) -> None:
         (b'{"resourceSpans": [{"schemaUrl": "\xff"}]}', "the request is invalid: 'utf-8'"),
     ],
 )
-def test_an_error_names_its_place(content: object, sentence: str) -> None:
+def test_error_names_its_place(content: object, sentence: str) -> None:
     assert sentence in wrong(content)
 
 
@@ -272,7 +272,7 @@ def test_only_forwarded_requests_become_protobuf() -> None:
     assert decoded.message is None
 
 
-def test_an_id_of_the_wrong_length_is_kept_in_the_forwarded_request() -> None:
+def test_id_of_the_wrong_length_is_kept_in_the_forwarded_request() -> None:
     assert the_span(traceId="aabb").trace_id == b"\xaa\xbb"
 
 
@@ -303,12 +303,12 @@ def test_punctuation_in_a_string_is_not_counted_as_values(text: str) -> None:
     assert len(read(around({**SPAN, "name": text})).resource_spans) == 1
 
 
-def test_a_span_of_too_many_values_is_refused() -> None:
+def test_span_of_too_many_values_is_refused() -> None:
     with pytest.raises(RequestTooLargeError, match="a Span has at most 131072 fields"):
         read(around({**SPAN, "attributes": [{"key": "a"}] * 44_000}))
 
 
-def test_a_large_request_of_too_many_spans_is_refused() -> None:
+def test_large_request_of_too_many_spans_is_refused() -> None:
     with pytest.raises(RequestTooLargeError, match="at most 100 spans"):
         read(around(*[{**SPAN, "name": "x" * 10_000}] * 150))
     assert len(read(around(*[{**SPAN, "name": "x" * 20_000}] * 90)).resource_spans) == 1

@@ -112,13 +112,13 @@ def test_differences_of_push_and_scrape_are_documented() -> None:
         assert f"`{own}`" in page
 
 
-def test_the_host_that_is_compared_has_something_of_every_metric() -> None:
+def test_host_that_is_compared_has_something_of_every_metric() -> None:
     drawn = {point.name for point in pushed(full_host())}
     assert drawn == {metric.name for metric in CATALOGUE}
 
 
 @pytest.mark.parametrize("snapshot", [full_host(), busy_host(), serving_host()])
-def test_a_whole_push_says_what_a_whole_scrape_says(snapshot: Snapshot) -> None:
+def test_whole_push_says_what_a_whole_scrape_says(snapshot: Snapshot) -> None:
     scraped = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert by_series(pushed(snapshot)) == scraped
 
@@ -137,7 +137,7 @@ def test_joules_watts_and_seconds_are_doubles_and_counts_are_integers() -> None:
     assert {kinds[unit] for unit in ("By", "Hz", "Cel", "{span}", "")} == {int}
 
 
-def test_a_microjoule_is_not_lost_among_gigajoules() -> None:
+def test_microjoule_is_not_lost_among_gigajoules() -> None:
     snapshot = busy_host()
     account = replace(snapshot.domains[0], energy=Microjoules(8 * 10**15 + 1))
     snapshot = replace(snapshot, domains=(account,))
@@ -166,7 +166,7 @@ def test_exemplars_lead_to_the_trace() -> None:
 
 
 @pytest.mark.parametrize(("trace", "span"), [("", ""), ("xyz", "b7ad6b7169203331"), ("0af7", "00")])
-def test_an_exemplar_with_invalid_ids_is_omitted(trace: str, span: str) -> None:
+def test_exemplar_with_invalid_ids_is_omitted(trace: str, span: str) -> None:
     snapshot = full_host()
     row = snapshot.spans.rows[0]
     shown = {kind: e._replace(trace=trace, span=span) for kind, e in row.exemplars.items()}
@@ -177,7 +177,7 @@ def test_an_exemplar_with_invalid_ids_is_omitted(trace: str, span: str) -> None:
 # ------------------------------------------------------------------------------- as OTLP has it
 
 
-def test_the_sdks_own_encoder_says_the_same_message() -> None:
+def test_sdks_own_encoder_says_the_same_message() -> None:
     """Attributes, times, values and forms, against an encoder that others rely on."""
     (ours,) = decoded(encoder(), full_host())
     (resource,) = ours.resource_metrics
@@ -218,7 +218,7 @@ def _alone(request: ExportMetricsServiceRequest, metric: object) -> ExportMetric
     return alone
 
 
-def test_the_scope_and_every_metric_are_named_and_described() -> None:
+def test_scope_and_every_metric_are_named_and_described() -> None:
     (request,) = decoded(encoder(), full_host())
     (scope,) = request.resource_metrics[0].scope_metrics
     assert (scope.scope.name, scope.scope.version) == ("wattspan", "1.2.3")
@@ -230,7 +230,7 @@ def test_every_point_is_of_the_snapshots_time() -> None:
     assert {point.time for point in pushed(full_host())} == {NOON}
 
 
-def test_a_snapshot_that_is_too_large_for_one_request_goes_in_several_with_nothing_lost() -> None:
+def test_snapshot_that_is_too_large_for_one_request_goes_in_several_with_nothing_lost() -> None:
     whole = by_series(pushed(full_host()))
     parts = encoder(limit=4_000).encode(full_host())
     assert len(parts) > 5
@@ -273,7 +273,7 @@ def test_gauges_have_no_start() -> None:
     assert {point.start for point in pushed(full_host()) if point.kind == "gauge"} == {0}
 
 
-def test_a_process_counts_since_it_began_and_not_before() -> None:
+def test_process_counts_since_it_began_and_not_before() -> None:
     """Rows of an earlier boot, or of an earlier process of that pid, are not gone on with."""
     snapshot = full_host()  # at mono 1000 s: booted at NOON - 1000 s
     boot = NOON - 10**12

@@ -73,7 +73,7 @@ class Bench:
         return [(each - at[0]) // SECOND for each in at]
 
 
-def test_the_newest_snapshot_is_pushed_at_every_interval() -> None:
+def test_newest_snapshot_is_pushed_at_every_interval() -> None:
     bench = Bench()
     bench.wait(45)
     assert bench.times == [0, 10, 20, 30, 40]
@@ -81,7 +81,7 @@ def test_the_newest_snapshot_is_pushed_at_every_interval() -> None:
     assert bench.said == []
 
 
-def test_a_snapshot_is_not_pushed_twice() -> None:
+def test_snapshot_is_not_pushed_twice() -> None:
     bench = Bench()
     bench.stuck = full_host()
     bench.wait(60)
@@ -89,7 +89,7 @@ def test_a_snapshot_is_not_pushed_twice() -> None:
     assert bench.exporter.drops == 0
 
 
-def test_a_recovered_receiver_gets_only_the_newest_snapshot() -> None:
+def test_recovered_receiver_gets_only_the_newest_snapshot() -> None:
     bench = Bench(*[AWAY] * 8)
     bench.wait(200)
     attempts = [
@@ -119,7 +119,7 @@ def test_lost_points_are_counted_once_an_interval() -> None:
     assert 93 <= bench.exporter.drops // points_a_push <= 100
 
 
-def test_a_push_that_succeeds_on_retry_drops_nothing() -> None:
+def test_push_that_succeeds_on_retry_drops_nothing() -> None:
     bench = Bench(AWAY)
     bench.wait(9)
     assert len(bench.pushes) == 1
@@ -152,7 +152,7 @@ def test_pushes_respect_a_requested_delay() -> None:
     assert len(bench.receiver.sent) == 2
 
 
-def test_a_push_that_is_too_large_goes_in_smaller_requests() -> None:
+def test_push_that_is_too_large_goes_in_smaller_requests() -> None:
     def picky(body: bytes) -> ExportResult:
         return TOO_LARGE if len(body) > 100_000 else ExportResult(ExportStatus.TAKEN)
 
@@ -192,7 +192,7 @@ def test_health_of_the_receiver_is_that_of_a_source() -> None:
     assert bench.exporter.health.up
 
 
-def test_a_small_clock_step_back_delays_pushes() -> None:
+def test_small_clock_step_back_delays_pushes() -> None:
     bench = Bench()
     bench.wait(5)
     bench.clock.step_wall(-20)
@@ -202,7 +202,7 @@ def test_a_small_clock_step_back_delays_pushes() -> None:
     assert len(times) == 5
 
 
-def test_a_large_clock_step_back_does_not_end_pushes() -> None:
+def test_large_clock_step_back_does_not_end_pushes() -> None:
     bench = Bench()
     bench.wait(5)
     bench.clock.step_wall(-86_400)
@@ -212,7 +212,7 @@ def test_a_large_clock_step_back_does_not_end_pushes() -> None:
         assert all(point.start <= point.time for point in push)
 
 
-def test_an_encoding_error_costs_one_snapshot_and_is_logged() -> None:
+def test_encoding_error_costs_one_snapshot_and_is_logged() -> None:
     bench = Bench()
     broken = replace(full_host(), spans=None)  # type: ignore[arg-type]
     bench.stuck = broken

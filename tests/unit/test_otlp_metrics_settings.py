@@ -80,7 +80,7 @@ def test_invalid_files_are_an_error_at_the_start(
     assert SECRET not in str(raised.value)
 
 
-def test_an_invalid_line_of_the_headers_file_is_named_not_shown(tmp_path: Path) -> None:
+def test_invalid_line_of_the_headers_file_is_named_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text(f"x-tenant: a\n{SECRET}\n")
     with pytest.raises(WattspanError, match="line 2") as raised:
@@ -96,7 +96,7 @@ def test_an_invalid_line_of_the_headers_file_is_named_not_shown(tmp_path: Path) 
         (f"two words: {SECRET}", 'it is not of the form "name: value"'),
     ],
 )
-def test_an_invalid_header_of_the_file_names_file_and_line(
+def test_invalid_header_of_the_file_names_file_and_line(
     tmp_path: Path, line: str, fault: str
 ) -> None:
     file = tmp_path / "headers"
@@ -153,7 +153,7 @@ def test_headers_without_tls_are_warned_about(endpoint: str, warned: bool) -> No
     assert len(log) == warned
 
 
-def test_a_secret_that_is_not_set_is_not_hidden() -> None:
+def test_secret_that_is_not_set_is_not_hidden() -> None:
     assert redacted(table()) == table()
     assert redacted(table(headers="a=b")).headers == REDACTED
 
@@ -165,14 +165,14 @@ def resource(machine: str = "abc", **environ: str) -> ResourceAttributes:
     return ResourceAttributes("1.2.3", configured={}, environ=environ, machine_id=machine)
 
 
-def test_a_host_is_the_same_over_restarts_and_another_is_another() -> None:
+def test_host_is_the_same_over_restarts_and_another_is_another() -> None:
     here, again = resource()(full_host()), resource()(full_host())
     assert here == again
     assert here["host.id"] == "abc"
     assert resource("other")(full_host())["service.instance.id"] != here["service.instance.id"]
 
 
-def test_an_emulated_host_is_not_the_machine_it_runs_on() -> None:
+def test_emulated_host_is_not_the_machine_it_runs_on() -> None:
     found = resource()(busy_host(Provenance.EMULATED))
     assert found["wattspan.emulated"] is True
     assert "host.id" not in found
@@ -187,7 +187,7 @@ def test_invalid_unicode_from_the_environment_is_replaced() -> None:
     assert values["service.name"] == "caf?"
 
 
-def test_a_machine_without_an_id_claims_none(tmp_path: Path) -> None:
+def test_machine_without_an_id_claims_none(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_text("uninitialized!\n")
     binary.write_bytes(b"\xff\xfe")
@@ -195,7 +195,7 @@ def test_a_machine_without_an_id_claims_none(tmp_path: Path) -> None:
     assert "host.id" not in resource("")(full_host())
 
 
-def test_the_configuration_wins_over_the_environment_and_that_over_the_agent() -> None:
+def test_configuration_wins_over_the_environment_and_that_over_the_agent() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=a,host.name=b,team=c,site=d"}
     told = ResourceAttributes(
         "1", configured={"site": "e"}, environ=environ | {"OTEL_SERVICE_NAME": "f"}, machine_id=""

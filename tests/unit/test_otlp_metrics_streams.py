@@ -57,30 +57,30 @@ def pushes(*snapshots: Snapshot) -> dict[str, list[Point]]:
     return found
 
 
-def test_a_series_that_grows_keeps_its_start() -> None:
+def test_series_that_grows_keeps_its_start() -> None:
     found = pushes(*[world(n, {"python": n}) for n in range(5)])["python"]
     assert {point.start for point in found} == {STARTED}
     assert [point.value for point in found] == [0, 1, 2, 3, 4]
 
 
-def test_a_series_that_fell_begins_anew_at_the_push_before() -> None:
+def test_series_that_fell_begins_anew_at_the_push_before() -> None:
     found = pushes(world(0, {"sh": 7}), world(10, {"sh": 9}), world(20, {"sh": 2}))["sh"]
     assert [point.start for point in found] == [STARTED, STARTED, NOON + 10 * SECOND]
     assert total_seen(found) == 11
 
 
-def test_a_row_that_left_and_came_back_begins_anew_at_the_last_push_without_it() -> None:
+def test_row_that_left_and_came_back_begins_anew_at_the_last_push_without_it() -> None:
     found = pushes(world(0, {"sh": 9}), world(10, {}), world(20, {}), world(30, {"sh": 4}))["sh"]
     assert found[-1].start == NOON + 20 * SECOND
     assert total_seen(found) == 13
 
 
-def test_a_row_that_is_away_for_a_push_and_goes_on_is_not_counted_twice() -> None:
+def test_row_that_is_away_for_a_push_and_goes_on_is_not_counted_twice() -> None:
     found = pushes(world(0, {"sh": 9}), world(10, {}), world(20, {"sh": 12}))["sh"]
     assert total_seen(found) == 12
 
 
-def test_a_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_that() -> None:
+def test_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_that() -> None:
     crowd = {f"job {n}": 5 for n in range(3 * CACHE_SLACK)}
     found = pushes(
         world(0, {"sh": 9}), world(10, {"sh": 10, **crowd}), world(20, {}), world(30, {"sh": 4})
@@ -98,7 +98,7 @@ def test_remembered_series_are_bounded() -> None:
     assert most <= 3 * 50 + CACHE_SLACK
 
 
-def test_a_series_that_is_there_twice_is_sent_once() -> None:
+def test_series_that_is_there_twice_is_sent_once() -> None:
     snapshot = world(0, {"sh": 9})
     twice = replace(PROCESSES, draw=lambda world: [*PROCESSES.draw(world), *PROCESSES.draw(world)])
     (request,) = MetricsEncoder(lambda _: {}, "", [twice]).encode(snapshot)
@@ -112,7 +112,7 @@ def test_no_series_counts_since_a_time_that_is_yet_to_come() -> None:
     assert point.start <= point.time
 
 
-def test_a_process_of_a_later_boot_is_another_stream_than_its_namesake() -> None:
+def test_process_of_a_later_boot_is_another_stream_than_its_namesake() -> None:
     """The agent remembers nothing over a restart, and a receiver is told the difference anyhow."""
     before = pushes(world(0, {"init": 500}))["init"]
     later = replace(

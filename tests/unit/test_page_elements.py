@@ -40,7 +40,7 @@ def attributes_after(tmp_path: Path, *sets: dict[str, object]) -> Any:
     )
 
 
-def test_a_button_that_is_not_pressed_says_so(tmp_path: Path) -> None:
+def test_button_that_is_not_pressed_says_so(tmp_path: Path) -> None:
     pressed = {"aria-pressed": True, "hidden": True}
     assert attributes_after(tmp_path, pressed, {"aria-pressed": False, "hidden": False}) == {
         "aria-pressed": "false"

@@ -88,7 +88,7 @@ def test_types_stand_between_devices_and_groups() -> None:
     assert into(flow, "unlisted") == {"CPU": 2}
 
 
-def test_a_row_that_is_new_counts_from_zero_and_an_old_one_its_difference() -> None:
+def test_row_that_is_new_counts_from_zero_and_an_old_one_its_difference() -> None:
     flow = over(
         process(1, "old", "", {}, {CPU: 12}),
         process(2, "new", "", {}, {CPU: 4}),
@@ -98,7 +98,7 @@ def test_a_row_that_is_new_counts_from_zero_and_an_old_one_its_difference() -> N
     assert named(flow, "process") == {"old": 2, "new": 4}
 
 
-def test_a_row_that_fell_was_listed_anew() -> None:
+def test_row_that_fell_was_listed_anew() -> None:
     flow = over(
         process(1, "back", "", {}, {CPU: 3}),
         before=(process(1, "back", "", {}, {CPU: 10}),),
@@ -131,14 +131,14 @@ def test_books_that_do_not_balance_are_no_stretch() -> None:
     assert delta_between(earlier, replace(host, processes=(*host.processes, extra))) is None
 
 
-def test_a_host_without_domains_is_an_empty_flow() -> None:
+def test_host_without_domains_is_an_empty_flow() -> None:
     stretch = delta_between(Snapshot(BEGIN, 1, "host"), Snapshot(END, 2, "host"))
     flow = build_flow(stretch)
     assert (flow.nodes, flow.links, flow.total) == ({}, [], 0)
     assert build_flow(None).nodes == {}
 
 
-def test_a_device_that_is_only_counted_goes_nowhere_else() -> None:
+def test_device_that_is_only_counted_goes_nowhere_else() -> None:
     counted = replace(
         account("psys", HwType.ENCLOSURE, "platform", 1.0, (0, 0, 0)), energy=Microjoules(9 * J)
     )
@@ -187,7 +187,7 @@ def sending(
     )
 
 
-def test_a_process_is_its_spans_what_lies_outside_and_what_is_still_open() -> None:
+def test_process_is_its_spans_what_lies_outside_and_what_is_still_open() -> None:
     flow = over(
         process(1, "server", "", {}, {CPU: 20}),
         consumers={CPU: 20},
@@ -199,7 +199,7 @@ def test_a_process_is_its_spans_what_lies_outside_and_what_is_still_open() -> No
     assert into(flow, "GET /") == {"server": 11}
 
 
-def test_a_long_span_that_ends_is_drawn_no_wider_than_its_process() -> None:
+def test_long_span_that_ends_is_drawn_no_wider_than_its_process() -> None:
     flow = over(
         process(1, "server", "", {}, {CPU: 20}),
         consumers={CPU: 20},
@@ -222,7 +222,7 @@ def test_spans_made_smaller_fill_their_process_to_the_microjoule() -> None:
     )
 
 
-def test_the_processes_of_one_service_are_one() -> None:
+def test_processes_of_one_service_are_one() -> None:
     flow = over(
         process(1, "worker", "pod a", {}, {CPU: 5}),
         process(2, "worker", "pod b", {}, {CPU: 7}),
@@ -257,7 +257,7 @@ def test_further_span_names_are_one() -> None:
     assert named(flow, "span")["other spans"] == 10 + 11 + 12
 
 
-def test_a_process_that_sends_nothing_ends_in_itself() -> None:
+def test_process_that_sends_nothing_ends_in_itself() -> None:
     flow = over(process(1, "server", "", {}, {CPU: 20}), consumers={CPU: 20}, spans=sending())
     assert named(flow, "span") == {}
 

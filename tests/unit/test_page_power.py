@@ -89,7 +89,7 @@ def watts(flow: Mapping[str, Any]) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("late", [always(0), always(3), growing, shrinking])
 @pytest.mark.parametrize("flow", ["now", "hour"])
-def test_a_steady_device_has_its_watts_however_late_it_is_settled(late: Late, flow: str) -> None:
+def test_steady_device_has_its_watts_however_late_it_is_settled(late: Late, flow: str) -> None:
     for told in watched(60, cpu=late)[2:]:
         assert told[flow]["watts"] == 100
         assert watts(told[flow]) == {
@@ -112,12 +112,12 @@ def test_devices_that_are_settled_at_different_times_each_have_their_own_watts()
         assert (cpu, gpu) == (pytest.approx(80), pytest.approx(160))
 
 
-def test_the_joules_are_those_that_were_settled() -> None:
+def test_joules_are_those_that_were_settled() -> None:
     told = watched(60, cpu=growing)
     assert told[29]["hour"]["joules"] == 100 * (29 - (growing(BEGIN + 29) - 1))
 
 
-def test_a_gap_is_no_time_of_little_power_now() -> None:
+def test_gap_is_no_time_of_little_power_now() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         gap = min(4.0, max(0.0, second - BEGIN - 30))
@@ -128,7 +128,7 @@ def test_a_gap_is_no_time_of_little_power_now() -> None:
     assert hour["watts"] == pytest.approx(100 * (39 - 4) / 39, rel=1e-4), "where it went in all"
 
 
-def test_a_sleep_is_no_time_of_little_power() -> None:
+def test_sleep_is_no_time_of_little_power() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         asleep = 600 if second >= BEGIN + 32 else 0
@@ -151,7 +151,7 @@ def test_before_a_second_is_settled_no_watts_are_known() -> None:
     assert set(watts(half).values()) == {None}
 
 
-def test_a_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
+def test_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 30):
         now = at(second)
@@ -169,7 +169,7 @@ def test_a_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
     assert told["watts"] == pytest.approx(200)
 
 
-def test_a_device_that_begins_with_the_page_is_known_after_two_seconds() -> None:
+def test_device_that_begins_with_the_page_is_known_after_two_seconds() -> None:
     memory = PageHistory()
     told = {}
     for second in range(BEGIN + 1, BEGIN + 5):
@@ -180,7 +180,7 @@ def test_a_device_that_begins_with_the_page_is_known_after_two_seconds() -> None
     assert told == {1: None, 2: None, 3: 100, 4: 100}
 
 
-def test_the_power_of_all_lacks_no_device_but_one_that_is_gone() -> None:
+def test_power_of_all_lacks_no_device_but_one_that_is_gone() -> None:
     def last(**changes: object) -> float | None:
         memory = PageHistory()
         for second in range(BEGIN, BEGIN + 60):

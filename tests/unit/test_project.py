@@ -154,7 +154,7 @@ def test_help_lists_every_target_a_person_would_type() -> None:
 
 
 @pytest.mark.parametrize("page", ["commands.md", "configuration.md", "metrics.md"])
-def test_the_reference_says_what_the_code_does(page: str) -> None:
+def test_reference_says_what_the_code_does(page: str) -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
     written = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
     assert written == made[page], "out of date: run `make docs`"
@@ -180,14 +180,14 @@ def test_decisions_are_numbered_without_holes_and_listed() -> None:
     assert [p.name for p in DECISIONS if p.name not in index] == []
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_changelog_knows_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert PROJECT["project"]["version"] in headings or len(headings) == 1
 
 
-def test_the_source_in_the_guide_works(tmp_path: Path) -> None:
+def test_source_in_the_guide_works(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "how-to" / "write-a-plugin.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     module: dict[str, Any] = {"__name__": "guide"}
@@ -234,7 +234,7 @@ def test_every_locked_package_has_its_hashes(lock: str) -> None:
     assert len(pins) == len(re.findall(r"^[a-z]", text, re.MULTILINE)) > 0
 
 
-def test_the_lock_knows_every_dependency() -> None:
+def test_lock_knows_every_dependency() -> None:
     text = (ROOT / "requirements" / "run.txt").read_text(encoding="utf-8")
     locked = set(re.findall(r"^([a-z0-9.-]+)==", text, re.MULTILINE))
     wanted = {re.split(r"[>=<\[; ]", d)[0].lower() for d in PROJECT["project"]["dependencies"]}

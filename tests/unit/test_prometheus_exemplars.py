@@ -45,19 +45,19 @@ def exemplars(document: str) -> dict[str, tuple[dict[str, str], float, float]]:
     }
 
 
-def test_an_exemplar_names_its_trace_and_span_with_their_joules_and_time() -> None:
+def test_exemplar_names_its_trace_and_span_with_their_joules_and_time() -> None:
     assert exemplars(scrape(Renderer(), host(row()))) == {
         "pay": ({"trace_id": "ab" * 16, "span_id": "cd" * 8}, 1.5, NOON / 1e9)
     }
 
 
-def test_the_text_format_has_no_exemplars() -> None:
+def test_text_format_has_no_exemplars() -> None:
     document = scrape(Renderer(), host(row()), ExpositionFormat.TEXT)
     assert "trace_id" not in document
     assert parse(document.encode(), ExpositionFormat.TEXT)
 
 
-def test_a_series_may_have_none_beside_others_that_have_one() -> None:
+def test_series_may_have_none_beside_others_that_have_one() -> None:
     bare = SpanRow("shop", "ship", {CPU: Microjoules(2), GPU: Microjoules(0)})
     assert set(exemplars(scrape(Renderer(), host(row(), bare)))) == {"pay"}
 
@@ -71,12 +71,12 @@ def test_formats_may_alternate_and_exemplars_may_change_while_the_value_stays() 
         assert "trace_id" not in scrape(renderer, snapshot, ExpositionFormat.TEXT)
 
 
-def test_an_exemplar_of_a_series_that_is_not_drawn_is_left_out() -> None:
+def test_exemplar_of_a_series_that_is_not_drawn_is_left_out() -> None:
     strange = SpanRow("shop", "pay", {CPU: Microjoules(1)}, exemplars={GPU: SHOWN})
     assert exemplars(scrape(Renderer(), host(strange))) == {}
 
 
-def test_an_exemplar_whose_series_left_is_left_out_too() -> None:
+def test_exemplar_whose_series_left_is_left_out_too() -> None:
     renderer = Renderer()
     scrape(renderer, host(row(), row(name="gone")))
     assert set(exemplars(scrape(renderer, host(row())))) == {"pay"}

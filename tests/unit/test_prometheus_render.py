@@ -28,14 +28,14 @@ formats = pytest.mark.parametrize(
 
 
 @formats
-def test_the_golden_scrape(form: ExpositionFormat) -> None:
+def test_golden_scrape(form: ExpositionFormat) -> None:
     written = GOLDEN[form].read_text(encoding="utf-8")
     hint = "meant? write it anew: PYTHONPATH=tests python -m support.scrapes"
     assert Renderer().render(full_host(), form).decode() == written, hint
 
 
 @formats
-def test_the_parser_reads_every_metric_and_exact_values(form: ExpositionFormat) -> None:
+def test_parser_reads_every_metric_and_exact_values(form: ExpositionFormat) -> None:
     scrape = parse(Renderer().render(full_host(), form), form)
     assert {name for name, _ in scrape} == {metric.series for metric in CATALOGUE}
     assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
@@ -52,7 +52,7 @@ def test_both_formats_say_the_same() -> None:
 
 
 @formats
-def test_the_cover_adds_up_in_the_scrape(form: ExpositionFormat) -> None:
+def test_cover_adds_up_in_the_scrape(form: ExpositionFormat) -> None:
     scrape = parse(Renderer().render(full_host(), form), form)
     cover = total(scrape, "hw_energy_joules_total", hw_parent="")
     assert cover == pytest.approx(value(scrape, "hw_host_energy_joules_total"), abs=1e-7)
@@ -67,7 +67,7 @@ def test_openmetrics_declares_units_and_ends() -> None:
     assert lines[-1] == "# EOF"
 
 
-def test_the_text_format_has_neither_units_nor_an_end() -> None:
+def test_text_format_has_neither_units_nor_an_end() -> None:
     text = Renderer().render(full_host(), ExpositionFormat.TEXT).decode()
     assert "# UNIT" not in text
     assert "# EOF" not in text
@@ -76,7 +76,7 @@ def test_the_text_format_has_neither_units_nor_an_end() -> None:
 
 
 @formats
-def test_the_exporters_own_series_fit_behind_the_catalogue(form: ExpositionFormat) -> None:
+def test_exporters_own_series_fit_behind_the_catalogue(form: ExpositionFormat) -> None:
     itself = SelfMetrics("1.2.3")
     document = Renderer().render(full_host(), form, itself.render(form))
     scrape = parse(document, form)
@@ -86,7 +86,7 @@ def test_the_exporters_own_series_fit_behind_the_catalogue(form: ExpositionForma
     assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
 
 
-def test_an_empty_snapshot_is_still_a_valid_scrape() -> None:
+def test_empty_snapshot_is_still_a_valid_scrape() -> None:
     bare = Snapshot(Instant(0, 0), 0, "")
     scrape = parse(
         Renderer().render(bare, ExpositionFormat.OPENMETRICS), ExpositionFormat.OPENMETRICS
@@ -94,7 +94,7 @@ def test_an_empty_snapshot_is_still_a_valid_scrape() -> None:
     assert "wattspan_agent_ticks_total" in {name for name, _ in scrape}
 
 
-def test_a_series_drawn_twice_is_written_once() -> None:
+def test_series_drawn_twice_is_written_once() -> None:
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         yield ("a",), 1
         yield ("b",), 2
@@ -108,7 +108,7 @@ def test_a_series_drawn_twice_is_written_once() -> None:
 
 
 @pytest.mark.parametrize(("unit", "written"), [("", "+Inf"), ("W", "+Inf"), ("1", "+Inf")])
-def test_an_infinite_figure_of_any_unit_is_written_as_such(unit: str, written: str) -> None:
+def test_infinite_figure_of_any_unit_is_written_as_such(unit: str, written: str) -> None:
     def draw(_snapshot: Snapshot) -> Iterator[Sample]:
         yield (), float("inf")
 
@@ -129,7 +129,7 @@ def test_cached_lines_follow_the_processes() -> None:
     assert max(sizes) <= fixed.kept + 2 * 102 + CACHE_SLACK
 
 
-def test_a_renderer_with_a_past_writes_what_a_new_one_does() -> None:
+def test_renderer_with_a_past_writes_what_a_new_one_does() -> None:
     renderer = Renderer()
     row = full_host().processes[0]
     for joules in (1, 2, 3):
@@ -166,12 +166,12 @@ def test_numbers_are_written_exactly(value: float, decimals: int, text: str) -> 
 
 
 @pytest.mark.parametrize("label", ["", "python", "ünïcode ✓", "two\nlines\tand a tab", "x" * 128])
-def test_an_ordinary_label_stays_what_it_is(label: str) -> None:
+def test_ordinary_label_stays_what_it_is(label: str) -> None:
     assert sanitize(label) == label
 
 
 @pytest.mark.parametrize("label", ["x" * 129, "a\x1b[31mred", "nul\0", "\udcff not UTF-8", "\x9b"])
-def test_an_unfit_label_is_made_fit_and_marked(label: str) -> None:
+def test_unfit_label_is_made_fit_and_marked(label: str) -> None:
     fit = sanitize(label)
     assert fit.encode().decode().isprintable()
     assert len(fit) <= MAX_LABEL_LENGTH

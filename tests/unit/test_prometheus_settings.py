@@ -50,7 +50,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
         (",;=,q=,;;", TEXT),
     ],
 )
-def test_the_client_gets_the_format_it_likes_best(accept: str, form: ExpositionFormat) -> None:
+def test_client_gets_the_format_it_likes_best(accept: str, form: ExpositionFormat) -> None:
     assert choose_format(accept) is form
 
 
@@ -82,9 +82,7 @@ def test_gzip_is_for_those_who_take_it(accept_encoding: str, zipped: bool) -> No
         ("node7.example:443", ("node7.example", 443), False),
     ],
 )
-def test_an_address_is_read_and_written(
-    text: str, address: tuple[str, int], loopback: bool
-) -> None:
+def test_address_is_read_and_written(text: str, address: tuple[str, int], loopback: bool) -> None:
     parsed = Listen.parse(text)
     assert (parsed.host, parsed.port) == address
     assert parsed.loopback is loopback
@@ -106,12 +104,12 @@ def test_an_address_is_read_and_written(
         ({"request_timeout": 10}, "expected a duration"),
     ],
 )
-def test_a_wrong_setting_gets_one_sentence(raw: dict[str, object], sentence: str) -> None:
+def test_wrong_setting_gets_one_sentence(raw: dict[str, object], sentence: str) -> None:
     with pytest.raises(SettingError) as caught:
         convert(raw, PrometheusSettings, "exporters.prometheus")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_default_is_loopback_only() -> None:
+def test_default_is_loopback_only() -> None:
     assert PrometheusSettings().listen.loopback

@@ -44,7 +44,7 @@ def test_devices_add_up_to_the_host(asked: Asked) -> None:
     assert told["process"] is told["family"] is None
 
 
-def test_a_process_is_told_alone_and_with_its_descendants(asked: Asked) -> None:
+def test_process_is_told_alone_and_with_its_descendants(asked: Asked) -> None:
     told = asked.energy(2.0, pid=OURS.pid, family=1)
     assert told["process"]["joules"] == {"cpu": 8.0, "memory": 0.8}
     assert told["family"]["joules"] == {"cpu": 10.0, "memory": 1.0}
@@ -60,7 +60,7 @@ def test_pid_self_is_the_sender(asked: Asked) -> None:
     assert asked.energy(pid="self")["process"]["pid"] == OURS.pid
 
 
-def test_the_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> None:
+def test_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> None:
     told = asked.energy()
     assert told["provenance"] == {"cpu": "derived", "memory": "measured"}
     assert told["emulated"] is False
@@ -76,7 +76,7 @@ def test_unmeasured_energy_is_null(asked: Asked) -> None:
     assert told["host"]["coverage"] == 0.0
 
 
-def test_a_window_before_the_history_tells_no_joules(asked: Asked) -> None:
+def test_window_before_the_history_tells_no_joules(asked: Asked) -> None:
     asked.past.horizon = asked.now
     told = asked.energy(2.0, pid=OURS.pid)
     assert told["process"]["joules"] == {}
@@ -84,7 +84,7 @@ def test_a_window_before_the_history_tells_no_joules(asked: Asked) -> None:
     assert set(told["host"]["joules"].values()) == {None}
 
 
-def test_a_window_of_no_length_is_wholly_known(asked: Asked) -> None:
+def test_window_of_no_length_is_wholly_known(asked: Asked) -> None:
     told = asked.energy(0.0)
     assert told["host"]["joules"] == {"cpu": 0.0, "memory": 0.0}
     assert told["host"]["coverage"] == 1.0
@@ -98,7 +98,7 @@ def test_unsettled_time_reduces_the_coverage(asked: Asked) -> None:
     assert told["settled_mono_ns"] == asked.now
 
 
-def test_the_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
+def test_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
     end = asked.now + SECOND // 2
     asked.past.on_settled = [asked.now, asked.now, end, end]
     told = asked.energy(1.0, end=f"mono:{end}", wait="2s")
@@ -106,7 +106,7 @@ def test_the_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
     assert len(asked.pauses) == 2
 
 
-def test_the_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
+def test_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
     told = asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="100ms")
     assert told["complete"] is False
     assert sum(asked.pauses) == pytest.approx(0.1)
@@ -123,7 +123,7 @@ def test_answer_waits_only_on_request(asked: Asked) -> None:
     assert asked.pauses == []
 
 
-def test_a_process_of_the_past_is_told_by_its_start_time(asked: Asked) -> None:
+def test_process_of_the_past_is_told_by_its_start_time(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
     del asked.directory.infos[OURS]
     assert "started=TICKS" in asked.problem(404, pid=OURS.pid, start="-1s")
@@ -160,7 +160,7 @@ def test_nobody_is_taken_at_a_senders_word(asked: Asked) -> None:
     assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=Peer(pid=0, uid=0))
 
 
-def test_a_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
+def test_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
     asked.uids[OURS.pid] = authorization.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
@@ -168,7 +168,7 @@ def test_a_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
 
 
-def test_the_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
+def test_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
     asked.get("/v1/watch", pid=OURS.pid)
     del asked.directory.infos[OURS]
     asked.uids[OURS.pid] = 2000  # the pid is another's now
@@ -177,7 +177,7 @@ def test_the_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s", peer=STRANGER)
 
 
-def test_a_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
+def test_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started - 1, start="-1s")
 
 
@@ -186,7 +186,7 @@ def test_devices_are_told_no_finer_than_is_promised() -> None:
     assert interval.least == "10ms"
 
 
-def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
+def test_owners_of_the_dead_are_remembered_within_bounds() -> None:
     asked = Asked()
     asked.service._authorization._owners.update(
         (Consumer(10**6 + i, 1), USER) for i in range(authorization.MAX_REMEMBERED)
@@ -196,7 +196,7 @@ def test_the_owners_of_the_dead_are_remembered_within_bounds() -> None:
     assert OURS in asked.service._authorization._owners
 
 
-def test_the_kernel_tells_whose_a_process_is() -> None:
+def test_kernel_tells_whose_a_process_is() -> None:
     child = subprocess.Popen(["true"])
     try:
         consumer = Consumer(child.pid, _started(child.pid))
@@ -216,7 +216,7 @@ def _started(pid: int) -> int:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_process_is_watched_on_request(asked: Asked, method: str) -> None:
+def test_process_is_watched_on_request(asked: Asked, method: str) -> None:
     response = asked.get("/v1/watch", method=method, pid="self", family="1")
     assert json.loads(response.body) == {"pid": 100, "started": 5000, "watched": True}
     assert asked.past.watched == [(OURS, True)]
@@ -255,7 +255,7 @@ class Microscope:
         return [(1, consumer.pid)]
 
 
-def test_the_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
+def test_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
     fine = Microscope()
     asked.service._watches = WatchList(asked.past, asked.directory, asked.clock, fine)
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
@@ -269,7 +269,7 @@ def test_the_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None
     assert samples() == [(1, 1001)]
 
 
-def test_the_dead_are_let_go_after_a_minute(asked: Asked) -> None:
+def test_dead_are_let_go_after_a_minute(asked: Asked) -> None:
     asked.get("/v1/watch", pid=OURS.pid)
     del asked.directory.infos[OURS]
     for seconds, forgotten in ((0, []), (60, []), (1, [OURS])):
@@ -278,7 +278,7 @@ def test_the_dead_are_let_go_after_a_minute(asked: Asked) -> None:
         assert asked.past.forgotten == forgotten
 
 
-def test_the_status_says_what_is_measured_and_how_far(asked: Asked) -> None:
+def test_status_says_what_is_measured_and_how_far(asked: Asked) -> None:
     asked.clock.advance(3)
     told = json.loads(asked.get("/v1/status").body)
     assert told["version"] == "1.2.3"
@@ -322,7 +322,7 @@ def test_answers_are_of_one_moment(asked: Asked) -> None:
         ({"start": "-1s", "a\nb" * 40: "1"}, "a?b"),
     ],
 )
-def test_a_bad_question_is_told_what_is_wrong_with_it(
+def test_bad_question_is_told_what_is_wrong_with_it(
     asked: Asked, query: dict[str, str], says: str
 ) -> None:
     assert says in asked.problem(400, **query)
@@ -358,7 +358,7 @@ NOW = Instant(mono=50 * SECOND, wall=1_700_000_100 * SECOND)
         ("-0s", 50 * SECOND),
     ],
 )
-def test_a_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
+def test_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
     assert parse_time(text, NOW) == mono
 
 

@@ -56,7 +56,7 @@ def test_mode_without_a_tuner_is_off() -> None:
     assert told(Asked(), "/v1/tuning/history")["decisions"] == []
 
 
-def test_an_emulated_hosts_tuning_is_labelled() -> None:
+def test_emulated_hosts_tuning_is_labelled() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling())
     unreal = Domain("GPU-9", HwType.GPU, "GPU 9", "nvml", Provenance.EMULATED)
     asked.past.known = (DRAM, unreal)
@@ -76,7 +76,7 @@ def test_decisions_are_told_as_they_were_made() -> None:
     assert recorded_decision_from_json(answer) == one
 
 
-def test_the_history_is_asked_for_what_was_asked() -> None:
+def test_history_is_asked_for_what_was_asked() -> None:
     recalling = Recalling()
     asked = Asked(history=recalling)
     told(asked, "/v1/tuning/history")
@@ -90,7 +90,7 @@ def test_the_history_is_asked_for_what_was_asked() -> None:
     ]
 
 
-def test_a_time_before_the_boot_can_be_asked_for() -> None:
+def test_time_before_the_boot_can_be_asked_for() -> None:
     recalling = Recalling()
     told(Asked(history=recalling), "/v1/tuning/history", since="-3650d")
     ((_, _, since),) = recalling.asked
@@ -99,7 +99,7 @@ def test_a_time_before_the_boot_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "", str(MAX_DECISIONS + 1), "9" * 30, "١"])
-def test_a_limit_that_is_none_is_refused_with_what_would_be(limit: str) -> None:
+def test_limit_that_is_none_is_refused_with_what_would_be(limit: str) -> None:
     sentence = Asked(history=Recalling()).problem(400, "/v1/tuning/history", limit=limit)
     assert f"from 1 to {MAX_DECISIONS}" in sentence
 
@@ -118,7 +118,7 @@ def test_nothing_can_be_changed_here() -> None:
         assert Asked(tuning=lambda: ACCOUNTS).get(path, method="POST").status == 405
 
 
-def test_the_book_is_a_history(tmp_path: Path) -> None:
+def test_book_is_a_history(tmp_path: Path) -> None:
     book = DecisionLog(tmp_path / "d.jsonl", ManualClock())
     for one in (decided(30, HOLD), decided(20, HOLD, PROBED.job), decided(10, RELEASE)):
         book.add(one)

@@ -61,7 +61,7 @@ def test_promtool_takes_the_rules_and_the_example_configuration() -> None:
 @pytest.mark.needs_prometheus
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_the_rules_say_what_their_tests_expect(path: Path) -> None:
+def test_rules_say_what_their_tests_expect(path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", path)
 
 
@@ -99,7 +99,7 @@ def metrics(expr: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_a_rule_speaks_of_metrics_that_exist(name: str) -> None:
+def test_rule_speaks_of_metrics_that_exist(name: str) -> None:
     known = {metric.series for metric in CATALOGUE} | set(RECORDED)
     spoken = metrics(EXPRESSIONS[name]) | ({"up"} if "up{" in EXPRESSIONS[name] else set())
     assert spoken
@@ -107,7 +107,7 @@ def test_a_rule_speaks_of_metrics_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_a_rule_uses_no_label_that_none_of_its_metrics_has(name: str) -> None:
+def test_rule_uses_no_label_that_none_of_its_metrics_has(name: str) -> None:
     expr = EXPRESSIONS[name]
     grouped = re.findall(r"\b(?:by|on|group_left) *\(([^)]*)\)", expr)
     matched = re.findall(r"(\w+)=~?\"|(\w+)!~?=?\"", expr)
@@ -123,7 +123,7 @@ def test_counters_are_only_asked_for_their_rate(name: str) -> None:
     assert [counter for counter, window in counters if not window] == []
 
 
-def test_a_rule_stands_after_those_it_rests_on() -> None:
+def test_rule_stands_after_those_it_rests_on() -> None:
     """Rules of a group are evaluated in turn: what stands later would be half a minute old."""
     groups = [[rule["record"] for rule in group["rules"]] for group in loaded(RECORDING)["groups"]]
     for names in groups:
@@ -192,7 +192,7 @@ def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) 
         ("Outside spans", 'wattspan_span_outside_energy_joules_total{hw_type="gpu"}'),
     ],
 )
-def test_a_part_that_is_the_whole_is_shown_as_all_of_it(
+def test_part_that_is_the_whole_is_shown_as_all_of_it(
     tmp_path: Path, panel: str, series: str
 ) -> None:
     """Of the other part there is no series yet: that is when somebody should look."""
@@ -200,7 +200,7 @@ def test_a_part_that_is_the_whole_is_shown_as_all_of_it(
 
 
 @pytest.mark.needs_prometheus
-def test_a_span_that_came_twice_is_shown_as_no_loss(tmp_path: Path) -> None:
+def test_span_that_came_twice_is_shown_as_no_loss(tmp_path: Path) -> None:
     spans = {"joined": 6, "partial": 2, "duplicate": 80}
     outcomes = {
         f'wattspan_span_outcomes_total{{reason="{reason}"}}': each for reason, each in spans.items()
@@ -258,7 +258,7 @@ def assert_answered(path: Path, expr: str, series: dict[str, int], value: float)
 
 
 @pytest.mark.parametrize("name", ALERTED)
-def test_an_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
+def test_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
     alert = ALERTED[name]
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
@@ -272,18 +272,18 @@ def test_an_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
     assert anchor == name.lower()
 
 
-def test_the_runbook_has_a_chapter_for_every_alert_and_no_other() -> None:
+def test_runbook_has_a_chapter_for_every_alert_and_no_other() -> None:
     chapters = re.findall(r"^### (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
     assert chapters == list(ALERTED)
 
 
-def test_a_chapter_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+def test_chapter_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
     for chapter in RUNBOOK.read_text(encoding="utf-8").split("\n### ")[1:]:
         for part in ("**Means.**", "**Look.**", "**Do.**"):
             assert part in chapter, chapter.split("\n")[0]
 
 
-def test_the_reference_names_every_rule_and_every_alert() -> None:
+def test_reference_names_every_rule_and_every_alert() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [*RECORDED, *ALERTED]
 
@@ -296,7 +296,7 @@ def labels_told() -> dict[str, set[str]]:
     return {name: {"job", *re.findall(r"`(\w+)`", labels)} for name, labels in rows}
 
 
-def test_the_labels_that_the_reference_tells_are_those_that_promtool_saw() -> None:
+def test_labels_that_the_reference_tells_are_those_that_promtool_saw() -> None:
     seen: dict[str, set[str]] = {}
     for path in TESTS:
         for test in loaded(path)["tests"]:
@@ -309,7 +309,7 @@ def test_the_labels_that_the_reference_tells_are_those_that_promtool_saw() -> No
     assert seen == labels_told()
 
 
-def test_the_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
+def test_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
     for name, told in labels_told().items():
         made = list(labels_of(name, hosts=2))
         assert {frozenset(labels) for labels in made} == {frozenset(told)}, name
@@ -353,7 +353,7 @@ def test_grafana_finds_its_dashboards_where_they_are_mounted() -> None:
     assert provider["options"]["foldersFromFilesStructure"] is True
 
 
-def test_an_exemplar_leads_to_a_data_source_that_is_provisioned() -> None:
+def test_exemplar_leads_to_a_data_source_that_is_provisioned() -> None:
     found = loaded(DASHBOARDS / "provisioning" / "datasources" / "wattspan.yml")["datasources"]
     sources = {source["uid"]: source for source in found}
     prometheus = next(one for one in sources.values() if one["type"] == "prometheus")
@@ -363,7 +363,7 @@ def test_an_exemplar_leads_to_a_data_source_that_is_provisioned() -> None:
     assert [one["name"] for one in found if one.get("isDefault")] == [prometheus["name"]]
 
 
-def test_the_rules_that_prometheus_is_told_of_are_mounted_beside_its_configuration() -> None:
+def test_rules_that_prometheus_is_told_of_are_mounted_beside_its_configuration() -> None:
     mounts = dict(mount.split(":")[:2] for mount in COMPOSE["services"]["prometheus"]["volumes"])
     inside = {Path(target).name for target in mounts.values()}
     assert set(loaded(PROMETHEUS / "prometheus.yml")["rule_files"]) <= inside

@@ -50,7 +50,7 @@ def default_of(setting: str) -> str:
     return found[1]
 
 
-def test_the_defaults_of_the_listeners_are_those_of_the_settings() -> None:
+def test_defaults_of_the_listeners_are_those_of_the_settings() -> None:
     spans = SpansSettings()
     assert default_of("exporters.prometheus.listen") == plugin.settings().listen
     assert default_of("spans.http") == spans.http
@@ -59,7 +59,7 @@ def test_the_defaults_of_the_listeners_are_those_of_the_settings() -> None:
     assert (default_of("agent.api"), AgentSettings().api) == ("on", True)
 
 
-def test_the_limits_that_are_told_are_those_in_force() -> None:
+def test_limits_that_are_told_are_those_in_force() -> None:
     limits, settings = ServerLimits(), plugin.settings()
     assert f"`max_connections`, {settings.max_connections} " in PAGE
     assert f"`max_rate`, {settings.max_rate} requests" in PAGE

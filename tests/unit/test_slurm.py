@@ -96,7 +96,7 @@ def program(state: Path) -> str:
     return f'exec {sys.executable} -c "{code}" "$@" --state-dir {state}'
 
 
-def test_the_epilog_writes_what_the_job_spent_and_nothing_of_others(
+def test_epilog_writes_what_the_job_spent_and_nothing_of_others(
     tmp_path: Path, state: Path
 ) -> None:
     written, said = epilog(tmp_path, program(state), SLURM_JOB_ID="4711")
@@ -107,7 +107,7 @@ def test_the_epilog_writes_what_the_job_spent_and_nothing_of_others(
     assert said == ""
 
 
-def test_a_job_that_is_requeued_pays_for_each_of_its_runs_once(
+def test_job_that_is_requeued_pays_for_each_of_its_runs_once(
     tmp_path: Path, state: Path, host: Books
 ) -> None:
     begun = host.clock.now().wall // 10**9 - 180
@@ -139,7 +139,7 @@ def test_who_ran_what_is_not_everybodys_to_read(tmp_path: Path, state: Path) -> 
     assert stat.S_IMODE((tmp_path / "jobs.csv").stat().st_mode) == 0o640
 
 
-def test_the_epilog_says_that_a_job_is_unknown(tmp_path: Path, state: Path) -> None:
+def test_epilog_says_that_a_job_is_unknown(tmp_path: Path, state: Path) -> None:
     written, said = epilog(tmp_path, program(state), SLURM_JOB_ID="9")
     assert written == ""
     assert "Job 9 is in no report" in said
@@ -153,7 +153,7 @@ def test_the_epilog_says_that_a_job_is_unknown(tmp_path: Path, state: Path) -> N
         ("exit 0", "1; reboot", "There is no SLURM_JOB_ID"),
     ],
 )
-def test_the_epilog_never_fails(tmp_path: Path, failing: str, job: str, why: str) -> None:
+def test_epilog_never_fails(tmp_path: Path, failing: str, job: str, why: str) -> None:
     written, said = epilog(tmp_path, failing, SLURM_JOB_ID=job)
     assert written == ""
     assert why in said
@@ -163,7 +163,7 @@ def test_the_epilog_never_fails(tmp_path: Path, failing: str, job: str, why: str
     "path",
     ["/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", "/slurm/uid_1000/job_4711"],
 )
-def test_the_cgroups_that_the_guide_names_lead_to_the_job(path: str) -> None:
+def test_cgroups_that_the_guide_names_lead_to_the_job(path: str) -> None:
     assert Group(GroupKind.JOB, "4711") in groups_of(f"0::{path}\n")
 
 
@@ -184,7 +184,7 @@ def test_every_command_of_the_guide_has_the_options_that_it_uses() -> None:
             assert re.search(rf"(?<![\w-]){option}\b", known), f"{command} {option}"
 
 
-def test_the_ceiling_of_the_guide_is_understood(tmp_path: Path) -> None:
+def test_ceiling_of_the_guide_is_understood(tmp_path: Path) -> None:
     (text,) = (block for block in blocks("toml") if block.startswith("watts"))
     path = tmp_path / "budget.toml"
     path.write_text(text)
@@ -195,7 +195,7 @@ def test_the_ceiling_of_the_guide_is_understood(tmp_path: Path) -> None:
     assert (ceiling.limit, ceiling.why) == (1_200_000, "partition at 80 %")
 
 
-def test_the_configuration_of_the_guide_is_accepted(tmp_path: Path) -> None:
+def test_configuration_of_the_guide_is_accepted(tmp_path: Path) -> None:
     (text,) = (block for block in blocks("toml") if block.startswith("[autotune]"))
     path = tmp_path / "config.toml"
     path.write_text(text)

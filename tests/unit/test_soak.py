@@ -27,19 +27,19 @@ def noise(size: float, seed: int = 1) -> Callable[[], float]:
     return lambda: draw.gauss(0.0, size)
 
 
-def test_a_leak_of_a_kilobyte_a_turn_is_found_in_ten_minutes() -> None:
+def test_leak_of_a_kilobyte_a_turn_is_found_in_ten_minutes() -> None:
     jitter = noise(0.5)
     verdict = judge(run(lambda at: 55 + at * TURNS_AN_HOUR * KB + jitter()), MEMORY)
     assert verdict.grows
     assert verdict.hourly == pytest.approx(36, rel=0.05)
 
 
-def test_a_leak_of_a_third_of_that_is_found_as_well() -> None:
+def test_leak_of_a_third_of_that_is_found_as_well() -> None:
     jitter = noise(0.5)
     assert judge(run(lambda at: 55 + at * 12 + jitter()), MEMORY).grows
 
 
-def test_a_small_leak_is_found_in_a_day_through_a_sawtooth_and_noise() -> None:
+def test_small_leak_is_found_in_a_day_through_a_sawtooth_and_noise() -> None:
     jitter = noise(0.3)
     small = run(lambda at: 55 + 0.3 * at + 4 * (at % 1) + jitter(), hours=240)
     assert judge(small, MEMORY).grows
@@ -52,7 +52,7 @@ def test_noise_is_no_leak(seed: int) -> None:
 
 
 @pytest.mark.parametrize("teeth", [1.5, 3, 10, 77])
-def test_a_sawtooth_is_no_leak_once_it_has_more_than_a_tooth(teeth: float) -> None:
+def test_sawtooth_is_no_leak_once_it_has_more_than_a_tooth(teeth: float) -> None:
     verdict = judge(run(lambda at: 55 + at / 1.6 * 2 * teeth % 1 * 0.9), MEMORY)
     assert not verdict.grows
 
@@ -61,7 +61,7 @@ def test_what_fills_first_and_then_stays_is_no_leak() -> None:
     assert not judge(run(lambda at: 40 + min(at, 0.7) * 60), MEMORY).grows
 
 
-def test_a_few_looks_at_a_moment_of_much_work_are_no_leak() -> None:
+def test_few_looks_at_a_moment_of_much_work_are_no_leak() -> None:
     late = run(lambda at: 55 + (30 if at > 1.5 else 0))
     assert not judge(late, MEMORY).grows
 
@@ -97,14 +97,14 @@ wattspan_spans_total{service_name="c",span_name="y"} 5
 """
 
 
-def test_a_scrape_is_read_by_whole_names() -> None:
+def test_scrape_is_read_by_whole_names() -> None:
     told = gauges(SCRAPE)
     assert (told["ticks"], told["series"], told["open_spans"]) == (120, 5, 3)
     assert told["forward_mb"] == 2.0
     assert total(SCRAPE, "wattspan_spans_total") == 7
 
 
-def test_the_share_of_a_core_is_that_since_the_look_before() -> None:
+def test_share_of_a_core_is_that_since_the_look_before() -> None:
     looks = [{"at": 0.0, "cpu_seconds": 5.0}, {"at": 2.0, "cpu_seconds": 5.5}]
     assert [look["cpu"] for look in with_shares(looks)] == [25.0]
 
@@ -149,13 +149,13 @@ def test_what_rose_a_little_is_not_called_flat() -> None:
     assert sentence(rising).endswith("without a longer soak: resident memory, MB.")
 
 
-def test_a_soak_in_which_the_readers_failed_proves_nothing() -> None:
+def test_soak_in_which_the_readers_failed_proves_nothing() -> None:
     silent = soaked(lambda _: 50, scrapes=50)
     assert not silent.passed
     assert sentence(silent) == "Inconclusive, because most of this load failed: scrapes."
 
 
-def test_a_soak_whose_agent_had_few_of_its_turns_proves_nothing() -> None:
+def test_soak_whose_agent_had_few_of_its_turns_proves_nothing() -> None:
     starved = replace(soaked(lambda _: 50), turns=1_500, missed=58_500)
     assert not starved.passed
     assert sentence(starved).endswith("the agent got only 2% of its cycles.")

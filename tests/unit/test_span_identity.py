@@ -63,13 +63,13 @@ def test_on_a_unix_socket_the_peer_is_the_process(host: Host) -> None:
     assert host.whose(peer, ResourceClaim(pid=50)) == app.consumer
 
 
-def test_a_container_sees_its_own_pid_and_is_known_by_ours(host: Host) -> None:
+def test_container_sees_its_own_pid_and_is_known_by_ours(host: Host) -> None:
     host.born(7, user=0)
     app = host.born(50, inside=(7,), user=0)
     assert host.whose(host.kernel.over_unix(app), ResourceClaim(pid=7)) == app.consumer
 
 
-def test_a_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
+def test_collector_may_speak_for_processes_of_its_user(host: Host) -> None:
     app, collector = host.born(50), host.born(60)
     assert host.whose(host.kernel.over_unix(collector), ResourceClaim(pid=50)) == app.consumer
 
@@ -90,22 +90,22 @@ def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
     assert host.whose(peer, ResourceClaim("collector", pid=60)) == collector.consumer
 
 
-def test_an_unused_pid_is_not_believed(host: Host) -> None:
+def test_unused_pid_is_not_believed(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=51)) == DISBELIEVED
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, 10**40])
-def test_an_impossible_pid_is_not_believed(host: Host, pid: int) -> None:
+def test_impossible_pid_is_not_believed(host: Host, pid: int) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=pid)) == DISBELIEVED
 
 
-def test_a_kernel_thread_sends_no_spans(host: Host) -> None:
+def test_kernel_thread_sends_no_spans(host: Host) -> None:
     host.born(2, user=0, kernel=True)
     root = host.kernel.over_unix(host.born(50, user=0))
     assert host.whose(root, ResourceClaim(pid=2)) == DISBELIEVED
 
 
-def test_a_sender_without_pid_is_judged_by_its_user(host: Host) -> None:
+def test_sender_without_pid_is_judged_by_its_user(host: Host) -> None:
     app = host.born(50)
     assert host.whose(Peer(uid=1000), ResourceClaim(pid=50)) == app.consumer
     assert host.whose(Peer(uid=1001), ResourceClaim(pid=50)) == DISBELIEVED
@@ -115,7 +115,7 @@ def test_a_sender_without_pid_is_judged_by_its_user(host: Host) -> None:
 # --------------------------------------------------------------------------------------- fork
 
 
-def test_a_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
+def test_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
     parent = host.born(50)
     worker = host.born(51, parent=50, copied=True)
     grandchild = host.born(52, parent=51, copied=True)
@@ -127,19 +127,19 @@ def test_a_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
         assert host.whose(peer, ResourceClaim()) == sender.consumer
 
 
-def test_a_child_with_a_program_of_its_own_speaks_for_its_parent(host: Host) -> None:
+def test_child_with_a_program_of_its_own_speaks_for_its_parent(host: Host) -> None:
     parent, sidecar = host.born(50), host.born(51, parent=50)
     assert host.whose(host.kernel.over_unix(sidecar), ResourceClaim(pid=50)) == parent.consumer
 
 
-def test_a_stale_pid_with_anothers_time_of_birth_is_not_believed(host: Host) -> None:
+def test_stale_pid_with_anothers_time_of_birth_is_not_believed(host: Host) -> None:
     parent = host.born(50)
     worker = host.born(51, parent=50, copied=True)
     wrong = ResourceClaim(pid=50, created=host.created(parent, later=-30))
     assert host.whose(host.kernel.over_unix(worker), wrong) == DISBELIEVED
 
 
-def test_a_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: Host) -> None:
+def test_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: Host) -> None:
     starter = host.born(50)
     daemon = host.born(51, parent=1, copied=True)
     told = ResourceClaim(pid=50, created=host.created(starter))
@@ -150,7 +150,7 @@ def test_a_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host:
     assert host.whose(peer, later) == DISBELIEVED
 
 
-def test_a_worker_on_its_masters_connection_is_believed_and_the_master_no_forwarder(
+def test_worker_on_its_masters_connection_is_believed_and_the_master_no_forwarder(
     host: Host,
 ) -> None:
     peer = host.kernel.over_unix(master := host.born(50))
@@ -159,7 +159,7 @@ def test_a_worker_on_its_masters_connection_is_believed_and_the_master_no_forwar
     assert host.whose(peer, ResourceClaim("other")) == master.consumer
 
 
-def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
+def test_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
     peer = host.kernel.over_unix(master := host.born(50))
     worker = host.born(51, parent=50, copied=True)
     stranger = host.born(52, user=1001)
@@ -173,7 +173,7 @@ def test_the_connection_of_a_dead_master_proves_the_user(host: Host) -> None:
 # ------------------------------------------------------------------------------ pids used again
 
 
-def test_a_reused_pid_is_another_process(host: Host) -> None:
+def test_reused_pid_is_another_process(host: Host) -> None:
     first = host.born(50)
     peer = host.kernel.over_unix(first)
     assert host.whose(peer) == first.consumer
@@ -184,14 +184,14 @@ def test_a_reused_pid_is_another_process(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(second)) == second.consumer
 
 
-def test_a_pid_first_seen_after_it_was_given_away_is_not_the_sender(host: Host) -> None:
+def test_pid_first_seen_after_it_was_given_away_is_not_the_sender(host: Host) -> None:
     peer = host.kernel.over_unix(first := host.born(50))
     host.kernel.dies(first)
     host.born(50)
     assert host.whose(peer) == UNKNOWN
 
 
-def test_an_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host) -> None:
+def test_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host) -> None:
     peer = host.kernel.over_unix(first := host.born(50), dated=False)
     assert host.whose(peer) == first.consumer
     host.kernel.dies(first)
@@ -202,7 +202,7 @@ def test_an_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host)
     assert host.whose(peer) == UNKNOWN
 
 
-def test_a_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) -> None:
+def test_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) -> None:
     app, collector = host.born(50), host.kernel.over_unix(host.born(60))
     assert host.whose(collector, ResourceClaim(pid=50)) == app.consumer
     host.kernel.dies(app)
@@ -214,7 +214,7 @@ def test_a_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) 
     assert host.whose(collector, ResourceClaim(pid=50)) == again.consumer
 
 
-def test_the_last_spans_of_a_process_may_come_after_its_end_for_a_while(host: Host) -> None:
+def test_last_spans_of_a_process_may_come_after_its_end_for_a_while(host: Host) -> None:
     app, collector = host.born(50), host.kernel.over_unix(host.born(60))
     host.whose(collector, ResourceClaim(pid=50))
     host.kernel.dies(app)
@@ -251,7 +251,7 @@ def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
     assert other.users == {1001}
 
 
-def test_an_unseen_root_in_a_container_is_not_taken_for_the_hosts_init(host: Host) -> None:
+def test_unseen_root_in_a_container_is_not_taken_for_the_hosts_init(host: Host) -> None:
     app = host.born(50, user=0, inside=(1,))
     host.kernel.closed_to_us |= {50, 1}
     assert host.whose(host.kernel.over_tcp(app), ResourceClaim(pid=1)) == DISBELIEVED
@@ -279,7 +279,7 @@ def test_among_orphans_that_share_a_connection_none_is_chosen(host: Host) -> Non
     assert host.whose(peer) == UNKNOWN
 
 
-def test_a_socket_without_holder_proves_nothing(host: Host) -> None:
+def test_socket_without_holder_proves_nothing(host: Host) -> None:
     peer = host.kernel.over_tcp(app := host.born(50))
     host.kernel.sockets.clear()
     assert host.whose(peer) == UNKNOWN
@@ -287,7 +287,7 @@ def test_a_socket_without_holder_proves_nothing(host: Host) -> None:
     assert host.whose(peer, ResourceClaim(pid=50, created=host.created(app))) == app.consumer
 
 
-def test_a_port_used_again_is_another_connection(host: Host) -> None:
+def test_port_used_again_is_another_connection(host: Host) -> None:
     first, second = host.born(50), host.born(60)
     peer = host.kernel.over_tcp(first, dated=False)
     assert host.whose(peer) == first.consumer
@@ -298,7 +298,7 @@ def test_a_port_used_again_is_another_connection(host: Host) -> None:
     assert host.whose(peer) == second.consumer
 
 
-def test_a_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) -> None:
+def test_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     for pid in range(1000, 1100):
         host.whose(peer, ResourceClaim(pid=pid))
@@ -330,7 +330,7 @@ def test_from_another_host_or_namespace_a_bare_pid_is_not_believed(host: Host) -
     assert host.whose(Peer(), ResourceClaim("web")) == UNKNOWN
 
 
-def test_a_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
+def test_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
     app = host.born(50)
     for later in (-1, 0, 1):
         claim = ResourceClaim(pid=50, created=host.created(app, later))
@@ -338,7 +338,7 @@ def test_a_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=host.created(app, 3))) == DISBELIEVED
 
 
-def test_a_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
+def test_time_of_birth_fits_by_the_clock_of_then(host: Host) -> None:
     app = host.born(50)
     claim = ResourceClaim(pid=50, created=host.created(app))
     host.clock.step_wall(7200)
@@ -355,7 +355,7 @@ def test_start_times_match_after_suspend(host: Host) -> None:
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-13-01", "0000", "9" * 400, "\0"])
-def test_an_invalid_start_time_is_ignored(host: Host, created: str) -> None:
+def test_invalid_start_time_is_ignored(host: Host, created: str) -> None:
     app = host.born(50)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, created=created)) == DISBELIEVED
     assert (
@@ -368,7 +368,7 @@ def test_an_invalid_start_time_is_ignored(host: Host, created: str) -> None:
 
 
 @pytest.mark.parametrize("told", [ID, ID[:12], f"docker://{ID}", f"cri-containerd-{ID}.scope"])
-def test_a_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
+def test_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
     host.born(7, user=0)
     host.born(50, inside=(1,), cgroup=DOCKER)
     app = host.born(51, inside=(7,), cgroup=DOCKER)
@@ -376,39 +376,39 @@ def test_a_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
     assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=told)) == app.consumer
 
 
-def test_a_pid_outside_the_claimed_container_is_not_believed(host: Host) -> None:
+def test_pid_outside_the_claimed_container_is_not_believed(host: Host) -> None:
     host.born(50, inside=(1,), cgroup=DOCKER)
     host.born(60)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=60, container=ID)) == DISBELIEVED
     assert host.whose(ELSEWHERE, ResourceClaim(pid=9, container=ID)) == DISBELIEVED
 
 
-def test_a_container_that_is_not_here_is_unknown(host: Host) -> None:
+def test_container_that_is_not_here_is_unknown(host: Host) -> None:
     host.born(7)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == UNKNOWN
     assert host.whose(ELSEWHERE, ResourceClaim(container=ID)) == UNKNOWN
 
 
-def test_a_containers_only_process_needs_no_pid(host: Host) -> None:
+def test_containers_only_process_needs_no_pid(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
     assert host.whose(ELSEWHERE, ResourceClaim("web", container=ID)) == app.consumer
     host.born(51, inside=(2,), cgroup=DOCKER)
     assert host.whose(Peer(), ResourceClaim("shop", container=ID)) == UNKNOWN
 
 
-def test_an_ambiguous_pid_in_a_container_is_unknown(host: Host) -> None:
+def test_ambiguous_pid_in_a_container_is_unknown(host: Host) -> None:
     host.born(50, inside=(1, 7), cgroup=DOCKER)
     host.born(51, inside=(2, 7), cgroup=DOCKER)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=ID)) == DISBELIEVED
 
 
-def test_an_observer_of_a_container_may_claim_host_pids(host: Host) -> None:
+def test_observer_of_a_container_may_claim_host_pids(host: Host) -> None:
     app = host.born(50, inside=(7,), cgroup=DOCKER)
     host.born(51, inside=(8,), cgroup=DOCKER)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50, container=ID)) == app.consumer
 
 
-def test_a_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
+def test_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) -> None:
     app = host.born(50, inside=(1,), cgroup=DOCKER)
     collector = host.born(60, inside=(1,), cgroup=DOCKER.replace(ID, OTHER_ID))
     peer = host.kernel.over_unix(collector)
@@ -417,7 +417,7 @@ def test_a_collector_in_one_container_is_not_the_pid_1_of_another(host: Host) ->
     assert host.whose(peer, ResourceClaim("web", container=ID)) == app.consumer
 
 
-def test_a_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:
+def test_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: Host) -> None:
     host.born(8)
     app = host.born(50, inside=(8,), cgroup=DOCKER)
     sidecar = host.born(51, inside=(9,), cgroup=DOCKER)
@@ -426,13 +426,13 @@ def test_a_sender_in_a_container_names_its_neighbours_by_their_pids_there(host: 
     assert host.whose(peer, ResourceClaim(pid=10)) == DISBELIEVED
 
 
-def test_the_same_small_pid_with_another_time_of_birth_is_another_process(host: Host) -> None:
+def test_same_small_pid_with_another_time_of_birth_is_another_process(host: Host) -> None:
     sidecar = host.born(51, inside=(1,), cgroup=DOCKER)
     claim = ResourceClaim(pid=1, created=host.created(sidecar, later=-500))
     assert host.whose(host.kernel.over_unix(sidecar), claim) == DISBELIEVED
 
 
-def test_a_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
+def test_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
     host: Host,
 ) -> None:
     old = host.born(50, inside=(1,), cgroup=DOCKER)
@@ -467,6 +467,6 @@ def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
     assert max(len(key[3]) for key in host.identities._identities) <= MAX_CLAIM_LENGTH
 
 
-def test_a_process_is_known_by_its_pid(host: Host) -> None:
+def test_process_is_known_by_its_pid(host: Host) -> None:
     assert host.identities.identify(50) is None
     assert host.identities.identify((app := host.born(50)).consumer.pid) == app.consumer

@@ -35,34 +35,34 @@ def row(state: str = "01", user: int = 1000, inode: int = 555) -> str:
     )
 
 
-def test_the_senders_end_is_found_and_not_ours(tmp_path: Path) -> None:
+def test_senders_end_is_found_and_not_ours(tmp_path: Path) -> None:
     assert table(tmp_path, "tcp", THEIRS, row()).owner_of(END, OTHER) == SocketOwner(1000, 555)
 
 
-def test_a_socket_without_holder_has_no_owner(tmp_path: Path) -> None:
+def test_socket_without_holder_has_no_owner(tmp_path: Path) -> None:
     waiting = table(tmp_path, "tcp", row(state="06", user=0, inode=0))
     assert waiting.owner_of(END, OTHER) is None
 
 
 @pytest.mark.parametrize("end", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_an_ipv4_connection_is_found_among_ipv6_sockets(tmp_path: Path, end: str) -> None:
+def test_ipv4_connection_is_found_among_ipv6_sockets(tmp_path: Path, end: str) -> None:
     mapped = row().replace("0100007F", MAPPED)
     connections = table(tmp_path, "tcp6", mapped)
     assert connections.owner_of((end, 40000), OTHER) == SocketOwner(1000, 555)
 
 
-def test_an_ipv6_address_is_found_without_its_zone(tmp_path: Path) -> None:
+def test_ipv6_address_is_found_without_its_zone(tmp_path: Path) -> None:
     connections = table(tmp_path, "tcp6", row().replace("0100007F", SIX))
     assert connections.owner_of(("::1%lo", 40000), ("::1", 4318)) == SocketOwner(1000, 555)
 
 
 @pytest.mark.parametrize("end", [("127.0.0.1", 40001), ("10.0.0.1", 40000), ("sock", 1), ("", 0)])
-def test_an_end_that_is_not_here_has_no_owner(tmp_path: Path, end: tuple[str, int]) -> None:
+def test_end_that_is_not_here_has_no_owner(tmp_path: Path, end: tuple[str, int]) -> None:
     assert table(tmp_path, "tcp", row()).owner_of(end, OTHER) is None
     assert TcpConnections(tmp_path / "nothing").owner_of(end, OTHER) is None
 
 
-def test_a_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:
+def test_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:
     (tmp_path / "50/fd").mkdir(parents=True)
     (tmp_path / "50/fd/0").symlink_to("/dev/null")
     (tmp_path / "50/fd/3").symlink_to("socket:[555]")
@@ -88,7 +88,7 @@ def process(root: Path, *, flags: int = 0, tgid: int = 50, nspid: str = "") -> P
     return ProcessInspector(root)
 
 
-def test_a_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
+def test_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
     living = process(tmp_path, nspid="NSpid:\t50\t12\t3\n").look(50)
     assert living is not None
     assert living.consumer == Consumer(50, 98765)
@@ -98,19 +98,19 @@ def test_a_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
     assert not living.kernel
 
 
-def test_a_kernel_without_namespaces_has_one_pid_each(tmp_path: Path) -> None:
+def test_kernel_without_namespaces_has_one_pid_each(tmp_path: Path) -> None:
     living = process(tmp_path).look(50)
     assert living is not None
     assert living.pids == (50,)
 
 
-def test_a_forked_process_without_exec_is_a_copy(tmp_path: Path) -> None:
+def test_forked_process_without_exec_is_a_copy(tmp_path: Path) -> None:
     living = process(tmp_path, flags=0x400040).look(50)
     assert living is not None
     assert living.copied
 
 
-def test_a_thread_or_half_a_process_is_none(tmp_path: Path) -> None:
+def test_thread_or_half_a_process_is_none(tmp_path: Path) -> None:
     assert process(tmp_path, tgid=49).look(50) is None
     (tmp_path / "50/status").unlink()
     assert process(tmp_path).identify(50) == Consumer(50, 98765)

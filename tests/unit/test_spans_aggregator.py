@@ -57,7 +57,7 @@ def test_spans_of_one_name_add_up() -> None:
     assert rows(totals)["shop", "ship"].tokens == {}
 
 
-def test_the_same_name_in_two_services_is_two_rows() -> None:
+def test_same_name_in_two_services_is_two_rows() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("get", {CPU: 1}), joined("get", {CPU: 2}, service="bank")], moment(0))
     assert {key: row.energy[CPU] for key, row in rows(totals).items()} == {

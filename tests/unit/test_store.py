@@ -29,7 +29,7 @@ def open_store(state_dir: Path, host: Books, settings: Settings | None = None) -
     return Store.open(state_dir, settings or Settings(), host.clock)
 
 
-def test_a_new_store_has_no_opening(tmp_path: Path, host: Books) -> None:
+def test_new_store_has_no_opening(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path / "made" / "on" / "demand", host)) as store:
         assert store.last_checkpoint() is None
         assert store.health.up
@@ -52,7 +52,7 @@ def test_books_leave_out_what_was_true_only_then() -> None:
     assert unpack_checkpoint(pack_checkpoint(lively)) == opening
 
 
-def test_the_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
+def test_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
     rows = tuple(
         ProcessRow(PayerInfo(payer, "x"), {}, {}) for payer in (Remainder("/a"), Consumer(1, 2))
     )
@@ -88,7 +88,7 @@ def test_books_that_are_older_than_the_last_are_not_written(tmp_path: Path, host
         assert store.health.failed == 0
 
 
-def test_a_closed_store_takes_nothing(tmp_path: Path, host: Books) -> None:
+def test_closed_store_takes_nothing(tmp_path: Path, host: Books) -> None:
     store = open_store(tmp_path, host)
     store.close()
     store.close()
@@ -104,7 +104,7 @@ def test_energy_goes_to_the_minute_in_which_its_interval_ended(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("step", [-3600, 3600, -86_400 * 365, 86_400 * 365])
-def test_a_stepped_clock_makes_nothing_negative_and_loses_nothing(
+def test_stepped_clock_makes_nothing_negative_and_loses_nothing(
     tmp_path: Path, host: Books, step: int
 ) -> None:
     with closing(open_store(tmp_path, host)) as store:
@@ -120,7 +120,7 @@ def test_a_stepped_clock_makes_nothing_negative_and_loses_nothing(
         assert min(least) >= 0
 
 
-def test_a_clock_set_back_adds_to_the_minutes_that_are_there(tmp_path: Path, host: Books) -> None:
+def test_clock_set_back_adds_to_the_minutes_that_are_there(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}, seconds=60))
         before = buckets(store.path, MINUTE)
@@ -130,7 +130,7 @@ def test_a_clock_set_back_adds_to_the_minutes_that_are_there(tmp_path: Path, hos
         assert history(store.path) == totals(host.now())
 
 
-def test_a_wildly_wrong_clock_does_not_make_the_past_expire(tmp_path: Path, host: Books) -> None:
+def test_wildly_wrong_clock_does_not_make_the_past_expire(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         kept = buckets(store.path, MINUTE)
@@ -154,7 +154,7 @@ def test_minutes_become_hours_and_hours_become_days(tmp_path: Path, host: Books)
         assert history(store.path) == totals(host.now())
 
 
-def test_an_hour_is_the_sum_of_its_minutes(tmp_path: Path, host: Books) -> None:
+def test_hour_is_the_sum_of_its_minutes(tmp_path: Path, host: Books) -> None:
     settings = Settings(minutes=Duration.parse("1h"))
     with closing(open_store(tmp_path, host, settings)) as store:
         host.clock.advance(HOUR - host.clock.now().wall // 10**9 % HOUR - 60)
@@ -178,7 +178,7 @@ def test_days_beyond_the_last_are_forgotten(tmp_path: Path, host: Books) -> None
         assert len(buckets(store.path, DAY)) == 3
 
 
-def test_a_bucket_names_only_the_greatest_and_the_rest_still_sums(
+def test_bucket_names_only_the_greatest_and_the_rest_still_sums(
     tmp_path: Path, host: Books
 ) -> None:
     settings = Settings(processes=2, groups=3)
@@ -210,7 +210,7 @@ def test_names_nobody_bears_any_more_are_forgotten(tmp_path: Path, host: Books) 
         assert names < 3 * (26 + 48 * 5 + 2 * 5)
 
 
-def test_the_file_stays_within_its_bytes_and_gives_up_resolution_before_energy(
+def test_file_stays_within_its_bytes_and_gives_up_resolution_before_energy(
     tmp_path: Path, host: Books
 ) -> None:
     settings = Settings(max_size=Size(150_000))
@@ -224,7 +224,7 @@ def test_the_file_stays_within_its_bytes_and_gives_up_resolution_before_energy(
     assert store.path.stat().st_size < 250_000
 
 
-def test_a_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: Books) -> None:
+def test_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         host.emulated = True
@@ -235,7 +235,7 @@ def test_a_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: B
         assert sorted(gpu) == ["derived", "emulated"]
 
 
-def test_an_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) -> None:
+def test_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) -> None:
     true = Store.open(tmp_path, Settings(), host.clock)
     emulated = Store.open(tmp_path, Settings(), host.clock, emulated=True)
     emulated.write(host.spend({1: 1}))
@@ -246,7 +246,7 @@ def test_an_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) ->
         assert store.last_checkpoint() is None
 
 
-def test_a_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host: Books) -> None:
+def test_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         assert _package(store.path).energy == host.package
@@ -255,7 +255,7 @@ def test_a_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host
     assert _package(store.path).energy == host.package
 
 
-def test_a_stretch_without_records_says_what_there_is(tmp_path: Path, host: Books) -> None:
+def test_stretch_without_records_says_what_there_is(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         assert extract_history(store.path, 0, 2**40) == NoHistory(None)
         store.write(host.spend({1: 1}))
@@ -264,7 +264,7 @@ def test_a_stretch_without_records_says_what_there_is(tmp_path: Path, host: Book
         assert isinstance(extract_history(store.path, start + 59, start + 60), HistoryExtract)
 
 
-def test_a_stretch_is_widened_to_whole_buckets(tmp_path: Path, host: Books) -> None:
+def test_stretch_is_widened_to_whole_buckets(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         for _ in range(10):
             store.write(host.spend({1: 1}, seconds=60))

@@ -111,7 +111,7 @@ def test_books_that_are_gone_on_from_are_left_to_who_kept_them(tmp_path: Path) -
     assert late.history() == dict(Counter(totals(late.others.now())) + spent)
 
 
-def test_the_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
+def test_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
     late.spend(1)
     late.other.close()
     late.spend(2)
@@ -122,7 +122,7 @@ def test_the_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
         assert totals(kept.previous) == totals(late.host.now())
 
 
-def test_a_store_that_was_never_had_is_not_asked_for_at_the_end(late: Late) -> None:
+def test_store_that_was_never_had_is_not_asked_for_at_the_end(late: Late) -> None:
     late.spend(1)
     late.other.close()
     late.books.close()

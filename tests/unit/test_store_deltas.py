@@ -23,7 +23,7 @@ def job(pid: int, hw_type: HwType = CPU) -> EnergyOwner:
     return EnergyOwner(PROCESS, hw_type, f"job{pid}", f"c{pid}")
 
 
-def test_a_process_is_charged_what_it_spent_since_the_last_books() -> None:
+def test_process_is_charged_what_it_spent_since_the_last_books() -> None:
     host = Books()
     first = host.spend({1: 10, 2: 5})
     second = host.spend({1: 3})
@@ -41,7 +41,7 @@ def test_without_earlier_books_all_that_was_ever_spent_counts() -> None:
     assert {spent.domain.id: spent.energy for spent in delta.domains}[PACKAGE.id] == host.package
 
 
-def test_a_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> None:
+def test_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> None:
     host = Books()
     first = host.spend({1: 10, 2: 5})
     second = host.spend({1: 3, 2: 4})
@@ -53,7 +53,7 @@ def test_a_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> Non
     assert owners[REST] == 3 * J + 1 * J
 
 
-def test_a_process_that_was_listed_anew_counts_from_nothing() -> None:
+def test_process_that_was_listed_anew_counts_from_nothing() -> None:
     host = Books()
     first = host.spend({1: 10})
     second = host.spend({1: 6})
@@ -64,7 +64,7 @@ def test_a_process_that_was_listed_anew_counts_from_nothing() -> None:
     assert owners[REST] == 2 * J + 1 * J
 
 
-def test_the_same_pid_in_another_boot_is_another_process() -> None:
+def test_same_pid_in_another_boot_is_another_process() -> None:
     host = Books()
     first = host.spend({1: 10})
     host.boot_id = "next"
@@ -83,7 +83,7 @@ def test_books_begun_anew_count_in_full() -> None:
     assert delta.owners[job(1)] == 7 * J
 
 
-def test_a_domain_that_comes_to_be_attributed_counts_what_it_spent_once() -> None:
+def test_domain_that_comes_to_be_attributed_counts_what_it_spent_once() -> None:
     counted = replace(PACKAGE, resource=None)
     first = _books(DomainAccount(counted, Microjoules(100)))
     second = _books(
@@ -108,7 +108,7 @@ def test_names_that_claim_more_than_there_was_are_dropped_and_the_whole_stays() 
     assert sum(e for o, e in owners.items() if o.kind == PROCESS and o.hw_type is CPU) == 4 * J
 
 
-def test_a_gap_without_energy_is_kept() -> None:
+def test_gap_without_energy_is_kept() -> None:
     host = Books()
     first = host.spend({})
     gaps = {account.domain.id: account.gaps for account in host.spend({}).accounts}

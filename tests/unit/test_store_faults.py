@@ -60,7 +60,7 @@ def aside(store: Store) -> list[str]:
 # ------------------------------------------------------------------------------------ corruption
 
 
-def test_a_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
+def test_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
     store: Store, host: Books, said: list[str]
 ) -> None:
     store.close()
@@ -112,7 +112,7 @@ def test_damaged_bytes_anywhere_never_stop_the_agent(
             assert len(said) == again.health.failed == 1
 
 
-def test_a_file_damaged_while_it_is_open_costs_history_but_no_counter(
+def test_file_damaged_while_it_is_open_costs_history_but_no_counter(
     store: Store, host: Books, said: list[str]
 ) -> None:
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_a_file_damaged_while_it_is_open_costs_history_but_no_counter(
         assert all(kept[key] >= value for key, value in written.items())
 
 
-def test_a_file_deleted_while_it_is_open_is_begun_anew(
+def test_file_deleted_while_it_is_open_is_begun_anew(
     store: Store, host: Books, said: list[str]
 ) -> None:
     store.write(host.spend({1: 1}))
@@ -161,7 +161,7 @@ def test_books_that_cannot_be_unpacked_are_corruption(
         assert aside(again) == ["wattspan.sqlite.corrupt-1"]
 
 
-def test_a_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
+def test_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
     for _ in range(20):
         store.write(host.spend(dict.fromkeys(range(20), 1), seconds=60))
     store.close()
@@ -175,7 +175,7 @@ def test_a_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
 # -------------------------------------------------------------------------------- a full disk
 
 
-def test_a_full_disk_costs_nothing_once_there_is_room(
+def test_full_disk_costs_nothing_once_there_is_room(
     store: Store, host: Books, said: list[str]
 ) -> None:
     assert store.write(host.spend({1: 1}))
@@ -213,7 +213,7 @@ def test_writes_are_tried_again_ever_less_often(store: Store, host: Books, said:
     assert totals(store.last_checkpoint()) == totals(host.now())
 
 
-def test_a_commit_that_failed_yet_reached_the_disk_is_not_counted_twice(
+def test_commit_that_failed_yet_reached_the_disk_is_not_counted_twice(
     store: Store, host: Books
 ) -> None:
     store.write(host.spend({1: 1}))
@@ -227,7 +227,7 @@ def test_a_commit_that_failed_yet_reached_the_disk_is_not_counted_twice(
 
 
 @pytest.mark.needs_root
-def test_a_full_file_system_is_one_sentence_and_no_loss(tmp_path: Path) -> None:
+def test_full_file_system_is_one_sentence_and_no_loss(tmp_path: Path) -> None:
     answer = _in_mount(
         tmp_path,
         "mount -t tmpfs -o size=1m tmpfs",
@@ -251,7 +251,7 @@ def test_a_full_file_system_is_one_sentence_and_no_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_a_file_system_that_is_full_at_the_start_is_refused(tmp_path: Path) -> None:
+def test_file_system_that_is_full_at_the_start_is_refused(tmp_path: Path) -> None:
     full = "mount -t tmpfs -o size=16k tmpfs"
     answer = _in_mount(tmp_path, full, "", opens=False)
     assert "the disk is full" in answer
@@ -262,14 +262,14 @@ def test_a_file_system_that_is_full_at_the_start_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.needs_root
-def test_a_read_only_file_system_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_read_only_file_system_is_refused_with_the_remedy(tmp_path: Path) -> None:
     answer = _in_mount(tmp_path, "mount -t tmpfs -o ro tmpfs", "", opens=False)
     assert "Read-only file system" in answer or "read-only file system" in answer
     assert "state_dir in [agent]" in answer
 
 
 @pytest.mark.needs_root
-def test_a_directory_of_somebody_else_is_refused_and_can_still_be_read(
+def test_directory_of_somebody_else_is_refused_and_can_still_be_read(
     tmp_path: Path, host: Books
 ) -> None:
     state = tmp_path / "state"
@@ -283,13 +283,13 @@ def test_a_directory_of_somebody_else_is_refused_and_can_still_be_read(
     assert not list(state.glob("*.corrupt*"))
 
 
-def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path, host: Books) -> None:
+def test_state_directory_that_is_a_file_is_refused(tmp_path: Path, host: Books) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"Cannot open the store .*file"):
         Store.open(tmp_path / "file", Settings(), host.clock)
 
 
-def test_a_store_of_a_newer_wattspan_is_left_alone(store: Store, host: Books) -> None:
+def test_store_of_a_newer_wattspan_is_left_alone(store: Store, host: Books) -> None:
     store.write(host.spend({1: 1}))
     store.close()
     with closing(sqlite3.connect(store.path)) as database:
@@ -303,7 +303,7 @@ def test_a_store_of_a_newer_wattspan_is_left_alone(store: Store, host: Books) ->
     assert store.path.read_bytes() == content
 
 
-def test_a_database_of_another_program_is_left_alone(tmp_path: Path, host: Books) -> None:
+def test_database_of_another_program_is_left_alone(tmp_path: Path, host: Books) -> None:
     path = tmp_path / "wattspan.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE theirs (precious)")
@@ -313,7 +313,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path, host: Books
     assert path.read_bytes() == content
 
 
-def test_an_older_schema_is_brought_up_to_date_step_by_step(tmp_path: Path) -> None:
+def test_older_schema_is_brought_up_to_date_step_by_step(tmp_path: Path) -> None:
     steps = (*MIGRATIONS, "CREATE TABLE second (a)", "ALTER TABLE second ADD COLUMN b")
     with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as database:
         migrate(database)
@@ -325,7 +325,7 @@ def test_an_older_schema_is_brought_up_to_date_step_by_step(tmp_path: Path) -> N
         assert [row[1] for row in database.execute("PRAGMA table_info(second)")] == ["a", "b"]
 
 
-def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
+def test_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
     steps = (*MIGRATIONS, "CREATE TABLE second (a); CREATE TABLE second (a)")
     with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as database:
         with pytest.raises(sqlite3.OperationalError):
@@ -334,7 +334,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> 
         assert not database.execute("PRAGMA table_info(second)").fetchall()
 
 
-def test_a_log_left_by_a_deleted_database_is_not_replayed_into_the_new(
+def test_log_left_by_a_deleted_database_is_not_replayed_into_the_new(
     store: Store, host: Books
 ) -> None:
     store.write(host.spend({1: 1}))
@@ -348,7 +348,7 @@ def test_a_log_left_by_a_deleted_database_is_not_replayed_into_the_new(
         assert buckets(again.path, MINUTE) == []
 
 
-def test_a_store_locked_by_another_program_is_written_later(
+def test_store_locked_by_another_program_is_written_later(
     store: Store, host: Books, said: list[str]
 ) -> None:
     store.write(host.spend({1: 1}))

@@ -69,7 +69,7 @@ def test_what_is_handed_over_is_written_when_that_returns(disk: Disk) -> None:
     assert disk.keeper.overdue() == 0
 
 
-def test_a_disk_that_hangs_is_told_of_and_gets_the_newest_when_it_answers(disk: Disk) -> None:
+def test_disk_that_hangs_is_told_of_and_gets_the_newest_when_it_answers(disk: Disk) -> None:
     disk.keep()
     first = disk.hang()
     disk.clock.advance(3)
@@ -96,7 +96,7 @@ def test_once_it_is_quick_again_it_is_waited_for_again(disk: Disk) -> None:
         assert disk.written[-1] is opening
 
 
-def test_the_end_writes_what_waits_and_leaves_a_disk_that_hangs_behind() -> None:
+def test_end_writes_what_waits_and_leaves_a_disk_that_hangs_behind() -> None:
     disk = Disk()
     disk.hang()
     assert not disk.keeper.close()
@@ -106,11 +106,11 @@ def test_the_end_writes_what_waits_and_leaves_a_disk_that_hangs_behind() -> None
     assert newest not in disk.written  # it came after the end
 
 
-def test_a_keeper_that_kept_nothing_ends_at_once(disk: Disk) -> None:
+def test_keeper_that_kept_nothing_ends_at_once(disk: Disk) -> None:
     assert disk.keeper.close()
 
 
-def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
+def test_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
     host = Books()
 
     def write(opening: Checkpoint) -> None:
@@ -122,7 +122,7 @@ def test_a_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
             keeper.submit_and_wait(host.spend({1: 1}))
 
 
-def test_the_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path) -> None:
+def test_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path) -> None:
     store = Store.open(tmp_path, Settings(), disk.clock)
     with closing(
         CheckpointStore(store, AlternatingCheckpointFiles(store.path), disk.keeper)

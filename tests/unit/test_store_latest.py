@@ -37,7 +37,7 @@ def total(opening: Checkpoint | None) -> int:
     return sum(account.energy for account in opening.accounts)
 
 
-def test_the_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) -> None:
+def test_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) -> None:
     assert again(tmp_path) is None
     latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     written = [host.spend({1: 10}) for _ in range(5)]
@@ -53,7 +53,7 @@ def test_the_newest_is_found_by_the_next_process(tmp_path: Path, host: Books) ->
 
 
 @pytest.mark.parametrize("keep", [0, 1, 8, 23, 24, 25, 100, -1])
-def test_a_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: int) -> None:
+def test_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: int) -> None:
     latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite")
     before, torn = host.spend({1: 10}), host.spend({1: 10})
     latest.write(before)
@@ -65,7 +65,7 @@ def test_a_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: i
 
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_found_out(
+def test_flipped_bit_is_found_out(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
 ) -> None:
     folder, host = tmp_path_factory.mktemp("latest"), Books(ManualClock())
@@ -92,7 +92,7 @@ def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
     assert found.processes[0].info.command == "\udcff\x00"
 
 
-def test_a_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, host: Books) -> None:
+def test_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, host: Books) -> None:
     said: list[str] = []
     latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite", said.append)
     whole = latest._files
@@ -124,7 +124,7 @@ def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Boo
     store.close()
 
 
-def test_a_lost_history_does_not_begin_with_all_that_was_ever_spent(
+def test_lost_history_does_not_begin_with_all_that_was_ever_spent(
     tmp_path: Path, host: Books
 ) -> None:
     kept = CheckpointStore.open(tmp_path, Settings(), host.clock)

@@ -116,7 +116,7 @@ def spent(state_dir: Path, host: Books) -> str:
     return str(sum(domain.energy for domain in found.domains if domain.in_cover))
 
 
-def test_a_reader_of_the_group_cannot_block_the_store(state_dir: Path, host: Books) -> None:
+def test_reader_of_the_group_cannot_block_the_store(state_dir: Path, host: Books) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:
         assert store.write(host.spend({1: 10}))
         with locked_by_the_member(state_dir):
@@ -126,7 +126,7 @@ def test_a_reader_of_the_group_cannot_block_the_store(state_dir: Path, host: Boo
                 assert next_store.write(host.spend({1: 10})), next_store.health.failures
 
 
-def test_the_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
+def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
     state_dir: Path, host: Books
 ) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:
@@ -142,7 +142,7 @@ def test_the_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
         assert index.stat().st_mode & 0o077 == 0
 
 
-def test_a_reader_of_the_group_reads_what_the_agent_has_just_written(
+def test_reader_of_the_group_reads_what_the_agent_has_just_written(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:
@@ -155,7 +155,7 @@ def test_a_reader_of_the_group_reads_what_the_agent_has_just_written(
     assert member() == own
 
 
-def test_a_reader_without_the_right_to_read_is_told_so(
+def test_reader_without_the_right_to_read_is_told_so(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:

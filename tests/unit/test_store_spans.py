@@ -92,7 +92,7 @@ def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
         }
 
 
-def test_a_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
+def test_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         for energy in range(1, 6):
@@ -135,7 +135,7 @@ def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
         assert stored(store.path)[PAY] == use(107, calls=3)
 
 
-def test_a_failed_write_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+def test_failed_write_is_made_up_for_by_the_next(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=5))
@@ -186,7 +186,7 @@ def test_roll_ups_keep_every_sum(tmp_path: Path) -> None:
         assert history(store.path) == totals(shop.now())
 
 
-def test_a_bucket_names_only_the_greatest_and_the_rest_still_sums(tmp_path: Path) -> None:
+def test_bucket_names_only_the_greatest_and_the_rest_still_sums(tmp_path: Path) -> None:
     shop = Shop(names=8)
     with closing(shop.open(tmp_path, spans=2)) as store:
         store.write(shop.sell(**{f"n{n}": n for n in range(1, 11)}))
@@ -236,7 +236,7 @@ def test_absurd_claims_of_time_and_tokens_fit_the_file(tmp_path: Path) -> None:
         assert stored(store.path)[named("old")].nanoseconds >= MAX_STORED_INTEGER
 
 
-def test_a_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(replace(shop.sell(), spans=(), outside={}))
@@ -272,7 +272,7 @@ def test_what_did_not_move_is_left_out() -> None:
     assert spans_between(books(row(5, 1), shop=3), books(row(5, 1), shop=3)) == {}
 
 
-def test_a_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
+def test_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
     assert spans_between(books(row(50, 9)), books(row(60, 2))) == {PAY: SpanUsage({CPU: 60}, 2)}
 
 
@@ -284,6 +284,6 @@ def test_without_earlier_books_all_counts(earlier: Checkpoint | None) -> None:
     }
 
 
-def test_the_row_of_all_others_is_the_rest() -> None:
+def test_row_of_all_others_is_the_rest() -> None:
     other = SpanRow("other", "other", {CPU: Microjoules(2)}, count=1)  # type: ignore[arg-type]
     assert spans_between(None, books(other)) == {REST_OF_SPANS: SpanUsage({CPU: 2}, 1)}

@@ -36,7 +36,7 @@ from wattspan.testing import ManualClock
 NOW = Instant(10**12, 1_700_000_000 * 10**9)
 
 
-def test_the_service_manager_is_told_where_it_listens() -> None:
+def test_service_manager_is_told_where_it_listens() -> None:
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
         notify("READY=1")
@@ -44,7 +44,7 @@ def test_the_service_manager_is_told_where_it_listens() -> None:
         assert manager.messages == ["READY=1", "RELOADING=1\nMONOTONIC_USEC=7"]
 
 
-def test_an_abstract_address_is_understood_as_well() -> None:
+def test_abstract_address_is_understood_as_well() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0wattspan-test-{os.getpid()}")
         SystemdNotifier({"NOTIFY_SOCKET": f"@wattspan-test-{os.getpid()}"})("READY=1")
@@ -76,11 +76,11 @@ def test_what_a_service_starts_has_nothing_to_tell() -> None:
         {"WATCHDOG_USEC": "5000000", "WATCHDOG_PID": "1"},
     ],
 )
-def test_a_watchdog_that_is_not_ours_or_not_a_period_awaits_nothing(told: dict[str, str]) -> None:
+def test_watchdog_that_is_not_ours_or_not_a_period_awaits_nothing(told: dict[str, str]) -> None:
     assert SystemdNotifier({"NOTIFY_SOCKET": "/nowhere", **told}).period is None
 
 
-def test_a_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
+def test_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
         watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
@@ -91,7 +91,7 @@ def test_a_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
         assert manager.count("WATCHDOG=1") == 20
 
 
-def test_a_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_again() -> None:
+def test_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_again() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
         watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
@@ -109,7 +109,7 @@ def test_nobody_who_waits_for_a_sign_of_life_means_none() -> None:
         assert manager.messages == []
 
 
-def test_a_status_is_told_when_it_changes() -> None:
+def test_status_is_told_when_it_changes() -> None:
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
         notify.ready("One.")
@@ -130,13 +130,13 @@ def test_no_word_of_a_status_becomes_a_message_of_its_own() -> None:
         assert len(second) == len("STATUS=") + LONGEST_STATUS
 
 
-def test_a_reload_says_when_it_began() -> None:
+def test_reload_says_when_it_began() -> None:
     with ServiceManager() as manager:
         SystemdNotifier(manager.environ).reloading(1_234_567_891)
         assert manager.lines[:2] == ["RELOADING=1", "MONOTONIC_USEC=1234567"]
 
 
-def test_a_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
+def test_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
     with ServiceManager(watchdog=1) as manager:
         notify = SystemdNotifier(manager.environ)
         for _ in range(2000):  # more than any queue of datagrams holds
@@ -147,7 +147,7 @@ def test_a_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
 # --------------------------------------------------------------------------- the one sentence
 
 
-def test_a_status_says_what_is_served_what_answers_and_what_is_missing() -> None:
+def test_status_says_what_is_served_what_answers_and_what_is_missing() -> None:
     health = (
         SourceHealth("rapl", True, 1, 0),
         SourceHealth("nvml", False, 1, 1),
@@ -160,7 +160,7 @@ def test_a_status_says_what_is_served_what_answers_and_what_is_missing() -> None
     )
 
 
-def test_a_status_without_anything_says_so() -> None:
+def test_status_without_anything_says_so() -> None:
     assert (
         agent_status(Snapshot(NOW, 1, "host"), []) == "serving nobody; no energy counter answers."
     )
@@ -172,7 +172,7 @@ def test_emulated_figures_are_called_so_in_the_status() -> None:
     assert agent_status(snapshot, []).startswith("EMULATED: ")
 
 
-def test_a_counter_that_has_gone_is_not_one_that_answers() -> None:
+def test_counter_that_has_gone_is_not_one_that_answers() -> None:
     account = DomainAccount(PACKAGE, present=False)
     told = agent_status(Snapshot(NOW, 1, "host", domains=(account,)), [])
     assert "no energy counter answers" in told
@@ -196,7 +196,7 @@ def handed(*sockets: socket.socket) -> tuple[dict[str, str], int]:
     return environ, first
 
 
-def test_a_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path) -> None:
+def test_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -234,14 +234,14 @@ def test_datagrams_are_refused() -> None:
             inherited_unix_socket(environ, first=first)
 
 
-def test_a_network_socket_is_refused() -> None:
+def test_network_socket_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as network:
         environ, first = handed(network)
         with pytest.raises(ListenError, match="no Unix socket"):
             inherited_unix_socket(environ, first=first)
 
 
-def test_a_file_in_place_of_a_socket_is_refused() -> None:
+def test_file_in_place_of_a_socket_is_refused() -> None:
     with Path(os.devnull).open() as file:
         environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
         with pytest.raises(ListenError, match="no socket"):

@@ -81,14 +81,14 @@ def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
     assert (health.up, health.reads, health.failed, health.failures) == (True, 2, 1, ())
 
 
-def test_a_capper_that_lets_nobody_in_is_told_from_none() -> None:
+def test_capper_that_lets_nobody_in_is_told_from_none() -> None:
     caps = FakeCaps(CapsError("User 5 may not ask the capper.", RefusalReason.NOT_ALLOWED))
     watch = CapperHealth(lambda: caps)
     watch.turn(caps)
     assert watch.health()[0].failures[0].trouble is Trouble.DENIED
 
 
-def test_a_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
+def test_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
     caps = FakeCaps()
     caps.totals = CapTotals(suspended=True)
     watch = CapperHealth(lambda: caps)
@@ -112,7 +112,7 @@ def test_what_is_held_and_still_permitted_stands_through_a_reload(bench: Bench) 
     assert len(bench.actuator.written) == 1  # nothing was written anew
 
 
-def test_a_higher_floor_lifts_what_is_held_below_it(bench: Bench) -> None:
+def test_higher_floor_lifts_what_is_held_below_it(bench: Bench) -> None:
     bench.hold(450 * W, 0)
     bench.manager.reconfigure(replace(RULES, floor_watts=550), longest=10 * SECOND)
     bench.turn()
@@ -130,7 +130,7 @@ def test_what_is_not_to_be_tuned_any_more_is_given_back(
         bench.hold(500 * W, 0)
 
 
-def test_a_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
+def test_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
     bench.hold(500 * W, 0)
     bench.manager.reconfigure(RULES, longest=2 * SECOND)
     bench.manager.renew(1)
@@ -138,7 +138,7 @@ def test_a_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
     assert bench.stands == [650 * W, 650 * W]
 
 
-def test_a_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_is_replaced(
+def test_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_is_replaced(
     bench: Bench, tmp_path: Path
 ) -> None:
     settings = CapsSettings(budget_watts=1200)
@@ -211,7 +211,7 @@ def manager() -> Iterator[ServiceManager]:
         yield manager
 
 
-def test_the_first_turn_is_readiness_and_every_turn_a_sign_of_life(
+def test_first_turn_is_readiness_and_every_turn_a_sign_of_life(
     manager: ServiceManager,
 ) -> None:
     clock, said = ManualClock(), ["One."]
@@ -229,7 +229,7 @@ def test_the_first_turn_is_readiness_and_every_turn_a_sign_of_life(
     assert manager.messages[-1] == "STATUS=Two."
 
 
-def test_a_bad_configuration_changes_nothing_and_a_good_one_ends_the_complaint(
+def test_bad_configuration_changes_nothing_and_a_good_one_ends_the_complaint(
     manager: ServiceManager,
 ) -> None:
     clock, told, kept = ManualClock(), list[str](), list[Config]()

@@ -84,7 +84,7 @@ def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
         ("2026-01-19 07:00", 36),
     ],
 )
-def test_a_period_holds_from_its_first_minute_to_before_its_last(
+def test_period_holds_from_its_first_minute_to_before_its_last(
     when: str, cents: int | None
 ) -> None:
     assert at(schedule(TWO_RATES), when) == cents
@@ -98,27 +98,27 @@ def test_one_figure_for_always_needs_no_period() -> None:
     assert at(schedule('zone = "UTC"\notherwise = 0.3'), "2026-01-18 12:00") == 30
 
 
-def test_the_hour_that_comes_twice_holds_twice_and_that_which_is_left_out_never() -> None:
+def test_hour_that_comes_twice_holds_twice_and_that_which_is_left_out_never() -> None:
     night = schedule('zone="Europe/Berlin"\n[[period]]\nrate=0.01\nfrom="02:00"\nto="03:00"')
     assert held(night, datetime(2026, 10, 25, tzinfo=BERLIN), hours=25) == 7200
     assert held(night, datetime(2026, 3, 29, tzinfo=BERLIN), hours=23) == 0
     assert at(night, "2026-10-25 02:30", fold=0) == at(night, "2026-10-25 02:30", fold=1) == 1
 
 
-def test_a_night_is_as_long_as_the_clocks_make_it() -> None:
+def test_night_is_as_long_as_the_clocks_make_it() -> None:
     night = schedule('zone="Europe/Berlin"\n[[period]]\nrate=0.01\nfrom="22:00"\nto="06:00"')
     assert held(night, datetime(2026, 3, 28, 12, tzinfo=BERLIN)) == 7 * 3600
     assert held(night, datetime(2026, 10, 24, 12, tzinfo=BERLIN)) == 9 * 3600
 
 
-def test_a_zone_that_is_a_quarter_of_an_hour_off_is_exact() -> None:
+def test_zone_that_is_a_quarter_of_an_hour_off_is_exact() -> None:
     noon = schedule('zone="Asia/Kathmandu"\n[[period]]\nrate=0.01\nfrom="12:00"\nto="13:00"')
     assert held(noon, datetime(2026, 5, 5, tzinfo=UTC)) == 3600
     assert at(noon, "2026-05-05 12:59", "Asia/Kathmandu") == 1
     assert at(noon, "2026-05-05 13:00", "Asia/Kathmandu") is None
 
 
-def test_a_season_goes_over_the_new_year() -> None:
+def test_season_goes_over_the_new_year() -> None:
     winter = one('season = ["10-01", "03-31"]')
     assert [at(winter, f"2026-{day} 12:00", "UTC") for day in ("09-30", "10-01", "12-31")] == [
         None,
@@ -132,7 +132,7 @@ def test_a_season_goes_over_the_new_year() -> None:
     ]
 
 
-def test_the_last_night_of_a_season_ends_in_the_next_morning() -> None:
+def test_last_night_of_a_season_ends_in_the_next_morning() -> None:
     nights = one('season = ["02-01", "02-28"]\nfrom = "22:00"\nto = "06:00"')
     assert at(nights, "2026-03-01 05:59", "UTC") == 1
     assert at(nights, "2026-02-01 05:59", "UTC") is None
@@ -140,7 +140,7 @@ def test_the_last_night_of_a_season_ends_in_the_next_morning() -> None:
     assert at(nights, "2028-03-01 05:59", "UTC") is None
 
 
-def test_a_price_that_changed_is_two_periods() -> None:
+def test_price_that_changed_is_two_periods() -> None:
     changed = schedule(
         'zone = "UTC"\n[[period]]\nrate = 0.30\nuntil = 2026-03-31\n'
         "[[period]]\nrate = 0.34\nsince = 2026-04-01\n"
@@ -180,7 +180,7 @@ def test_days_go_round_the_week() -> None:
         ("since = 2026-02-01\nuntil = 2026-01-01", "until = 2026-01-01 is before since"),
     ],
 )
-def test_a_period_that_cannot_be_is_named_with_its_line(keys: str, why: str) -> None:
+def test_period_that_cannot_be_is_named_with_its_line(keys: str, why: str) -> None:
     told = fault(f'zone = "UTC"\n[[period]]\nrate = 0.01\n{keys}')
     assert told.startswith(f"{PATH}:2: period[0]: ")
     assert why in told
@@ -205,7 +205,7 @@ def test_a_period_that_cannot_be_is_named_with_its_line(keys: str, why: str) -> 
         ('zone = "UTC"\n' + "[[period]]\nrate = 1\n" * 201, "the limit of 200"),
     ],
 )
-def test_a_file_that_cannot_be_says_why(text: str, why: str) -> None:
+def test_file_that_cannot_be_says_why(text: str, why: str) -> None:
     assert why in fault(text)
     assert str(PATH) in fault(text)
 
@@ -220,7 +220,7 @@ def test_every_fault_is_told_at_once() -> None:
     ]
 
 
-def test_an_overlap_names_both_lines_and_when() -> None:
+def test_overlap_names_both_lines_and_when() -> None:
     told = fault(TWO_RATES.replace('to = "07:00"', 'to = "07:30"'))
     overlap = f"period[1] overlaps period[0] at {PATH}:4: both apply at 07:00"
     assert told.startswith(f"{PATH}:10: {overlap}")
@@ -252,12 +252,12 @@ def test_periods_overlap_if_there_is_any_minute_of_both(
         assert len(schedule(text).periods) == 2
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no such file\. Write one, or name another"):
         read_schedule(tmp_path / "none.toml")
 
 
-def test_a_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
+def test_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_bytes(b'zone = "\xff"')
     with pytest.raises(ConfigError, match="not UTF-8"):
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["how-to/cost-and-carbon.md", "reference/tariff.md"])
-def test_the_tariffs_that_are_documented_can_be_read(page: str) -> None:
+def test_tariffs_that_are_documented_can_be_read(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     tariffs = [block for block in blocks if "[[period]]" in block]
@@ -274,7 +274,7 @@ def test_the_tariffs_that_are_documented_can_be_read(page: str) -> None:
         assert schedule(block).periods
 
 
-def test_the_settings_that_are_documented_are_right(tmp_path: Path) -> None:
+def test_settings_that_are_documented_are_right(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "cost-and-carbon.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     settings = [block for block in blocks if "[[period]]" not in block]

@@ -27,7 +27,7 @@ def test_missed_ticks_are_counted_and_not_made_up_for() -> None:
     assert (ticker.ticks, ticker.missed) == (2, 2)
 
 
-def test_a_long_wait_ends_soon_after_somebody_wants_it_to() -> None:
+def test_long_wait_ends_soon_after_somebody_wants_it_to() -> None:
     clock = ManualClock(mono=0)
     ticker = Ticker(clock, 60 * SECOND)
     ticker.wait(lambda: clock.monotonic() >= SECOND)

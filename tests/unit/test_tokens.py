@@ -69,7 +69,7 @@ def test_any_header_is_accepted(tmp_path_factory: pytest.TempPathFactory, sent: 
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666, 0o642, 0o660])
-def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
     path = written(tmp_path / "tokens", TOKEN, mode=mode)
     with pytest.raises(AccessError, match=r"other users can read or change them; run `chmod 0640"):
         check(path)
@@ -94,12 +94,12 @@ def test_invalid_tokens_are_refused_and_not_logged(
     assert all(line not in str(caught.value) for line in lines if line.strip("# "))
 
 
-def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
+def test_missing_file_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="no such file or directory; correct token_file in"):
         check(tmp_path / "none")
 
 
-def test_a_token_that_is_taken_back_is_of_no_more_use(tmp_path: Path) -> None:
+def test_token_that_is_taken_back_is_of_no_more_use(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", TOKEN)
     admits = check(path)
     assert admits(f"Bearer {TOKEN}")
@@ -108,7 +108,7 @@ def test_a_token_that_is_taken_back_is_of_no_more_use(tmp_path: Path) -> None:
     assert admits(f"Bearer {OTHER}")
 
 
-def test_a_file_that_breaks_leaves_what_was_in_force_and_is_told_once(tmp_path: Path) -> None:
+def test_file_that_breaks_leaves_what_was_in_force_and_is_told_once(tmp_path: Path) -> None:
     log: list[str] = []
     path = written(tmp_path / "tokens", TOKEN)
     admits = check(path, log)
@@ -119,7 +119,7 @@ def test_a_file_that_breaks_leaves_what_was_in_force_and_is_told_once(tmp_path: 
     assert TOKEN not in log[0]
 
 
-def test_a_file_that_goes_away_while_it_is_read_leaves_what_was_in_force(tmp_path: Path) -> None:
+def test_file_that_goes_away_while_it_is_read_leaves_what_was_in_force(tmp_path: Path) -> None:
     log: list[str] = []
     path = written(tmp_path / "tokens", TOKEN)
 

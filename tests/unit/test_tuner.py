@@ -23,7 +23,7 @@ def capped(host: Host) -> bool:
     return any(gpu.cap < DEFAULT for gpu in host.gpus)
 
 
-def test_a_training_job_ends_up_capped_within_its_budget() -> None:
+def test_training_job_ends_up_capped_within_its_budget() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -48,7 +48,7 @@ def test_what_was_saved_is_surely_less_than_what_truly_was() -> None:
     assert 0 < row.saved_surely / 1000 < truly * 1.05
 
 
-def test_a_held_cap_is_renewed_at_every_turn() -> None:
+def test_held_cap_is_renewed_at_every_turn() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -60,7 +60,7 @@ def test_a_held_cap_is_renewed_at_every_turn() -> None:
 
 
 @pytest.mark.slow
-def test_a_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -> None:
+def test_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.largest = 20_000
@@ -86,7 +86,7 @@ def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_was_found_is_only_advised_on() -> None:
+def test_job_that_was_found_is_only_advised_on() -> None:
     host = Host(settings=quick(job=()))
     host.train(service="stranger")
     host.run(600)
@@ -97,7 +97,7 @@ def test_a_job_that_was_found_is_only_advised_on() -> None:
     assert not capped(host)
 
 
-def test_a_job_that_was_found_is_applied_to_where_the_configuration_says_so() -> None:
+def test_job_that_was_found_is_applied_to_where_the_configuration_says_so() -> None:
     host = Host(settings=quick(job=(), apply_found=True))
     host.train(service="stranger")
     host.run(600, until=lambda: capped(host))
@@ -137,7 +137,7 @@ def test_only_one_job_of_a_host_explores_at_a_time() -> None:
     assert host.gpus[1].cap < DEFAULT
 
 
-def test_a_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
+def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -156,7 +156,7 @@ def test_a_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
         (lambda gpu: setattr(gpu, "throttling", ("hw_thermal",)), DecisionReason.THROTTLED),
     ],
 )
-def test_a_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # type: ignore[no-untyped-def]
+def test_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # type: ignore[no-untyped-def]
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -168,7 +168,7 @@ def test_a_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  #
     assert not capped(host)
 
 
-def test_a_foreign_write_is_left_as_it_is() -> None:
+def test_foreign_write_is_left_as_it_is() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -197,7 +197,7 @@ def test_without_a_capper_there_is_advice_and_one_line_in_the_log() -> None:
 
 
 @pytest.mark.slow
-def test_a_capper_that_comes_back_is_used_again() -> None:
+def test_capper_that_comes_back_is_used_again() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.refusal = ("", "No capper answers.")
@@ -209,7 +209,7 @@ def test_a_capper_that_comes_back_is_used_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_capper_that_is_lost_while_a_cap_is_held_leaves_the_original_and_advice() -> None:
+def test_capper_that_is_lost_while_a_cap_is_held_leaves_the_original_and_advice() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -236,7 +236,7 @@ def test_no_permission_to_write_is_advice_only() -> None:
     assert not capped(host)
 
 
-def test_a_job_that_ends_has_its_cap_taken_away() -> None:
+def test_job_that_ends_has_its_cap_taken_away() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -248,7 +248,7 @@ def test_a_job_that_ends_has_its_cap_taken_away() -> None:
     assert not capped(host)
 
 
-def test_a_job_that_comes_again_begins_with_what_was_certified() -> None:
+def test_job_that_comes_again_begins_with_what_was_certified() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -265,7 +265,7 @@ def test_a_job_that_comes_again_begins_with_what_was_certified() -> None:
     assert abs(was - now) <= 1000
 
 
-def test_a_job_without_its_work_attribute_is_declined() -> None:
+def test_job_without_its_work_attribute_is_declined() -> None:
     settings = quick(job=(TunedJobSettings(service="trainer", span="train_step", work="tokens.n"),))
     host = Host(settings=settings)
     host.train()
@@ -289,7 +289,7 @@ def test_steps_of_varying_work_are_compared_by_their_work() -> None:
     assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
-def test_a_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
+def test_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
     host = Host(2, settings=quick(gpus=("1",)))
     host.train(gpu=0)
     host.run(120)

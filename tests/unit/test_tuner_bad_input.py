@@ -53,7 +53,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
 # --------------------------------------------------------------------------- what never comes
 
 
-def test_a_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() -> None:
+def test_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() -> None:
     host = Host()
     host.run(1)
     row = host.row()
@@ -84,7 +84,7 @@ def test_who_sends_instead_of_the_service_is_named() -> None:
     assert 'spans come from "unknown_service"' in row.decision.sentence
 
 
-def test_a_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
+def test_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
     host = Host()
     host.run(MISSING_AFTER / 1e9 - 5)
     assert host.logged == []
@@ -93,7 +93,7 @@ def test_a_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
     assert line.startswith("trainer/train_step is not tuned. No span of the service")
 
 
-def test_a_job_that_is_heard_of_is_awaited_no_more() -> None:
+def test_job_that_is_heard_of_is_awaited_no_more() -> None:
     host = Host()
     host.run(1)
     host.train()
@@ -117,7 +117,7 @@ def test_work_that_cannot_be_is_named_and_nothing_is_turned(work: float | None) 
     assert host.logged == []
 
 
-def test_a_few_units_without_work_do_not_matter() -> None:
+def test_few_units_without_work_do_not_matter() -> None:
     def work(generator: Random) -> float | None:
         return None if generator.random() < 0.01 else 512.0
 
@@ -186,7 +186,7 @@ def test_spans_that_come_twice_count_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
+def test_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -230,7 +230,7 @@ def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
 # ------------------------------------------------------------------------------- too many of them
 
 
-def test_a_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
+def test_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
     host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     now = host.clock.monotonic()
     for number in range(1000):
@@ -261,7 +261,7 @@ def test_jobs_that_have_ended_make_room() -> None:
 # ---------------------------------------------------------------------------- whom it may concern
 
 
-def test_a_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
+def test_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
     host = Host(settings=quick(gpus=("0", "GPU-nowhere")))
     host.train()
     host.run(10)
@@ -290,7 +290,7 @@ def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
+def test_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
     host = Host(settings=quick(groups=("training",)))
     job = host.train()
     host.groups[job.consumer] = (Group(GroupKind.UNIT, "training"),)
@@ -314,7 +314,7 @@ def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
+def test_tuner_stands_back_from_what_another_one_holds() -> None:
     host = Host()
     assert host.capper is not None
     other = {CapKey(Knob.GPU_POWER, "GPU-0"): 500_000}
@@ -331,7 +331,7 @@ def test_a_tuner_stands_back_from_what_another_one_holds() -> None:
     assert held(host)
 
 
-def test_a_turn_that_fails_does_not_renew_the_lease() -> None:
+def test_turn_that_fails_does_not_renew_the_lease() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -379,7 +379,7 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
 
 
 @pytest.mark.slow
-def test_a_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
+def test_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -408,7 +408,7 @@ def test_below_a_ceiling_it_is_the_ceiling_that_is_compared_with() -> None:
 
 
 @pytest.mark.slow
-def test_a_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
+def test_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -466,7 +466,7 @@ def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() 
 
 
 @pytest.mark.slow
-def test_a_job_without_a_gpu_has_its_package_tuned() -> None:
+def test_job_without_a_gpu_has_its_package_tuned() -> None:
     host = Host(0, packages=1, settings=quick(knobs=(Knob.GPU_POWER, Knob.CPU_POWER)))
     host.compute()
     host.run(HOUR, until=lambda: held(host))
@@ -477,7 +477,7 @@ def test_a_job_without_a_gpu_has_its_package_tuned() -> None:
     assert host.packages[0].cap < 640_000
 
 
-def test_a_job_that_computes_before_it_uses_its_gpu_is_tuned_by_the_gpu() -> None:
+def test_job_that_computes_before_it_uses_its_gpu_is_tuned_by_the_gpu() -> None:
     host = Host(1, packages=1, settings=quick(knobs=(Knob.GPU_POWER, Knob.CPU_POWER)))
     job = host.compute()
     host.run(10)

@@ -35,7 +35,7 @@ def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_then_gets_less_and_no_step_is_longer_for_it() -> None:
+def test_rank_that_waits_then_gets_less_and_no_step_is_longer_for_it() -> None:
     host = Host(gpus=2, settings=synchronous())
     job = train_together(host, UNEVEN)
     host.run(HOUR, until=lambda: holds(host, uneven=False))

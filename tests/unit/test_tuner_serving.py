@@ -23,7 +23,7 @@ def reason(host: Host) -> DecisionReason | None:
 
 
 @pytest.mark.slow
-def test_a_server_ends_up_capped_with_its_throughput_and_its_tail_kept() -> None:
+def test_server_ends_up_capped_with_its_throughput_and_its_tail_kept() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
@@ -40,7 +40,7 @@ def test_a_server_ends_up_capped_with_its_throughput_and_its_tail_kept() -> None
     assert row.units > 0
 
 
-def test_a_tail_that_breaks_under_more_load_releases_the_cap() -> None:
+def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
@@ -53,7 +53,7 @@ def test_a_tail_that_breaks_under_more_load_releases_the_cap() -> None:
 
 
 @pytest.mark.slow
-def test_a_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> None:
+def test_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
@@ -85,7 +85,7 @@ def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> No
 
 
 @pytest.mark.slow
-def test_a_server_that_becomes_busy_is_tuned_after_all() -> None:
+def test_server_that_becomes_busy_is_tuned_after_all() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host, rate=0.01)
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
@@ -95,7 +95,7 @@ def test_a_server_that_becomes_busy_is_tuned_after_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_load_that_is_never_the_same_twice_is_given_up() -> None:
+def test_load_that_is_never_the_same_twice_is_given_up() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     for turn in range(400):

@@ -29,7 +29,7 @@ def job(number: int) -> Fingerprint:
     return replace(JOB, command=str(number))
 
 
-def test_a_known_job_starts_from_its_certified_setting() -> None:
+def test_known_job_starts_from_its_certified_setting() -> None:
     book = CertifiedSettings().certified(JOB, SETTING)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
 
@@ -59,19 +59,19 @@ def test_each_knob_has_its_own_setting() -> None:
     assert book.recall(JOB, Knob.GPU_CLOCK) == clock
 
 
-def test_the_latest_certificate_wins() -> None:
+def test_latest_certificate_wins() -> None:
     later = replace(SETTING, level=600_000, levels={})
     book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, later)
     assert book.recall(JOB, Knob.GPU_POWER) == later
 
 
-def test_a_setting_that_failed_twice_is_forgotten() -> None:
+def test_setting_that_failed_twice_is_forgotten() -> None:
     once = CertifiedSettings().certified(JOB, SETTING).failed(JOB, Knob.GPU_POWER)
     assert once.recall(JOB, Knob.GPU_POWER) == SETTING
     assert once.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) is None
 
 
-def test_a_new_certificate_makes_a_failure_good() -> None:
+def test_new_certificate_makes_a_failure_good() -> None:
     book = (
         CertifiedSettings()
         .certified(JOB, SETTING)
@@ -87,7 +87,7 @@ def test_what_is_not_known_can_neither_fail_nor_be_used() -> None:
     assert book.used(job(1), Knob.GPU_POWER) is book
 
 
-def test_the_entry_that_was_not_used_for_longest_goes_first() -> None:
+def test_entry_that_was_not_used_for_longest_goes_first() -> None:
     book = CertifiedSettings()
     for number in range(MAX_CERTIFIED):
         book = book.certified(job(number), SETTING)
@@ -104,7 +104,7 @@ def written(book: CertifiedSettings) -> Any:
     return json.loads(json.dumps(to_json(book)))
 
 
-def test_a_book_comes_back_as_it_was_written() -> None:
+def test_book_comes_back_as_it_was_written() -> None:
     book = (
         CertifiedSettings().certified(JOB, SETTING).certified(job(1), replace(SETTING, levels={}))
     )
@@ -164,7 +164,7 @@ def spoil(*path: str, value: object) -> Callable[[Any], None]:
         lambda entry: entry.clear(),
     ],
 )
-def test_an_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None]) -> None:
+def test_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None]) -> None:
     facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
     damage(facts["entries"][0])
     book = from_json(facts)
@@ -181,7 +181,7 @@ def test_of_an_entry_that_is_there_twice_the_later_counts() -> None:
     assert book.recall(JOB, Knob.GPU_POWER) == replace(SETTING, pairs=7)
 
 
-def test_a_book_of_too_many_entries_keeps_the_last() -> None:
+def test_book_of_too_many_entries_keeps_the_last() -> None:
     facts = written(CertifiedSettings().certified(JOB, SETTING))
     (entry,) = facts["entries"]
     facts["entries"] = [
@@ -199,7 +199,7 @@ def test_a_book_of_too_many_entries_keeps_the_last() -> None:
 COMMAND = "/opt/conda/bin/python -u train.py --config llama.yaml --batch-size 32 --lr 3e-4"
 
 
-def test_a_digest_is_short_and_lasts() -> None:
+def test_digest_is_short_and_lasts() -> None:
     assert command_digest(COMMAND) == command_digest(COMMAND.split()) == "74c4bc0e8d71c1bd"
 
 
@@ -234,7 +234,7 @@ def test_a_digest_is_short_and_lasts() -> None:
         ),
     ],
 )
-def test_the_same_job_has_the_same_digest(one: str, other: str) -> None:
+def test_same_job_has_the_same_digest(one: str, other: str) -> None:
     assert command_digest(one) == command_digest(other)
 
 

@@ -29,12 +29,12 @@ def test_without_requests_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("misses", [0, 1, 7, 50, 100])
-def test_the_bounds_lie_on_either_side_of_what_was_seen(misses: int) -> None:
+def test_bounds_lie_on_either_side_of_what_was_seen(misses: int) -> None:
     tally = tallied(100, misses)
     assert tally.at_least(0.05) <= misses / 100 <= tally.at_most(0.05)
 
 
-def test_the_bounds_close_in_on_the_truth() -> None:
+def test_bounds_close_in_on_the_truth() -> None:
     tally = tallied(1_000_000, 10_000)
     assert 0.0095 < tally.at_least(0.05) < 0.01 < tally.at_most(0.05) < 0.0105
 
@@ -60,7 +60,7 @@ def test_nothing_is_crowded_where_all_are_alike(misses: int) -> None:
     assert tallied(30, misses).add(30, misses).dispersion == 1.0
 
 
-def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
+def test_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
     """The true rate stays below its bound at every look, in all but a twentieth of the courses."""
     chance = random.Random(1)
     wrong = 0
@@ -74,12 +74,12 @@ def test_a_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
     assert wrong <= 11  # of 100: what a true 5 % exceeds with a probability below 1 %
 
 
-def test_the_alarm_rings_at_once_when_everything_is_late() -> None:
+def test_alarm_rings_at_once_when_everything_is_late() -> None:
     assert not MissAlarm(0.01).add(3, 3).alarmed
     assert MissAlarm(0.01).add(4, 4).alarmed
 
 
-def test_the_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
+def test_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
     alarm, seen = MissAlarm(0.01), 0
     while not alarm.alarmed:
         alarm = alarm.add(10, 1)
@@ -87,7 +87,7 @@ def test_the_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
     assert seen <= 150
 
 
-def test_the_alarm_is_quiet_as_long_as_no_more_than_allowed_are_late() -> None:
+def test_alarm_is_quiet_as_long_as_no_more_than_allowed_are_late() -> None:
     alarm = MissAlarm(0.01)
     for _ in range(1000):
         alarm = alarm.add(100, 1)

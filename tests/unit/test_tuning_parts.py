@@ -54,12 +54,12 @@ POLICY = replace(QUICK, block_units=2, block_time=S, settle_units=1, settle_time
 # ------------------------------------------------------------------------------------ sequence
 
 
-def test_a_bound_of_one_pair_is_none() -> None:
+def test_bound_of_one_pair_is_none() -> None:
     assert half_width(1, 0.05) == math.inf
     assert half_width(2, 1e-6) == math.inf
 
 
-def test_a_bound_narrows_with_pairs_and_with_the_error_allowed() -> None:
+def test_bound_narrows_with_pairs_and_with_the_error_allowed() -> None:
     assert half_width(100, 0.05) < half_width(20, 0.05) < half_width(20, 0.01)
 
 
@@ -80,7 +80,7 @@ def test_values_that_agree_by_chance_are_not_taken_to_be_exact() -> None:
     assert evidence([0.03, 0.03, 0.03], 0.01).deviation == pytest.approx(0.007)
 
 
-def test_a_lower_bound_lies_below_the_mean_and_the_upper_above() -> None:
+def test_lower_bound_lies_below_the_mean_and_the_upper_above() -> None:
     found = Evidence(20, 0.03, 0.01)
     assert found.lower(0.05) < found.likely(-1) < 0.03 < found.likely(1) < found.upper(0.05)
 
@@ -104,13 +104,13 @@ def told(
     return tape, blocks
 
 
-def test_a_unit_counts_if_it_began_after_the_setting_settled() -> None:
+def test_unit_counts_if_it_began_after_the_setting_settled() -> None:
     _, blocks = told(empty_buffer(TOP, 0), units(0, 6))
     assert [(one.start // S, one.end // S, one.units) for one in blocks] == [(2, 4, 2), (4, 6, 2)]
     assert [one.energy for one in blocks] == [200, 200]
 
 
-def test_a_unit_counts_if_it_ended_before_the_setting_changed() -> None:
+def test_unit_counts_if_it_ended_before_the_setting_changed() -> None:
     tape = set_level(empty_buffer(TOP, 0), FLOOR, int(6.5 * S))
     tape, blocks = told(tape, units(0, 12))
     assert [(one.level, one.start // S, one.end // S) for one in blocks] == [
@@ -140,13 +140,13 @@ def test_standing_still_changes_nothing() -> None:
     assert set_level(tape, TOP, 5) is tape
 
 
-def test_a_pause_is_cut_out_and_energy_is_unknown_then() -> None:
+def test_pause_is_cut_out_and_energy_is_unknown_then() -> None:
     _, blocks = told(empty_buffer(TOP, 0), [*units(0, 3), *units(60, 2)])
     assert blocks[0].span == blocks[0].busy == 2 * S
     assert blocks[0].energy is None
 
 
-def test_a_short_gap_is_time_of_the_work() -> None:
+def test_short_gap_is_time_of_the_work() -> None:
     _, blocks = told(empty_buffer(TOP, 0), units(0, 8, 1.0, 0.25))
     assert blocks[0].span == pytest.approx(2.5 * S)
     assert blocks[0].busy == 2 * S
@@ -158,7 +158,7 @@ def test_units_at_once_are_counted_by_what_is_new() -> None:
     assert blocks[0].span < blocks[0].busy
 
 
-def test_a_block_waits_for_its_energy_but_not_for_ever() -> None:
+def test_block_waits_for_its_energy_but_not_for_ever() -> None:
     tape, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), (), 4 * S)
     assert blocks == []
     assert tape.full_blocks == 1
@@ -172,7 +172,7 @@ def test_energy_that_began_later_is_unknown() -> None:
     assert blocks[0].energy is None
 
 
-def test_a_counter_that_does_not_move_is_unknown() -> None:
+def test_counter_that_does_not_move_is_unknown() -> None:
     points = [EnergyPoint(0, 7), EnergyPoint(9 * S, 7)]
     _, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), points, 9 * S)
     assert blocks[0].energy is None
@@ -198,7 +198,7 @@ def block(level: int, at: int, busy: float = 2.0, energy: float | None = 200.0) 
     return Block(level, start, start + 2 * S, 2, 2, int(busy * S), int(busy * S), 2.0, energy, at)
 
 
-def test_a_drift_cancels_between_what_came_before_and_after() -> None:
+def test_drift_cancels_between_what_came_before_and_after() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((FLOOR, TOP, FLOOR)):
         cost = (1.1 if level == FLOOR else 1.0) * (2.0 + 0.1 * at)
@@ -227,7 +227,7 @@ def test_two_levels_around_the_original_are_no_comparison() -> None:
     assert pair is None
 
 
-def test_a_pair_without_energy_tells_of_time_only() -> None:
+def test_pair_without_energy_tells_of_time_only() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((TOP, FLOOR, TOP)):
         pairing, pair = add_block(
@@ -257,7 +257,7 @@ def test_only_uncapped_blocks_tell_the_noise() -> None:
     assert with_block(Estimates(), block(TOP, 0)._replace(units=1), TOP).blocks == 0
 
 
-def test_a_straggler_does_not_decide_the_noise() -> None:
+def test_straggler_does_not_decide_the_noise() -> None:
     known = Estimates()
     for at in range(6):
         known = with_block(known, block(TOP, at)._replace(squares=2.02 * S * S), TOP)
@@ -270,7 +270,7 @@ def test_blocks_without_energy_tell_of_time() -> None:
     assert (known.blocks, known.energies) == (1, 0)
 
 
-def test_a_few_pairs_say_nothing_yet_of_their_spread() -> None:
+def test_few_pairs_say_nothing_yet_of_their_spread() -> None:
     known = Estimates(variance=0.01)
     for at in range(12):
         known = with_pair(known, Pair(FLOOR, at, 0.05 * (at % 2), 0.0, 0.0, 0.1))
@@ -292,7 +292,7 @@ def test_nothing_known_is_no_slowdown() -> None:
     assert curve.power(FLOOR) == 0.0
 
 
-def test_a_curve_goes_through_what_is_sure() -> None:
+def test_curve_goes_through_what_is_sure() -> None:
     points = [point(360_000, 0.01), point(320_000, 0.03, -0.2), point(280_000, 0.08, -0.3)]
     curve = fit_curve(points, TOP)
     for one in points:
@@ -332,14 +332,14 @@ def test_nothing_spent_is_no_slowdown() -> None:
 # --------------------------------------------------------------------------------------- watch
 
 
-def test_a_jump_to_eight_percent_alarms_within_five_pairs_at_five_percent_noise() -> None:
+def test_jump_to_eight_percent_alarms_within_five_pairs_at_five_percent_noise() -> None:
     cusum = Cusum()
     while not cusum.alarmed:
         cusum = add_pair(cusum, math.log(1.08), 0.04, math.log(1.05), 0.012)
     assert cusum.pairs <= 5
 
 
-def test_a_jump_to_fifteen_percent_alarms_within_two() -> None:
+def test_jump_to_fifteen_percent_alarms_within_two() -> None:
     cusum = Cusum()
     while not cusum.alarmed:
         cusum = add_pair(cusum, math.log(1.15), 0.04, math.log(1.05), 0.012)
@@ -351,7 +351,7 @@ def test_one_pair_alone_never_alarms() -> None:
     assert add_inconclusive_pair(Cusum()).suspicious
 
 
-def test_a_lasting_shift_of_blocks_is_seen() -> None:
+def test_lasting_shift_of_blocks_is_seen() -> None:
     raw = LevelShift()
     for at in range(8):
         raw = update_level_shift(raw, block(FLOOR, at), 0.01)
@@ -389,7 +389,7 @@ def test_rounding_by_the_device_is_obedience() -> None:
 # ------------------------------------------------------------------------------------- telling
 
 
-def test_a_tuner_that_saw_nothing_reports_nothing() -> None:
+def test_tuner_that_saw_nothing_reports_nothing() -> None:
     told = report(begin(QUICK, RANGES, now=0))
     assert (told.slowdown, told.saved, told.lost, told.committed) == (None,) * 4
     assert told.units == told.pairs == 0
@@ -400,7 +400,7 @@ def test_sentences_name_what_is_faster_or_dearer() -> None:
     assert saving_text(0.03) == "3.0 % more energy"
 
 
-def test_a_reason_without_words_of_its_own_is_told_as_it_is() -> None:
+def test_reason_without_words_of_its_own_is_told_as_it_is() -> None:
     assert "held" in decline_decision(DecisionReason.HELD).sentence
     state = begin(QUICK, RANGES, now=0)
     release = release_decision(state, DecisionReason.HELD, TOP)

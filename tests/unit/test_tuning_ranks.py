@@ -35,7 +35,7 @@ def units(rank: int, steps: range, compute: int | None = None, shift: int = 0) -
 # --------------------------------------------------------------------------------------- steps
 
 
-def test_a_step_is_as_long_as_the_slowest_rank_and_does_the_work_of_all() -> None:
+def test_step_is_as_long_as_the_slowest_rank_and_does_the_work_of_all() -> None:
     slow = WorkUnit(5 * MS, 95 * MS, 8, rank=1, compute=70 * MS)
     _, steps = Lockstep().add([WorkUnit(0, 90 * MS, 8, rank=0, compute=50 * MS), slow])
     assert steps == (SynchronousStep(0, 95 * MS, 16, {0: 50 * MS, 1: 70 * MS}),)
@@ -78,7 +78,7 @@ def test_steps_never_overlap_though_ranks_run_ahead() -> None:
 
 @pytest.mark.parametrize("lost", [0, 7, 19])
 @pytest.mark.parametrize("shift", [2, -9], ids=["behind", "ahead"])
-def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift: int) -> None:
+def test_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift: int) -> None:
     """A rank that is ahead begins its next step before the other one ends this."""
     first = [WorkUnit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(21)]
     second = [unit._replace(rank=1, start=unit.start + shift * MS) for unit in first]
@@ -89,7 +89,7 @@ def test_a_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shi
     assert whole == [number for number in range(21) if number != lost]
 
 
-def test_a_rank_that_is_gone_is_not_waited_for_for_ever() -> None:
+def test_rank_that_is_gone_is_not_waited_for_for_ever() -> None:
     both, steps = Lockstep().add([*units(0, range(10)), *units(1, range(10))])
     assert len(steps) == 10
     waits, steps = both.add(units(0, range(10, 70)))
@@ -158,7 +158,7 @@ def test_what_is_not_sure_of_slack_is_not_counted() -> None:
     assert 0 < waiting.slack(1, 2.0) < waiting.slack(1)
 
 
-def test_the_present_counts_for_more_than_the_past() -> None:
+def test_present_counts_for_more_than_the_past() -> None:
     waiting = waited({0: 0.9, 1: 0.7}, steps=2000)
     assert waiting.steps <= 2 * STEPS
     for _ in range(1000):
@@ -174,7 +174,7 @@ def test_other_ranks_are_another_job() -> None:
 @pytest.mark.parametrize(
     "step", [SynchronousStep(0, 100, 1, {}), SynchronousStep(100, 100, 1, {0: 1, 1: 2})]
 )
-def test_a_step_that_says_nothing_changes_nothing(step: SynchronousStep) -> None:
+def test_step_that_says_nothing_changes_nothing(step: SynchronousStep) -> None:
     waiting = waited({0: 0.9, 1: 0.7})
     assert waiting.add(step) is waiting
 
@@ -190,7 +190,7 @@ def curve(setting: int) -> float:
     return 1 + 0.05 * (300_000 - setting) / 30_000
 
 
-def test_a_rank_that_waits_may_use_most_of_its_waiting() -> None:
+def test_rank_that_waits_may_use_most_of_its_waiting() -> None:
     waiting = waited({0: 0.9, 1: 0.8, 2: 0.89})
     settings = propose_rank_settings(UNIFORM, RANGES, waiting, curve)
     assert settings["gpu0"] == settings["gpu2"] == 270_000
@@ -246,7 +246,7 @@ def test_as_long_as_they_wait_as_expected_the_settings_stand() -> None:
     assert not slack_changed(waited({0: 0.9, 1: 0.87, 2: 0.89}), 0, LEFT)
 
 
-def test_a_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:
+def test_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:
     assert slack_changed(waited({0: 0.9, 1: 0.88, 2: 0.89}, steps=SLACK_CHANGE_STEPS), 0, LEFT)
 
 
@@ -259,7 +259,7 @@ def test_other_ranks_release_all() -> None:
     assert slack_changed(waited({0: 0.9, 2: 0.89}), 0, LEFT)
 
 
-def test_a_few_steps_say_nothing_yet() -> None:
+def test_few_steps_say_nothing_yet() -> None:
     assert not slack_changed(
         waited({0: 0.5, 1: 0.9, 2: 0.5}, steps=SLACK_CHANGE_STEPS - 1), 0, LEFT
     )

@@ -38,7 +38,7 @@ def holding(plant: Plant | None = None) -> Run:
         DecisionReason.NO_CAPPER,
     ],
 )
-def test_a_veto_releases_within_one_step(veto: DecisionReason) -> None:
+def test_veto_releases_within_one_step(veto: DecisionReason) -> None:
     run = holding()
     run.plant.vetoes = frozenset({veto})
     decision = run.on(1)
@@ -47,7 +47,7 @@ def test_a_veto_releases_within_one_step(veto: DecisionReason) -> None:
     assert not run.decisions[-1].caps
 
 
-def test_a_veto_without_a_cap_declines() -> None:
+def test_veto_without_a_cap_declines() -> None:
     run = Run(Plant(vetoes=frozenset({DecisionReason.MIG})))
     decision = run.on(40)
     assert (decision.move, decision.reason) == (Move.DECLINE, DecisionReason.MIG)
@@ -68,7 +68,7 @@ def test_after_a_veto_the_certified_level_is_proved_anew() -> None:
     )
 
 
-def test_the_rest_doubles_with_each_release_of_an_hour() -> None:
+def test_rest_doubles_with_each_release_of_an_hour() -> None:
     run = holding()
     waits = []
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_the_rest_doubles_with_each_release_of_an_hour() -> None:
     assert waits == [60, 120, 240]
 
 
-def test_a_pause_releases_and_work_that_returns_is_tuned_again() -> None:
+def test_pause_releases_and_work_that_returns_is_tuned_again() -> None:
     run = holding()
     run.plant.silent = True
     run.until(released, turns=200)
@@ -92,7 +92,7 @@ def test_a_pause_releases_and_work_that_returns_is_tuned_again() -> None:
     assert run.until(held).caps
 
 
-def test_a_device_that_does_not_obey_is_left_alone() -> None:
+def test_device_that_does_not_obey_is_left_alone() -> None:
     run = Run(Plant(obeys=False), DWELL)
     run.until(released)
     assert run.decisions[-1].reason is DecisionReason.FOREIGN_WRITER
@@ -116,7 +116,7 @@ def test_another_jobs_turn_is_waited_for() -> None:
     assert not report(run.state).exploring
 
 
-def test_a_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> None:
+def test_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> None:
     run = holding()
     level = run.decisions[-1].caps[GPU]
     run.plant.curve = lambda at: (1 + 3 * (gentle(at)[0] - 1), gentle(at)[1])
@@ -129,7 +129,7 @@ def test_a_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> N
 
 
 @pytest.mark.slow
-def test_a_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
+def test_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
     run = holding()
     run.on(2_000)
     run.plant.step *= 1.6
@@ -183,7 +183,7 @@ def costing(level: int, slower: float) -> Callable[[float], tuple[float, float]]
     return curve
 
 
-def test_a_neighbours_visit_is_no_reason_to_release() -> None:
+def test_neighbours_visit_is_no_reason_to_release() -> None:
     run = holding()
     run.on(1_000)
     for _ in range(12):
@@ -195,7 +195,7 @@ def test_a_neighbours_visit_is_no_reason_to_release() -> None:
     assert run.until(held).caps
 
 
-def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
+def test_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
     run = Run(Plant(), DWELL)
     level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.054)
@@ -206,14 +206,14 @@ def test_a_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
     assert not any(one.move is Move.RELEASE for one in run.decisions)
 
 
-def test_a_candidate_that_is_much_too_slow_is_released() -> None:
+def test_candidate_that_is_much_too_slow_is_released() -> None:
     run = Run(Plant(), DWELL)
     level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.25)
     assert run.until(released, turns=600).reason is DecisionReason.OVER_BUDGET
 
 
-def test_a_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
+def test_lower_candidate_that_fails_leaves_the_one_that_was_certified() -> None:
     run = holding(Plant(cv=0.03))
     level = run.decisions[-1].caps[GPU]
     lower = run.until(lambda one: one.reason is DecisionReason.CERTIFYING and bool(one.caps)).caps[
@@ -240,7 +240,7 @@ def test_three_candidates_that_fail_end_the_search() -> None:
     assert not any(held(one) for one in run.decisions)
 
 
-def test_the_way_down_ends_where_energy_rises_again() -> None:
+def test_way_down_ends_where_energy_rises_again() -> None:
     def shallow(at: float) -> tuple[float, float]:
         return (1.0, 1.0) if at >= TOP else (1.025, 0.8) if at > 370_000 else (1.036, 0.95)
 

@@ -73,14 +73,14 @@ def little(level: int) -> float:
     return 1 + 0.1 * (1 - level / TOP)
 
 
-def test_a_server_is_held_where_its_latency_and_its_tail_hold() -> None:
+def test_server_is_held_where_its_latency_and_its_tail_hold() -> None:
     server = Server(little, limit=700_000_000)
     level = server.until(held).caps[GPU]
     assert little(level) < 1.05
     assert server.state.serving[level].verdict(POLICY).passes
 
 
-def test_the_latency_that_must_hold_is_learned_from_the_original_setting() -> None:
+def test_latency_that_must_hold_is_learned_from_the_original_setting() -> None:
     server = Server(little)
     server.until(lambda one: bool(one.caps))
     assert server.state.latency_limit is not None
@@ -88,7 +88,7 @@ def test_the_latency_that_must_hold_is_learned_from_the_original_setting() -> No
     assert server.state.latencies == ()
 
 
-def test_a_tail_that_breaks_releases_at_once() -> None:
+def test_tail_that_breaks_releases_at_once() -> None:
     server = Server(little, limit=700_000_000)
     server.until(held)
     server.slower = lambda level: little(level) if level == TOP else 2.0
@@ -97,14 +97,14 @@ def test_a_tail_that_breaks_releases_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_tail_that_does_not_hold_is_not_certified() -> None:
+def test_tail_that_does_not_hold_is_not_certified() -> None:
     server = Server(little, limit=470_000_000)
     for _ in range(4_000):
         server.on()
     assert all(one.move is not Move.HOLD for one in server.decisions)
 
 
-def test_a_load_that_changed_is_no_comparison() -> None:
+def test_load_that_changed_is_no_comparison() -> None:
     server = Server(little, limit=700_000_000)
     for turn in range(3_000):
         server.rate = 4.0 if turn // 7 % 2 else 16.0
@@ -113,7 +113,7 @@ def test_a_load_that_changed_is_no_comparison() -> None:
     assert compared < sum(one.unmatched for one in server.state.serving.values()) + 150
 
 
-def test_a_tail_that_breaks_while_it_is_proved_releases_too() -> None:
+def test_tail_that_breaks_while_it_is_proved_releases_too() -> None:
     server = Server(little, limit=700_000_000)
     server.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     server.slower = lambda level: 1.0 if level == TOP else 2.0

@@ -37,7 +37,7 @@ def stretch(
 # --------------------------------------------------------------------------------- one stretch
 
 
-def test_a_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token() -> None:
+def test_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token() -> None:
     units = [
         WorkUnit(0, 2 * S, 10),  # began before
         WorkUnit(1 * S, 3 * S, 20),
@@ -55,7 +55,7 @@ def test_a_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token
 # ---------------------------------------------------------------------------- the latency limit
 
 
-def test_the_operators_latency_is_the_one_that_must_hold() -> None:
+def test_operators_latency_is_the_one_that_must_hold() -> None:
     assert latency_limit(POLICY, ()) == 20 * S
     assert units_to_learn(POLICY) == 0
 
@@ -107,7 +107,7 @@ def test_clients_that_pause_between_requests_are_no_excuse_either() -> None:
     assert log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=3.5, latency=7.5)) is not None
 
 
-def test_a_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() -> None:
+def test_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() -> None:
     behind = stretch(rate=5.0, served=3.0, latency=30.0)
     ratio = log_ratio(stretch(), behind)
     assert ratio is not None
@@ -124,7 +124,7 @@ def test_a_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() ->
     ],
     ids=["too few", "none came", "no time", "no work"],
 )
-def test_a_stretch_that_says_nothing_is_no_evidence(empty: LoadSample) -> None:
+def test_stretch_that_says_nothing_is_no_evidence(empty: LoadSample) -> None:
     assert log_ratio(stretch(), empty) is None
     assert log_ratio(empty, stretch()) is None
 
@@ -156,7 +156,7 @@ def test_one_pair_decides_nothing() -> None:
     assert verdict.slowdown == pytest.approx(2.03)
 
 
-def test_a_setting_passes_when_both_its_speed_and_its_tail_are_sure() -> None:
+def test_setting_passes_when_both_its_speed_and_its_tail_are_sure() -> None:
     verdict = judged(12).verdict(POLICY)
     assert verdict.passes
     assert not verdict.fails
@@ -172,13 +172,13 @@ def test_no_setting_passes_on_fewer_pairs_than_the_least() -> None:
     assert not judged(11).verdict(POLICY).passes
 
 
-def test_a_setting_that_is_surely_too_slow_fails() -> None:
+def test_setting_that_is_surely_too_slow_fails() -> None:
     verdict = judged(12, slower=1.10).verdict(POLICY)
     assert verdict.fails
     assert not verdict.passes
 
 
-def test_a_fast_setting_fails_by_its_tail_alone() -> None:
+def test_fast_setting_fails_by_its_tail_alone() -> None:
     verdict = judged(12, slower=1.0, late=9).verdict(POLICY)
     assert verdict.bound is not None
     assert verdict.bound < 0.05
@@ -186,7 +186,7 @@ def test_a_fast_setting_fails_by_its_tail_alone() -> None:
     assert verdict.tail == 0.03
 
 
-def test_a_tail_about_as_long_as_allowed_is_not_decided() -> None:
+def test_tail_about_as_long_as_allowed_is_not_decided() -> None:
     verdict = judged(12, slower=1.0, late=3).verdict(POLICY)
     assert (verdict.passes, verdict.fails) == (False, False)
 
@@ -216,7 +216,7 @@ def test_where_the_originals_misses_come_in_crowds_the_caps_may_as_well() -> Non
     assert warned > 10 * alone
 
 
-def test_the_error_is_shared_between_what_the_cap_and_what_the_original_misses() -> None:
+def test_error_is_shared_between_what_the_cap_and_what_the_original_misses() -> None:
     serving = judged(1)
     assert serving.capped.at_most(0.05) < (serving.verdict(POLICY).tail_bound or 0.0) < 0.02
 
@@ -226,7 +226,7 @@ def test_what_seems_to_be_the_originals_own_tail_is_no_reason_to_give_up() -> No
     assert (verdict.passes, verdict.fails) == (False, False)
 
 
-def test_a_slowdown_beyond_all_figures_is_still_one() -> None:
+def test_slowdown_beyond_all_figures_is_still_one() -> None:
     serving = ServingComparison()
     for pair in range(3):
         at = 2 * pair * 60 * S
@@ -252,7 +252,7 @@ def test_stretches_of_unlike_load_wait_for_their_like() -> None:
     assert serving.unmatched == 0
 
 
-def test_a_pair_is_made_with_the_latest_of_the_same_load() -> None:
+def test_pair_is_made_with_the_latest_of_the_same_load() -> None:
     serving = ServingComparison()
     serving = serving.add(stretch(latency=8.0, at=0), capped=False)
     serving = serving.add(stretch(latency=4.0, at=60 * S), capped=False)
@@ -260,14 +260,14 @@ def test_a_pair_is_made_with_the_latest_of_the_same_load() -> None:
     assert serving.ratios.mean == 0
 
 
-def test_a_stretch_that_waited_too_long_is_not_compared() -> None:
+def test_stretch_that_waited_too_long_is_not_compared() -> None:
     serving = ServingComparison().add(stretch(at=0), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 0
     assert serving.unmatched == 1
 
 
-def test_a_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
+def test_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
     serving = ServingComparison().add(stretch(at=0), capped=False)
     serving = serving.add(stretch(at=REFERENCE_LIFETIME), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
@@ -275,12 +275,12 @@ def test_a_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
     assert serving.unmatched == 1
 
 
-def test_a_stretch_that_says_nothing_does_not_wait() -> None:
+def test_stretch_that_says_nothing_does_not_wait() -> None:
     serving = ServingComparison().add(stretch(rate=0.1), capped=False)
     assert serving == ServingComparison(unmatched=1)
 
 
-def test_a_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
+def test_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
     serving = judged(12)
     assert serving.load == pytest.approx(20.6, abs=0.1)
     assert serving.covers(stretch(rate=5.5))
@@ -331,11 +331,11 @@ def test_at_heavy_load_the_same_cap_fails_though_throughput_stays() -> None:
     assert throughput > 0.98  # by which alone it would have passed
 
 
-def test_a_cap_that_does_nothing_passes_at_light_load() -> None:
+def test_cap_that_does_nothing_passes_at_light_load() -> None:
     assert watched(1.0, LIGHT)[0].passes
 
 
-def test_a_cap_twice_over_budget_fails_at_light_load() -> None:
+def test_cap_twice_over_budget_fails_at_light_load() -> None:
     assert watched(1.10, LIGHT)[0].fails
 
 

@@ -83,7 +83,7 @@ def lowered() -> tuple[TunerState, int]:
 # ----------------------------------------------------------------------------------- the ladder
 
 
-def test_a_level_of_its_own_holds_what_differs_by_device() -> None:
+def test_level_of_its_own_holds_what_differs_by_device() -> None:
     ladder, level = LevelLadder.over(RANGES).with_lowered(BASE, {"GPU-0": BASE, "GPU-1": 550 * W})
     assert BASE - W < level < BASE
     assert ladder.caps(level) == {"GPU-0": BASE, "GPU-1": 550 * W}
@@ -261,7 +261,7 @@ def test_less_is_given_back_when_ranks_wait_otherwise(
     assert slack_outdated(after) is gives_back
 
 
-def test_a_few_steps_give_nothing_back() -> None:
+def test_few_steps_give_nothing_back() -> None:
     before, _ = lowered()
     after = observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
     assert not slack_outdated(after)

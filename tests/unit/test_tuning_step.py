@@ -32,7 +32,7 @@ def declined(decision: Decision) -> bool:
 # ------------------------------------------------------------------------------------- a search
 
 
-def test_a_job_ends_capped_within_its_budget() -> None:
+def test_job_ends_capped_within_its_budget() -> None:
     run = Run(Plant())
     run.until(held)
     run.on(6_000)
@@ -57,7 +57,7 @@ def test_a_job_ends_capped_within_its_budget() -> None:
     assert told.pairs >= 12
 
 
-def test_a_search_learns_screens_certifies_and_holds() -> None:
+def test_search_learns_screens_certifies_and_holds() -> None:
     run = Run(Plant())
     run.until(held)
     assert run.reasons == [
@@ -68,7 +68,7 @@ def test_a_search_learns_screens_certifies_and_holds() -> None:
     ]
 
 
-def test_a_hold_is_told_in_one_sentence_with_its_figures() -> None:
+def test_hold_is_told_in_one_sentence_with_its_figures() -> None:
     decision = Run(Plant()).until(held)
     assert decision.sentence.startswith("Hold ")
     assert "% slower (95 % bound" in decision.sentence
@@ -95,7 +95,7 @@ def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
 
 
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
-def test_a_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
+def test_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
     known = CertifiedLevels(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
     assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
@@ -105,7 +105,7 @@ def test_another_knobs_memory_is_not_used() -> None:
     assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
 
-def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
+def test_held_level_is_compared_with_the_original_now_and_then() -> None:
     run = Run(Plant())
     run.until(held)
     sentinel = run.until(lambda one: one.reason is DecisionReason.SENTINEL)
@@ -115,7 +115,7 @@ def test_a_held_level_is_compared_with_the_original_now_and_then() -> None:
 
 
 @pytest.mark.slow
-def test_a_noisy_job_is_certified_too_if_later() -> None:
+def test_noisy_job_is_certified_too_if_later() -> None:
     quiet, noisy = Run(Plant()), Run(Plant(cv=0.06))
     quiet.until(held)
     noisy.until(held)
@@ -126,7 +126,7 @@ def test_a_noisy_job_is_certified_too_if_later() -> None:
     assert noisy.state.estimates.noise == pytest.approx(0.06, rel=0.5)
 
 
-def test_a_lower_level_is_tried_once_more_is_known() -> None:
+def test_lower_level_is_tried_once_more_is_known() -> None:
     run = Run(Plant(cv=0.03))
     first = run.until(held).caps[GPU]
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
@@ -169,7 +169,7 @@ def test_units_of_several_ranks_are_steps_of_one_job() -> None:
         (Plant(metered=False), DecisionReason.NO_SIGNAL),
     ],
 )
-def test_a_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
+def test_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
     plant: Plant, reason: DecisionReason
 ) -> None:
     run = Run(plant)
@@ -185,7 +185,7 @@ def _bumpy(level: float) -> tuple[float, float]:
     return (1.0, 1.0) if level == TOP else (1.04, 0.97) if level > 370_000 else (1.0, 0.9)
 
 
-def test_a_job_without_units_is_told_so() -> None:
+def test_job_without_units_is_told_so() -> None:
     decision = Run(Plant(silent=True)).on(5)
     assert decision.reason is DecisionReason.NO_SIGNAL
     assert not decision.caps
@@ -225,7 +225,7 @@ def test_advice_asks_for_nothing_and_says_what_it_would_try() -> None:
     assert all(not one.caps for one in run.decisions)
 
 
-def test_the_objective_of_time_holds_nothing_that_is_slower() -> None:
+def test_objective_of_time_holds_nothing_that_is_slower() -> None:
     run = Run(
         Plant(curve=lambda level: (1.0, max(level / TOP, 0.8)), cv=0.002),
         replace(QUICK, objective=Objective.TIME),
@@ -280,7 +280,7 @@ def test_asking_changes_nothing_and_equal_seeds_decide_equally() -> None:
     assert one.decisions == other.decisions
 
 
-def test_a_job_that_ends_is_released() -> None:
+def test_job_that_ends_is_released() -> None:
     run = Run(Plant())
     run.until(held)
     assert run.state is not None
@@ -289,7 +289,7 @@ def test_a_job_that_ends_is_released() -> None:
     assert step(state, Observation(now=10**15 + 1))[1] is decision
 
 
-def test_a_job_that_ends_early_was_too_short() -> None:
+def test_job_that_ends_early_was_too_short() -> None:
     run = Run(Plant())
     run.on(20)
     assert run.state is not None

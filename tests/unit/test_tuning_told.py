@@ -39,7 +39,7 @@ def test_accounts_come_back_as_they_were_told(accounts: TuningAccounts) -> None:
     assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
 
 
-def test_a_decision_comes_back_as_it_was_told() -> None:
+def test_decision_comes_back_as_it_was_told() -> None:
     one = decided(3.5, HOLD)
     assert recorded_decision_from_json(over_the_wire(recorded_decision_to_json(one))) == one
 
@@ -69,7 +69,7 @@ def test_what_a_newer_agent_tells_beside_it_is_passed_over() -> None:
     assert accounts_from_json(facts) == ACCOUNTS
 
 
-def test_a_word_of_a_newer_agent_is_refused() -> None:
+def test_word_of_a_newer_agent_is_refused() -> None:
     facts = recorded_decision_to_json(decided(0, RELEASE)) | {"reason": "bad_weather"}
     with pytest.raises(ValueError, match="bad_weather"):
         recorded_decision_from_json(facts)
@@ -86,6 +86,6 @@ def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
     assert over_the_wire(row_to_json(replace(HELD, service="\ud800")))["service"] == "?"
 
 
-def test_the_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
+def test_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
     text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}

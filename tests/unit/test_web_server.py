@@ -42,7 +42,7 @@ async def _silent(_: HttpRequest) -> HttpResponse:
 # ------------------------------------------------------------------------------ what handlers see
 
 
-def test_a_request_arrives_whole(site: Site) -> None:
+def test_request_arrives_whole(site: Site) -> None:
     with closing(site.client()) as client:
         client.request("POST", "/a%20b/c?x=1&y=&x=2", b"body", {"X-Thing": "one"})
         answer = client.getresponse()
@@ -53,7 +53,7 @@ def test_a_request_arrives_whole(site: Site) -> None:
     assert request.headers["x-thing"] == "one"
 
 
-def test_the_kernel_proves_who_is_at_a_unix_socket(site: Site) -> None:
+def test_kernel_proves_who_is_at_a_unix_socket(site: Site) -> None:
     before = SystemClock().monotonic()
     with closing(site.connect_unix()) as connection:
         connection.sendall(GET)
@@ -78,7 +78,7 @@ def test_repeated_headers_are_one_list(site: Site) -> None:
     assert site.asked[0].headers["x-a"] == "1, 2"
 
 
-def test_a_chunked_body_is_one_body(site: Site) -> None:
+def test_chunked_body_is_one_body(site: Site) -> None:
     chunks = b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"
     answers = site.tell(post(chunks, "Transfer-Encoding: chunked"))
     assert answers.endswith(b"\r\n\r\nabcd")
@@ -87,7 +87,7 @@ def test_a_chunked_body_is_one_body(site: Site) -> None:
 # ----------------------------------------------------------------------------- what clients see
 
 
-def test_a_connection_is_kept_for_the_next_request(site: Site) -> None:
+def test_connection_is_kept_for_the_next_request(site: Site) -> None:
     with closing(site.connect()) as connection:
         for number in (b"1", b"2"):
             connection.sendall(post(number))
@@ -101,7 +101,7 @@ def test_requests_sent_at_once_are_answered_in_order(site: Site) -> None:
     assert answers.index(b"one") < answers.index(b"two") < answers.index(b"three")
 
 
-def test_a_client_that_asks_to_close_is_closed(site: Site) -> None:
+def test_client_that_asks_to_close_is_closed(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         answer = read_all(connection)
@@ -126,7 +126,7 @@ def test_head_has_the_headers_of_get_and_no_body(tmp_path: Path) -> None:
         assert client.getresponse().read() == b"page"
 
 
-def test_a_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
+def test_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 4"))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -134,7 +134,7 @@ def test_a_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
         assert read_answer(connection) == (200, b"body")
 
 
-def test_a_client_that_waits_with_too_much_is_refused_at_once(site: Site) -> None:
+def test_client_that_waits_with_too_much_is_refused_at_once(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 10001"))
         assert read_answer(connection)[0] == 413
@@ -151,7 +151,7 @@ def test_headers_of_a_handler_reach_the_client(tmp_path: Path) -> None:
         assert answer.headers["Date"].endswith(" GMT")
 
 
-def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
+def test_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
     async def fails_once(request: HttpRequest) -> HttpResponse:
         if request.path == "/bad":
             raise ZeroDivisionError("oh")
@@ -167,7 +167,7 @@ def test_a_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
         assert "ZeroDivisionError('oh')" in site.log[0]
 
 
-def test_an_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
+def test_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
     async def wrong(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, headers={"X": "a\r\nb"} if request.path == "/bad" else {})
 
@@ -235,7 +235,7 @@ def test_half_closed_client_receives_its_response(tmp_path: Path) -> None:
         assert read_all(connection).endswith(b"late")
 
 
-def test_a_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
+def test_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     async def endless(_: HttpRequest) -> HttpResponse:
@@ -309,7 +309,7 @@ def test_after_an_error_of_the_handler_the_next_request_is_its_own(tmp_path: Pat
         assert [request.body for request in site.asked] == [b"a", b"b", b"c"]
 
 
-def test_a_refusal_reaches_a_client_that_is_still_sending(site: Site) -> None:
+def test_refusal_reaches_a_client_that_is_still_sending(site: Site) -> None:
     """Closing at once would reset the connection, and the answer with it."""
     with closing(site.connect()) as connection:
         connection.sendall(post(b"x" * 5_000, "Content-Length: 4000000"))
@@ -324,7 +324,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(site: Site) -> None:
     "told",
     [b"GET / HTT", b"GET / HTTP/1.1\r\nHost: a\r\n", post(b"half", "Content-Length: 8")],
 )
-def test_a_request_that_does_not_arrive_in_time_is_refused(tmp_path: Path, told: bytes) -> None:
+def test_request_that_does_not_arrive_in_time_is_refused(tmp_path: Path, told: bytes) -> None:
     limits = ServerLimits(receive=0.05, linger=0.05)
     with serving(tmp_path, limits=limits) as site, closing(site.connect()) as connection:
         connection.sendall(told)
@@ -355,7 +355,7 @@ def test_sending_byte_by_byte_gains_no_time(tmp_path: Path) -> None:
         assert received.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
+def test_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
     with (
         serving(tmp_path, limits=ServerLimits(idle=0.05)) as site,
         closing(site.connect()) as never,
@@ -373,7 +373,7 @@ def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
         eventually(answered_and_closed, "a connection is closed after its answer")
 
 
-def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+def test_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
     async def large(_: HttpRequest) -> HttpResponse:
         return HttpResponse(200, bytes(8 << 20))
 
@@ -466,7 +466,7 @@ def server() -> HttpServer:
     return HttpServer(SystemClock(), log=lambda _: None)
 
 
-def test_a_port_in_use_is_one_sentence(site: Site) -> None:
+def test_port_in_use_is_one_sentence(site: Site) -> None:
     host, port = site.tcp
     with pytest.raises(ListenError) as caught:
         server().listen_tcp(host, port, _silent, what="spans", setting="[spans] http")
@@ -477,12 +477,12 @@ def test_a_port_in_use_is_one_sentence(site: Site) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_an_address_that_is_not_ours_is_one_sentence() -> None:
+def test_address_that_is_not_ours_is_one_sentence() -> None:
     with pytest.raises(ListenError, match="this host has no such address; choose another"):
         server().listen_tcp("192.0.2.1", 0, _silent, what="spans", setting="[spans] http")
 
 
-def test_a_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
+def test_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
     with pytest.raises(ListenError, match="another agent listens there; stop it, or set another"):
         server().listen_unix(site.unix, _silent, what="spans")
     with closing(site.connect_unix()) as connection:
@@ -490,13 +490,13 @@ def test_a_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
         assert read_answer(connection)[0] == 200
 
 
-def test_a_directory_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ListenError, match="file is no directory; set another"):
         server().listen_unix(tmp_path / "file" / "a.sock", _silent, what="spans")
 
 
-def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
+def test_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as dead:
         dead.bind(str(tmp_path / "web.sock"))
     with serving(tmp_path) as site, closing(site.connect_unix()) as connection:
@@ -511,12 +511,12 @@ def test_other_files_are_not_replaced_by_a_socket(tmp_path: Path) -> None:
     assert (tmp_path / "web.sock").read_text() == "precious"
 
 
-def test_a_path_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
+def test_path_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match="at most 107 bytes; set a shorter"):
         server().listen_unix(tmp_path / ("x" * 120), _silent, what="spans")
 
 
-def test_a_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
+def test_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
     listening = server()
     listening.listen_unix(tmp_path / "run" / "a.sock", _silent, what="spans", mode=0o660)
     assert (tmp_path / "run" / "a.sock").stat().st_mode & 0o777 == 0o660
@@ -582,7 +582,7 @@ def test_socket_permissions_are_set_through_no_link(tmp_path: Path, moment: str)
         (0o1777, "can be written by its group and every user", "a directory inside it, such as"),
     ],
 )
-def test_a_run_directory_that_others_can_write_is_refused(
+def test_run_directory_that_others_can_write_is_refused(
     tmp_path: Path, mode: int, cause: str, remedy: str
 ) -> None:
     directory = tmp_path / "run"
@@ -596,7 +596,7 @@ def test_a_run_directory_that_others_can_write_is_refused(
 
 
 @pytest.mark.needs_root
-def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     os.chown(directory, 20_001, 20_001)
@@ -605,7 +605,7 @@ def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_a_directory_inside_a_sticky_one_is_accepted(tmp_path: Path) -> None:
+def test_directory_inside_a_sticky_one_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     listening = listen_unix(tmp_path / "shared" / "own" / "a.sock", 0o666, what="spans")
@@ -657,7 +657,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
+def test_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def slow(_: HttpRequest) -> HttpResponse:
@@ -698,7 +698,7 @@ print("over")
 """
 
 
-def test_a_server_and_its_program_end_while_a_thread_works_aside(tmp_path: Path) -> None:
+def test_server_and_its_program_end_while_a_thread_works_aside(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUSY.format(directory=str(tmp_path))],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
@@ -709,7 +709,7 @@ def test_a_server_and_its_program_end_while_a_thread_works_aside(tmp_path: Path)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
 
 
-def test_a_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) -> None:
+def test_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) -> None:
     with serving(tmp_path) as old:
         old.unix.unlink()
         with serving(tmp_path) as new:
@@ -719,7 +719,7 @@ def test_a_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) 
                 assert read_answer(connection)[0] == 200
 
 
-def test_a_server_that_never_started_stops(tmp_path: Path) -> None:
+def test_server_that_never_started_stops(tmp_path: Path) -> None:
     idle = server()
     idle.listen_unix(tmp_path / "a.sock", _silent, what="spans")
     idle.stop()
@@ -727,7 +727,7 @@ def test_a_server_that_never_started_stops(tmp_path: Path) -> None:
     assert not (tmp_path / "a.sock").exists()
 
 
-def test_a_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> None:
+def test_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> None:
     clock, said = ManualClock(), list[str]()
     server = HttpServer(clock, log=said.append)
     with closing(asyncio.new_event_loop()) as loop:
