@@ -89,7 +89,7 @@ def test_long_term_limit_is_found_by_name_and_not_by_number(host: Host) -> None:
     assert host.file("constraint_0_power_limit_uw").read_text() == "270000000\n"
 
 
-def test_package_without_a_long_term_limit_is_no_device(host: Host) -> None:
+def test_package_without_a_long_term_limit_is_not_listed(host: Host) -> None:
     host.set("constraint_0_name", "peak_power")
     assert [state.key.device for state in host.power.devices()] == ["rapl:package-1"]
 
@@ -107,7 +107,7 @@ def test_memory_with_a_limit_of_its_own_is_left_alone(host: Host) -> None:
     assert (memory / "constraint_0_power_limit_uw").read_text() == "30000000\n"
 
 
-def test_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None:
+def test_enforced_limit_is_the_lower_one_of_package_and_mirror(tmp_path: Path) -> None:
     with host_with("client-mmio", tmp_path / "sys") as host:
         host.set("constraint_0_power_limit_uw", 15_000_000, "intel-rapl-mmio:0")
         host.set("constraint_0_power_limit_uw", 28_000_000)
@@ -118,7 +118,7 @@ def test_lower_limit_of_a_mirror_is_what_is_enforced(tmp_path: Path) -> None:
         assert mirror.read_text() == "15000000\n"  # it is looked at, and never written
 
 
-def test_package_with_no_limit_but_its_mirror_is_no_device(tmp_path: Path) -> None:
+def test_package_with_only_a_mirror_limit_is_not_listed(tmp_path: Path) -> None:
     with host_with("client-mmio", tmp_path / "sys") as host:
         host.set("constraint_0_name", "peak_power")
         assert host.power.devices() == ()
@@ -142,13 +142,13 @@ def test_host_without_powercap_has_no_device(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- reading
 
 
-def test_default_is_what_the_part_is_specified_for(host: Host) -> None:
+def test_default_limit_is_the_specified_tdp(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", 200_000_000)
     assert (host.state.default, host.state.maximum) == (270_000, 270_000)
 
 
 @pytest.mark.parametrize("told", ["0", None, "nonsense"])
-def test_where_it_is_not_specified_the_default_is_what_stood_there_first(
+def test_default_limit_without_specification_is_the_first_limit_read(
     host: Host, told: str | None
 ) -> None:
     if told is None:
@@ -160,14 +160,14 @@ def test_where_it_is_not_specified_the_default_is_what_stood_there_first(
     assert (host.state.default, host.state.maximum) == (270_000, 270_000)
 
 
-def test_firmware_that_allows_more_than_the_specification_is_believed(host: Host) -> None:
+def test_default_limit_follows_firmware_above_the_specification(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", 4_095_000_000)
     assert (host.state.default, host.state.maximum) == (270_000, 4_095_000)
     host.power.write(P0, 150_000)
     assert host.power.write(P0, 4_095_000).requested == 4_095_000
 
 
-def test_minimum_is_told_where_the_part_has_one(host: Host) -> None:
+def test_minimum_limit_is_reported_if_the_device_has_one(host: Host) -> None:
     assert host.state.minimum is None
     host.set("constraint_0_min_power_uw", 75_000_000)
     assert host.state.minimum == 75_000
@@ -178,7 +178,7 @@ def test_limits_that_are_switched_off_are_not_in_force(host: Host) -> None:
     assert (host.state.requested, host.state.enforced) == (270_000, None)
 
 
-def test_limit_that_is_no_number_costs_only_its_zone(host: Host) -> None:
+def test_unreadable_limit_removes_only_its_zone(host: Host) -> None:
     host.set("constraint_0_power_limit_uw", "-3")
     assert [state.key.device for state in host.power.devices()] == ["rapl:package-1"]
     with pytest.raises(ActuatorError, match="'-3' is no number of microwatts"):
@@ -188,7 +188,7 @@ def test_limit_that_is_no_number_costs_only_its_zone(host: Host) -> None:
 # ----------------------------------------------------------------------------------- writing
 
 
-def test_what_the_register_makes_of_a_value_is_what_is_told(host: Host) -> None:
+def test_reported_limit_is_the_register_readback(host: Host) -> None:
     assert host.power.write(P0, 150_100).requested == 150_000  # in eighths of a watt
 
 
@@ -223,9 +223,7 @@ def test_value_that_overflows_the_register_is_found_out(host: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENODATA, errno.EIO])
-def test_register_that_firmware_locked_is_told_by_the_error_of_writing(
-    host: Host, number: int
-) -> None:
+def test_locked_register_is_detected_by_the_write_error(host: Host, number: int) -> None:
     host.kernel.refuses = number
     error = host.refused(150_000)
     assert (error.locked, error.trouble) == (True, Trouble.DENIED)
@@ -233,7 +231,7 @@ def test_register_that_firmware_locked_is_told_by_the_error_of_writing(
     assert errno.errorcode[number] in str(error)
 
 
-def test_locked_register_is_told_by_a_value_that_stays(host: Host) -> None:
+def test_locked_register_is_detected_by_an_unchanged_value(host: Host) -> None:
     host.kernel.keeps = True
     error = host.refused(150_000)
     assert (error.locked, error.trouble) == (True, Trouble.DENIED)
@@ -248,7 +246,7 @@ def test_limits_that_are_switched_off_are_not_lowered(host: Host) -> None:
     assert host.state.requested == 270_000
 
 
-def test_lock_that_looks_like_switched_off_is_told_as_a_lock(host: Host) -> None:
+def test_lock_that_reads_as_disabled_is_reported_as_a_lock(host: Host) -> None:
     host.set("enabled", 0)
     host.kernel.refuses = errno.ENODATA
     assert host.refused(150_000).locked
@@ -290,7 +288,7 @@ def test_every_error_of_writing_has_its_sentence(
     assert host.state.requested == 270_000
 
 
-def test_tree_that_is_no_powercap_tree_is_an_error_like_any_other(host: Host) -> None:
+def test_invalid_powercap_tree_is_a_device_error(host: Host) -> None:
     power = CpuPower(host.tree.root, ManualClock())
     limit = host.file("constraint_0_power_limit_uw")
     kept = limit.rename(limit.with_name("kept"))
@@ -303,7 +301,7 @@ def test_tree_that_is_no_powercap_tree_is_an_error_like_any_other(host: Host) ->
 
 
 @pytest.mark.needs_root
-def test_whoever_is_not_root_is_told_so_by_the_kernel_itself() -> None:
+def test_write_without_root_reports_the_kernel_permission_error() -> None:
     root = Path(tempfile.mkdtemp())
     try:
         root.chmod(0o755)
@@ -322,7 +320,7 @@ def test_whoever_is_not_root_is_told_so_by_the_kernel_itself() -> None:
         shutil.rmtree(root)
 
 
-def test_package_that_went_offline_is_told_from_one_that_never_was(host: Host) -> None:
+def test_offline_package_is_distinguished_from_an_unknown_one(host: Host) -> None:
     host.power.devices()
     host.tree.remove("intel-rapl:0")
     assert "vanished" in str(host.refused(150_000))
@@ -330,7 +328,7 @@ def test_package_that_went_offline_is_told_from_one_that_never_was(host: Host) -
     assert host.refused(150_000, "rapl:package-7").trouble is Trouble.ABSENT
 
 
-def test_packages_that_changed_their_numbers_are_told_by_name(host: Host) -> None:
+def test_renumbered_packages_are_identified_by_name(host: Host) -> None:
     """As after one of them was offline: a cap must not land on the wrong socket."""
     host.power.devices()
     host.set("name", "package-1", "intel-rapl:0")
@@ -340,7 +338,7 @@ def test_packages_that_changed_their_numbers_are_told_by_name(host: Host) -> Non
     assert host.file("constraint_0_power_limit_uw", "intel-rapl:0").read_text() == "270000000\n"
 
 
-def test_constraints_that_changed_their_numbers_are_told_by_name(host: Host) -> None:
+def test_renumbered_constraints_are_identified_by_name(host: Host) -> None:
     host.power.devices()
     host.set("constraint_0_name", "short_term")
     host.set("constraint_1_name", "long_term")

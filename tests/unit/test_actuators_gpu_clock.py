@@ -29,7 +29,7 @@ def host() -> Host:
     return Host()
 
 
-def test_before_anybody_set_it_nothing_is_known_but_the_range(host: Host) -> None:
+def test_clock_lock_is_unknown_before_the_first_write(host: Host) -> None:
     state = host.clocks.read(A)
     assert (state.minimum, state.default, state.maximum) == (345, 1980, 1980)
     assert (state.requested, state.enforced) == (None, None)
@@ -48,13 +48,13 @@ def test_idle_board_may_still_sleep(host: Host) -> None:
     assert host.nvml.locks["GPU-a"] == (345, 1_200)
 
 
-def test_none_unlocks_whoever_locked_it(host: Host) -> None:
+def test_writing_none_resets_a_foreign_clock_lock(host: Host) -> None:
     host.nvml.locks["GPU-a"] = (345, 900)
     assert host.clocks.write(A, None).requested is None
     assert host.nvml.locks == {}
 
 
-def test_lock_that_is_not_seen_to_act_is_asked_for_and_not_enforced(host: Host) -> None:
+def test_clock_lock_without_visible_effect_is_requested_not_enforced(host: Host) -> None:
     host.nvml.deaf.add("GPU-a")
     state = host.clocks.write(A, 1_200)
     assert (state.requested, state.enforced) == (1_200, None)
@@ -89,7 +89,7 @@ def test_lock_is_forgotten_when_the_driver_was_away(host: Host) -> None:
     assert host.clocks.read(A).requested is None
 
 
-def test_lock_is_forgotten_too_where_another_knob_met_the_new_driver_first(host: Host) -> None:
+def test_clock_lock_is_dropped_after_a_driver_reload_seen_by_another_actuator(host: Host) -> None:
     host.clocks.write(A, 1_200)
     host.nvml.reload_driver()
     GpuPower(host.boards, host.clock).read(A)

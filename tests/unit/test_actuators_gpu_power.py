@@ -35,7 +35,7 @@ def host() -> Host:
     return Host()
 
 
-def test_board_tells_all_it_knows(host: Host) -> None:
+def test_board_reports_every_supported_field(host: Host) -> None:
     assert host.power.read(A) == KnobState(
         CapKey(Knob.GPU_POWER, A),
         "NVIDIA H100 80GB HBM3 0",
@@ -48,7 +48,7 @@ def test_board_tells_all_it_knows(host: Host) -> None:
     )
 
 
-def test_board_without_a_name_is_still_told_from_others(host: Host) -> None:
+def test_unnamed_board_is_identified_by_uuid(host: Host) -> None:
     assert host.power.read(B).name == "GPU 1"
 
 
@@ -65,7 +65,7 @@ def test_only_the_first_setter_is_called(host: Host) -> None:
     assert setters == ["nvmlDeviceSetPowerManagementLimit"]
 
 
-def test_limit_enforced_from_outside_is_told_beside_what_was_asked(host: Host) -> None:
+def test_externally_enforced_limit_is_reported_with_the_requested_one(host: Host) -> None:
     host.nvml.ceiling = 500_000
     host.a.limits[ENFORCED] = 500_000
     state = host.power.write(A, 600_000)
@@ -86,7 +86,7 @@ def test_board_that_takes_its_time_is_waited_for(host: Host) -> None:
     assert host.clock.monotonic() - ManualClock().monotonic() == READ_INTERVAL
 
 
-def test_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
+def test_slow_board_is_reported_as_not_yet_enforcing(host: Host) -> None:
     host.a.limits[192] = 300_000  # asked for before, and not obeyed
 
     state = host.power.write(A, 300_000)
@@ -98,7 +98,7 @@ def test_board_that_takes_longer_is_told_as_not_obeying_yet(host: Host) -> None:
     assert host.clock.monotonic() - ManualClock().monotonic() == SETTLE_TIMEOUT
 
 
-def test_success_that_changes_nothing_is_found_out(host: Host) -> None:
+def test_write_without_effect_is_detected(host: Host) -> None:
     host.nvml.deaf.add("GPU-a")
     error = host.refused(A, 300_000)
     assert error.trouble is Trouble.MALFORMED
@@ -111,12 +111,12 @@ def test_what_is_out_of_range_is_refused_with_the_range(host: Host) -> None:
     assert "nvmlDeviceSetPowerManagementLimit" not in host.nvml.calls
 
 
-def test_both_ends_of_the_range_can_be_set(host: Host) -> None:
+def test_range_limits_are_inclusive(host: Host) -> None:
     assert host.power.write(A, 200_000).requested == 200_000
     assert host.power.write(A, 700_000).requested == 700_000
 
 
-def test_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
+def test_unknown_range_leaves_validation_to_the_driver(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetPowerManagementLimitConstraints"] = 3
     state = host.power.read(A)
     assert (state.minimum, state.maximum) == (None, None)
@@ -124,7 +124,7 @@ def test_range_that_is_not_told_is_the_drivers_to_keep(host: Host) -> None:
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_what_a_board_does_not_tell_is_unknown(host: Host) -> None:
+def test_unsupported_board_field_is_unknown(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetEnforcedPowerLimit"] = 3
     host.nvml.errors["nvmlDeviceGetPowerManagementDefaultLimit"] = 13
     state = host.power.write(A, 300_000)
@@ -170,7 +170,7 @@ def test_divided_board_is_listed_for_an_operator_to_cap(host: Host) -> None:
 # ----------------------------------------------------------------------------------- drivers
 
 
-def test_without_a_driver_no_board_is_listed_until_it_is_loaded(host: Host) -> None:
+def test_board_list_is_empty_until_the_driver_is_loaded(host: Host) -> None:
     host.nvml.errors["nvmlInit"] = 9
     assert host.power.devices() == ()
     assert "driver is not loaded" in str(host.refused(A, 300_000))
@@ -185,20 +185,20 @@ def test_driver_that_was_loaded_anew_is_met_anew(host: Host) -> None:
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_driver_that_goes_and_comes_back_is_met_anew_by_a_listing_too(host: Host) -> None:
+def test_listing_reopens_a_reloaded_driver(host: Host) -> None:
     host.power.devices()
     host.nvml.reload_driver()
     assert len(host.power.devices()) == 2
 
 
-def test_handle_that_is_void_is_asked_for_again(host: Host) -> None:
+def test_invalid_handle_is_requested_again(host: Host) -> None:
     host.power.devices()
     host.nvml.generation += 1  # every handle is void, and the session stands
     assert host.power.read(A).requested == 700_000
     assert host.nvml.initialised == 1
 
 
-def test_board_that_moved_to_another_index_is_the_same_board(host: Host) -> None:
+def test_board_keeps_its_identity_at_another_index(host: Host) -> None:
     host.power.devices()
     host.nvml.gpus.reverse()
     host.nvml.generation += 1
@@ -207,7 +207,7 @@ def test_board_that_moved_to_another_index_is_the_same_board(host: Host) -> None
     assert (host.a.limits[192], host.b.limits[192]) == (700_000, 300_000)
 
 
-def test_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -> None:
+def test_lost_board_reinitialises_the_library_at_a_limited_rate(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     for begun in (1, 2, 3):
@@ -217,7 +217,7 @@ def test_lost_board_makes_the_library_begin_anew_now_and_then_only(host: Host) -
         host.clock.advance(ns=REINITIALIZE_AFTER)
 
 
-def test_board_that_came_back_and_is_lost_again_is_waited_for_anew(host: Host) -> None:
+def test_board_lost_twice_resets_the_reinitialisation_backoff(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     host.refused(A, 300_000)
@@ -257,7 +257,7 @@ def test_board_that_was_plugged_in_later_is_found(host: Host) -> None:
     assert host.power.read("gpu:GPU-c").name == "NVIDIA H100 80GB HBM3 2"
 
 
-def test_driver_that_fails_while_it_lists_is_met_anew(host: Host) -> None:
+def test_driver_failing_during_listing_is_reopened(host: Host) -> None:
     host.nvml.errors["nvmlDeviceGetHandleByIndex"] = 9
     assert host.power.devices() == ()
     with pytest.raises(ActuatorError, match="Cannot list the GPUs"):
@@ -289,7 +289,7 @@ def test_first_read_without_a_driver_names_the_driver(host: Host) -> None:
     assert "driver is not loaded" in str(host.refused(A, 300_000))
 
 
-def test_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:
+def test_driver_unloaded_with_a_lost_board_is_reopened(host: Host) -> None:
     host.power.devices()
     host.nvml.errors["GPU-a"] = 15
     host.refused(A, 300_000)
@@ -298,7 +298,7 @@ def test_driver_that_goes_while_a_board_is_lost_is_met_anew(host: Host) -> None:
     assert host.power.write(A, 300_000).requested == 300_000
 
 
-def test_binding_too_old_for_a_call_is_like_a_driver_too_old_for_it(host: Host) -> None:
+def test_missing_binding_function_is_reported_as_unsupported(host: Host) -> None:
     host.nvml.missing.add("nvmlDeviceGetEnforcedPowerLimit")
     assert host.power.read(A).enforced is None
     host.nvml.missing.add("nvmlDeviceSetPowerManagementLimit")

@@ -14,7 +14,7 @@ from wattspan.testing import ManualClock
 CLOCK = ManualClock()
 
 
-def test_every_knob_that_is_asked_for_is_opened_in_one_order(tmp_path: Path) -> None:
+def test_requested_actuators_open_in_fixed_order(tmp_path: Path) -> None:
     PowercapTree(tmp_path, LAYOUTS["client"], cpus=1).close()
     nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
     found = open_actuators(set(Knob), nvml=nvml, sysfs=tmp_path, clock=CLOCK)
@@ -22,7 +22,7 @@ def test_every_knob_that_is_asked_for_is_opened_in_one_order(tmp_path: Path) -> 
     assert nvml.calls == []  # nothing was touched
 
 
-def test_knob_nobody_asked_for_is_not_opened() -> None:
+def test_unrequested_actuator_is_not_opened() -> None:
     nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
     found = open_actuators([Knob.GPU_POWER], nvml=nvml, clock=CLOCK)
     assert [actuator.knob for actuator in found] == [Knob.GPU_POWER]

@@ -105,7 +105,7 @@ def test_snapshot_document_holds_the_tuning_of_the_tuning_api() -> None:
     assert accounts_from_json(document.tuning).rows == ACCOUNTS.rows
 
 
-def test_cost_is_told_with_its_rate_per_hour() -> None:
+def test_snapshot_reports_cost_with_its_hourly_rate() -> None:
     price = RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 5 * 10**9, Microjoules(J))
     cost = document_of(replace(busy_host(), footprint=Footprint(cost=price))).cost
     assert cost is not None
@@ -114,7 +114,7 @@ def test_cost_is_told_with_its_rate_per_hour() -> None:
     assert cost.unknown_joules == 1.0
 
 
-def test_emulation_and_provenance_are_told() -> None:
+def test_snapshot_reports_emulation_and_provenance() -> None:
     document = document_of(busy_host(Provenance.EMULATED))
     assert document.emulated
     assert {one.provenance for one in document.domains} == {Provenance.EMULATED}

@@ -336,7 +336,7 @@ def test_running_process_keeps_its_row_after_a_restart() -> None:
     assert after.processes[0].energy[HwType.CPU] >= before.processes[0].energy[HwType.CPU]
 
 
-def test_exited_payers_are_forgotten_once_no_row_shows_them() -> None:
+def test_exited_payers_are_removed_after_their_last_row() -> None:
     host = world(top=1)
     host.born(1)
     host.born(2)

@@ -84,13 +84,13 @@ def test_interval_of_a_rate_is_the_published_one(
     assert clopper_pearson(hits, trials) == pytest.approx((low, high), abs=1e-6)
 
 
-def test_none_of_three_hundred_is_below_one_percent_with_confidence() -> None:
+def test_zero_misses_of_three_hundred_bound_the_rate_below_one_percent() -> None:
     _, high = clopper_pearson(0, 300, one_sided=True)
     assert high == pytest.approx(1 - 0.05 ** (1 / 300))
     assert high < 0.01
 
 
-def test_rate_of_nothing_is_refused() -> None:
+def test_rate_of_an_empty_sample_is_rejected() -> None:
     with pytest.raises(ValueError, match="no rate"):
         clopper_pearson(3, 2)
 
@@ -141,20 +141,20 @@ def test_same_seed_is_the_same_luck() -> None:
     assert luck(job, 3).work != luck(job, 4).work
 
 
-def test_noise_has_the_mean_and_the_variation_that_were_asked_for() -> None:
+def test_noise_has_the_requested_mean_and_variation() -> None:
     drawn = luck(plant(cv=0.1, units=20_000), 1).work
     assert statistics.fmean(drawn) == pytest.approx(0.75, rel=0.005)
     assert statistics.pstdev(drawn) / 0.75 == pytest.approx(0.1, rel=0.05)
 
 
-def test_drift_is_slow_and_as_large_as_was_asked_for() -> None:
+def test_drift_is_slow_and_of_the_requested_size() -> None:
     drawn = [math.log(one / 0.75) for one in luck(plant(drift=0.03, units=60_000), 1).work]
     assert statistics.pstdev(drawn) == pytest.approx(0.03, rel=0.3)
     steps = [b - a for a, b in pairwise(drawn)]
     assert statistics.pstdev(steps) < 0.004
 
 
-def test_neighbour_comes_about_as_often_as_was_asked_for() -> None:
+def test_neighbour_load_has_the_requested_frequency() -> None:
     drawn = luck(plant(episodes_every=2_000, units=100_000), 1).work
     slow = sum(one > 0.8 for one in drawn)
     assert slow == pytest.approx(60 * 100_000 / 2_060, rel=0.4)
@@ -173,7 +173,7 @@ def test_neighbour_comes_about_as_often_as_was_asked_for() -> None:
         {"cv": 0.05, "growth": 0.5, "varied_work": True},
     ],
 )
-def test_run_at_one_setting_takes_and_spends_what_its_sum_says(more: dict[str, object]) -> None:
+def test_run_at_one_setting_matches_its_time_and_energy_sums(more: dict[str, object]) -> None:
     job = plant(**more)
     drawn = luck(job, 1)
     seen, told = run_at(job, drawn, 160), Truth(job, drawn).at(160)
@@ -236,7 +236,7 @@ def test_energy_counter_moves_in_steps_and_is_known_late() -> None:
     assert len(set(energies)) <= 15 < len(energies)
 
 
-def test_lying_spans_are_as_long_as_ever_while_work_gets_slower() -> None:
+def test_false_spans_keep_their_length_while_work_slows_down() -> None:
     honest, lying = (Job(plant(lying=lies), luck(plant(), 1)) for lies in (False, True))
     for job in (honest, lying):
         job.start_at(100)
@@ -249,7 +249,7 @@ def test_lying_spans_are_as_long_as_ever_while_work_gets_slower() -> None:
 # ----------------------------------------------------------------------------------- the scorer
 
 
-def test_setting_that_is_held_from_the_beginning_costs_what_the_curve_says() -> None:
+def test_setting_held_from_the_start_costs_its_curve_value() -> None:
     score = Bench(plant(cv=0.02), 1, TERMS).ours(Steady(((0, 160_000),)))
     assert score.slowdown == pytest.approx(0.04, abs=0.001)
     assert score.saving == pytest.approx(0.08, abs=0.001)
@@ -259,7 +259,7 @@ def test_setting_that_is_held_from_the_beginning_costs_what_the_curve_says() -> 
     assert score.commit_units <= 3
 
 
-def test_what_was_lost_before_a_setting_was_held_is_exploration() -> None:
+def test_loss_before_the_held_setting_counts_as_exploration() -> None:
     bench = Bench(plant(), 1, TERMS)
     score = bench.ours(Steady(((0, 0), (500, 160_000))))
     assert score.commit_units == pytest.approx(500, abs=10)
@@ -290,7 +290,7 @@ def test_cell_counts_its_runs_over_budget() -> None:
     assert facts["over_high"] == pytest.approx(0.6524529, abs=1e-6)
 
 
-def test_no_share_is_told_where_nothing_could_be_saved() -> None:
+def test_savings_share_is_absent_without_possible_savings() -> None:
     assert summary([Score("p", "m", 0, 0.0, 0.0, 0.0, 0.0, 200)], 0.05)["share"] is None
 
 
@@ -308,7 +308,7 @@ def test_held_setting_is_seen_once_and_a_probe_is_not_an_alarm() -> None:
 # ---------------------------------------------------------------------------------- baselines
 
 
-def test_sweep_takes_the_lowest_limit_within_its_budget_though_it_costs_more() -> None:
+def test_sweep_selects_the_lowest_limit_within_budget() -> None:
     windows = [Window(300, 10.0, 100.0), Window(275, 10.2, 80.0), Window(250, 10.4, 90.0)]
     assert select(Selector.SLOWDOWN, windows, 0.05) == 250
     assert select(Selector.SLOWDOWN, windows, 0.03) == 275
@@ -348,7 +348,7 @@ def test_methods_of_one_seed_share_their_luck() -> None:
     assert all(score.slowdown == pytest.approx(0.04, abs=1e-9) for score in found["static 80%"])
 
 
-def test_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: Path) -> None:
+def test_small_benchmark_runs_the_tuner_and_stores_its_results(tmp_path: Path) -> None:
     job = replace(plant(cv=0.01), name="tiny", curve=curves()["a40-resnet50"], units=1_200)
     trials = Trials(tmp_path)
     found = trials.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"]
@@ -359,12 +359,12 @@ def test_tiny_bench_runs_the_tuner_itself_and_keeps_what_came_of_it(tmp_path: Pa
     assert again.scores([Cell(job, "curves")], 2, (OURS, "static 80%"))["tiny"] == found
 
 
-def test_bench_without_time_has_the_runs_that_it_made() -> None:
+def test_benchmark_out_of_time_keeps_completed_runs() -> None:
     cell = Cell(plant(), "curves")
     assert Trials(deadline=0.0).scores([cell], 2, ("oracle",))["a job"]["oracle"] == []
 
 
-def test_runs_of_another_core_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+def test_runs_of_another_cpu_model_are_not_reused(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "a.jsonl")
     kept.put("key", {"figure": 1})
     with kept.path.open("a") as file:
@@ -373,7 +373,7 @@ def test_runs_of_another_core_are_not_taken_for_those_of_this_one(tmp_path: Path
     assert core_digest() != bench_digest()
 
 
-def test_job_that_every_cap_slows_down_too_much_is_counted_if_it_is_held() -> None:
+def test_held_job_beyond_its_budget_is_counted() -> None:
     assert level(0.05).at(250) == pytest.approx((1.05, 0.8))
     assert level(0.05).at(300) == pytest.approx((1.0, 1.0))
     made = list(tasks(4))

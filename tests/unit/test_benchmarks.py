@@ -35,7 +35,7 @@ def test_resident_memory_is_the_kernels() -> None:
     assert rss_megabytes(os.getpid()) == pytest.approx(own, rel=0.2)
 
 
-def test_sleepers_are_as_many_as_asked_and_end() -> None:
+def test_sleeper_count_is_the_requested_one() -> None:
     before = set(family(os.getpid()))
     with sleepers(25):
         new = set(family(os.getpid())) - before
@@ -43,7 +43,7 @@ def test_sleepers_are_as_many_as_asked_and_end() -> None:
     assert not [pid for pid in new if psutil.pid_exists(pid)]
 
 
-def test_subject_is_gone_after_its_turn() -> None:
+def test_benchmark_subject_ends_after_its_turn() -> None:
     forever = Subject(
         "forever", [sys.executable, "-c", "import threading as t; t.Event().wait()"], ""
     )
@@ -52,7 +52,7 @@ def test_subject_is_gone_after_its_turn() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_subject_that_does_not_start_says_why(free_port: object) -> None:
+def test_benchmark_subject_start_failure_is_reported(free_port: object) -> None:
     assert callable(free_port)
     url = f"http://127.0.0.1:{free_port()}/"
     broken = Subject("broken", [sys.executable, "-c", "raise SystemExit('no counters')"], "", url)
@@ -98,7 +98,7 @@ def test_every_script_has_a_place_for_its_results_and_a_claim() -> None:
         assert f"`{script}.py`" in readme.read_text(encoding="utf-8")
 
 
-def test_results_take_the_place_of_older_ones_and_nothing_else() -> None:
+def test_results_replace_only_older_results() -> None:
     page = "a\n<!-- begin x -->\nold \\1\n<!-- end x -->\nb\n"
     once = placed(page, "x", "new \\1")
     assert once == "a\n<!-- begin x -->\n\nnew \\1\n\n<!-- end x -->\nb\n"

@@ -94,7 +94,7 @@ def test_hour_of_writes_and_restores_has_a_bounded_number_of_rows(limited: Limit
     assert limited.rows[-1].deed is AuditAction.RESTORE
 
 
-def test_busy_user_does_not_keep_another_users_writes_off_the_record(limited: Limited) -> None:
+def test_audit_rate_limit_is_per_user(limited: Limited) -> None:
     limited.writes(1000)
     limited.writes(1, uid=OTHER.uid)
     limited.writes(1, device="gpu1")
@@ -118,7 +118,7 @@ def test_long_reason_is_cut(limited: Limited) -> None:
     assert len(limited.rows[0].why) < 500
 
 
-def test_what_waits_is_recorded_at_the_end(limited: Limited) -> None:
+def test_pending_audit_rows_are_written_at_shutdown(limited: Limited) -> None:
     limited.writes(ROW_BURST + 7)
     limited.limiter.record(AuditEvent(at=9, deed=AuditAction.END))
     assert [e.deed for e in limited.rows[-2:]] == [AuditAction.WRITE, AuditAction.END]
@@ -195,7 +195,7 @@ def test_each_new_file_begins_with_the_caps_in_force(tmp_path: Path) -> None:
         )
 
 
-def test_snapshot_tells_recovery_of_a_cap_whose_write_was_rotated_away(tmp_path: Path) -> None:
+def test_rotated_audit_log_still_recovers_caps_in_force(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     audit = AuditLog(tmp_path / "audit.jsonl", 4000, outstanding=bench.reconciler.outstanding)
     bench.hold(500 * W, 0)
@@ -277,7 +277,7 @@ def test_tuner_that_moves_at_every_turn_is_never_refused(tmp_path: Path) -> None
         asked.bench.clock.advance(1 / MOVES_PER_SECOND)
 
 
-def test_asking_for_what_is_held_already_is_no_move(tmp_path: Path) -> None:
+def test_request_for_the_held_limit_is_not_a_move(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     assert {asked.hold(500) for _ in range(10 * MOVE_BURST)} == {""}
 

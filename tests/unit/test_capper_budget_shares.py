@@ -25,17 +25,17 @@ def test_equal_priorities_share_in_proportion_to_their_ranges() -> None:
     assert caps == {A: 200_000 + 250_000, PACKAGE: 100_000 + 85_000}
 
 
-def test_unwanted_power_goes_to_the_other_device() -> None:
+def test_unused_budget_goes_to_the_other_device() -> None:
     modest = H100._replace(want=250_000)
     assert share_budget({A: H100, B: modest}, 900_000) == {A: 650_000, B: 250_000}
 
 
-def test_want_above_the_share_is_cut_to_it() -> None:
+def test_demand_above_the_share_is_limited_to_it() -> None:
     eager = H100._replace(want=600_000)
     assert share_budget({A: H100, B: eager}, 900_000) == {A: 450_000, B: 450_000}
 
 
-def test_want_is_no_cap_if_the_limit_is_sufficient() -> None:
+def test_demand_within_the_limit_needs_no_cap() -> None:
     modest = H100._replace(want=250_000)
     assert share_budget({A: H100, B: modest}, 1_400_000)[B] == 700_000
 

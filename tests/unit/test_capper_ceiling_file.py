@@ -37,7 +37,7 @@ def writer(tmp_path: Path) -> Writer:
     return Writer(tmp_path / "ceiling.toml")
 
 
-def test_file_says_watts_and_why(writer: Writer) -> None:
+def test_ceiling_file_gives_watts_and_reason(writer: Writer) -> None:
     assert writer.write('watts = 1200.5\nwhy = "grid event"\n') == CeilingValue(
         1_200_500, "grid event"
     )
@@ -58,7 +58,7 @@ def test_ceiling_ends_when_its_time_is_up(writer: Writer) -> None:
     assert writer.limit() is None
 
 
-def test_its_time_is_counted_from_when_it_was_written(writer: Writer) -> None:
+def test_ceiling_lifetime_starts_at_the_file_write(writer: Writer) -> None:
     writer.path.write_text('watts = 1200\nttl = "1h"\n')
     long_ago = writer.clock.now().wall - 3_000 * 10**9
     os.utime(writer.path, ns=(long_ago, long_ago))
@@ -67,7 +67,7 @@ def test_its_time_is_counted_from_when_it_was_written(writer: Writer) -> None:
     assert writer.limit() is None
 
 
-def test_writing_it_again_renews_it(writer: Writer) -> None:
+def test_rewritten_ceiling_file_renews_the_ceiling(writer: Writer) -> None:
     writer.write('watts = 1200\nttl = "1h"\n')
     writer.clock.advance(3_000)
     writer.write('watts = 1200\nttl = "1h"\n')
@@ -75,7 +75,7 @@ def test_writing_it_again_renews_it(writer: Writer) -> None:
     assert writer.limit() == 1_200_000
 
 
-def test_clock_that_is_set_does_not_lengthen_it(writer: Writer) -> None:
+def test_clock_step_does_not_lengthen_a_ceiling(writer: Writer) -> None:
     writer.write('watts = 1200\nttl = "1h"\n')
     writer.clock.step_wall(-86_400)
     writer.clock.advance(3_600)
@@ -101,7 +101,7 @@ def test_lost_writer_leaves_its_ceiling_in_force_until_its_time_is_up(writer: Wr
     assert "No ceiling of it is in force" in writer.ceiling.trouble
 
 
-def test_same_file_come_back_is_no_trouble_any_more(writer: Writer) -> None:
+def test_restored_ceiling_file_clears_the_fault(writer: Writer) -> None:
     writer.write("watts = 1200\n")
     away = writer.path.rename(writer.path.with_name("away"))
     assert writer.limit() == 1_200_000
@@ -116,7 +116,7 @@ def test_zero_lifts_the_ceiling(writer: Writer) -> None:
     assert writer.ceiling.trouble == ""
 
 
-def test_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
+def test_ceiling_persists_over_a_restart_until_the_file_changes(
     writer: Writer,
 ) -> None:
     last = CeilingValue(900_000, "before")
@@ -146,7 +146,7 @@ def test_ceiling_from_before_a_restart_holds_until_the_file_says_otherwise(
         ("watts = 3 # \x00\n", "line 1"),
     ],
 )
-def test_broken_file_changes_nothing_and_says_what_is_wrong(
+def test_invalid_ceiling_file_keeps_the_ceiling_and_is_reported(
     writer: Writer, content: str, cause: str
 ) -> None:
     writer.write("watts = 1200\n")
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_text_are_a_broken_file(writer: Writer) -> None:
     assert "UTF-8" in writer.ceiling.trouble
 
 
-def test_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> None:
+def test_pipe_or_directory_as_ceiling_file_does_not_block(writer: Writer) -> None:
     os.mkfifo(writer.path)
     assert writer.limit() is None
     assert "a named pipe" in writer.ceiling.trouble
@@ -174,7 +174,7 @@ def test_pipe_or_a_directory_in_its_place_holds_nobody_up(writer: Writer) -> Non
     assert writer.ceiling.trouble != ""
 
 
-def test_what_it_says_why_is_one_short_line(writer: Writer) -> None:
+def test_ceiling_reason_is_one_bounded_line(writer: Writer) -> None:
     ceiling = writer.write(f'watts = 5\nwhy = "a\\nb\\u001b[31m{"x" * 500}"\n')
     assert ceiling is not None
     assert ceiling.why.startswith("a b [31mx")
@@ -205,7 +205,7 @@ def test_file_that_becomes_writable_by_others_is_reported(writer: Writer) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
-def test_file_of_a_user_who_is_not_configured_is_refused(writer: Writer) -> None:
+def test_ceiling_file_of_an_unconfigured_user_is_rejected(writer: Writer) -> None:
     writer.path.write_text("watts = 1\n")
     os.chown(writer.path, 1000, 1000)
     assert writer.limit() is None

@@ -51,7 +51,7 @@ def test_lowest_of_all_ceilings_holds(tmp_path: Path) -> None:
     assert told.limit == 900 * W
 
 
-def test_nothing_configured_is_no_ceiling(tmp_path: Path) -> None:
+def test_ceiling_is_absent_without_configuration(tmp_path: Path) -> None:
     assert ceilings(tmp_path, ManualClock()).limit is None
 
 
@@ -67,7 +67,7 @@ def test_ceiling_falls_back_to_the_configured_one_when_its_time_is_up(tmp_path: 
     assert told.limit == 1500 * W
 
 
-def test_restarted_capper_knows_the_ceiling_and_how_long_it_lasts(tmp_path: Path) -> None:
+def test_ceiling_and_its_lifetime_survive_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     ceilings(tmp_path, clock).request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(30)
@@ -284,7 +284,7 @@ def test_ceiling_of_one_milliwatt_leaves_every_device_at_its_floor(asked: Asked)
     assert "cannot be kept" in asked.desk.trouble
 
 
-def test_configuration_goes_below_the_tuners_floor_and_others_do_not(tmp_path: Path) -> None:
+def test_only_configured_ceilings_go_below_the_tuner_floor(tmp_path: Path) -> None:
     asked = Asked(
         tmp_path, budget_watts=700, priority=(PrioritySettings(device="1", priority=200),)
     )
@@ -335,9 +335,7 @@ def test_state_lists_each_ceiling_with_owner_limit_and_end(tmp_path: Path) -> No
     assert asked.desk.state().ceilings[-1].uid == 2000
 
 
-def test_restore_lifts_what_was_asked_for_and_says_so_on_record(
-    asked: Asked, tmp_path: Path
-) -> None:
+def test_restore_lifts_requested_ceilings_and_audits_it(asked: Asked, tmp_path: Path) -> None:
     asked.ask(POWER_MANAGER, protocol.CeilingRequest(900 * W, "grid", HOUR))
     asked.turn()
     asked.ask(ROOT, protocol.RestoreRequest())
@@ -364,7 +362,7 @@ def test_every_refused_command_of_a_connection_is_on_record(
     ("request_", "word"),
     [(protocol.RestoreRequest(), "restore"), (protocol.AcceptRequest(), "accept")],
 )
-def test_restore_and_accept_are_on_record_with_their_peer_however_they_end(
+def test_restore_and_accept_are_audited_with_their_peer_and_outcome(
     asked: Asked, request_: protocol.CapperRequest, word: str
 ) -> None:
     asked.bench.hold(500 * W, 0)
@@ -391,7 +389,7 @@ def test_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
-def test_fixed_cap_of_one_knob_is_none_of_another(tmp_path: Path) -> None:
+def test_fixed_cap_applies_to_its_actuator_only(tmp_path: Path) -> None:
     settings = CapsSettings(fixed=(FixedCapSettings(device="*", watts=100, knob=Knob.CPU_POWER),))
     assert imposed_limits(settings, Bench(tmp_path).manager.budget_host(), None).fixed == {}
 
@@ -403,14 +401,14 @@ def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
 
-def test_what_a_tuner_does_not_want_the_others_get(tmp_path: Path) -> None:
+def test_power_unused_by_a_tuner_goes_to_other_devices(tmp_path: Path) -> None:
     bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
     shares = imposed_limits(CapsSettings(), bench.manager.budget_host(), 900 * W).shares
     assert shares[bench.key(1)] == 600 * W
 
 
-def test_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: Path) -> None:
+def test_externally_set_device_counts_with_its_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
@@ -419,13 +417,13 @@ def test_device_that_somebody_else_has_set_counts_with_what_it_has(tmp_path: Pat
     assert shares == {bench.key(1): 260 * W}
 
 
-def test_ceiling_below_what_devices_take_at_least_is_said_to_be_short(tmp_path: Path) -> None:
+def test_ceiling_below_the_sum_of_minimums_is_reported(tmp_path: Path) -> None:
     imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.budget_host(), 300 * W)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
 
-def test_budget_is_kept_and_everything_comes_back(tmp_path: Path) -> None:
+def test_budget_holds_and_originals_are_restored(tmp_path: Path) -> None:
     bench = Bench(tmp_path, boards=4, limits=OperatorLimits(0.6, 0, 0.25))
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):

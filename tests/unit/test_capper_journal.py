@@ -33,12 +33,12 @@ except JournalError as error:
 """
 
 
-def test_what_is_saved_is_found_by_the_next_one(tmp_path: Path) -> None:
+def test_saved_journal_is_loaded_after_a_restart(tmp_path: Path) -> None:
     Journal(tmp_path, BOOT).save(ENTRIES)
     assert Journal(tmp_path, BOOT).entries == ENTRIES
 
 
-def test_empty_journal_is_no_file(tmp_path: Path) -> None:
+def test_empty_journal_removes_its_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path, BOOT)
     journal.save(ENTRIES)
     journal.save({})
@@ -64,7 +64,7 @@ def test_foreign_limit_of_an_earlier_boot_is_forgotten(tmp_path: Path) -> None:
     assert Journal(tmp_path, BOOT).entries == {}
 
 
-def test_boot_is_told_by_what_the_file_says_not_by_its_name(tmp_path: Path) -> None:
+def test_boot_is_identified_by_the_boot_id_in_the_journal(tmp_path: Path) -> None:
     Journal(tmp_path, EARLIER).save(ENTRIES)
     for copy in ("a", "b"):
         there = tmp_path / f"journal-{EARLIER}.{copy}.jsonl"
@@ -90,7 +90,7 @@ def test_damaged_journal_is_named_and_kept(tmp_path: Path, text: bytes, copy: st
 
 
 @pytest.mark.parametrize("copy", ["a", "b"])
-def test_one_damaged_copy_loses_nothing(tmp_path: Path, copy: str) -> None:
+def test_single_damaged_journal_copy_is_recovered(tmp_path: Path, copy: str) -> None:
     entries = {one.key: one for one in (entry(), entry(device="gpu1", written=False))}
     Journal(tmp_path, BOOT).save(entries)
     path = tmp_path / f"journal-{BOOT}.{copy}.jsonl"
@@ -102,7 +102,7 @@ def test_one_damaged_copy_loses_nothing(tmp_path: Path, copy: str) -> None:
     assert Journal(tmp_path, BOOT).trouble == ""
 
 
-def test_records_of_both_damaged_copies_are_put_together(tmp_path: Path) -> None:
+def test_records_of_two_damaged_copies_are_merged(tmp_path: Path) -> None:
     entries = {one.key: one for one in (entry(), entry(device="gpu1"))}
     Journal(tmp_path, BOOT).save(entries)
     for copy, line in (("a", 0), ("b", 1)):
@@ -127,7 +127,7 @@ def test_crash_between_the_copies_leaves_the_newer_one(tmp_path: Path) -> None:
     assert second.read_bytes() == journal.path.read_bytes()
 
 
-def test_crash_before_the_first_second_copy_is_no_damage(tmp_path: Path) -> None:
+def test_missing_second_copy_after_a_crash_is_not_damage(tmp_path: Path) -> None:
     intended = {CAPPED.key: entry(written=False)}
     Journal(tmp_path, BOOT).save(intended)
     (tmp_path / f"journal-{BOOT}.b.jsonl").unlink()
@@ -172,7 +172,7 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == before
 
 
-def test_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_journal_unchanged(tmp_path: Path) -> None:
     journal = Disk(tmp_path, BOOT)
     journal.save(ENTRIES)
     journal.full = True
@@ -185,7 +185,7 @@ def test_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     assert Journal(tmp_path, BOOT).entries == ENTRIES
 
 
-def test_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
+def test_journal_in_a_writable_directory_is_rejected(tmp_path: Path) -> None:
     directory = open_capper_directory(tmp_path)
     directory.chmod(0o777)
     with pytest.raises(JournalError, match="other users may write it"):
@@ -205,7 +205,7 @@ def test_directory_without_a_journal_may_be_removed(tmp_path: Path) -> None:
         open_capper_directory(tmp_path)
 
 
-def test_nobody_is_told_to_remove_a_journal(tmp_path: Path) -> None:
+def test_error_advises_against_removal_of_the_journal(tmp_path: Path) -> None:
     directory = open_capper_directory(tmp_path)
     Journal(directory, BOOT).save(ENTRIES)
     directory.chmod(0o777)
@@ -217,7 +217,7 @@ def test_nobody_is_told_to_remove_a_journal(tmp_path: Path) -> None:
     assert Journal(open_capper_directory(tmp_path), BOOT).entries == ENTRIES
 
 
-def test_nobody_is_told_to_remove_a_journal_that_a_link_leads_to(tmp_path: Path) -> None:
+def test_error_advises_against_removal_of_a_linked_journal(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     Journal(tmp_path / "elsewhere", BOOT).save(ENTRIES)
     (tmp_path / "capper").symlink_to(tmp_path / "elsewhere")
@@ -230,7 +230,7 @@ def test_nobody_is_told_to_remove_a_journal_that_a_link_leads_to(tmp_path: Path)
     ("owner", "said"),
     [(0, "belongs to root, and only root may. Use sudo."), (4_000_000, "Run this as user 4000000")],
 )
-def test_who_has_no_right_to_a_journal_is_told_who_has(
+def test_unreadable_journal_error_names_its_owner(
     owner: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = open_capper_directory(tmp_path)
@@ -248,7 +248,7 @@ def test_emulated_hosts_journal_is_kept_apart(tmp_path: Path) -> None:
     assert open_capper_directory(tmp_path) != open_capper_directory(tmp_path, emulated=True)
 
 
-def test_there_is_one_lock_and_it_ends_with_its_holder(tmp_path: Path) -> None:
+def test_journal_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> None:
     place = CapperHost(tmp_path, BOOT)
     first = CapperLock(place)
     with pytest.raises(JournalError, match=r"Process \d+ is the one capper of this host"):
@@ -258,13 +258,13 @@ def test_there_is_one_lock_and_it_ends_with_its_holder(tmp_path: Path) -> None:
     assert (tmp_path / "lock").exists()
 
 
-def test_nobody_but_the_capper_can_open_its_lock(tmp_path: Path) -> None:
+def test_capper_lock_file_is_private(tmp_path: Path) -> None:
     (tmp_path / "lock").touch(0o640)  # as earlier versions made it
     CapperLock(CapperHost(tmp_path, BOOT)).release()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_whoever_has_the_lock_and_is_no_capper_is_named_and_not_taken_for_one(
+def test_foreign_lock_holder_is_named_as_not_a_capper(
     tmp_path: Path,
 ) -> None:
     lock = CapperLock(CapperHost(tmp_path, BOOT))
@@ -278,7 +278,7 @@ def test_whoever_has_the_lock_and_is_no_capper_is_named_and_not_taken_for_one(
 
 
 @pytest.mark.needs_root
-def test_holder_that_nobody_can_see_is_said_to_be_unknown_and_how_to_find_it(
+def test_invisible_lock_holder_is_reported_as_unknown(
     tmp_path: Path,
 ) -> None:
     lock = CapperLock(CapperHost(tmp_path, BOOT))

@@ -28,7 +28,7 @@ def refusal(bench: Bench, value: int, *numbers: int, holder: int = 1, job: str =
 # ---------------------------------------------------------------------------------------- hold
 
 
-def test_hold_stands_and_is_on_disk(bench: Bench) -> None:
+def test_lease_is_applied_and_journaled(bench: Bench) -> None:
     bench.hold(500 * W)
     assert bench.stands == [500 * W, 650 * W]
     (told,) = bench.on_disk.values()
@@ -47,20 +47,20 @@ def test_write_takes_three_reads_of_its_device(bench: Bench) -> None:
     assert bench.actuator.written == [("gpu0", 500 * W), ("gpu0", 650 * W)]
 
 
-def test_what_a_new_hold_does_not_name_is_given_back(bench: Bench) -> None:
+def test_device_missing_from_a_new_lease_is_restored(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.hold(550 * W, 1)
     assert bench.stands == [650 * W, 550 * W]
 
 
-def test_hold_of_nothing_gives_everything_back(bench: Bench) -> None:
+def test_empty_lease_restores_every_device(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.manager.hold(1, "job", {}, "why")
     assert bench.stands == [650 * W, 650 * W]
     assert bench.on_disk == {}
 
 
-def test_cap_at_or_above_the_original_is_no_cap_and_writes_nothing(bench: Bench) -> None:
+def test_cap_at_or_above_the_original_is_not_written(bench: Bench) -> None:
     bench.hold(700 * W)
     assert bench.actuator.written == []
     assert bench.on_disk == {}
@@ -74,7 +74,7 @@ def test_way_down_takes_several_askings(tmp_path: Path) -> None:
     assert bench.manager.rows()[0].wanted == 300 * W
 
 
-def test_one_job_at_a_time_holds_a_device(bench: Bench) -> None:
+def test_device_has_one_lease_holder(bench: Bench) -> None:
     bench.hold(500 * W)
     assert refusal(bench, 550 * W, holder=2, job="other") == RefusalReason.HELD
     bench.manager.gone(1)
@@ -93,7 +93,7 @@ def test_hold_that_cannot_be_had_whole_is_not_had_at_all(bench: Bench) -> None:
     ("fault", "word"),
     [(Trouble.RETRY, RefusalReason.LOST), (Trouble.DENIED, RefusalReason.NO_PERMISSION)],
 )
-def test_device_that_fails_is_refused_in_its_own_words(
+def test_device_failure_is_returned_with_its_message(
     bench: Bench, fault: Trouble, word: RefusalReason
 ) -> None:
     bench.board().fault = fault
@@ -101,7 +101,7 @@ def test_device_that_fails_is_refused_in_its_own_words(
     assert bench.manager.rows()[0].usable is False
 
 
-def test_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
+def test_refusing_device_is_retried_after_backoff(bench: Bench) -> None:
     bench.board().locked = True
     seen: list[int | None] = []
     bench.actuator.watch = lambda key, value: seen.append(value)
@@ -115,7 +115,7 @@ def test_device_that_refuses_is_not_asked_again_at_once(bench: Bench) -> None:
     assert bench.deeds().count("fail") == 1
 
 
-def test_device_that_keeps_its_old_value_is_not_honouring_it(bench: Bench) -> None:
+def test_unchanged_device_is_reported_as_not_enforcing(bench: Bench) -> None:
     bench.board().inert = True
     assert refusal(bench, 500 * W) == RefusalReason.NOT_HONOURED
     assert bench.on_disk == {}
@@ -152,20 +152,20 @@ def test_only_devices_that_are_named_may_be_tuned(tmp_path: Path) -> None:
     assert bench.stands == [650 * W, 500 * W]
 
 
-def test_what_cannot_be_written_down_is_not_done(bench: Bench) -> None:
+def test_cap_that_cannot_be_journaled_is_not_applied(bench: Bench) -> None:
     bench.journal.full = True
     assert refusal(bench, 500 * W) == RefusalReason.NO_JOURNAL
     assert bench.actuator.written == []
 
 
-def test_on_a_full_disk_a_cap_is_still_given_back(bench: Bench) -> None:
+def test_full_disk_does_not_prevent_restoring(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.journal.full = True
     assert refusal(bench, 450 * W) == RefusalReason.NO_JOURNAL
     assert bench.stands[0] == 650 * W
 
 
-def test_hold_on_slow_devices_answers_and_goes_on_later(bench: Bench) -> None:
+def test_lease_on_slow_devices_responds_before_completion(bench: Bench) -> None:
     bench.actuator.after = lambda key: bench.clock.advance(1) and None
     bench.hold(500 * W, 0, 1)
     assert bench.stands == [500 * W, 650 * W]
@@ -185,7 +185,7 @@ def test_cap_lapses_with_its_lease(bench: Bench) -> None:
     assert bench.on_disk == {}
 
 
-def test_renewed_cap_stands(bench: Bench) -> None:
+def test_renewed_cap_stays_in_force(bench: Bench) -> None:
     bench.hold(500 * W)
     for _ in range(5):
         bench.manager.renew(1)
@@ -193,14 +193,14 @@ def test_renewed_cap_stands(bench: Bench) -> None:
     assert bench.stands[0] == 500 * W
 
 
-def test_after_a_crash_the_original_comes_back(bench: Bench) -> None:
+def test_crash_recovery_restores_the_original(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.crash()
     assert bench.stands == [650 * W, 650 * W]
     assert bench.on_disk == {}
 
 
-def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> None:
+def test_crash_recovery_never_raises_an_imposed_limit(bench: Bench) -> None:
     imposed = ImposedLimits(fixed={bench.key(): 500 * W})
     bench.manager.impose(imposed)
     bench.turn()
@@ -212,7 +212,7 @@ def test_after_a_crash_what_is_imposed_never_rises_in_between(bench: Bench) -> N
     assert bench.actuator.written == []
 
 
-def test_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
+def test_lost_device_is_restored_on_return(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().fault = Trouble.RETRY
     bench.manager.release(1)
@@ -223,7 +223,7 @@ def test_lost_device_is_given_back_when_it_returns(bench: Bench) -> None:
     assert bench.on_disk == {}
 
 
-def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
+def test_restore_reports_unrestored_devices(bench: Bench) -> None:
     bench.hold(500 * W, 0, 1)
     bench.board(1).fault = Trouble.RETRY
     (trouble,) = bench.manager.restore()
@@ -232,7 +232,7 @@ def test_restoring_says_what_could_not_be_restored(bench: Bench) -> None:
     assert set(bench.on_disk) == {"gpu1"}
 
 
-def test_record_says_who_wanted_what_and_why_it_ended(bench: Bench) -> None:
+def test_audit_log_has_holder_limit_and_end_reason(bench: Bench) -> None:
     def held() -> None:
         bench.manager.hold(
             1, "job", {bench.key(): 500 * W}, "3 % slower", peer=PeerCredentials(42, 1000)
@@ -281,7 +281,7 @@ def test_frozen_knob_is_frozen_for_the_next_capper_too(bench: Bench) -> None:
     assert bench.stands[0] == 333 * W
 
 
-def test_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
+def test_foreign_write_during_downtime_is_kept(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     bench.crash()
@@ -289,14 +289,14 @@ def test_foreign_write_while_the_capper_was_dead_stands(bench: Bench) -> None:
     assert bench.manager.rows()[0].foreign is True
 
 
-def test_foreign_write_in_the_middle_of_ours_stands(bench: Bench) -> None:
+def test_concurrent_foreign_write_is_kept(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.journal.meanwhile = lambda: setattr(bench.board(), "stands", 333 * W)
     assert refusal(bench, 450 * W) == RefusalReason.FOREIGN
     assert bench.stands[0] == 333 * W
 
 
-def test_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) -> None:
+def test_externally_restored_original_is_confirmed_after_a_minute(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 650 * W
     bench.turn(1)
@@ -308,7 +308,7 @@ def test_original_that_somebody_put_back_must_stand_a_minute(bench: Bench) -> No
     assert bench.stands[0] == 500 * W
 
 
-def test_value_of_somebody_else_is_theirs_however_long_it_stands(bench: Bench) -> None:
+def test_foreign_value_stays_foreign_over_time(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 333 * W
     for _ in range(10):
@@ -338,7 +338,7 @@ def test_driver_that_was_reloaded_leaves_its_default_as_the_original(bench: Benc
     assert bench.stands[0] == 700 * W
 
 
-def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
+def test_root_accepts_a_foreign_limit(bench: Bench) -> None:
     bench.hold(500 * W)
     bench.board().stands = 600 * W
     bench.turn(1)
@@ -351,7 +351,7 @@ def test_what_somebody_set_is_accepted_when_root_says_so(bench: Bench) -> None:
 # ------------------------------------------------------------------------- fixed caps and budget
 
 
-def test_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
+def test_minimum_of_tuner_operator_and_budget_is_applied(bench: Bench) -> None:
     key = bench.key()
     bench.hold(550 * W)
     for imposed, stands, holder in (
@@ -365,7 +365,7 @@ def test_least_of_tuner_operator_and_budget_stands(bench: Bench) -> None:
         assert bench.manager.rows()[0].holder == holder
 
 
-def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
+def test_imposed_limit_outlives_leases(bench: Bench) -> None:
     bench.manager.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.hold(450 * W)
     bench.turn(11)
@@ -373,7 +373,7 @@ def test_what_is_imposed_outlives_every_lease(bench: Bench) -> None:
     assert bench.manager.rows()[0].holder == "operator"
 
 
-def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> None:
+def test_limit_rises_only_after_its_power_is_released(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
     bench.manager.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
@@ -387,7 +387,7 @@ def test_nothing_rises_before_what_it_rises_by_was_given_up(bench: Bench) -> Non
     assert bench.stands == [300 * W, 600 * W]
 
 
-def test_device_that_does_not_obey_has_given_up_nothing(bench: Bench) -> None:
+def test_unenforced_device_releases_no_power(bench: Bench) -> None:
     one, two = bench.key(0), bench.key(1)
     bench.manager.impose(ImposedLimits(shares={one: 600 * W, two: 300 * W}, limit=900 * W))
     bench.turn()
@@ -413,7 +413,7 @@ def test_cap_that_is_shown_and_not_obeyed_is_taken_back(bench: Bench) -> None:
     assert "the cap has no effect" in row.trouble
 
 
-def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
+def test_restore_lifts_imposed_limits(bench: Bench) -> None:
     bench.manager.impose(ImposedLimits(fixed={bench.key(): 500 * W}))
     bench.turn()
     assert bench.manager.restore() == ()
@@ -421,7 +421,7 @@ def test_restoring_lets_go_of_what_is_imposed_as_well(bench: Bench) -> None:
     assert bench.stands[0] == 650 * W
 
 
-def test_after_restoring_on_request_nothing_is_set_any_more(bench: Bench) -> None:
+def test_requested_restore_stops_further_writes(bench: Bench) -> None:
     bench.manager.restore()
     assert refusal(bench, 500 * W) == RefusalReason.NOT_ALLOWED
     bench.manager.hold(1, "job", {}, "nothing is always had")
@@ -436,7 +436,7 @@ def test_only_knobs_that_are_named_may_be_tuned(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- clocks
 
 
-def test_locked_clock_is_reset_for_it_has_no_original(tmp_path: Path) -> None:
+def test_locked_clock_without_original_is_reset(tmp_path: Path) -> None:
     bench = Bench(tmp_path, knob=Knob.GPU_CLOCK, limits=OperatorLimits(0.3, 0, 1.0))
     board = bench.board()
     board.minimum, board.default, board.maximum, board.stands = 210, 1980, 1980, 1980

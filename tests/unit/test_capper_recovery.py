@@ -44,7 +44,7 @@ def test_limit_of_an_earlier_boot_that_is_still_in_force_is_given_back(tmp_path:
 
 
 @pytest.mark.parametrize("stands", [650 * W, 700 * W, 333 * W])
-def test_earlier_boot_is_void_where_the_device_shows_anything_else(
+def test_entry_of_an_earlier_boot_is_void_if_the_device_differs(
     tmp_path: Path, stands: int
 ) -> None:
     bench = left(tmp_path, entry(), boot=EARLIER)
@@ -57,7 +57,7 @@ def test_earlier_boot_is_void_where_the_device_shows_anything_else(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_our_value_of_an_earlier_boot_is_void_where_it_is_the_default(tmp_path: Path) -> None:
+def test_entry_of_an_earlier_boot_is_void_at_the_default_limit(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(default=500 * W), boot=EARLIER)
     bench.board().stands = 500 * W
     bench.turn()
@@ -75,7 +75,7 @@ def test_earlier_boot_is_kept_until_the_device_answers(tmp_path: Path) -> None:
     assert (bench.stands, bench.on_disk) == ([650 * W], {})
 
 
-def test_device_that_is_gone_since_an_earlier_boot_may_be_given_up(tmp_path: Path) -> None:
+def test_absent_device_of_an_earlier_boot_can_be_dropped(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(device="gpu7"), boot=EARLIER)
     assert [trouble.device for trouble in bench.manager.restore()] == ["gpu7"]
     assert bench.manager.accept() == 1
@@ -153,7 +153,7 @@ def test_lost_original_stays_lost_over_restarts(tmp_path: Path) -> None:
         bench.crash()
 
 
-def test_accepting_makes_the_present_limit_the_original(tmp_path: Path) -> None:
+def test_accept_makes_the_current_limit_the_original(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     bench.turn()
     assert bench.manager.accept() == 4  # two boards, and "every device" of the two other knobs
@@ -162,7 +162,7 @@ def test_accepting_makes_the_present_limit_the_original(tmp_path: Path) -> None:
     assert bench.on_disk["gpu0"]["original"] == 650 * W
 
 
-def test_limit_that_is_set_by_hand_ends_the_loss(tmp_path: Path) -> None:
+def test_manual_limit_ends_the_lost_state(tmp_path: Path) -> None:
     bench = damaged(tmp_path)
     bench.turn()
     bench.board().stands = 600 * W
@@ -184,7 +184,7 @@ def test_devices_that_cannot_be_listed_are_lost_as_one(tmp_path: Path) -> None:
     assert errors[package].refusal == RefusalReason.UNRECOVERED
 
 
-def test_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path) -> None:
+def test_unresponsive_lost_device_is_named_until_it_responds(tmp_path: Path) -> None:
     lost = JournalEntry(knob=Knob.GPU_POWER, device="gpu0", name="GPU0", source=EntrySource.LOST)
     bench = left(tmp_path, lost)
     bench.board().fault = Trouble.RETRY
@@ -197,7 +197,7 @@ def test_lost_device_that_does_not_answer_is_named_until_it_does(tmp_path: Path)
     assert bench.on_disk == {}
 
 
-def test_salvaged_entry_is_lost_where_the_device_shows_another_limit(tmp_path: Path) -> None:
+def test_salvaged_entry_is_lost_if_the_device_limit_differs(tmp_path: Path) -> None:
     bench = left(tmp_path, entry(source=EntrySource.SALVAGED))
     bench.board().stands = 333 * W
     (trouble,) = bench.manager.restore()
@@ -228,7 +228,7 @@ def test_audit_log_replaces_a_lost_journal(tmp_path: Path) -> None:
     assert (found.original, found.value, found.source) == (650 * W, 500 * W, EntrySource.SALVAGED)
 
 
-def test_crash_between_the_removals_of_the_copies_is_no_damage(tmp_path: Path) -> None:
+def test_crash_between_copy_removals_is_not_damage(tmp_path: Path) -> None:
     bench, events, lines = held(tmp_path)
     second = tmp_path / f"journal-{BOOT}.b.jsonl"
     before = second.read_bytes()
@@ -258,7 +258,7 @@ def test_audit_rows_tell_the_original_and_our_value(tmp_path: Path) -> None:
     }
 
 
-def test_damaged_audit_row_hides_every_row_before_it(tmp_path: Path) -> None:
+def test_damaged_audit_row_invalidates_earlier_rows(tmp_path: Path) -> None:
     bench, _, lines = held(tmp_path)
     damaged_row = lines[-1].replace(b"650000", b"650001")
     assert damaged_row != lines[-1]

@@ -75,7 +75,7 @@ def asked(tmp_path: Path) -> Asked:
     return Asked(tmp_path)
 
 
-def test_of_one_user_so_many_are_listed_however_many_connections_he_opens(asked: Asked) -> None:
+def test_listed_refusals_are_limited_per_user_not_per_connection(asked: Asked) -> None:
     asked.refused(100)
     assert len(asked.rows()) == REFUSAL_ROWS
     asked.minute()
@@ -88,13 +88,13 @@ def test_of_one_user_so_many_are_listed_however_many_connections_he_opens(asked:
     ]
 
 
-def test_another_users_refusals_are_listed_all_the_same(asked: Asked) -> None:
+def test_refusal_limit_does_not_affect_another_user(asked: Asked) -> None:
     asked.refused(100)
     asked.refused(1, OTHER)
     assert [row.uid for row in asked.rows()] == [*[ONE.uid] * REFUSAL_ROWS, OTHER.uid]
 
 
-def test_minute_later_refusals_are_listed_again_after_what_there_was_more(asked: Asked) -> None:
+def test_refusals_are_listed_again_after_a_minute_with_the_omitted_count(asked: Asked) -> None:
     asked.refused(REFUSAL_ROWS + 1)
     asked.bench.clock.advance(REFUSAL_PERIOD / SECOND)
     asked.refused(1)
@@ -104,14 +104,14 @@ def test_minute_later_refusals_are_listed_again_after_what_there_was_more(asked:
     ]
 
 
-def test_as_many_as_are_listed_have_no_rest_to_tell_of(asked: Asked) -> None:
+def test_omitted_count_is_absent_at_the_limit(asked: Asked) -> None:
     asked.refused(REFUSAL_ROWS)
     asked.minute()
     asked.minute()
     assert len(asked.rows()) == REFUSAL_ROWS
 
 
-def test_what_is_not_told_yet_is_told_at_the_end(asked: Asked) -> None:
+def test_omitted_count_is_written_at_shutdown(asked: Asked) -> None:
     asked.refused(REFUSAL_ROWS + 3)
     asked.desk.close()
     assert asked.rows()[-1].why.startswith("3 more")
@@ -171,7 +171,7 @@ def test_refusals_take_their_part_of_the_record_and_one_row_tells_of_the_rest(
     assert rows(path)[-1]["at"] == 9
 
 
-def test_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
+def test_shutdown_reports_refusals_without_room(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 800)
     for number in range(3):
         audit.record(refusal(number))
@@ -180,7 +180,7 @@ def test_end_tells_of_refusals_that_had_no_room(tmp_path: Path) -> None:
     assert deeds == [("refuse", "ww"), ("refuse", "2 "), ("end", "No")]
 
 
-def test_who_starts_anew_knows_how_much_of_the_record_is_refusals(tmp_path: Path) -> None:
+def test_restart_counts_refusals_in_the_audit_log(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for number in range(100):
         audit = AuditLog(path, 8000)

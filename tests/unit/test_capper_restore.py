@@ -68,9 +68,7 @@ def here(left: Bench, path: Path, clock: ManualClock | None = None) -> RestoreCo
     )
 
 
-def test_capper_that_comes_up_only_to_end_is_none_and_the_journal_is_gone_by(
-    left: Bench, path: Path
-) -> None:
+def test_terminating_capper_is_not_waited_for(left: Bench, path: Path) -> None:
     with refusing(path, RefusalReason.ENDING):
         done = restore_limits(here(left, path))
     assert (done.by, done.restored, done.troubles) == ("journal", 1, ())
@@ -83,16 +81,14 @@ def test_capper_that_refuses_is_obeyed(left: Bench, path: Path) -> None:
     assert left.stands == [500 * W, 650 * W]
 
 
-def test_what_is_somebody_elses_is_accepted_where_a_capper_comes_up_only_to_end(
-    left: Bench, path: Path
-) -> None:
+def test_foreign_limit_is_accepted_with_a_terminating_capper(left: Bench, path: Path) -> None:
     left.board().stands = 600 * W
     left.turn()
     with refusing(path, RefusalReason.ENDING):
         assert accept_foreign_limits(here(left, path)) == 1
 
 
-def test_whoever_ends_has_the_lock_until_it_has_ended(left: Bench, path: Path) -> None:
+def test_terminating_capper_keeps_its_lock(left: Bench, path: Path) -> None:
     ending = CapperLock(CapperHost(left.folder, BOOT))
     clock = ManualClock()
     clock.on_sleep = lambda now: ending.release()
@@ -101,7 +97,7 @@ def test_whoever_ends_has_the_lock_until_it_has_ended(left: Bench, path: Path) -
     assert (done.by, done.restored) == ("journal", 1)
 
 
-def test_whoever_does_not_end_is_named(left: Bench, path: Path) -> None:
+def test_lock_holder_that_does_not_end_is_named(left: Bench, path: Path) -> None:
     hanging = CapperLock(CapperHost(left.folder, BOOT))
     with (
         refusing(path, RefusalReason.ENDING),

@@ -24,13 +24,13 @@ def test_tuner_stays_above_the_operators_floor_and_below_the_original() -> None:
     assert [allowed.clamp(v * W) for v in (100, 500, 900)] == [420 * W, 500 * W, 650 * W]
 
 
-def test_operator_may_go_down_to_what_the_hardware_takes() -> None:
+def test_operator_limit_may_reach_the_hardware_minimum() -> None:
     assert cap_bounds(BOARD, 650 * W, OperatorLimits(floor=0.6), tuned=False) == CapBounds(
         200 * W, 650 * W
     )
 
 
-def test_no_cap_of_any_sort_goes_below_the_floor_in_watts() -> None:
+def test_cap_never_goes_below_the_watt_floor() -> None:
     rules = OperatorLimits(floor=0.1, floor_watts=300)
     for tuned in (True, False):
         assert cap_bounds(BOARD, 650 * W, rules, tuned=tuned) == CapBounds(300 * W, 650 * W)
@@ -41,14 +41,14 @@ def test_original_below_the_floor_leaves_no_room_and_is_never_exceeded() -> None
     assert allowed == CapBounds(300 * W, 300 * W)
 
 
-def test_floor_is_rounded_up_to_what_can_be_written() -> None:
+def test_floor_is_rounded_up_to_a_writable_value() -> None:
     odd = KnobState(KEY, "GPU 0", 0, 333_333, 400 * W)
     allowed = cap_bounds(odd, 400 * W, OperatorLimits(floor=0.1), tuned=True)
     assert allowed is not None
     assert allowed.lowest == 33_334
 
 
-def test_without_an_original_nothing_may_be_written() -> None:
+def test_write_without_an_original_is_rejected() -> None:
     unknown = KnobState(KEY, "GPU 0", 200 * W, 700 * W)
     assert cap_bounds(unknown, None, OperatorLimits(), tuned=True) is None
 
@@ -85,14 +85,14 @@ def test_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
         ({"original": 649_999}, 649_500, SettingOwner.ORIGINAL),
     ],
 )
-def test_whose_a_setting_is(
+def test_limit_owner_is_classified(
     fields: dict[str, object], stands: int | None, whose: SettingOwner
 ) -> None:
     state = KnobState(KEY, "GPU 0", requested=stands)
     assert setting_owner(entry(**fields), state) is whose
 
 
-def test_clock_is_ours_as_far_as_anybody_can_tell() -> None:
+def test_unreadable_clock_lock_is_assumed_ours() -> None:
     locked = entry(knob=Knob.GPU_CLOCK, original=None, value=1410)
     assert setting_owner(locked, CLOCK) is SettingOwner.OURS
 
@@ -107,7 +107,7 @@ def grant(job: str, *keys: CapKey) -> CapGrant:
     return CapGrant(job, "why", Instant(0, 0), caps, caps)
 
 
-def test_lease_expires_as_a_whole_unless_it_is_renewed() -> None:
+def test_unrenewed_lease_expires_as_a_whole() -> None:
     leases = LeaseRegistry(10 * SECOND)
     leases.grant(1, grant("a", KEY), length=0, now=0)
     leases.grant(1, grant("b", OTHER), length=0, now=4 * SECOND)

@@ -18,7 +18,7 @@ def with_unit(root: Path, place: str = "usr/lib/systemd/system") -> None:
 
 
 @pytest.mark.parametrize("place", ["etc", "run", "usr/lib", "usr/local/lib"])
-def test_where_systemd_has_the_unit_it_is_what_is_started(place: str, tmp_path: Path) -> None:
+def test_systemd_unit_is_started_if_installed(place: str, tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     assert capper_start_command(tmp_path) == "wattspan capper"
     with_unit(tmp_path, f"{place}/systemd/system")
@@ -35,7 +35,7 @@ def test_unit_is_the_one_that_is_shipped() -> None:
     assert (files.service_files_directory() / SOCKET_UNIT).is_file()
 
 
-def test_who_finds_no_capper_is_told_how_one_is_started_here(tmp_path: Path) -> None:
+def test_missing_capper_error_names_the_start_command(tmp_path: Path) -> None:
     with_unit(tmp_path)
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     client = CapperClient(tmp_path / "none", ManualClock(), who="test", root=tmp_path)

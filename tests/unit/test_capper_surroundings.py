@@ -22,7 +22,7 @@ def test_users_are_named_by_name_or_number() -> None:
     assert unknown == ("nobody-of-this-name",)
 
 
-def test_kernel_says_who_speaks() -> None:
+def test_peer_identity_comes_from_the_kernel() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert peer_credentials(one) == (os.getpid(), os.geteuid())
@@ -32,7 +32,7 @@ def state(*rows: KnobRow, ceiling: int | None = None) -> StateReply:
     return StateReply(rows=list(rows), lease=10 * SECOND, ceiling=ceiling)
 
 
-def test_person_is_shown_who_holds_what_how_long_and_why() -> None:
+def test_lease_table_shows_holder_limit_time_and_reason() -> None:
     clock = ManualClock()
     now = clock.monotonic()
     row = KnobRow(
@@ -101,7 +101,7 @@ def test_clock_is_shown_in_its_own_unit() -> None:
     ]
 
 
-def test_host_without_knobs_is_said_to_be_one() -> None:
+def test_host_without_actuators_is_reported() -> None:
     assert state_lines(state(), ManualClock()) == ["This host has no device with a power limit."]
 
 
@@ -113,7 +113,7 @@ def test_systems_capper_has_directories_of_its_own() -> None:
     assert capper_socket_path(run) == Path("/run/wattspan-capper/capper.sock")
 
 
-def test_any_other_agents_capper_is_in_its_directories(tmp_path: Path) -> None:
+def test_capper_socket_of_another_agent_is_in_its_run_directory(tmp_path: Path) -> None:
     assert capper_directory(tmp_path, emulated=False) == tmp_path / "capper"
     assert capper_socket_path(tmp_path) == tmp_path / "capper.sock"
     assert (

@@ -147,7 +147,7 @@ def test_names_that_dashboards_rely_on_stay(name: str, series: str, labels: str)
     assert METRICS[series].labels == tuple(labels.split())
 
 
-def test_no_name_is_given_twice() -> None:
+def test_metric_names_are_unique() -> None:
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     assert len(METRICS) == len(CATALOGUE)
 
@@ -165,7 +165,7 @@ def test_every_described_attribute_is_used() -> None:
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
-def test_energy_and_power_say_how_they_were_obtained(metric: Metric) -> None:
+def test_energy_and_power_have_a_provenance_label(metric: Metric) -> None:
     # of the device, not a figure about it
     a_setting = metric.name in {
         "wattspan.power.limit", "wattspan.cap.power", "wattspan.host.power.ceiling"
@@ -202,7 +202,7 @@ def test_sum_without_parents_counts_every_joule_once() -> None:
     assert [cover] == list(drawn("hw_host_energy_joules_total", full_host()).values())
 
 
-def test_domain_outside_the_cover_says_what_it_lies_within() -> None:
+def test_contained_domain_names_its_enclosing_domain() -> None:
     parents = {labels[0]: labels[3] for labels in drawn("hw_power_watts", full_host())}
     parents |= {labels[0]: labels[3] for labels in drawn("hw_energy_joules_total", full_host())}
     assert parents["intel-rapl:0"] == ""
@@ -218,13 +218,13 @@ def test_unknown_power_is_absent_and_so_is_a_sum_with_it() -> None:
     assert drawn("hw_host_power_watts", busy_host()) == {("measured",): 818_500}
 
 
-def test_domain_that_is_gone_keeps_its_account() -> None:
+def test_removed_domain_keeps_its_counter() -> None:
     snapshot = full_host()
     assert drawn("wattspan_domain_up", snapshot)["intel-rapl:0:1",] == 0
     assert "intel-rapl:0:1" in {labels[0] for labels in drawn("hw_energy_joules_total", snapshot)}
 
 
-def test_sum_is_no_better_than_the_worst_of_its_parts() -> None:
+def test_sum_has_the_weakest_provenance_of_its_parts() -> None:
     (host,) = drawn("hw_host_energy_joules_total", full_host())
     assert host == ("derived",)
     emulated = account("GPU-9", GPU, "H100", 1.0, (1, 1, 1), Provenance.EMULATED)
@@ -233,12 +233,12 @@ def test_sum_is_no_better_than_the_worst_of_its_parts() -> None:
     assert host == ("emulated",)
 
 
-def test_type_nobody_spoke_for_is_judged_by_its_domains() -> None:
+def test_hardware_type_without_declaration_uses_its_domains() -> None:
     rows = drawn(ENERGY_OF_PROCESSES, full_host())  # the snapshot says nothing of memory
     assert {labels[4] for labels in rows if labels[0] == MEMORY} == {"measured"}
 
 
-def test_gaps_are_told_by_every_reason_from_the_first_scrape() -> None:
+def test_gap_counters_exist_for_every_reason_at_the_first_scrape() -> None:
     gaps = drawn("wattspan_gap_seconds_total", full_host())
     of_package = {labels[1]: ns for labels, ns in gaps.items() if labels[0] == "intel-rapl:0"}
     assert of_package == dict.fromkeys(GapReason, 0) | {"suspend": 3_600_000_000_001}
@@ -253,7 +253,7 @@ def test_domains_that_are_only_counted_have_no_idle_energy() -> None:
 
 
 @pytest.mark.parametrize("hw_type", [CPU, GPU, MEMORY])
-def test_rows_and_other_add_up_to_what_the_domains_charged(hw_type: str) -> None:
+def test_rows_and_other_sum_to_the_charged_energy(hw_type: str) -> None:
     snapshot = full_host()
     rows = drawn(ENERGY_OF_PROCESSES, snapshot)
     charged = sum(a.consumers for a in snapshot.cover if a.domain.hw_type == hw_type)
@@ -298,7 +298,7 @@ def test_reused_pid_with_another_command_is_another_series() -> None:
 # --------------------------------------------------------------------------------------- GPUs
 
 
-def test_what_a_gpu_does_not_tell_is_absent() -> None:
+def test_unsupported_gpu_field_is_absent() -> None:
     for metric in CATALOGUE:
         if metric.name.startswith(("hw.gpu.", "wattspan.gpu.")) and "info" not in metric.name:
             identities = {labels[0] for labels in drawn(metric.series, full_host())}
@@ -315,7 +315,7 @@ def test_throttle_reason_that_ended_reads_zero() -> None:
     assert reasons == {("GPU-0", "hw_thermal"): 0, ("GPU-0", "sw_power_cap"): 1}
 
 
-def test_throttle_reasons_that_nobody_could_read_are_not_zero() -> None:
+def test_unreadable_throttle_reasons_are_absent() -> None:
     host = full_host()
     mute = replace(host, gpus=tuple(replace(gpu, throttling=None) for gpu in host.gpus))
     assert drawn("wattspan_gpu_throttling", mute) == {}

@@ -60,7 +60,7 @@ def test_log_records_are_counted_where_there_is_a_collector() -> None:
 # --------------------------------------------------------------------------------------- jobs
 
 
-def test_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> None:
+def test_held_job_has_budget_slowdown_and_bounds() -> None:
     scrape = parse(
         Renderer().render(full_host(), ExpositionFormat.OPENMETRICS), ExpositionFormat.OPENMETRICS
     )
@@ -85,7 +85,7 @@ def test_held_job_is_told_with_its_budget_its_slowdown_and_their_bounds() -> Non
         assert value(scrape, f"wattspan_autotune_{name}", job=HELD, knob="gpu_power") == figure
 
 
-def test_what_is_not_known_of_a_job_is_absent() -> None:
+def test_unknown_job_values_are_absent() -> None:
     (_, declined) = full_host().tuning.rows
     for name in ("slowdown_ratio", "slowdown_bound_ratio", "saving_ratio", "saved_estimate_joules",
                  "lost_seconds", "commit_seconds"):  # fmt: skip
@@ -95,7 +95,7 @@ def test_what_is_not_known_of_a_job_is_absent() -> None:
     assert len(drawn("wattspan_autotune_saved_bound_joules", full_host())) == 2
 
 
-def test_saving_has_an_interval_that_may_reach_below_nothing() -> None:
+def test_savings_interval_may_be_negative() -> None:
     bounds = drawn("wattspan_autotune_saved_bound_joules", full_host())
     assert bounds == {
         (HELD, POWER, "lower", "derived"): -4_000_000,
@@ -105,7 +105,7 @@ def test_saving_has_an_interval_that_may_reach_below_nothing() -> None:
     assert 'bound="lower",provenance="derived"} -4\n' in text
 
 
-def test_energy_saved_is_what_was_sure_and_not_the_estimate() -> None:
+def test_saved_energy_is_the_lower_bound() -> None:
     unlucky = replace(held(), saved=Microjoules(-5), saved_low=Microjoules(-9))
     saved = drawn("wattspan_autotune_saved_joules_total", with_rows(unlucky))
     assert saved == {(HELD, POWER, "derived"): 900_000_007}
@@ -118,7 +118,7 @@ def test_job_is_in_one_state_and_every_other_is_zero() -> None:
     }
 
 
-def test_decisions_are_counted_by_what_they_do_and_why() -> None:
+def test_decisions_are_counted_by_action_and_reason() -> None:
     counts = drawn("wattspan_autotune_decisions_total", with_rows(held()))
     assert {labels[2:]: count for labels, count in counts.items() if count} == {
         (Move.PROBE, DecisionReason.SCREENING): 7,
@@ -133,7 +133,7 @@ def test_release_is_counted_from_zero_so_that_the_first_is_seen() -> None:
     assert counts == {(HELD, POWER, Move.RELEASE, reason): 0 for reason in RELEASES}
 
 
-def test_decision_in_force_is_told_by_its_reason() -> None:
+def test_current_decision_has_a_reason_label() -> None:
     told = drawn("wattspan_autotune_decision_info", full_host())
     assert {labels[2:] for labels in told} == {("hold", "certified"), ("decline", "no_signal")}
 
@@ -150,7 +150,7 @@ def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
 @pytest.mark.parametrize(
     "name", ["a\nb", "x\x1b[31m", "\u202eevil", "j" * 101, "é" * 5_000, "tab\t", "\ud800"]
 )
-def test_job_that_is_called_anything_has_a_short_printable_label(name: str) -> None:
+def test_arbitrary_job_name_becomes_a_short_printable_label(name: str) -> None:
     fit = name_label(name)
     assert fit.isprintable()
     assert len(fit) <= MAX_NAME_LENGTH
@@ -159,11 +159,11 @@ def test_job_that_is_called_anything_has_a_short_printable_label(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["trainer/train_step", "日本", "", "j" * MAX_NAME_LENGTH])
-def test_job_with_a_fit_name_is_called_by_it(name: str) -> None:
+def test_valid_job_name_is_kept_as_label(name: str) -> None:
     assert name_label(name) == name
 
 
-def test_saved_energy_is_no_more_trustworthy_than_the_devices_it_was_saved_on() -> None:
+def test_saved_energy_has_the_provenance_of_its_devices() -> None:
     emulated = account("GPU-9", GPU, "H100", 1.0, (1, 1, 1), Provenance.EMULATED)
     host = with_rows(replace(held(), devices=("GPU-0", "GPU-9")))
     host = replace(host, domains=(*host.domains, emulated))
@@ -172,7 +172,7 @@ def test_saved_energy_is_no_more_trustworthy_than_the_devices_it_was_saved_on() 
     }
 
 
-def test_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() -> None:
+def test_job_with_unknown_devices_has_the_provenance_of_its_actuator_kind() -> None:
     host = with_rows(replace(held(), devices=()), replace(held(), knob=Knob.CPU_POWER, devices=()))
     said = {labels[1]: labels[2] for labels in drawn("wattspan_autotune_saving_ratio", host)}
     assert said == {"gpu_power": "derived", "cpu_power": "measured"}
@@ -181,7 +181,7 @@ def test_job_whose_devices_are_not_known_is_judged_by_all_of_its_knobs_kind() ->
 # --------------------------------------------------------------------------------------- caps
 
 
-def test_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
+def test_cap_metric_is_the_minimum_of_lease_and_ceiling() -> None:
     key = CapKey(POWER, "GPU-0")
     low = CapRow(KnobState(key, ""), wanted=500_000, ceiling=400_000, holder="budget")
     only = CapRow(KnobState(key._replace(device="GPU-1"), ""), ceiling=300_000, holder="budget")
@@ -191,14 +191,14 @@ def test_cap_is_what_its_holder_and_the_ceiling_allow() -> None:
     }
 
 
-def test_clock_is_told_in_hertz_and_a_power_in_watts() -> None:
+def test_clock_metric_is_in_hertz_and_power_in_watts() -> None:
     scrape = parse(Renderer().render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert value(scrape, "wattspan_cap_clock_hertz", hw_id="GPU-0", holder="operator") == 1.5e9
     assert value(scrape, "wattspan_cap_power_watts", hw_id="GPU-0") == 560
     assert value(scrape, "wattspan_clock_limit_hertz", hw_id="GPU-0", limit="maximum") == 1.98e9
 
 
-def test_what_somebody_else_set_or_nobody_can_set_is_not_held() -> None:
+def test_foreign_or_unsettable_limit_is_not_reported_as_held() -> None:
     state = KnobState(CapKey(POWER, "GPU-0"), "")
     foreign = CapRow(state, wanted=1, holder="job", foreign=True)
     locked = CapRow(state, wanted=1, holder="job", usable=False)
@@ -208,7 +208,7 @@ def test_what_somebody_else_set_or_nobody_can_set_is_not_held() -> None:
     assert drawn("wattspan_cap_usable", with_caps(locked)) == {("GPU-0", POWER): 0}
 
 
-def test_limits_of_a_package_are_told_as_those_of_a_gpu_and_the_original_of_both() -> None:
+def test_package_and_gpu_limits_and_originals_use_one_metric() -> None:
     limits = drawn("wattspan_power_limit_watts", full_host())
     assert {limit: mw for (device, limit), mw in limits.items() if device == "intel-rapl:0"} == {
         "original": 250_000,
@@ -224,7 +224,7 @@ def test_limits_of_a_package_are_told_as_those_of_a_gpu_and_the_original_of_both
     assert gpu["requested"] == 650_000  # as the GPU tells itself, and once
 
 
-def test_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_down() -> None:
+def test_unconfigured_capper_has_no_series_and_a_lost_one_is_down() -> None:
     nobody = replace(full_host(), tuning=TuningAccounts())
     gone = replace(full_host(), tuning=TuningAccounts("apply", capper=False, writes=3))
     for series in ("wattspan_capper_up", "wattspan_capper_writes_total"):
@@ -233,7 +233,7 @@ def test_capper_that_is_not_asked_for_has_no_series_and_one_that_is_gone_is_down
     assert drawn("wattspan_capper_writes_total", gone) == {(): 3}
 
 
-def test_host_that_tunes_nothing_says_only_that() -> None:
+def test_host_without_tuning_exports_only_the_mode() -> None:
     untuned = replace(full_host(), tuning=TuningAccounts())
     names = [metric.series for metric in CATALOGUE if ".autotune." in metric.name]
     assert [name for name in names if drawn(name, untuned)] == ["wattspan_autotune_mode_info"]

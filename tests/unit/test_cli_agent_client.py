@@ -90,7 +90,7 @@ def test_client_completes_a_short_address(address: str, url: str) -> None:
         BODY.replace(b'"schema_version":1', b'"schema_version":2'),
     ],
 )
-def test_client_refuses_a_body_that_is_no_snapshot(body: bytes) -> None:
+def test_client_rejects_an_invalid_snapshot(body: bytes) -> None:
     with pytest.raises(AgentReadError, match="Cannot use the answer of http://host:1/v1/snapshot"):
         SnapshotClient("host:1", ManualClock(), answering(body))()
 

@@ -53,7 +53,7 @@ def report(*findings: Finding, width: int = 80, readable: int = 1) -> list[str]:
 # ------------------------------------------------------------------------------------ the report
 
 
-def test_report_has_a_line_for_each_finding_with_its_mark_in_words() -> None:
+def test_doctor_report_has_a_marked_line_per_finding() -> None:
     assert report(
         Finding(Severity.OK, "alpha", "fine"), Finding(Severity.FAIL, "b", "bad", "Mend it.")
     )[:4] == [
@@ -119,7 +119,7 @@ def test_hypervisor_is_found_by_the_flag_of_the_cpus(tmp_path: Path) -> None:
     assert hypervisor(tmp_path) == "QEMU"
 
 
-def test_bare_metal_is_no_virtual_machine(tmp_path: Path) -> None:
+def test_bare_metal_is_not_a_virtual_machine(tmp_path: Path) -> None:
     assert (hypervisor(tmp_path), container(tmp_path)) == ("", "")
 
 
@@ -242,7 +242,7 @@ def test_configuration_link_in_a_writable_directory_is_a_warning(
     assert finding.remedy == f"Run `chmod go-w {link.parent}`."
 
 
-def test_other_writers_of_a_read_only_mount_are_none() -> None:
+def test_read_only_mount_has_no_other_writers() -> None:
     assert other_writers(stat.S_IFDIR | 0o777, read_only=True) == ""
     assert other_writers(stat.S_IFDIR | 0o777, read_only=False) == "its group and everybody"
 

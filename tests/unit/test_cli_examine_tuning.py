@@ -118,14 +118,14 @@ def state(*rows: KnobRow) -> StateReply:
 # -------------------------------------------------------------------------------------- tuning
 
 
-def test_what_is_off_is_said_with_how_to_turn_it_on(host: Host) -> None:
+def test_disabled_tuning_names_its_setting(host: Host) -> None:
     host.autotune = AutotuneSettings()
     finding = host.told()["tuning"]
     assert (finding.mark, finding.detail) == (Severity.NOTE, 'off: [autotune] mode = "off"')
     assert 'mode = "advise"' in finding.remedy
 
 
-def test_what_is_tuned_is_said(host: Host) -> None:
+def test_enabled_tuning_is_listed(host: Host) -> None:
     host.autotune = AutotuneSettings(
         mode="apply", job=(TunedJobSettings(service="trainer", span="step"),)
     )
@@ -142,19 +142,19 @@ def test_applying_to_no_job_is_warned_of(found: bool, mark: Severity, host: Host
 # --------------------------------------------------------------------------------------- knobs
 
 
-def test_knob_is_told_with_its_range(host: Host) -> None:
+def test_actuator_is_listed_with_its_range(host: Host) -> None:
     finding = host.told()[POWER]
     assert finding == Finding(Severity.OK, POWER, "700 W now, 200 W at least, 700 W at most")
 
 
-def test_nothing_is_written(host: Host) -> None:
+def test_tuning_checks_write_nothing(host: Host) -> None:
     host.told()
     assert host.nvml is not None
     assert [call for call in host.nvml.calls if "Set" in call] == []
     assert not (host.folder / "state").exists()
 
 
-def test_limit_from_outside_is_told_beside(host: Host) -> None:
+def test_externally_set_limit_is_listed(host: Host) -> None:
     host.gpu.limits[ENFORCED] = 500_000
     assert host.told()[POWER].detail.endswith("500 W enforced")
 
@@ -166,9 +166,7 @@ def test_knob_that_was_not_chosen_is_only_noted(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("mode", "mark"), [("off", Severity.NOTE), ("advise", Severity.WARN)])
-def test_knob_that_nothing_here_has_matters_if_it_was_chosen(
-    mode: str, mark: Severity, host: Host
-) -> None:
+def test_missing_actuator_is_a_finding_if_configured(mode: str, mark: Severity, host: Host) -> None:
     host.nvml = None
     host.autotune = AutotuneSettings(mode=mode)  # type: ignore[arg-type]
     found = host.told()
@@ -177,7 +175,7 @@ def test_knob_that_nothing_here_has_matters_if_it_was_chosen(
     assert found["cpu_power"].detail == "no CPU package here has a long-term power limit"
 
 
-def test_why_a_knob_cannot_be_read_is_said(host: Host) -> None:
+def test_unreadable_actuator_is_reported_with_the_cause(host: Host) -> None:
     assert host.nvml is not None
     host.nvml.errors["nvmlDeviceGetPowerManagementLimit"] = 3  # NVML_ERROR_NOT_SUPPORTED
     finding = host.told()["gpu_power"]
@@ -185,7 +183,7 @@ def test_why_a_knob_cannot_be_read_is_said(host: Host) -> None:
     assert "NVIDIA H100" in finding.detail
 
 
-def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
+def test_cpu_packages_are_listed(host: Host) -> None:
     tree = PowercapTree(host.sysfs, LAYOUTS["xeon-2s"], cpus=2)
     try:
         host.autotune = AutotuneSettings(mode="advise", knobs=(Knob.CPU_POWER,))
@@ -199,7 +197,7 @@ def test_packages_of_the_cpu_are_told_too(host: Host) -> None:
 # -------------------------------------------------------------------------------------- capper
 
 
-def test_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
+def test_responding_capper_is_listed_with_its_leases(host: Host) -> None:
     with answering(host, state(row(holder="trainer/step"))):
         found = host.told()
     assert found["capper"].mark is Severity.OK
@@ -207,7 +205,7 @@ def test_capper_that_answers_is_told_with_what_it_holds(host: Host) -> None:
     assert found[POWER].detail.endswith("held by trainer/step")
 
 
-def test_what_the_capper_cannot_write_is_told_in_its_words(host: Host) -> None:
+def test_write_failure_is_reported_with_the_capper_message(host: Host) -> None:
     with answering(host, state(row(usable=False, trouble="the register is locked"))):
         finding = host.told()[POWER]
     assert finding.mark is Severity.WARN
@@ -221,7 +219,7 @@ def test_limit_that_somebody_else_set_is_warned_of(host: Host) -> None:
     assert "another program has set it" in finding.detail
 
 
-def test_user_who_may_not_ask_is_told_so(host: Host) -> None:
+def test_unauthorized_user_is_reported(host: Host) -> None:
     refused = RefusedReply(reason=RefusalReason.NOT_ALLOWED, sentence="User 1000 may not ask.")
     with answering(host, refused):
         finding = host.told()["capper"]
@@ -230,7 +228,7 @@ def test_user_who_may_not_ask_is_told_so(host: Host) -> None:
     assert "[caps] users" in finding.remedy
 
 
-def test_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_anew(
+def test_stopped_capper_is_a_warning_with_the_restart_command(
     host: Host,
 ) -> None:
     host.caps = CapsSettings(budget_watts=1500)
@@ -246,7 +244,7 @@ def test_capper_that_sets_nothing_any_more_is_warned_of_with_what_starts_it_anew
     assert "`systemctl restart wattspan-capper` as root" in finding.remedy
 
 
-def test_without_units_it_is_said_that_whoever_started_it_starts_it_anew(host: Host) -> None:
+def test_stopped_capper_without_units_names_its_starter(host: Host) -> None:
     suspended = msgspec.structs.replace(state(), suspended=True)
     with answering(host, suspended):
         finding = host.told()["capper"]
@@ -254,7 +252,7 @@ def test_without_units_it_is_said_that_whoever_started_it_starts_it_anew(host: H
     assert "or the agent that started it" in finding.remedy
 
 
-def test_no_capper_is_no_trouble_where_none_is_needed(host: Host) -> None:
+def test_missing_capper_is_no_finding_if_unneeded(host: Host) -> None:
     finding = host.told()["capper"]
     assert (finding.mark, finding.remedy) == (Severity.NOTE, "")
 
@@ -277,7 +275,7 @@ def test_capper_that_is_needed_and_not_there_is_warned_of(
     assert "`wattspan capper` as root" in finding.remedy
 
 
-def test_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
+def test_capper_started_by_the_agent_is_no_finding(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.autotune = AutotuneSettings(mode="apply", apply_found=True)
     finding = host.told()["capper"]
@@ -286,7 +284,7 @@ def test_capper_that_the_agent_will_start_is_no_trouble(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "rights"), [(1000, "0"), (0, EVERYTHING)])
-def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
+def test_missing_capper_names_the_systemd_unit_if_installed(
     user: int, rights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
@@ -302,7 +300,7 @@ def test_where_systemd_has_the_units_it_is_they_that_start_the_capper(
     assert "the agent starts one" not in finding.detail
 
 
-def test_emulated_hosts_capper_is_the_agents_whatever_units_there_are(tmp_path: Path) -> None:
+def test_emulated_capper_is_started_by_the_agent_despite_units(tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.nvml = None
     host.caps = CapsSettings(budget_watts=500)
@@ -350,7 +348,7 @@ def test_journal_of_an_emulated_host_is_left_behind_as_well(host: Host) -> None:
 
 
 @pytest.mark.parametrize("caps", [CapsSettings(), CapsSettings(budget_watts=500)])
-def test_capper_that_left_limits_behind_is_no_good_news(caps: CapsSettings, tmp_path: Path) -> None:
+def test_limits_left_by_a_capper_are_a_finding(caps: CapsSettings, tmp_path: Path) -> None:
     host = Host(tmp_path, rights=EVERYTHING)
     host.caps = caps
     host.journal(ENTRY)
@@ -366,18 +364,18 @@ def test_journal_under_a_capper_is_its_own_affair(host: Host) -> None:
         assert "left behind" not in host.told()
 
 
-def test_journal_of_another_boot_says_nothing_any_more(host: Host) -> None:
+def test_journal_of_another_boot_is_no_finding(host: Host) -> None:
     host.journal(ENTRY, boot="another-boot")
     assert "left behind" not in host.told()
 
 
-def test_empty_journal_is_nothing_left_behind(host: Host) -> None:
+def test_empty_journal_is_no_finding(host: Host) -> None:
     host.journal()
     assert "left behind" not in host.told()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 3}', '{"entries": [{}]}'])
-def test_journal_that_cannot_be_understood_is_left_where_it_is(text: str, host: Host) -> None:
+def test_invalid_journal_is_not_removed(text: str, host: Host) -> None:
     path = host.journal(ENTRY)
     path.write_text(text)
     finding = host.told()["left behind"]

@@ -308,7 +308,7 @@ def test_command_cannot_command_the_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_undecodable_words_are_shown() -> None:
+def test_undecodable_arguments_are_shown() -> None:
     result = MeasurementResult([os.fsdecode(b"\xff")], [a_run(spent(1.0))], "a fake")
     assert json.dumps(result.plain(), ensure_ascii=False).encode()
     assert "`'?'`" in "\n".join(result_lines(result))

@@ -29,14 +29,14 @@ def test_directories_are_those_of_a_file_that_has_a_fault_elsewhere(
     assert not told.guessed
 
 
-def test_option_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+def test_option_overrides_environment_and_environment_overrides_file(tmp_path: Path) -> None:
     environ = {"WATTSPAN_AGENT_STATE_DIR": "/environment", "WATTSPAN_CAPS_FLOOR": "low"}
     option = "agent.state_dir = /option"
     assert found(tmp_path, PLACES, **environ).config.agent.state_dir == "/environment"
     assert found(tmp_path, PLACES, option, **environ).config.agent.state_dir == "/option"
 
 
-def test_what_is_named_beside_a_file_that_is_no_toml_is_no_guess(tmp_path: Path) -> None:
+def test_option_value_with_an_invalid_file_is_not_a_guess(tmp_path: Path) -> None:
     told = found(tmp_path, "[agent\n", WATTSPAN_AGENT_STATE_DIR="/environment")
     assert told.config.agent.state_dir == "/environment"
     assert not told.guessed
@@ -52,18 +52,16 @@ def test_what_is_named_beside_a_file_that_is_no_toml_is_no_guess(tmp_path: Path)
         "[agent]\nstate_dir = 3\n",
     ],
 )
-def test_default_is_a_guess_where_the_file_may_have_meant_another(
-    text: str, tmp_path: Path
-) -> None:
+def test_default_is_a_guess_if_the_file_is_invalid_at_the_key(text: str, tmp_path: Path) -> None:
     told = found(tmp_path, text)
     assert told.guessed
     assert told.config.agent.state_dir == DEFAULT
 
 
-def test_default_is_no_guess_where_the_fault_is_elsewhere(tmp_path: Path) -> None:
+def test_default_is_not_a_guess_if_the_fault_is_elsewhere(tmp_path: Path) -> None:
     assert not found(tmp_path, "[caps]\nfloor_wats = 1\n").guessed
 
 
-def test_file_that_was_named_and_is_not_there_may_have_meant_any(tmp_path: Path) -> None:
+def test_missing_named_file_makes_every_default_a_guess(tmp_path: Path) -> None:
     assert load_fallback(tmp_path / "none.toml", (), {}).guessed
     assert not load_fallback(None, (), {}, default=tmp_path / "none.toml").guessed

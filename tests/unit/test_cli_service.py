@@ -207,6 +207,6 @@ def test_program_must_be_an_absolute_path(root: Path) -> None:
     assert "not an absolute path" in done.stderr
 
 
-def test_uninstall_without_installation_does_nothing(root: Path) -> None:
+def test_uninstall_without_installation_changes_nothing(root: Path) -> None:
     done = service(root, "uninstall")
     assert (done.exit_code, done.stdout) == (0, "There was nothing to do.\n")

@@ -65,7 +65,7 @@ def test_spans_are_shown_among_all_sections_if_there_is_room() -> None:
     assert not any("SPAN" in line for line in drawn(busy_host()))
 
 
-def test_section_of_spans_without_spans_says_so() -> None:
+def test_empty_span_section_has_a_message() -> None:
     assert any("none yet" in line for line in drawn(busy_host(), by=ViewSection.SPAN))
     assert any(
         "none with 'zzz'" in x for x in drawn(serving_host(), by=ViewSection.SPAN, filter="zzz")

@@ -62,7 +62,7 @@ def test_explanation_has_the_table_of_all_reasons() -> None:
 # ------------------------------------------------------------------------------------ figures
 
 
-def test_parts_are_told_in_percent_and_the_unknown_with_a_dash() -> None:
+def test_shares_are_percentages_and_unknown_is_a_dash() -> None:
     assert [percent(part) for part in (0.0312, -0.004, -0.0001, 0.0, 1.5, None)] == [
         *("3.1%", "-0.4%", "0.0%", "0.0%", "150.0%", "-"),
     ]
@@ -74,7 +74,7 @@ def test_parts_are_told_in_percent_and_the_unknown_with_a_dash() -> None:
     ]
 
 
-def test_setting_stands_against_the_original() -> None:
+def test_setting_is_shown_relative_to_the_original() -> None:
     assert against_original(HELD) == "560 of 700 W"
     ranks = replace(HELD.decision, caps={"GPU-0": 560 * W, "GPU-1": 512_500})
     assert against_original(replace(HELD, decision=ranks)) == "512.5-560 of 700 W"
@@ -87,7 +87,7 @@ def test_setting_stands_against_the_original() -> None:
     assert against_original(clock) == "1410 of 1980 MHz"
 
 
-def test_original_that_is_not_told_is_taken_from_the_caps() -> None:
+def test_missing_original_is_taken_from_the_caps() -> None:
     row = replace(HELD, original={})
     assert against_original(row) == "560 W"
     assert against_original(row, ACCOUNTS.caps) == "560 of 700 W"
@@ -96,7 +96,7 @@ def test_original_that_is_not_told_is_taken_from_the_caps() -> None:
     assert against_original(replace(released, devices=("GPU-9",)), ACCOUNTS.caps) == "-"
 
 
-def test_what_was_lost_instead_of_saved_has_its_sign() -> None:
+def test_negative_savings_have_a_sign() -> None:
     lost = replace(HELD, saved=Microjoules(-5_000_000), saved_low=Microjoules(-8_000_000))
     assert saved_text(lost) == "-5.00 J (-8.00 J to 14.9 kJ)"
     assert signed_joules(0) == "0.00 J"
@@ -107,7 +107,7 @@ def test_what_was_lost_instead_of_saved_has_its_sign() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240, None])
-def test_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
+def test_table_fits_the_terminal_width(width: int | None) -> None:
     lines = list(status_lines(ACCOUNTS, NOW, width))
     table = [line for line in lines[2:] if not line.startswith("  ")]
     assert len(table) == 4
@@ -118,7 +118,7 @@ def test_table_fits_the_terminal_as_far_as_it_can(width: int | None) -> None:
         assert table[0].endswith("SINCE")
 
 
-def test_job_without_figures_is_told_with_dashes() -> None:
+def test_job_without_figures_shows_dashes() -> None:
     accounts = replace(ACCOUNTS, rows=(DECLINED,))
     line = list(status_lines(accounts, NOW, None))[-1]
     assert line.split("POST /checkout")[1].split()[:7] == [
@@ -126,7 +126,7 @@ def test_job_without_figures_is_told_with_dashes() -> None:
     ]
 
 
-def test_advice_says_that_nothing_is_turned() -> None:
+def test_advice_mode_states_that_no_limit_is_written() -> None:
     first, *_ = status_lines(TuningAccounts("advise"), NOW, None)
     assert first == "advise: no limit is written"
 
@@ -178,13 +178,13 @@ def held(*tried: SettingResult) -> TuningRow:
     ],
     ids=["over budget", "saves less", "bound over budget", "unknown", "not proved"],
 )
-def test_why_it_is_not_lower_is_the_nearest_lower_that_was_tried(
+def test_reason_against_lower_is_the_nearest_lower_trial(
     other: SettingResult, sentence: str
 ) -> None:
     assert why_not_lower(held(other, SettingResult(400 * W, 0.3, 0.4, 0.1, 3))) == sentence
 
 
-def test_why_it_is_not_higher_is_what_the_next_higher_saves() -> None:
+def test_reason_against_higher_is_the_next_higher_saving() -> None:
     assert why_not_higher(HELD, ACCOUNTS) == (
         "Not higher: 600 W saves 12.1% of the energy, 560 W 18.2%."
     )
@@ -207,7 +207,7 @@ def test_setting_that_the_original_is_compared_with_just_now_is_the_one_explaine
     assert why_not_higher(replace(HELD, decision=learning), ACCOUNTS) == ""
 
 
-def test_of_the_original_only_what_lies_below_is_asked() -> None:
+def test_original_setting_explains_only_lower_settings() -> None:
     row = replace(HELD, decision=RELEASE, tried=(SettingResult(650 * W, 0.07, 0.09, 0.05, 3),))
     assert why_not_lower(row).startswith("Not lower: 650 W was 7.0% slower")
     assert why_not_lower(replace(row, tried=())) == ""
@@ -215,7 +215,7 @@ def test_of_the_original_only_what_lies_below_is_asked() -> None:
     assert why_not_lower(replace(row, decision=elsewhere)) == ""
 
 
-def test_what_was_faster_is_called_so() -> None:
+def test_faster_setting_is_named_faster() -> None:
     row = replace(HELD, slowdown=-0.012, slowdown_bound=0.001)
     told = "\n".join(explain_lines(row, ACCOUNTS, NOW, None))
     assert "The whole run: 1.2% faster (95% bound 0.1%) of a budget of 5%." in told
@@ -243,7 +243,7 @@ def test_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
         assert len(line) <= width
 
 
-def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
+def test_explanation_ends_with_an_operator_action_if_available() -> None:
     assert "What you can do" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, 80))
     assert "What you can do" in "\n".join(explain_lines(DECLINED, ACCOUNTS, NOW, 80))
     assert (
@@ -268,7 +268,7 @@ def test_what_the_operator_can_do_is_said_where_there_is_something() -> None:
     ],
     ids=["nobody", "foreign", "unusable", "held"],
 )
-def test_who_holds_a_cap_is_told(row: CapRow, sentence: str) -> None:
+def test_cap_holder_is_shown(row: CapRow, sentence: str) -> None:
     assert cap_line(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
 
 
@@ -281,12 +281,12 @@ def test_limit_that_is_not_obeyed_tells_both() -> None:
 # ------------------------------------------------------------------------------------ history
 
 
-def test_setting_that_was_not_applied_stands_in_brackets() -> None:
+def test_unapplied_setting_is_in_brackets() -> None:
     (line,) = history_lines([decided(1, HELD.decision)._replace(applied=False)], None)
     assert "  (560 W)  Hold" in line
 
 
-def test_long_sentence_goes_below() -> None:
+def test_long_explanation_is_wrapped_below() -> None:
     lines = list(history_lines([decided(1, HELD.decision)], 80))
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)

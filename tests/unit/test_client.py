@@ -52,7 +52,7 @@ def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("agent")
-def test_window_tells_what_was_spent_in_it() -> None:
+def test_window_reports_its_energy() -> None:
     with wattspan.window("train") as w:
         sum(range(10_000))
     seconds = w.seconds
@@ -101,7 +101,7 @@ def test_windows_may_be_open_in_many_threads_at_once() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_event_loop_goes_on_while_a_window_is_read() -> None:
+def test_window_read_does_not_block_the_event_loop() -> None:
     async def main() -> float:
         with wattspan.window("request") as w:
             await asyncio.to_thread(int)
@@ -119,7 +119,7 @@ def test_unsettled_window_is_waited_for(agent: QueryServer, past: ConstantPast) 
     assert w.result(timeout=30).complete
 
 
-def test_window_that_does_not_settle_says_so(agent: QueryServer, past: ConstantPast) -> None:
+def test_unsettled_window_is_reported(agent: QueryServer, past: ConstantPast) -> None:
     past.until = 0
     with wattspan.window("train") as w:
         pass
@@ -134,7 +134,7 @@ def test_window_that_does_not_settle_says_so(agent: QueryServer, past: ConstantP
     assert w.result(timeout=0).complete  # what was not known is asked for again
 
 
-def test_known_window_is_asked_for_once(agent: QueryServer, past: ConstantPast) -> None:
+def test_settled_window_is_requested_once(agent: QueryServer, past: ConstantPast) -> None:
     with wattspan.window("train") as w:
         pass
     total = w.total
@@ -152,9 +152,7 @@ def test_unknown_energy_is_an_error_and_no_zero(agent: QueryServer, past: Consta
     assert dict(w.host) == {}
 
 
-def test_device_that_is_not_measured_is_told_as_unknown(
-    agent: QueryServer, past: ConstantPast
-) -> None:
+def test_unmeasured_device_is_unknown(agent: QueryServer, past: ConstantPast) -> None:
     past.known = (*past.known, GPU)
     with wattspan.window("train") as w:
         pass
@@ -169,7 +167,7 @@ def test_device_that_is_not_measured_is_told_as_unknown(
     assert w.host["cpu"] > 0
 
 
-def test_energy_is_a_mapping_that_says_what_it_is() -> None:
+def test_energy_mapping_has_a_readable_repr() -> None:
     energy = Energy({"cpu": 1.5, "gpu": 2.0}, {"cpu": 0.1, "gpu": 0.2}, 0.5)
     assert dict(energy) == {"cpu": 1.5, "gpu": 2.0}
     assert energy.total == 3.5
@@ -181,7 +179,7 @@ def test_energy_is_a_mapping_that_says_what_it_is() -> None:
 # ------------------------------------------------------------------------------------ no agent
 
 
-def test_without_an_agent_nothing_fails_until_a_figure_is_read(no_agent: Path) -> None:
+def test_missing_agent_fails_only_at_the_first_read(no_agent: Path) -> None:
     with wattspan.window("train") as w:
         done = True
     assert done
@@ -193,7 +191,7 @@ def test_without_an_agent_nothing_fails_until_a_figure_is_read(no_agent: Path) -
     assert "wattspan run" in str(error.value)
 
 
-def test_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
+def test_socket_without_listener_is_reported(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as dead:
@@ -202,7 +200,7 @@ def test_socket_nobody_listens_on_is_told(no_agent: Path) -> None:
         request_json("/v1/status", {})
 
 
-def test_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
+def test_agent_exit_during_a_request_is_reported(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -221,7 +219,7 @@ def test_agent_that_dies_in_the_middle_is_told(no_agent: Path) -> None:
         thread.join()
 
 
-def test_stranger_at_the_socket_is_no_agent(no_agent: Path) -> None:
+def test_foreign_program_on_the_socket_is_not_an_agent(no_agent: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -247,7 +245,7 @@ def test_agents_own_sentence_is_passed_on() -> None:
         request_json("/v2/energy", {})
 
 
-def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: Path) -> None:
+def test_rate_limited_client_is_not_reported_as_missing_agent(no_agent: Path) -> None:
     with QueryServer(no_agent, limits=ServerLimits(rate=1, rejection_delay=0.0)):
 
         def ask_on() -> None:
@@ -266,7 +264,9 @@ def test_who_asks_too_often_is_told_so_and_not_that_there_is_no_agent(no_agent: 
         ({"WATTSPAN_RUN_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/5"}, ["/x"]),
     ],
 )
-def test_agent_is_looked_for_where_it_may_be(environ: dict[str, str], places: list[str]) -> None:
+def test_agent_socket_is_searched_in_the_run_directories(
+    environ: dict[str, str], places: list[str]
+) -> None:
     assert list(run_directories(environ)) == places
 
 
@@ -301,14 +301,14 @@ def test_window_may_end_before_its_block() -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_window_whose_block_fails_is_measured_all_the_same() -> None:
+def test_window_with_a_failing_block_is_measured() -> None:
     w = wattspan.window("train")
     with pytest.raises(ZeroDivisionError), w:
         _ = 1 / 0
     assert w.total > 0
 
 
-def test_agent_is_asked_once_to_keep_the_process(agent: QueryServer, past: ConstantPast) -> None:
+def test_process_watch_is_requested_once(agent: QueryServer, past: ConstantPast) -> None:
     for _ in range(3):
         with wattspan.window():
             pass
@@ -320,7 +320,7 @@ def test_agent_is_asked_once_to_keep_the_process(agent: QueryServer, past: Const
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
 
 
-def test_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPast) -> None:
+def test_later_agent_receives_the_process_watch(no_agent: Path, past: ConstantPast) -> None:
     with wattspan.window() as w:
         pass
     assert w._begun < sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
@@ -331,7 +331,7 @@ def test_agent_that_comes_later_is_asked_later(no_agent: Path, past: ConstantPas
         eventually(lambda: past.watched, "the agent is asked")
 
 
-def test_run_directory_that_cannot_be_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_run_directory_means_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for directory in ("x" * 200, "/\0"):
         monkeypatch.setattr(sdk_agent, "run_directories", lambda told=directory: [told])
         monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
@@ -394,7 +394,7 @@ def test_failing_block_is_not_hidden_by_its_device() -> None:
 
 @pytest.mark.parametrize(("initialised", "waits"), [(True, 2), (False, 0)])
 @pytest.mark.usefixtures("no_agent")
-def test_pytorch_is_waited_for_if_it_uses_a_device(
+def test_window_synchronises_pytorch_devices(
     monkeypatch: pytest.MonkeyPatch, initialised: bool, waits: int
 ) -> None:
     called: list[str] = []
@@ -539,7 +539,7 @@ def test_windows_of_a_function_are_kept_within_bounds() -> None:
 # ---------------------------------------------------------------------------------------- import
 
 
-def test_importing_wattspan_loads_next_to_nothing() -> None:
+def test_importing_wattspan_loads_few_modules() -> None:
     script = (
         "import sys; before = set(sys.modules); import wattspan; wattspan.window\n"
         "print(*sorted(set(sys.modules) - before))"

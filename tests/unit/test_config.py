@@ -60,7 +60,7 @@ def faults(text: str, tmp_path: Path, **given: dict[str, str]) -> list[str]:
 # ---------------------------------------------------------------------- where values come from
 
 
-def test_without_anything_the_defaults_hold() -> None:
+def test_defaults_apply_without_configuration() -> None:
     config = read()
     assert config.agent.interval == 100_000_000
     assert config.sources["rapl"] == Rapl()
@@ -125,7 +125,7 @@ def test_default_file_may_be_absent_and_a_named_one_may_not(tmp_path: Path) -> N
         load(tmp_path / "absent.toml", environ={})
 
 
-def test_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
+def test_default_file_is_read_if_present(tmp_path: Path) -> None:
     default = tmp_path / "config.toml"
     default.write_text("[processes]\ntop = 7")
     assert load(None, environ={}, default=default).processes.top == 7
@@ -134,7 +134,7 @@ def test_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- what is wrong
 
 
-def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_errors_are_reported_in_file_order(tmp_path: Path) -> None:
     text = """\
 interval = "1s"
 [agent]
@@ -184,7 +184,7 @@ def test_fault_names_file_line_cause_and_remedy(text: str, sentence: str, tmp_pa
     assert fault.startswith(f"config.toml:{sentence}")
 
 
-def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
+def test_disabled_plugin_checks_skip_only_plugin_settings(
     tmp_path: Path,
 ) -> None:
     schema = ConfigSchema(checks_plugins=False)
@@ -206,25 +206,25 @@ def test_without_plugin_checks_plugin_settings_are_skipped_and_others_are_not(
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_table_of_a_broken_plugin_is_no_fault_of_its_author(tmp_path: Path) -> None:
+def test_table_of_a_broken_plugin_is_not_an_error(tmp_path: Path) -> None:
     schema = ConfigSchema(TABLES, frozenset({"sources.rapl"}))
     config = read("[sources.rapl]\nanything = 1", tmp_path, schema=schema)
     assert "rapl" not in config.sources
 
 
-def test_directory_is_no_file(tmp_path: Path) -> None:
+def test_directory_as_configuration_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a directory"):
         load(tmp_path, environ={})
 
 
-def test_what_is_not_utf8_is_told_by_its_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b"[agent]\n# caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin\.toml:2: not UTF-8"):
         load(path, environ={})
 
 
-def test_flag_for_a_key_that_nobody_knows_is_a_fault_of_the_flag() -> None:
+def test_flag_with_an_unknown_key_is_an_error_of_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--set agent\.nterval: .* did you mean 'interval'\?$"):
         read(flags={"agent.nterval": FlagValue("--set agent.nterval", "1s")})
 
@@ -260,7 +260,7 @@ def test_configuration_with_faults_is_loaded_without_the_values_at_fault(tmp_pat
         load(path, environ={})
 
 
-def test_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path) -> None:
+def test_invalid_toml_leaves_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[agent")
     faults: list[str] = []

@@ -146,7 +146,7 @@ def test_fault_in_an_array_names_its_line_its_key_and_the_remedy(
     assert faults(text, tmp_path) == [f"config.toml:{fault}"]
 
 
-def test_every_fault_of_every_table_is_told_at_once_by_line(tmp_path: Path) -> None:
+def test_all_errors_of_all_tables_are_reported_by_line(tmp_path: Path) -> None:
     text = """\
 [[autotune.job]]
 spn = "a"
@@ -215,7 +215,7 @@ def test_command_may_bring_tables_of_its_own() -> None:
         load(None, environ={}, flags={"autotune.job": wrong}, default=NOWHERE)
 
 
-def test_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
+def test_flag_sets_single_values_with_arrays_present(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
     flags = {"autotune.mode": FlagValue("--set", "off"), "caps.capper": FlagValue("--set", "false")}
@@ -227,7 +227,7 @@ def test_flag_sets_single_values_beside_arrays(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ written down
 
 
-def test_arrays_are_shown_as_they_are_written_after_the_table_they_are_in(tmp_path: Path) -> None:
+def test_arrays_are_shown_after_their_table(tmp_path: Path) -> None:
     shown = to_toml(read(FILE, tmp_path))
     headers = [line for line in shown.splitlines() if line.startswith("[")]
     between = headers[headers.index("[autotune]") : headers.index("[cost]")]
@@ -242,12 +242,12 @@ def test_arrays_are_shown_as_they_are_written_after_the_table_they_are_in(tmp_pa
     assert shown.count("max_slowdown") == 2  # of the second job there is none to show
 
 
-def test_what_is_shown_of_arrays_reads_back_as_the_same(tmp_path: Path) -> None:
+def test_shown_arrays_read_back_unchanged(tmp_path: Path) -> None:
     config = read(FILE, tmp_path)
     assert read(to_toml(config, origins=True), tmp_path).tables == config.tables
 
 
-def test_without_any_table_of_an_array_nothing_of_it_is_shown(tmp_path: Path) -> None:
+def test_empty_array_is_not_shown(tmp_path: Path) -> None:
     shown = to_toml(read("", tmp_path))
     assert "[[" not in shown
     assert "job" not in [line.partition(" ")[0] for line in shown.splitlines()]

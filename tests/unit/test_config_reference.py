@@ -10,16 +10,16 @@ from wattspan.plugins import discover
 TABLES = discover().schema.tables
 
 
-def test_no_plugin_of_ours_is_broken() -> None:
+def test_builtin_plugins_load() -> None:
     assert [str(broken) for broken in discover().broken] == []
 
 
 @pytest.mark.parametrize("where", TABLES)
-def test_every_table_says_what_it_is(where: str) -> None:
+def test_every_table_has_a_description(where: str) -> None:
     assert (TABLES[where].__dict__.get("__doc__") or "").strip().endswith(".")
 
 
-def test_no_two_keys_share_a_variable() -> None:
+def test_environment_variables_of_keys_are_unique() -> None:
     names = [environment_variable(dotted) for dotted, _ in each_key(TABLES)]
     assert len(names) == len(set(names))
 

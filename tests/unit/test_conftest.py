@@ -53,7 +53,7 @@ def run_inner(tmp_path: Path, *arguments: str, **environ: str) -> subprocess.Com
     )
 
 
-def test_missing_tool_is_a_skip_that_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_tool_skips_with_its_package_name(tmp_path: Path) -> None:
     result = run_inner(tmp_path)
     assert result.returncode == 0, result.stdout
     assert "no prometheus and no promtool; run scripts/debian-tool prometheus" in result.stdout
