@@ -41,7 +41,7 @@ def services() -> dict[str, dict[str, Any]]:
     return dict(composed["services"])
 
 
-def test_all_that_is_copied_is_there_and_none_of_it_ignored() -> None:
+def test_copied_paths_exist_and_are_not_ignored() -> None:
     ignored = (FOLDER / "Containerfile.dockerignore").read_text().splitlines()
     let_in = [line.removeprefix("!") for line in ignored if line.startswith("!")]
     assert "*" in ignored
@@ -66,13 +66,13 @@ def test_image_is_of_this_version_everywhere() -> None:
     assert {f"wattspan:{tag}" for tag in named} | composed == {f"wattspan:{VERSION}"}
 
 
-def test_what_it_runs_are_commands_of_the_program() -> None:
+def test_image_runs_commands_of_the_program() -> None:
     assert instructions("ENTRYPOINT") == ['["wattspan"]']
     assert instructions("CMD")[-1] == '["run"]'
     assert CliRunner().invoke(cli, ["run", "--help"]).exit_code == 0
 
 
-def test_what_the_services_set_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_environment_holds_known_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in services().values():
         for name, value in one.get("environment", {}).items():
             if name.startswith("WATTSPAN_"):
@@ -95,7 +95,7 @@ def test_no_service_has_a_capability_or_can_write_to_the_host() -> None:
     assert services()["agent-gpu"]["extends"] == {"service": "agent"}
 
 
-def test_what_is_mounted_below_the_hosts_files_cannot_be_written_either() -> None:
+def test_mounts_below_host_files_are_read_only() -> None:
     binds = [one for one in services()["agent"]["volumes"] if isinstance(one, dict)]
     read = {one["target"]: one.get("bind") for one in binds if one.get("read_only")}
     # The engine forces it upon what nothing is mounted into later, and on nothing else.
@@ -103,7 +103,7 @@ def test_what_is_mounted_below_the_hosts_files_cannot_be_written_either() -> Non
     assert read == {"/host/sys": forced, "/sys/fs/cgroup": forced}
 
 
-def test_without_root_the_sockets_folder_is_made_for_the_user_that_the_guide_names() -> None:
+def test_socket_directory_belongs_to_the_documented_user() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     (user, group) = re.findall(r'`user: "(\d+):(\d+)"`', guide)[0]
     (line,) = re.findall(r"^d (\S+) (\d+) (\d+) (\d+)$", guide, re.MULTILINE)
@@ -117,7 +117,7 @@ def test_without_root_the_sockets_folder_is_made_for_the_user_that_the_guide_nam
 
 
 @pytest.mark.slow
-def test_build_stage_makes_a_program_of_what_it_has(tmp_path: Path) -> None:
+def test_build_stage_builds_the_program_from_copied_files(tmp_path: Path) -> None:
     """Its script, on what the recipe copies and on nothing else, by this machine's Python."""
     sources, target = tmp_path / "sources", tmp_path / "opt" / "wattspan"
     for name in copied():

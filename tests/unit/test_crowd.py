@@ -52,7 +52,7 @@ def crowded(room: ServerCapacity, many: int) -> list[Caller]:
     return callers
 
 
-def test_rejected_connection_takes_no_place() -> None:
+def test_rejected_connection_uses_no_slot() -> None:
     room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     callers = crowded(room, 7)
     honest = Caller(room)
@@ -61,7 +61,7 @@ def test_rejected_connection_takes_no_place() -> None:
     assert set(callers) - {one for one in callers if one.closed} < room.connections
 
 
-def test_as_many_as_have_places_are_told_why_they_have_none_and_no_more() -> None:
+def test_number_of_explained_rejections_is_bounded() -> None:
     room = ServerCapacity(ServerLimits(connections=4), ManualClock())
     crowded(room, 8)
     assert not room.overloaded
@@ -78,7 +78,7 @@ def test_rejected_client_is_served_once_a_place_is_free() -> None:
     assert room.add(Caller(room), GREEDY)
 
 
-def test_active_requests_are_not_dropped_for_a_peer_with_as_many_places() -> None:
+def test_active_requests_are_not_dropped_for_an_equal_owner() -> None:
     crowd: ConnectionLimiter[int] = ConnectionLimiter(2)
     assert crowd.add(1, GREEDY, 0)
     assert crowd.add(2, GREEDY, 0)
@@ -90,7 +90,7 @@ def test_active_requests_are_not_dropped_for_a_peer_with_as_many_places() -> Non
     assert crowd.eviction_candidate(GREEDY, 60 * SECOND) == 1
 
 
-def test_owner_takes_half_of_the_places_and_leaves_some_for_the_next() -> None:
+def test_owner_gets_at_most_half_of_the_free_slots() -> None:
     shares = FairQuota(8)
     taken = {owner: sum(shares.acquire(owner) for _ in range(8)) for owner in "abcd"}
     assert taken == {"a": 4, "b": 2, "c": 1, "d": 1}
@@ -107,7 +107,7 @@ def test_one_body_may_take_all_that_is_left() -> None:
     assert shares.acquire("b", 100)
 
 
-def test_owners_take_turns_whatever_each_has_waiting() -> None:
+def test_owners_are_served_in_turn_for_any_queue_length() -> None:
     queue: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "a3", "b1", "c1"):
         queue.put(item[0], item)
@@ -115,7 +115,7 @@ def test_owners_take_turns_whatever_each_has_waiting() -> None:
     assert [queue.pop() for _ in range(5)] == ["a1", "c1", "a2", "a3", None]
 
 
-def test_lock_is_passed_to_owners_in_turn_and_past_those_who_left() -> None:
+def test_lock_passes_to_waiting_owners_in_turn() -> None:
     lock, order = FairLock(), list[str]()
 
     async def work(name: str) -> None:

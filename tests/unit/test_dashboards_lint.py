@@ -28,7 +28,7 @@ def test_dashboard_keeps_every_rule(uid: str) -> None:
     assert lint.problems(BOARDS[uid], BOARDS, KNOWN) == []
 
 
-def test_there_are_six_dashboards() -> None:
+def test_dashboard_count_is_six() -> None:
     assert sorted(BOARDS) == [
         "wattspan-autotuner",
         "wattspan-fleet",
@@ -39,11 +39,11 @@ def test_there_are_six_dashboards() -> None:
     ]
 
 
-def test_committed_json_and_its_page_are_what_the_generator_makes() -> None:
+def test_committed_json_and_page_match_the_generator() -> None:
     assert drift() == {}
 
 
-def test_file_that_was_edited_or_that_nobody_makes_is_drift(tmp_path: Path) -> None:
+def test_edited_or_unknown_dashboard_file_is_drift(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     wanted = made(tmp_path, page)
     assert drift(tmp_path, page) == wanted
@@ -61,7 +61,7 @@ def test_file_that_was_edited_or_that_nobody_makes_is_drift(tmp_path: Path) -> N
     }
 
 
-def test_what_the_fleet_spent_is_right_for_any_interval_of_the_rules() -> None:
+def test_fleet_energy_is_correct_for_any_rule_interval() -> None:
     from dashboards.fleet import SEEN_EVERY
 
     found = [q for q in queries() if q.dashboard == FLEET and q.panel.endswith(" in range")]
@@ -263,13 +263,13 @@ GPUS, POWER = "wattspan-gpus", f"hw_host_power_watts{{{SEVERAL}}}"
         f"clamp_min(sum by (instance) ({POWER}) / sum({POWER}), 0)",
     ],
 )
-def test_of_several_hosts_a_legend_that_does_not_tell_the_host_is_caught(expr: str) -> None:
+def test_legend_without_host_is_rejected_for_several_hosts(expr: str) -> None:
     said = "Power, A: nothing of it tells the host"
     assert ask(expr, GPUS, legend="power") == [f"{GPUS}: {said}"]
     assert ask(expr, GPUS, legend="power, {{instance}}") == []
 
 
-def test_legend_need_not_tell_the_host_of_one_host_or_of_a_sum_over_hosts() -> None:
+def test_legend_without_host_is_valid_for_one_host_or_a_sum() -> None:
     assert ask(f"sum by (instance) (hw_host_power_watts{{{ALL}}})", HOST, legend="power") == []
     assert ask(f"sum({POWER})", GPUS, legend="power") == []
     assert ask(f"sum({POWER}) + on () sum by (instance) ({POWER})", GPUS, legend="power") == []

@@ -20,7 +20,7 @@ def test_every_panel_and_every_annotation_is_among_the_queries() -> None:
     assert ("wattspan-autotuner", "Decisions") in asked
 
 
-def test_query_knows_what_fills_its_variables_in_order() -> None:
+def test_query_lists_its_variable_sources_in_order() -> None:
     (power,) = of("wattspan-host", "Power")
     assert [one.name for one in power.variables] == ["job", "instance", "group_kind"]
     assert power.variables[1] == Variable(
@@ -28,7 +28,7 @@ def test_query_knows_what_fills_its_variables_in_order() -> None:
     )
 
 
-def test_tables_are_asked_for_an_instant_and_graphs_for_a_range() -> None:
+def test_tables_use_instant_and_graphs_range_queries() -> None:
     assert not any(one.instant for one in of("wattspan-host", "Where the power goes"))
     assert all(one.instant for one in of("wattspan-host", "Devices"))
 
@@ -39,14 +39,14 @@ def test_graph_that_leads_to_traces_asks_for_exemplars() -> None:
     assert "wattspan_span_energy_joules_total" in graph.expr
 
 
-def test_gpu_is_chosen_by_name_and_asked_for_by_identity() -> None:
+def test_gpu_variable_shows_name_and_selects_uuid() -> None:
     (known,) = (one for one in documents().values() if one["uid"] == "wattspan-gpus")
     gpu = variables(known)[-1]
     assert (gpu.name, gpu.label, gpu.all) == ("gpu", "hw_id", True)
     assert gpu.selector.startswith("wattspan_gpu_info{")
 
 
-def test_query_knows_what_its_panel_says_of_nothing() -> None:
+def test_query_has_the_no_value_text_of_its_panel() -> None:
     (cost,) = of("wattspan-host", "Cost in this range")
     assert cost.empty == "no price set"
 
@@ -100,7 +100,7 @@ def test_every_query_can_be_filled() -> None:
         assert "$" not in dashboards.fill(query.expr, values)
 
 
-def test_selectors_are_found_with_what_is_done_with_them() -> None:
+def test_selectors_are_parsed_with_their_functions() -> None:
     rate, plain = selectors('sum(rate(a_total{x="1", y=~"$z"}[5m])) / b{}')
     assert (rate.name, rate.function, rate.window) == ("a_total", "rate", "5m")
     assert rate.matchers == {"x": ("=", "1"), "y": ("=~", "$z")}
@@ -111,7 +111,7 @@ def test_grouping_labels_are_found_wherever_they_stand() -> None:
     assert grouping("sum by (a, b) (x{}) * on (a) group_left (c) y{}") == {"a", "b", "c"}
 
 
-def test_words_of_the_language_are_no_series() -> None:
+def test_promql_keywords_are_not_series() -> None:
     assert bare("topk(3, sum by (a) (x{})) and on (a) y{} / 3.6e6 or vector(0)") == set()
     assert bare("sum(x{}) / loose") == {"loose"}
 
@@ -130,10 +130,10 @@ def test_words_of_the_language_are_no_series() -> None:
         ("vector(0)", False),
     ],
 )
-def test_first_vector_says_which_labels_an_answer_has(expr: str, kept: bool) -> None:
+def test_first_vector_gives_the_result_labels(expr: str, kept: bool) -> None:
     assert keeps(expr, "host", {"x": {"host", "a"}, "y": {"host"}}.__getitem__) is kept
 
 
-def test_what_ranks_is_found_with_all_it_ranks() -> None:
+def test_ranking_function_is_parsed_with_its_operands() -> None:
     expr = "x{} and on (a) topk(3, sum by (a) (y{})) or bottomk by (a) (2, z{}"
     assert ranked(expr) == {"topk(3, sum by (a) (y{}))", "bottomk by (a) (2, z{}"}

@@ -89,7 +89,7 @@ def test_gauges_are_in_the_units_of_dcgms_exporter(
     assert line.endswith(f"}} {told}")
 
 
-def test_memory_that_is_known_by_halves_is_not_free() -> None:
+def test_partially_known_memory_has_no_free_value() -> None:
     found = series(host(board(0, memory_used=2**30), board(1, memory_total=2**30)))
     assert "DCGM_FI_DEV_FB_FREE" not in {name for name, _ in found}
 
@@ -103,7 +103,7 @@ def test_variables_of_the_nvidia_dashboard_name_every_gpu(asked: str) -> None:
     assert {(each["Hostname"], each["gpu"]) for each in chosen} == {("node7", "0"), ("node7", "1")}
 
 
-def test_how_to_lists_what_is_served_and_nothing_else() -> None:
+def test_how_to_lists_exactly_the_served_metrics() -> None:
     page = (ROOT / "docs" / "how-to" / "dcgm-names.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(DCGM_[A-Z_]+)` \|", page, re.MULTILINE)
     assert listed == [metric.series for metric in DCGM]
@@ -122,7 +122,7 @@ def test_openmetrics_can_be_parsed_with_a_counter_that_does_not_end_in_total() -
     assert "# UNIT" not in document
 
 
-def test_average_comes_before_the_instant() -> None:
+def test_average_power_is_preferred_to_instant_power() -> None:
     both = host(board(0, power_average=Milliwatts(1000), power_instant=Milliwatts(2000)))
     late = host(board(0, power_instant=Milliwatts(2000)))
     assert value(series(both), POWER) == 1
@@ -135,7 +135,7 @@ def test_unknown_figures_have_no_series_and_no_sentinel() -> None:
     assert [dict(pairs)["gpu"] for name, pairs in found if name == POWER] == ["1"]
 
 
-def test_gpu_that_is_gone_draws_nothing_and_keeps_its_account() -> None:
+def test_removed_gpu_has_no_power_and_keeps_its_energy() -> None:
     account, status = board(0, power_average=Milliwatts(5), temperature_celsius=40)
     found = series(host((replace(account, present=False), status)))
     assert [name for name, _ in found] == [ENERGY]
@@ -151,13 +151,13 @@ def test_board_split_by_mig_is_one_series() -> None:
     assert sorted(name for name, _ in found) == ["DCGM_FI_DEV_GPU_UTIL", POWER, ENERGY]
 
 
-def test_emulated_gpu_says_so() -> None:
+def test_emulated_gpu_is_labelled() -> None:
     snapshot = host(board(0, Provenance.EMULATED, power_average=Milliwatts(5)))
     labels = [dict(pairs) for _, pairs in series(snapshot)]
     assert {each["provenance"] for each in labels} == {"emulated"}
 
 
-def test_other_hardware_is_not_called_a_gpu() -> None:
+def test_other_hardware_has_no_gpu_metrics() -> None:
     snapshot = replace(full_host(), gpus=(GpuStatus("intel-rapl:0", full_host().at),))
     assert {a.domain.hw_type for a in snapshot.domains} > {HwType.GPU}
     assert aliases(snapshot) == ""
@@ -173,7 +173,7 @@ def test_alias_hides_no_metric_of_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("form", list(ExpositionFormat))
-def test_without_the_setting_a_scrape_is_what_it_was(form: ExpositionFormat) -> None:
+def test_scrape_is_unchanged_without_the_dcgm_setting(form: ExpositionFormat) -> None:
     golden = GOLDEN[form].read_bytes().removesuffix(b"# EOF\n")
     with serving() as served:
         body = served.ask(Accept=form.value).body
@@ -181,7 +181,7 @@ def test_without_the_setting_a_scrape_is_what_it_was(form: ExpositionFormat) -> 
     assert b"DCGM" not in body
 
 
-def test_with_it_they_stand_beside_our_own() -> None:
+def test_dcgm_metrics_are_added_to_our_own() -> None:
     with serving(aliases=["dcgm"]) as served:
         served.snapshot = host(board(3, power_average=Milliwatts(70_000)))
         found = parse(served.ask().body, ExpositionFormat.TEXT)

@@ -38,7 +38,7 @@ def lines(folder: Path) -> int:
     return (folder / "tuning" / "d.jsonl").read_bytes().count(b"\n")
 
 
-def test_decisions_are_told_oldest_first(tmp_path: Path) -> None:
+def test_decisions_are_read_oldest_first(tmp_path: Path) -> None:
     kept = book(tmp_path)
     told = [decided(30, PROBE), decided(20, HOLD), decided(10, RELEASE)]
     for one in told:
@@ -48,7 +48,7 @@ def test_decisions_are_told_oldest_first(tmp_path: Path) -> None:
     assert kept.recent(since=NOW.wall - 15 * 10**9) == told[2:]
 
 
-def test_only_the_job_that_is_asked_for_is_told(tmp_path: Path) -> None:
+def test_decisions_are_filtered_by_job(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(30, PROBE))
     kept.add(decided(20, HOLD, "another"))
@@ -57,7 +57,7 @@ def test_only_the_job_that_is_asked_for_is_told(tmp_path: Path) -> None:
     assert len(kept.recent()) == 2
 
 
-def test_decision_told_again_with_newer_figures_is_not_written(tmp_path: Path) -> None:
+def test_decision_with_only_newer_figures_is_not_written(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(30, HOLD))
     kept.add(decided(20, replace(HOLD, sentence="Newer.", shown={"pairs": 99.0})))
@@ -77,9 +77,7 @@ def test_decision_told_again_with_newer_figures_is_not_written(tmp_path: Path) -
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_whatever_makes_it_another_decision_is_written(
-    change: dict[str, object], tmp_path: Path
-) -> None:
+def test_changed_decision_is_written(change: dict[str, object], tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(30, HOLD))
     kept.add(decided(20, HOLD)._replace(**change))
@@ -98,7 +96,7 @@ def test_back_and_forth_between_a_setting_and_the_original_is_one_decision(
     assert len(kept.recent()) == 2
 
 
-def test_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path: Path) -> None:
+def test_reviewed_hold_is_one_decision(tmp_path: Path) -> None:
     kept = book(tmp_path)
     sentinel = Decision(Move.PROBE, DecisionReason.SENTINEL, "Compare 560 W.")
     for second in range(100, 0, -10):
@@ -109,7 +107,7 @@ def test_held_setting_that_is_looked_at_and_held_again_is_one_decision(tmp_path:
     assert [one.decision.move for one in kept.recent()] == [Move.HOLD, Move.RELEASE]
 
 
-def test_first_decision_is_written_whatever_it_is(tmp_path: Path) -> None:
+def test_first_decision_is_always_written(tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(decided(2, Decision(Move.PROBE, DecisionReason.BASELINE, "Learn.")))
     kept.add(decided(1, Decision(Move.PROBE, DecisionReason.SCREENING, "Compare.")))
@@ -125,7 +123,7 @@ def test_history_outlives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [2, 20, 100])
-def test_torn_last_line_costs_itself_only(torn: int, tmp_path: Path) -> None:
+def test_torn_last_line_is_skipped(torn: int, tmp_path: Path) -> None:
     kept = book(tmp_path)
     kept.add(numbered(1))
     kept.add(numbered(2))
@@ -146,7 +144,7 @@ def test_lines_of_others_are_passed_over(tmp_path: Path) -> None:
     assert kept.recent() == [numbered(1), numbered(2)]
 
 
-def test_two_files_of_the_size_are_all_that_is_kept(tmp_path: Path) -> None:
+def test_decision_log_is_limited_to_two_files(tmp_path: Path) -> None:
     size = 4_000
     kept = book(tmp_path, size)
     for number in range(100):
@@ -170,7 +168,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
-def test_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_logged_once_without_an_exception(tmp_path: Path) -> None:
     said: list[str] = []
     clock = ManualClock()
     path = tmp_path / "d.jsonl"
@@ -189,7 +187,7 @@ def test_full_disk_is_said_once_and_raises_nothing(tmp_path: Path) -> None:
     assert len(said) == 2
 
 
-def test_what_could_not_be_written_is_told_and_written_when_it_can_be(tmp_path: Path) -> None:
+def test_unwritten_decisions_are_reported_and_written_later(tmp_path: Path) -> None:
     said: list[str] = []
     blocked = tmp_path / "tuning"
     blocked.write_text("a file where the directory should be")
@@ -204,7 +202,7 @@ def test_what_could_not_be_written_is_told_and_written_when_it_can_be(tmp_path: 
     assert read_decisions(tmp_path / "tuning" / "d.jsonl") == [numbered(n) for n in (1, 2, 3)]
 
 
-def test_what_cannot_be_written_is_bounded(tmp_path: Path) -> None:
+def test_unwritten_decisions_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "tuning").write_text("")
     kept = book(tmp_path)
     for number in range(MAX_UNWRITTEN + 10):
@@ -231,7 +229,7 @@ def test_others_may_not_read_the_file(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o007 == 0
 
 
-def test_it_is_told_while_it_is_written(tmp_path: Path) -> None:
+def test_decision_log_is_readable_during_writes(tmp_path: Path) -> None:
     kept = book(tmp_path, 3_000)
     done = threading.Event()
     seen: list[int] = []
@@ -262,11 +260,11 @@ def test_job_is_forgotten_before_memory_is_full(tmp_path: Path) -> None:
     assert len(kept.recent("job0")) == 2
 
 
-def test_emulated_hosts_decisions_are_kept_apart(tmp_path: Path) -> None:
+def test_emulated_decisions_have_their_own_file(tmp_path: Path) -> None:
     assert decisions_path(tmp_path) == tmp_path / "tuning" / "decisions.jsonl"
     assert decisions_path(tmp_path, emulated=True) != decisions_path(tmp_path)
 
 
-def test_file_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+def test_missing_decision_file_reads_as_empty(tmp_path: Path) -> None:
     assert read_decisions(tmp_path / "nothing.jsonl") == []
     assert book(tmp_path).recent(HELD.job) == []

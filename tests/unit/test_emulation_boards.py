@@ -78,7 +78,7 @@ def test_every_board_draws_more_at_every_higher_clock(board) -> None:
 
 
 @pytest.mark.parametrize("key", published_curves(), ids=" ".join)
-def test_published_curve_gives_back_its_own_points(key) -> None:
+def test_published_curve_passes_through_its_points(key) -> None:
     board = {"A40": A40, "V100": V100}[key[0]]
     curve = published_curve(*key)
     for measured in curve.points:
@@ -101,7 +101,7 @@ def test_limit_below_a_published_floor_is_exceeded() -> None:
     assert point.at_floor
 
 
-def test_published_curve_costs_most_energy_at_both_ends() -> None:
+def test_published_curve_has_highest_energy_at_both_ends() -> None:
     """The published optimum of this job, found again through the physics."""
     curve = published_curve("A40", "bert")
     energy = {}
@@ -113,7 +113,7 @@ def test_published_curve_costs_most_energy_at_both_ends() -> None:
     assert energy[100_000] > energy[best] < energy[300_000]
 
 
-def test_unknown_curve_error_lists_the_known_ones() -> None:
+def test_unknown_curve_error_lists_valid_names() -> None:
     with pytest.raises(KeyError, match="A40 bert"):
         published_curve("A40", "chess")
 

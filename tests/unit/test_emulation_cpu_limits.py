@@ -77,13 +77,13 @@ def test_limit_below_the_idle_power_is_exceeded(host: PowercapHost) -> None:
     assert watts(host) == pytest.approx(42 + MIN_SPEED * 90, abs=0.1)
 
 
-def test_limit_above_the_mean_draw_costs_nothing(host: PowercapHost) -> None:
+def test_limit_above_the_mean_power_has_no_effect(host: PowercapHost) -> None:
     limit(host).write_text(str(100 * WATT))
     assert watts(host, cpus=5) == pytest.approx(87, abs=0.1)
     assert host.engine.speeds[0] == 1.0
 
 
-def test_zone_that_is_not_enabled_limits_nothing(host: PowercapHost) -> None:
+def test_disabled_zone_has_no_effect(host: PowercapHost) -> None:
     limit(host).write_text(str(90 * WATT))
     (host.tree.path(ZONE) / "enabled").write_text("0")
     assert watts(host) == pytest.approx(132)
@@ -149,7 +149,7 @@ def test_memory_energy_does_not_depend_on_the_package_limit(host: PowercapHost) 
     assert host.engine.energy("intel-rapl:0:0") - before == 6_000_000 + 15_000_000
 
 
-def test_zone_that_comes_back_has_its_limits_anew(host: PowercapHost) -> None:
+def test_returning_zone_has_default_limits(host: PowercapHost) -> None:
     limit(host).write_text(str(90 * WATT))
     busy(host, 1)
     host.engine.vanish(ZONE)

@@ -50,7 +50,7 @@ def test_processes_are_charged_their_dynamic_energy() -> None:
     assert found.processes == {100: 5_590_000_000, 200: 0}
 
 
-def test_energy_of_detached_processes_is_kept() -> None:
+def test_energy_of_detached_processes_remains_counted() -> None:
     gpu = run(attached(new_gpu(H100, 0), FULL), 1)
     gone = run(detached(gpu, 100), 1)
     assert energy_split(gone).processes == {100: 559_000_000}
@@ -160,7 +160,7 @@ def test_mean_power_without_history_is_unknown() -> None:
     assert mean_power((PowerSegment(0, 10, 5),), 10, 10) is None
 
 
-def test_history_keeps_what_the_longest_window_needs() -> None:
+def test_history_covers_the_longest_window() -> None:
     history: tuple[PowerSegment, ...] = ()
     for start in range(0, 1000, 10):
         history = extended(history, PowerSegment(start, start + 10, start), keep=100)

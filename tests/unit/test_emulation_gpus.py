@@ -34,7 +34,7 @@ def gpus(tmp_path: Path, clock: ManualClock) -> Iterator[EmulatedGpus]:
         yield gpus
 
 
-def test_host_has_gpus_of_known_kinds(tmp_path: Path, clock: ManualClock) -> None:
+def test_host_gpus_have_known_models(tmp_path: Path, clock: ManualClock) -> None:
     with pytest.raises(EmulationError, match="1 to 16"):
         EmulatedGpus(tmp_path / "gpus", [], clock)
     with pytest.raises(EmulationError, match="h100"):

@@ -190,7 +190,7 @@ def test_held_descriptor_into_a_vanished_zone_reads_nothing(tmp_path: Path) -> N
         os.close(fd)
 
 
-def test_denied_counter_is_denied_to_everybody(tmp_path: Path) -> None:
+def test_denied_counter_is_unreadable_for_every_user(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         assert host.engine.deny("intel-rapl:0") == "EACCES"
         with pytest.raises(PermissionError):
@@ -208,12 +208,12 @@ def test_failing_counter_opens_and_then_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["/sys", "/sys/class/powercap", "/proc/self"])
-def test_machines_own_tree_is_never_touched(root: str) -> None:
+def test_real_powercap_tree_is_never_written(root: str) -> None:
     with pytest.raises(TreeError, match="belongs to the kernel"):
         FaultyPowercapTree(Path(root), LAYOUTS["client"])
 
 
-def test_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+def test_nonempty_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(TreeError, match="not empty"):
         FaultyPowercapTree(tmp_path, LAYOUTS["client"])

@@ -39,7 +39,7 @@ def test_step_ends_for_all_when_the_slowest_has_computed(gpus: EmulatedGpus) -> 
         assert after.began == pytest.approx(before.ended, abs=5)
 
 
-def test_cap_on_a_rank_that_waits_costs_the_job_no_time(gpus: EmulatedGpus) -> None:
+def test_cap_on_a_waiting_rank_does_not_slow_the_job(gpus: EmulatedGpus) -> None:
     attach(gpus, 0.100, 0.115)
     gpus.run(5)
     free, spent, units = (
@@ -57,7 +57,7 @@ def test_cap_on_a_rank_that_waits_costs_the_job_no_time(gpus: EmulatedGpus) -> N
     assert (gpus.truth(0).energy - energy) / 10 < 0.9 * spent / 5
 
 
-def test_rank_that_is_gone_leaves_the_others_waiting(gpus: EmulatedGpus) -> None:
+def test_missing_rank_blocks_the_other_ranks(gpus: EmulatedGpus) -> None:
     attach(gpus, 0.1, 0.1)
     gpus.run(1)
     gpus.detach(1, 101)

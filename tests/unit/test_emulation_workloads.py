@@ -75,7 +75,7 @@ def test_step_noise_has_the_configured_spread() -> None:
     assert lengths == [steps.variation(step) for step in range(2000)]
 
 
-def test_step_takes_time_in_proportion_to_its_work() -> None:
+def test_step_time_is_proportional_to_its_work() -> None:
     steps = StepTiming(step=0.1, samples=256, spread=0.5, seed=4)
     amounts = [steps.work(step) for step in range(500)]
     assert (min(amounts) < 150, max(amounts) > 360) == (True, True)
@@ -125,7 +125,7 @@ def test_step_times_are_exact_at_any_step_size() -> None:
         assert began == pytest.approx(ended, abs=1e-8)
 
 
-def test_capped_step_takes_as_much_longer_as_its_gpu_part() -> None:
+def test_capped_step_slows_down_by_its_gpu_share() -> None:
     work = Training(StepTiming(step=0.1, host=0.2, noise=0.05, seed=3))
     for began, ended, ideal in finishes(work, 20, speed=0.8):
         assert (ended - began) / ideal == pytest.approx(0.2 + 0.8 / 0.8)
@@ -137,7 +137,7 @@ def test_slow_package_stretches_the_hosts_part_of_a_step_only() -> None:
         assert (ended - began) / ideal == pytest.approx(0.2 / 0.5 + 0.8)
 
 
-def test_paused_job_finishes_its_step_and_begins_none() -> None:
+def test_paused_job_finishes_its_step_and_starts_no_other() -> None:
     work = run(Training(StepTiming(step=0.1, host=0.2)), 0.35)
     paused = run(replace(work, paused=True), 60)
     assert (paused.steps, paused.demand, paused.lasts(1.0)) == (4, 0.0, FOREVER)
@@ -168,7 +168,7 @@ def test_demand_is_constant_for_the_predicted_time(work: GpuWork) -> None:
     assert work.done > 0 or isinstance(work, RankWork)
 
 
-def test_requests_side_by_side_overlap_and_a_slow_gpu_makes_each_longer() -> None:
+def test_concurrent_requests_overlap_and_slow_down_with_the_gpu() -> None:
     work = ContinuousBatching(rate=10, cost=0.3, seed=3)
     fast, slow = finishes(work, 60), finishes(work, 60, speed=0.8)
     assert any(late < end for (_, end, _), (late, _, _) in pairwise(fast)), "they overlap"
@@ -177,7 +177,7 @@ def test_requests_side_by_side_overlap_and_a_slow_gpu_makes_each_longer() -> Non
     assert len(slow) == pytest.approx(len(fast), rel=0.05), "they come when they like"
 
 
-def test_full_batch_makes_requests_wait_and_loses_none() -> None:
+def test_full_batch_queues_requests_without_loss() -> None:
     work = run(ContinuousBatching(rate=200, cost=0.5, most=4), 5)
     assert len(work.active) == 4
     assert work.served + len(work.active) + len(work.waiting) == work.came

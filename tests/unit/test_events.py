@@ -244,7 +244,7 @@ def bench(tmp_path):
     bench.tail.close()
 
 
-def test_what_was_there_before_is_not_told_and_what_comes_is_told_once(bench):
+def test_only_new_audit_rows_become_events_once(bench):
     bench.record("before")
     bench.tail.begin()
     bench.record("a", "b")
@@ -255,7 +255,7 @@ def test_what_was_there_before_is_not_told_and_what_comes_is_told_once(bench):
     assert bench.told == ["a", "b", "c"]
 
 
-def test_log_that_comes_later_is_told_from_its_first_line(bench):
+def test_later_audit_log_is_read_from_its_first_line(bench):
     bench.tail.begin()
     bench.tail.turn()
     bench.record("first")
@@ -264,7 +264,7 @@ def test_log_that_comes_later_is_told_from_its_first_line(bench):
     assert bench.said == []
 
 
-def test_nothing_is_lost_and_nothing_told_twice_when_the_log_is_rotated(tmp_path):
+def test_rotation_neither_loses_nor_repeats_events(tmp_path):
     bench = Bench(tmp_path, size=200)
     bench.record("before")
     bench.tail.begin()
@@ -279,7 +279,7 @@ def test_nothing_is_lost_and_nothing_told_twice_when_the_log_is_rotated(tmp_path
     assert bench.told == wanted
 
 
-def test_line_that_is_half_written_is_told_when_it_is_whole(bench):
+def test_partial_line_is_read_once_complete(bench):
     bench.tail.begin()
     line = msgspec.json.encode(AuditEvent(at=1, deed=AuditAction.FAIL, why="whole")) + b"\n"
     with bench.path.open("ab", buffering=0) as file:
@@ -291,7 +291,7 @@ def test_line_that_is_half_written_is_told_when_it_is_whole(bench):
     assert bench.told == ["whole"]
 
 
-def test_what_is_no_event_is_passed_over(bench):
+def test_invalid_event_is_skipped(bench):
     bench.tail.begin()
     bench.record("a")
     with bench.path.open("ab") as file:
@@ -304,7 +304,7 @@ def test_what_is_no_event_is_passed_over(bench):
     assert bench.told == ["a", "b"]
 
 
-def test_log_that_somebody_emptied_is_followed_on(bench):
+def test_truncated_log_is_followed(bench):
     bench.record("before")
     bench.tail.begin()
     os.truncate(bench.path, 0)
@@ -313,7 +313,7 @@ def test_log_that_somebody_emptied_is_followed_on(bench):
     assert bench.told == ["a"]
 
 
-def test_log_that_was_removed_and_made_anew_is_followed_on(bench):
+def test_recreated_log_is_followed(bench):
     bench.record("before")
     bench.tail.begin()
     bench.path.unlink()
@@ -324,7 +324,7 @@ def test_log_that_was_removed_and_made_anew_is_followed_on(bench):
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda p: p.symlink_to(p)])
-def test_something_else_than_a_log_is_said_once_and_hurts_nobody(bench, make):
+def test_non_file_audit_log_is_logged_once(bench, make):
     make(bench.path)
     bench.tail.begin()
     for _ in range(3):

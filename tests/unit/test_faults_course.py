@@ -42,7 +42,7 @@ def post(collector: Collector, body: bytes) -> None:
 # ------------------------------------------------------------------------------------ answers
 
 
-def test_agent_that_does_not_answer_for_long_has_not_stood() -> None:
+def test_unresponsive_agent_fails_the_fault() -> None:
     assert STOOD.wrong == []
     silent = replace(STOOD, unanswered=SILENCE + 1)
     assert silent.wrong == [f"no answer for {SILENCE + 1:.1f} s"]
@@ -65,11 +65,11 @@ def test_scrapes_that_fail_make_a_stretch_without_an_answer() -> None:
 # -------------------------------------------------------------------------------------- spans
 
 
-def test_claim_that_is_not_true_is_a_fault_that_was_not_stood() -> None:
+def test_false_claim_fails_the_fault() -> None:
     assert replace(STOOD, untrue=["all is well"]).broken == ["not true: all is well"]
 
 
-def test_span_that_is_told_as_forwarded_and_has_not_arrived_is_lost() -> None:
+def test_forwarded_span_without_arrival_is_lost() -> None:
     with Collector() as collector:
         claim = all_arrived(lambda _: collector)
         post(collector, request("a", "b").SerializeToString())
@@ -77,21 +77,21 @@ def test_span_that_is_told_as_forwarded_and_has_not_arrived_is_lost() -> None:
         assert not claim.true(NO_STAGE, [told(2), told(3), told(2)])
 
 
-def test_what_arrived_later_does_not_make_up_for_what_was_told_before() -> None:
+def test_late_arrival_does_not_offset_an_earlier_loss() -> None:
     with Collector() as collector:
         early = told(1)
         post(collector, request("a").SerializeToString())
         assert not all_arrived(lambda _: collector).true(NO_STAGE, [early])
 
 
-def test_what_the_agent_repeats_does_not_stand_for_what_it_lost() -> None:
+def test_repeated_span_does_not_offset_a_loss() -> None:
     with Collector() as collector:
         for _ in range(2):
             post(collector, request("a").SerializeToString())
         assert not all_arrived(lambda _: collector).true(NO_STAGE, [told(2)])
 
 
-def test_span_that_is_dropped_is_seen() -> None:
+def test_dropped_span_is_detected() -> None:
     assert NONE_DROPPED.true(NO_STAGE, [told(dropped=1), told(dropped=1)])
     assert not NONE_DROPPED.true(NO_STAGE, [told(dropped=1), told(dropped=2)])
 
@@ -102,7 +102,7 @@ def test_span_that_is_dropped_is_seen() -> None:
 @pytest.mark.parametrize(
     ("domain", "watts"), [("gpu:0", 760), ("rapl:a", 130), ("rapl:a/dram", 16)]
 )
-def test_domain_may_be_off_by_a_moment_of_its_own_power(domain: str, watts: float) -> None:
+def test_domain_tolerance_is_a_moment_of_its_power(domain: str, watts: float) -> None:
     allowed = APART * watts + 1000 * EXACT / 100
     assert ceiling_of(domain) == watts
     for sign in (1, -1):
@@ -112,7 +112,7 @@ def test_domain_may_be_off_by_a_moment_of_its_own_power(domain: str, watts: floa
         assert replace(STOOD, worst=far).wrong != []
 
 
-def test_energy_may_be_missing_for_as_long_as_the_gaps_are_and_never_be_made_up() -> None:
+def test_missing_energy_is_bounded_by_gaps_and_never_invented() -> None:
     less, more = deviation(5000, 10_000, gaps=10), deviation(10_500, 10_000, gaps=10)
     assert replace(STOOD, worst=less).wrong == []
     assert replace(STOOD, worst=more).wrong != []

@@ -47,7 +47,7 @@ def test_numbers_are_read_exactly() -> None:
     assert billionths("1e-3") == 1_000_000
 
 
-def test_books_that_balance_and_rise_as_they_may_are_well() -> None:
+def test_balanced_monotonic_counters_pass() -> None:
     assert breaches(sight(0, 10), sight(1, 90), sight(2, 190), sight(9, 700)) == []
 
 
@@ -55,7 +55,7 @@ def test_spike_is_caught() -> None:
     assert "spike" in breaches(sight(0, 10), sight(1, 212))
 
 
-def test_counter_that_stood_still_may_tell_of_all_the_time_since() -> None:
+def test_stalled_counter_may_catch_up() -> None:
     still = [sight(second, 10) for second in range(10)]
     assert breaches(*still, sight(10, 1000)) == []
     assert "spike" in breaches(*still, sight(10, 1200))
@@ -80,13 +80,13 @@ def test_series_that_is_there_twice_is_caught() -> None:
     assert breaches(parse(line + line, 0)) == ["twice in a scrape"]
 
 
-def test_in_its_next_life_the_agent_may_forget_its_ticks_and_nothing_durable() -> None:
+def test_restart_may_reset_ticks_and_no_durable_counter() -> None:
     assert breaches(sight(0, 10, ticks=5), sight(1, 10, ticks=1)) == ["fall"]
     assert breaches(sight(0, 10, ticks=5), sight(1, 10, ticks=1, life=2)) == []
     assert "fall" in breaches(sight(0, 10), sight(1, 9, life=2))
 
 
-def test_domain_whose_account_is_gone_is_caught() -> None:
+def test_missing_domain_counter_is_detected() -> None:
     gone = parse("wattspan_agent_start_time_seconds 1\n", NANO)
     assert set(breaches(sight(0, 10), gone)) == {"loss"}
 
@@ -110,7 +110,7 @@ def test_domain_that_is_missing_is_not_well() -> None:
     assert not flowing(before, before, parse('wattspan_source_up{source="rapl"} 1\n', 0))
 
 
-def test_what_gaps_leave_out_is_no_deviation() -> None:
+def test_energy_in_gaps_is_not_a_deviation() -> None:
     before, after = sight(0, 10), sight(10, 910, gaps=1.0)
     assert measured(after, "p") == 910_250_000_000
     (one,) = deviations(before, after, {"p": 1000.0}, seconds=10.0)
@@ -135,14 +135,14 @@ def row(**changes: object) -> Row:
     return Row(**facts)  # type: ignore[arg-type]
 
 
-def test_what_is_kept_is_told_again_the_same(tmp_path: Path) -> None:
+def test_stored_fault_result_reads_back_unchanged(tmp_path: Path) -> None:
     chapters = {"counters": Chapter("Counters", "a machine, 2026-01-31", (row(), row(seen=())))}
     save(tmp_path / "results.json", chapters)
     assert load(tmp_path / "results.json") == chapters
     assert load(tmp_path / "none.json") == {}
 
 
-def test_row_tells_how_long_there_was_no_answer_if_somebody_looked() -> None:
+def test_row_has_the_outage_time_if_observed() -> None:
     assert "at most 4.2 s without an answer" in str(row(unanswered=4.2))
     assert "without an answer" not in str(row())
 
@@ -157,7 +157,7 @@ def test_page_is_written_between_its_marks_again_and_again() -> None:
     assert r"| a counter \| vanishes | gap `lost` | lost 5.1 s |" in once
 
 
-def test_fault_that_was_not_stood_is_told_as_such() -> None:
+def test_failed_fault_is_reported_as_failed() -> None:
     told = page("<!-- begin faults --><!-- end faults -->", [Chapter("C", "m", (
         row(wrong=("spike: x",), recovered=None),
     ))])  # fmt: skip

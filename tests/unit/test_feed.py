@@ -97,7 +97,7 @@ def test_records_of_a_short_process_are_read(feed: SideChannelServer, tmp_path: 
     assert (len(starts(reports)), len(ends(reports)), reports[-1].gone) == (1, 1, True)
 
 
-def test_process_is_gone_with_its_last_connection(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_process_ends_with_its_last_connection(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as one, telling(tmp_path) as other:
         one.get_tracer("application").start_span("work").end()
         other.get_tracer("application").start_span("work").end()

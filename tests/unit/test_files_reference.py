@@ -10,7 +10,7 @@ from wattspan_exporters.files.rows import COLUMNS, FORMAT_VERSION
 PAGE = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
 
 
-def test_every_column_stands_in_the_table_in_order() -> None:
+def test_reference_lists_every_column_in_order() -> None:
     meanings = {name.replace(".", "_"): meaning for name, meaning in ATTRIBUTES.items()}
     rows = [f"| `{c.name}` | {c.kind} | {c.meaning or meanings[c.name]} |" for c in COLUMNS]
     table = re.findall(r"^\| `\w+` \| (?:\w+(?:\[.*\])?) \| .*\|$", PAGE, re.MULTILINE)

@@ -120,7 +120,7 @@ def test_hostile_name_is_one_cell(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "'=1", "＝1"])
-def test_no_cell_of_a_csv_file_is_a_formula_and_every_one_can_be_had_back(name: str) -> None:
+def test_csv_cells_are_never_formulas_and_are_reversible(name: str) -> None:
     snapshot = replace(full_host(), processes=(process(7, name, "", {}, {CPU: 3}),))
     encoder = CsvEncoder(select_metrics(["wattspan.process.energy"], TABLE))
     cells = next(csv.reader(lines(encoder, snapshot)))
@@ -128,7 +128,7 @@ def test_no_cell_of_a_csv_file_is_a_formula_and_every_one_can_be_had_back(name: 
     assert escape_formula(name).removeprefix("'") == name
 
 
-def test_series_that_are_gone_are_forgotten() -> None:
+def test_ended_series_are_removed() -> None:
     encoder = JsonLinesEncoder(select_metrics(["wattspan.process.energy"], TABLE))
     for n in range(100):
         crowd = tuple(process(100 * n + pid, "x", "", {}, {CPU: 1}) for pid in range(100))

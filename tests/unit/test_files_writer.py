@@ -35,7 +35,7 @@ def ids(keys: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("keys", FORMATS, ids=ids)
-def test_file_has_its_name_only_when_it_is_whole(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_file_gets_its_name_when_complete(tmp_path: Path, keys: dict[str, str]) -> None:
     with desk(tmp_path, **ONE, **keys) as it:
         it.turn()
         it.turn()
@@ -85,7 +85,7 @@ def test_file_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert [len(read(path)) // LINES for path in it.closed] == [6, 6, 1]
 
 
-def test_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
+def test_file_ends_before_its_size_limit(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate_size="8KiB") as it:
         for _ in range(9):
             it.turn()
@@ -94,14 +94,14 @@ def test_file_ends_before_it_is_too_large(tmp_path: Path) -> None:
     assert sum(len(read(path)) for path in it.closed) == 9 * LINES
 
 
-def test_snapshot_larger_than_a_file_has_one_of_its_own(tmp_path: Path) -> None:
+def test_snapshot_larger_than_a_file_gets_its_own_file(tmp_path: Path) -> None:
     with desk(tmp_path, rotate_size="4KiB") as it:
         it.turn()
         it.turn()
     assert len(it.closed) == 2
 
 
-def test_clock_that_is_set_back_neither_ends_nor_overwrites_a_file(tmp_path: Path) -> None:
+def test_clock_set_back_neither_ends_nor_overwrites_a_file(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="20s") as it:
         for _ in range(8):
             it.turn(10)
@@ -120,7 +120,7 @@ def test_oldest_files_make_room(tmp_path: Path) -> None:
     assert it.writer.removed == 5
 
 
-def test_all_files_together_stay_within_a_size(tmp_path: Path) -> None:
+def test_total_size_of_files_is_bounded(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, rotate="10s", keep_size="8KiB") as it:
         for _ in range(8):
             it.turn()
@@ -174,7 +174,7 @@ def test_parts_of_a_killed_agent_are_finished_by_the_next(
 
 
 @pytest.mark.parametrize("keys", FORMATS[:2], ids=ids)
-def test_cut_anywhere_whole_rows_are_kept(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_truncated_file_keeps_complete_rows(tmp_path: Path, keys: dict[str, str]) -> None:
     part = left_behind(tmp_path, keys)
     data = part.read_bytes()
     heading = 1 if keys["format"] == "csv" else 0
@@ -223,7 +223,7 @@ def test_part_that_another_agent_writes_is_left_alone(tmp_path: Path) -> None:
     assert sorted(len(read(path)) for path in one.closed) == [LINES, 2 * LINES]
 
 
-def test_room_is_not_made_by_removing_what_another_agent_writes(tmp_path: Path) -> None:
+def test_cleanup_does_not_remove_files_of_another_agent(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as one, desk(tmp_path, **ONE, rotate="10s", keep=1) as other:
         one.turn()
         for _ in range(4):
@@ -233,7 +233,7 @@ def test_room_is_not_made_by_removing_what_another_agent_writes(tmp_path: Path) 
         assert one.writer.drops == 0
 
 
-def test_draft_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+def test_truncated_draft_is_rewritten(tmp_path: Path) -> None:
     part = left_behind(tmp_path, {"compression": "gzip"})
     draft = tmp_path / f".{part.name.removesuffix('.part')}.draft"
     draft.write_bytes(b"half")
@@ -243,7 +243,7 @@ def test_draft_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
         assert not draft.exists()
 
 
-def test_file_that_was_finished_but_for_its_part_is_not_made_twice(tmp_path: Path) -> None:
+def test_finished_file_with_a_leftover_part_is_not_rewritten(tmp_path: Path) -> None:
     part = left_behind(tmp_path, {"compression": "gzip"})
     done = tmp_path / part.name.removesuffix(".part")
     done.write_bytes(gzip.compress(part.read_bytes()))
@@ -253,7 +253,7 @@ def test_file_that_was_finished_but_for_its_part_is_not_made_twice(tmp_path: Pat
         assert not part.exists()
 
 
-def test_without_pyarrow_rows_wait_and_the_log_says_so(
+def test_missing_pyarrow_delays_rows_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "has_pyarrow", lambda: False)
@@ -280,7 +280,7 @@ def test_parts_that_cannot_be_finished_are_bounded_too(
 # ------------------------------------------------------------------------- trouble with the disk
 
 
-def test_full_disk_costs_the_snapshot_in_hand_and_nothing_else(
+def test_full_disk_loses_only_the_current_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, data: bytes) -> int:
@@ -371,7 +371,7 @@ def test_unexpected_error_is_logged_once_until_the_next_snapshot(tmp_path: Path)
     assert over.startswith("Files are written")
 
 
-def test_directory_that_is_gone_is_said_once_and_used_again_when_it_is_back(
+def test_missing_directory_is_logged_once_and_used_again(
     tmp_path: Path,
 ) -> None:
     folder, aside = tmp_path / "files", tmp_path / "aside"
@@ -389,7 +389,7 @@ def test_directory_that_is_gone_is_said_once_and_used_again_when_it_is_back(
     assert ["no such file" in it.log[0], "written" in it.log[1], len(it.log)] == [True, True, 2]
 
 
-def test_part_that_somebody_removes_is_counted_as_lost(tmp_path: Path) -> None:
+def test_externally_removed_part_counts_as_lost(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE) as it:
         it.turn()
         it.parts[0].unlink()
@@ -413,7 +413,7 @@ def fifo(path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("trap", [link, hardlink, fifo])
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.part", "jsonl.gz.part", "csv.part"])
-def test_nothing_that_lies_there_leads_the_agent_elsewhere(
+def test_links_in_the_directory_are_not_followed(
     tmp_path: Path, trap: Callable[[Path, Path], None], suffix: str
 ) -> None:
     victim = tmp_path / "victim"
@@ -435,7 +435,7 @@ def test_nothing_that_lies_there_leads_the_agent_elsewhere(
 # ---------------------------------------------------------------------------------------- names
 
 
-def test_emulated_host_says_so_in_name_row_and_file(tmp_path: Path) -> None:
+def test_emulation_is_marked_in_file_name_rows_and_metadata(tmp_path: Path) -> None:
     with desk(tmp_path, **ONE, format="parquet") as it:
         emulated = tuple(
             replace(a, domain=replace(a.domain, provenance=Provenance.EMULATED))
@@ -450,7 +450,7 @@ def test_emulated_host_says_so_in_name_row_and_file(tmp_path: Path) -> None:
     assert pq.read_schema(path).metadata[b"wattspan.emulated"] == b"true"
 
 
-def test_emulated_host_says_so_where_no_row_has_a_provenance(tmp_path: Path) -> None:
+def test_emulation_is_marked_in_rows_without_provenance(tmp_path: Path) -> None:
     with desk(tmp_path, metrics=["wattspan.agent.start.time"], format="parquet") as it:
         it.turn(host="emulated-node7")
     (path,) = it.closed
@@ -461,7 +461,7 @@ def test_emulated_host_says_so_where_no_row_has_a_provenance(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("host", ["node7", "a.b-c", "../../etc", "", "x" * 500, "a/b\n", "Zürich"])
-def test_any_host_name_makes_a_file_name_that_can_be_read_back(host: str) -> None:
+def test_host_name_round_trips_through_the_file_name(host: str) -> None:
     word = host_component(host, emulated=False)
     name = FileName(1_700_000_000_000_001, word, "jsonl.gz")
     assert "/" not in str(name)
@@ -480,6 +480,6 @@ def test_settings_that_cannot_be(tmp_path: Path, keys: dict[str, object]) -> Non
         settings(tmp_path, **keys)
 
 
-def test_there_is_one_meaning_for_each_column() -> None:
+def test_column_meanings_are_unique() -> None:
     names = [column.name for column in COLUMNS]
     assert len(set(names)) == len(names)

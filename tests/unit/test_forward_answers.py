@@ -41,7 +41,7 @@ def test_retry_after_is_seconds_or_a_date(text: str, seconds: int):
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Nov 2025 12:00:30 GMT", "²"])
-def test_invalid_retry_after_is_none(text: str):
+def test_invalid_retry_after_is_ignored(text: str):
     assert parse_retry_after(text, NOON) is None
 
 
@@ -82,7 +82,7 @@ def test_invalid_success_response_is_a_reported_success():
     assert "not answer as OTLP" in strange.why
 
 
-def test_gateway_errors_are_perhaps_taken():
+def test_gateway_errors_leave_delivery_unknown():
     assert [answer(s).perhaps_taken for s in (429, 502, 503, 504)] == [False, True, False, True]
 
 
@@ -101,7 +101,7 @@ def test_refused_credentials_name_the_remedy():
     assert "forward_headers" in result_of_grpc(16, "UNAUTHENTICATED", "", None).remedy
 
 
-def test_grpc_codes_mean_what_otlp_says():
+def test_grpc_codes_follow_the_otlp_specification():
     again = {
         code
         for code in range(1, 17)

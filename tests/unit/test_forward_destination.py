@@ -32,7 +32,7 @@ from wattspan.ports import ConfigError
         ("grpc+unix:///run/otel.sock", "grpc+unix:///run/otel.sock"),
     ],
 )
-def test_address_means_what_otlp_says(url: str, shown: str):
+def test_address_follows_the_otlp_specification(url: str, shown: str):
     assert str(parse_destination(url)) == shown
 
 
@@ -156,11 +156,11 @@ def test_agent_does_not_forward_to_itself(url: str, listener: str):
         ("http://127.0.0.1:4318", "http+unix:///run/wattspan/otlp.sock"),
     ],
 )
-def test_collector_beside_the_agent_is_no_loop(url: str, listener: str):
+def test_local_collector_is_not_a_loop(url: str, listener: str):
     assert check_destination(parse_destination(url), [listener]) is None
 
 
-def test_its_own_unix_socket_is_known_under_other_names(tmp_path: Path):
+def test_own_unix_socket_is_recognised_under_other_names(tmp_path: Path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match="itself receives"):

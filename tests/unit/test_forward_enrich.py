@@ -29,7 +29,7 @@ def enriched(
     return told(span)
 
 
-def test_joules_are_given_by_kind_and_in_total():
+def test_joules_are_added_by_kind_and_in_total():
     energy = joules(
         {CPU: 1_500_000, GPU: 250_000}, {CPU: 2_000_000, GPU: 1_000_000}, {CPU: 5, GPU: 7}
     )
@@ -82,7 +82,7 @@ def test_span_of_unknown_energy_is_unchanged():
     assert enriched(None) == {}
 
 
-def test_provenance_is_given_for_every_kind():
+def test_provenance_is_added_for_every_kind():
     mixed = EnergyAttributeEncoder(
         {CPU: Provenance.MEASURED, GPU: Provenance.DERIVED, MEMORY: Provenance.ESTIMATED}
     )
@@ -94,7 +94,7 @@ def test_provenance_is_given_for_every_kind():
     assert enriched(joules({CPU: 1}), mixed)["wattspan.energy.provenance"] == "measured"
 
 
-def test_emulated_joule_is_called_emulated():
+def test_emulated_energy_is_labelled_emulated():
     emulated = EnergyAttributeEncoder({CPU: Provenance.EMULATED})
     assert enriched(joules({CPU: 1}), emulated)["wattspan.energy.provenance"] == "emulated"
 
@@ -108,7 +108,7 @@ def test_replayed_span_has_its_energy_replaced_not_doubled():
     assert not [key for key in told(span) if "gpu" in key]
 
 
-def test_energy_is_looked_for_among_the_first_attributes_of_a_span_only():
+def test_energy_is_searched_in_the_first_span_attributes_only():
     message = request("a")
     (span,) = message.resource_spans[0].scope_spans[0].spans
     span.attributes.add(key="wattspan.energy.exclusive").value.double_value = 1.0
@@ -118,7 +118,7 @@ def test_energy_is_looked_for_among_the_first_attributes_of_a_span_only():
     assert after.attributes[: len(span.attributes)] == span.attributes
 
 
-def test_energy_of_another_agent_stays_where_none_is_known():
+def test_energy_of_another_agent_remains_without_our_own():
     there = ExportTraceServiceRequest.FromString(
         enrich(request("a").SerializeToString(), [joules({CPU: 1_000_000})], MEASURED)
     )

@@ -131,7 +131,7 @@ def test_delays_double_up_to_a_limit():
     assert delays == [1, 2, 4, 8, 8, 8, 8, 8]
 
 
-def test_nothing_is_sent_before_it_is_due():
+def test_batch_is_not_sent_before_it_is_due():
     bench = Bench(AWAY)
     bench.offer("a")
     due = bench.forwarder.turn()
@@ -165,7 +165,7 @@ def test_refused_spans_are_dropped_and_later_ones_sent():
     assert bench.forwarder.stats.drops == {"refused": 2}
 
 
-def test_one_bad_request_among_many_is_found_and_the_others_arrive():
+def test_one_bad_request_is_isolated_and_the_others_arrive():
     bench = Bench()
 
     def picky(body: bytes) -> ExportResult:
@@ -179,7 +179,7 @@ def test_one_bad_request_among_many_is_found_and_the_others_arrive():
     assert bench.forwarder.stats.drops == {"refused": 1}
 
 
-def test_after_the_bad_one_requests_are_joined_again():
+def test_requests_are_joined_again_after_a_bad_one():
     bench = Bench(REFUSED, REFUSED)
     bench.offer("a")
     bench.offer("b")
@@ -190,7 +190,7 @@ def test_after_the_bad_one_requests_are_joined_again():
     assert len(bench.collector.sent) == 4
 
 
-def test_request_that_is_too_large_is_halved_until_it_fits():
+def test_oversized_request_is_halved_until_accepted():
     bench = Bench()
 
     def small(body: bytes) -> ExportResult:

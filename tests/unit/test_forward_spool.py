@@ -101,7 +101,7 @@ def test_sent_spans_do_not_return(bench: Bench):
     assert bench.send(9) == [b"2", b"3"]
 
 
-def test_nothing_is_left_on_disk_once_all_is_sent(bench: Bench):
+def test_spool_is_empty_after_sending(bench: Bench):
     for number in range(100):
         bench.add(os.urandom(5000), 1 + number)
     bench.send(100)
@@ -188,7 +188,7 @@ def test_two_agents_do_not_share_a_spool(bench: Bench, tmp_path: Path):
     assert bench.send(9) == [b"a"]
 
 
-def test_without_a_folder_spans_wait_in_memory(tmp_path: Path):
+def test_spans_wait_in_memory_without_a_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
     bench = Bench(tmp_path / "file" / "forward")
     assert "They wait in memory" in bench.said[0]

@@ -32,7 +32,7 @@ NUMBER_OF_400_DIGITS = "9" * 400
 
 
 @pytest.mark.parametrize("text", [f"watts = {NUMBER_OF_400_DIGITS}", "watts = " + "[" * 3000])
-def test_no_ceiling_file_ends_the_capper(tmp_path: Path, text: str) -> None:
+def test_capper_survives_any_ceiling_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ceiling"
     path.write_text("watts = 900\n")
     file = CeilingFile(path, ManualClock())
@@ -83,7 +83,7 @@ def test_collector_cannot_reject_more_than_any_request_holds() -> None:
         assert 0 <= answer.rejected <= 2**32  # type: ignore[attr-defined]
 
 
-def test_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be() -> None:
+def test_undecodable_collector_message_is_shown_escaped() -> None:
     status = b"\x12\x05slo\xff!"
     assert status_message(status) == "slo\N{REPLACEMENT CHARACTER}!"
     answer = answered(status, 429, "application/x-protobuf")
@@ -91,13 +91,13 @@ def test_collector_s_words_that_are_not_utf_8_are_shown_as_far_as_they_can_be() 
     assert retry_delay(b"\x1a\x05\n\x03/\xffx") is None
 
 
-def test_line_nested_without_end_is_passed_over_in_the_book_of_decisions(tmp_path: Path) -> None:
+def test_deeply_nested_line_of_the_decision_log_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(b"[" * 50_000 + b'\n{"knob":"gpu_power","at_mono_ns":1e999}\n')
     assert DecisionLog(path, ManualClock()).recent() == []
 
 
-def test_no_list_of_cpus_takes_all_memory() -> None:
+def test_cpu_list_size_is_bounded() -> None:
     assert list(parse_cpu_list("0-3,8")) == [0, 1, 2, 3, 8]
     assert len(list(parse_cpu_list("0-4000000000"))) <= 1 << 16
     assert len(list(parse_cpu_list(",".join(["0-999999999"] * 1000)))) <= 1 << 16
@@ -119,7 +119,7 @@ def test_row_of_a_socket_that_is_cut_off_is_nobodys(tmp_path: Path, rest: str) -
     assert connections.owner_of(("127.0.0.1", 4318), ("127.0.0.1", 80)) is None
 
 
-def test_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
+def test_truncated_status_gives_no_other_pid(tmp_path: Path) -> None:
     (tmp_path / "42").mkdir()
     (tmp_path / "loadavg").touch()
     stat = b"42 (a) S 1 " + b"0 " * 50
@@ -132,7 +132,7 @@ def test_status_that_is_cut_off_tells_no_other_pid(tmp_path: Path) -> None:
     assert living.pids == (42,)  # and not 7, of which the last digit was cut off
 
 
-def test_driver_that_counts_four_billion_gpus_is_not_asked_for_each() -> None:
+def test_gpu_count_of_four_billion_is_bounded() -> None:
     bench = NvmlBench(FakeGpu("GPU-a"))
     asked = 0
 
@@ -161,7 +161,7 @@ def test_failure_is_one_printable_line() -> None:
     assert "schema" in str(failure)
 
 
-def test_variable_s_name_is_told_printably() -> None:
+def test_environment_variable_name_is_printed_escaped() -> None:
     config = load(
         None,
         environ={"WATTSPAN_AGENT\nINTERVAL": "1s"},
@@ -172,7 +172,7 @@ def test_variable_s_name_is_told_printably() -> None:
     assert warning.startswith("WATTSPAN_AGENT?INTERVAL is ignored")
 
 
-def test_long_line_of_a_configuration_takes_no_time_squared() -> None:
+def test_long_configuration_line_takes_linear_time() -> None:
     def seconds(dots: int) -> float:
         text = f'x = """\n{"a." * dots}\n"""\n'
         began = time.process_time()
@@ -184,7 +184,7 @@ def test_long_line_of_a_configuration_takes_no_time_squared() -> None:
     assert many < 80 * few + 0.05  # sixteen times as long a text; squared it would be 256 times
 
 
-def test_capper_s_own_files_may_hold_nonsense(tmp_path: Path) -> None:
+def test_invalid_capper_files_are_tolerated(tmp_path: Path) -> None:
     (tmp_path / "journal-4a6b1c52-0000-4000-8000-000000000000.a.jsonl").write_text(
         json.dumps({"boot_id": "x", "entries": "y"})
     )

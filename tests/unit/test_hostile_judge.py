@@ -115,17 +115,17 @@ def test_field_floods_are_valid_protobuf_but_for_their_number() -> None:
     assert len(parsed(floods["empty spans"]).resource_spans[0].scope_spans[0].spans) == 2_000
 
 
-def test_body_is_the_same_after_it_was_told_as_json() -> None:
+def test_attack_body_round_trips_through_json() -> None:
     for body in [*bodies.varints(100), *bodies.json_floods(1_000), *bodies.bombs(1)]:
         assert bodies.understood(body.told()) == body
 
 
-def test_bomb_is_much_smaller_than_what_it_holds() -> None:
+def test_bomb_is_much_smaller_than_its_content() -> None:
     (gzip, *_) = bodies.bombs(8 * bodies.MIB)
     assert len(gzip.build()) < 8 * bodies.MIB / 500
 
 
-def test_span_template_is_a_request_with_so_many_spans() -> None:
+def test_span_template_has_the_requested_span_count() -> None:
     told = ExportTraceServiceRequest.FromString(bodies.span_template(7))
     assert len(told.resource_spans[0].scope_spans[0].spans) == 7
 
@@ -133,7 +133,7 @@ def test_span_template_is_a_request_with_so_many_spans() -> None:
 # ------------------------------------------------------------------------------------------- table
 
 
-def test_run_is_the_same_after_it_was_kept(tmp_path: Path) -> None:
+def test_stored_run_reads_back_unchanged(tmp_path: Path) -> None:
     found = finding(others=services(replies([0.1] * 2, 503)), answers={"503": 2}, faults=("no",))
     run = Run("a machine", "cgroup v2", [Judged(found, ["no"])])
     save(tmp_path / "run.json", run)
@@ -143,7 +143,7 @@ def test_run_is_the_same_after_it_was_kept(tmp_path: Path) -> None:
     assert "0 of 1 attacks were withstood" in str(run)
 
 
-def test_page_keeps_what_stands_around_its_table() -> None:
+def test_page_update_preserves_text_around_its_table() -> None:
     run = Run("a machine", "cgroup v2", [Judged(WELL, [])])
     text = page(f"before\n{BEGIN}\nold\n{END}\nafter\n", run)
     assert text.startswith(f"before\n{BEGIN}\n\n1 of 1 attacks")

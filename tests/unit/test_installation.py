@@ -90,7 +90,7 @@ def notes(plan: Plan) -> str:
 # ------------------------------------------------------------------------------------ the files
 
 
-def test_each_file_goes_where_its_reader_looks(files: tuple[ServiceFile, ...]) -> None:
+def test_installed_files_go_to_standard_locations(files: tuple[ServiceFile, ...]) -> None:
     assert {file.path for file in files} == {
         f"{UNITS}/wattspan.service",
         f"{UNITS}/wattspan-capper.service",
@@ -101,7 +101,7 @@ def test_each_file_goes_where_its_reader_looks(files: tuple[ServiceFile, ...]) -
     }
 
 
-def test_nothing_goes_to_etc() -> None:
+def test_installation_writes_no_file_to_etc() -> None:
     assert not [
         f.path
         for f in service_files(service_files_directory(), PROGRAM)
@@ -116,20 +116,20 @@ def test_unit_runs_the_program_that_is_installed_and_is_the_same_otherwise() -> 
     )
 
 
-def test_shipped_units_run_nothing_that_is_not_there_after_rewriting() -> None:
+def test_rewritten_units_run_existing_programs_only() -> None:
     for file in service_files(service_files_directory(), PROGRAM):
         assert "/usr/bin/wattspan" not in file.text, file.path
 
 
 @pytest.mark.parametrize("name", ["README.md", "wattspan.env", "sysusers.d/notes.txt"])
-def test_what_no_part_of_the_system_reads_is_not_installed(name: str) -> None:
+def test_unread_files_are_not_installed(name: str) -> None:
     assert install_place(name) == ""
 
 
 # -------------------------------------------------------------------------------------- marks
 
 
-def test_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
+def test_marked_file_is_ours_until_modified() -> None:
     text = with_digest("[Service]\nExecStart=/x\n")
     assert file_state(text.encode(), text) is FileState.CURRENT
     assert file_state(text.encode(), with_digest("other")) is FileState.OUTDATED
@@ -137,29 +137,29 @@ def test_marked_file_is_ours_until_a_byte_of_it_changes() -> None:
         assert file_state(changed.encode(), text) is FileState.EDITED
 
 
-def test_file_without_a_mark_is_somebody_elses_even_with_the_same_text() -> None:
+def test_unmarked_file_is_foreign_even_with_equal_text() -> None:
     assert file_state(b"[Service]\n", with_digest("[Service]\n")) is FileState.FOREIGN
     assert file_state(NonRegularFile("a link to /dev/null")) is FileState.FOREIGN
     assert file_state(b"\xff\xfe") is FileState.FOREIGN
 
 
-def test_nothing_is_nobodys() -> None:
+def test_missing_file_has_no_owner() -> None:
     assert file_state(None) is FileState.ABSENT
 
 
 # --------------------------------------------------------------------------------- installing
 
 
-def test_on_a_host_without_it_every_file_is_written(files: tuple[ServiceFile, ...]) -> None:
+def test_first_installation_writes_every_file(files: tuple[ServiceFile, ...]) -> None:
     plan = install(files, InstallationState())
     assert done_to(plan) == {file.path: "Write" for file in files}
 
 
-def test_second_installation_writes_nothing(files: tuple[ServiceFile, ...]) -> None:
+def test_second_installation_changes_no_file(files: tuple[ServiceFile, ...]) -> None:
     assert set(done_to(install(files, installed(files))).values()) == {"Keep"}
 
 
-def test_what_an_earlier_installation_wrote_is_brought_up_to_date(
+def test_files_of_an_earlier_installation_are_updated(
     files: tuple[ServiceFile, ...],
 ) -> None:
     before = installed(files)
@@ -187,38 +187,40 @@ def test_administrators_file_is_left_alone_and_named(
         assert done_to(plan)[AGENT_UNIT] == "Keep"
 
 
-def test_override_in_etc_is_told_of(files: tuple[ServiceFile, ...]) -> None:
+def test_override_in_etc_is_reported(files: tuple[ServiceFile, ...]) -> None:
     found = InstallationState(overriding=("/etc/systemd/system/wattspan.service",))
     assert "/etc/systemd/system/wattspan.service takes precedence" in notes(install(files, found))
 
 
-def test_user_is_made_before_systemd_looks(files: tuple[ServiceFile, ...]) -> None:
+def test_user_is_created_before_systemd_reloads(files: tuple[ServiceFile, ...]) -> None:
     ran = commands(install(files, InstallationState()))
     assert ran[0] == "systemd-sysusers /usr/local/lib/sysusers.d/wattspan.conf"
     assert ran[1].startswith("systemd-tmpfiles --create /usr/local/lib/tmpfiles.d/")
     assert ran[-1] == "systemctl daemon-reload"
 
 
-def test_nothing_is_started_and_the_command_for_it_is_said(files: tuple[ServiceFile, ...]) -> None:
+def test_installation_starts_no_service_and_names_the_command(
+    files: tuple[ServiceFile, ...],
+) -> None:
     plan = install(files, InstallationState())
     assert not [ran for ran in commands(plan) if "start" in ran or "enable" in ran]
     assert "systemctl enable --now wattspan.service" in notes(plan)
 
 
-def test_for_another_root_no_command_is_run(files: tuple[ServiceFile, ...]) -> None:
+def test_installation_into_another_root_runs_no_command(files: tuple[ServiceFile, ...]) -> None:
     elsewhere = replace(installed(files), live=False, journal=True)
     assert commands(install(files, elsewhere)) == []
     assert commands(uninstall(files, elsewhere, PROGRAM)) == []
 
 
-def test_where_systemd_does_not_run_it_is_not_asked(files: tuple[ServiceFile, ...]) -> None:
+def test_systemctl_is_not_called_without_systemd(files: tuple[ServiceFile, ...]) -> None:
     plan = install(files, InstallationState(booted=False, udev=False))
     assert not [ran for ran in commands(plan) if ran.startswith(("systemctl", "udevadm"))]
     assert "does not run this host" in notes(plan)
 
 
 @pytest.mark.parametrize(("version", "warned"), [(247, True), (248, False), (None, False)])
-def test_who_has_too_old_a_systemd_is_told_that_it_ignores_some_of_the_units(
+def test_old_systemd_warning_names_ignored_settings(
     files: tuple[ServiceFile, ...], version: int | None, warned: bool
 ) -> None:
     said = notes(install(files, InstallationState(systemd=version)))
@@ -239,17 +241,17 @@ def test_version_is_that_of_the_running_host_and_of_no_other_root(
 @pytest.mark.parametrize(
     "page", ["reference/units.md", "how-to/install-as-a-service.md", "how-to/install.md"]
 )
-def test_pages_name_the_oldest_systemd_that_knows_all_of_the_units(page: str) -> None:
+def test_pages_name_the_oldest_supported_systemd(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert set(re.findall(r"systemd (\d+) or newer", text)) == {str(OLDEST_SYSTEMD)}
 
 
-def test_configuration_is_not_made_but_explained(files: tuple[ServiceFile, ...]) -> None:
+def test_configuration_file_is_explained_not_created(files: tuple[ServiceFile, ...]) -> None:
     assert "wattspan config show" in notes(install(files, InstallationState()))
     assert "config.toml" not in notes(install(files, InstallationState(configured=True)))
 
 
-def test_it_is_refused_where_a_package_has_brought_the_units() -> None:
+def test_installation_over_a_package_is_refused() -> None:
     (sentence,) = refusals(
         InstallationState(packaged=("/lib/systemd/system/wattspan.service",)), ["x"]
     )
@@ -260,7 +262,7 @@ def test_it_is_refused_where_a_package_has_brought_the_units() -> None:
 # ----------------------------------------------------------------------------------- removing
 
 
-def test_agent_is_stopped_before_the_capper_and_both_before_a_file_goes(
+def test_uninstall_stops_agent_then_capper_before_removing_files(
     files: tuple[ServiceFile, ...],
 ) -> None:
     plan = uninstall(files, replace(installed(files), journal=True), PROGRAM)
@@ -274,7 +276,7 @@ def test_agent_is_stopped_before_the_capper_and_both_before_a_file_goes(
     assert all(isinstance(a, Run) and a.required for a in plan[:3])
 
 
-def test_only_what_was_written_is_removed(files: tuple[ServiceFile, ...]) -> None:
+def test_uninstall_removes_only_installed_files(files: tuple[ServiceFile, ...]) -> None:
     found = installed(files)
     theirs = {**found.files, AGENT_UNIT: b"mine"}
     plan = uninstall(files, replace(found, files=theirs), PROGRAM)
@@ -282,7 +284,7 @@ def test_only_what_was_written_is_removed(files: tuple[ServiceFile, ...]) -> Non
     assert "systemctl disable --now wattspan.service" not in commands(plan)
 
 
-def test_what_was_measured_stays_unless_it_is_purged(files: tuple[ServiceFile, ...]) -> None:
+def test_measurements_remain_without_purge(files: tuple[ServiceFile, ...]) -> None:
     found = replace(installed(files), state=("/var/lib/wattspan",))
     assert "/var/lib/wattspan with the measured data is kept" in notes(
         uninstall(files, found, PROGRAM)
@@ -292,7 +294,7 @@ def test_what_was_measured_stays_unless_it_is_purged(files: tuple[ServiceFile, .
     assert purged.index(RemoveFolder("/var/lib/wattspan", recursive=True)) > 6
 
 
-def test_what_a_package_has_measured_is_not_purged(files: tuple[ServiceFile, ...]) -> None:
+def test_measurements_of_a_package_are_not_purged(files: tuple[ServiceFile, ...]) -> None:
     found = InstallationState(
         packaged=("/usr/lib/systemd/system/wattspan.service",), state=("/var/lib/wattspan",)
     )
@@ -301,7 +303,7 @@ def test_what_a_package_has_measured_is_not_purged(files: tuple[ServiceFile, ...
     assert "left to its package manager" in notes(plan)
 
 
-def test_who_removes_what_came_before_a_package_is_told_how_its_services_run_again(
+def test_removal_before_a_package_names_the_restart_command(
     files: tuple[ServiceFile, ...],
 ) -> None:
     found = replace(installed(files), packaged=("/usr/lib/systemd/system/wattspan.service",))
@@ -312,7 +314,7 @@ def test_who_removes_what_came_before_a_package_is_told_how_its_services_run_aga
     assert set(again.split()[3:]) == {"wattspan.service", "wattspan-capper.socket"}
 
 
-def test_where_nothing_is_installed_nothing_is_done(files: tuple[ServiceFile, ...]) -> None:
+def test_uninstall_without_installation_is_a_no_op(files: tuple[ServiceFile, ...]) -> None:
     assert uninstall(files, InstallationState(), PROGRAM) == ()
 
 
@@ -359,7 +361,7 @@ def contents(root: Path) -> dict[str, str]:
     }
 
 
-def test_what_is_installed_is_removed_again_to_the_last_byte(
+def test_uninstall_restores_the_filesystem_exactly(
     root: Path, files: tuple[ServiceFile, ...]
 ) -> None:
     (root / "usr/local/lib").mkdir(parents=True)
@@ -374,9 +376,7 @@ def test_what_is_installed_is_removed_again_to_the_last_byte(
     assert contents(root) == before
 
 
-def test_directory_with_somebody_elses_unit_stays(
-    root: Path, files: tuple[ServiceFile, ...]
-) -> None:
+def test_directory_with_a_foreign_unit_remains(root: Path, files: tuple[ServiceFile, ...]) -> None:
     carried_out(install(files, inspect_host(root, files)), root)
     other = root / f"{UNITS}/other.service".lstrip("/")
     other.write_text("[Service]\n")
@@ -410,7 +410,7 @@ def test_link_is_never_written_through(root: Path, files: tuple[ServiceFile, ...
     assert not (root / "etc/passwd").exists()
 
 
-def test_one_command_that_fails_costs_only_itself(
+def test_failed_command_does_not_stop_the_others(
     root: Path, files: tuple[ServiceFile, ...]
 ) -> None:
     plan = install(files, replace(inspect_host(root, files), live=True, booted=True, udev=True))
@@ -429,7 +429,7 @@ def test_one_command_that_fails_costs_only_itself(
     ("failing", "error", "code"),
     [("systemctl", InstallationError, 1), (PROGRAM, LimitNotRestoredError, 6)],
 )
-def test_nothing_is_removed_when_a_service_does_not_stop_or_a_limit_stays(
+def test_uninstall_stops_at_a_running_service_or_a_retained_limit(
     root: Path,
     files: tuple[ServiceFile, ...],
     failing: str,

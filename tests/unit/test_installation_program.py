@@ -31,7 +31,7 @@ def need(*steps: PathComponent) -> RequiredFile:
     return RequiredFile("the program", steps[-1].path, steps, run=True)
 
 
-def test_program_that_root_alone_can_change_and_all_can_run_is_taken() -> None:
+def test_root_owned_executable_program_is_accepted() -> None:
     good = need(
         PathComponent("/opt", FOLDER),
         PathComponent("/opt/wattspan", LINK),
@@ -88,7 +88,7 @@ def test_program_that_services_cannot_or_must_not_run_is_refused(
     assert remedy == REMEDY
 
 
-def test_every_place_from_which_the_shipped_units_run_nothing_is_refused() -> None:
+def test_locations_hidden_by_the_units_are_rejected() -> None:
     for file in service_files(service_files_directory(), PROGRAM):
         for paths in re.findall(r"^NoExecPaths=(.*)$", file.text, re.MULTILINE):
             for path in (word.removeprefix("-") for word in paths.split()):
@@ -96,7 +96,7 @@ def test_every_place_from_which_the_shipped_units_run_nothing_is_refused() -> No
                 assert f"{path}/w, is below /" in requirement_faults([need(*steps)])[0]
 
 
-def test_administrators_may_write_where_it_lies() -> None:
+def test_program_directory_may_be_writable_for_administrators() -> None:
     debian = TrustedOwners(groups=frozenset({0, 50}))
     steps = (
         PathComponent("/usr/local/lib", stat.S_IFDIR | 0o2775, gid=50),
@@ -105,7 +105,7 @@ def test_administrators_may_write_where_it_lies() -> None:
     assert requirement_faults([need(*steps)], debian) == ()
 
 
-def test_another_place_called_like_a_home_is_no_home() -> None:
+def test_similar_directory_name_is_not_a_home() -> None:
     assert (
         requirement_faults([need(PathComponent("/homes", FOLDER), PathComponent("/homes/w", FILE))])
         == ()
@@ -140,7 +140,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
         os.umask(before)
 
 
-def test_links_are_followed_as_the_services_see_them(root: Path) -> None:
+def test_program_links_are_resolved(root: Path) -> None:
     needs = required_files(root, program_in(root))
     assert [n.what for n in needs] == [
         "the program",
@@ -151,7 +151,7 @@ def test_links_are_followed_as_the_services_see_them(root: Path) -> None:
     assert requirement_faults(needs, trusted_owners(root)) == ()
 
 
-def test_environment_whose_base_interpreter_is_in_roots_home_is_refused(root: Path) -> None:
+def test_environment_with_interpreter_in_root_home_is_rejected(root: Path) -> None:
     sentence, *_ = requirement_faults(
         required_files(root, program_in(root, "/root/bin")), trusted_owners(root)
     )
@@ -175,7 +175,7 @@ def changed(root: Path, part: str, mode: int) -> tuple[str, ...]:
     return writable_by_others(program_files(root, program), trusted_owners(root))
 
 
-def test_environment_that_root_alone_may_change_is_taken(root: Path) -> None:
+def test_root_owned_environment_is_accepted(root: Path) -> None:
     assert changed(root, "", 0) == ()
 
 
@@ -198,7 +198,7 @@ def test_program_any_file_of_which_others_may_change_is_refused(
     assert f"`chown -R root: {venv}` and `chmod -R go-w {venv}`" in sentence
 
 
-def test_module_elsewhere_to_which_a_link_leads_is_looked_at_as_well(root: Path) -> None:
+def test_linked_module_is_checked(root: Path) -> None:
     program = program_in(root)
     packages = (root / PROGRAM.lstrip("/")).parents[1] / "lib"
     packages.mkdir()
@@ -225,7 +225,7 @@ def test_environment_behind_a_link_is_the_one_of_that_root(root: Path) -> None:
     )
 
 
-def test_of_this_host_everything_is_looked_at_as_well(root: Path) -> None:
+def test_environment_of_this_host_is_checked(root: Path) -> None:
     program_in(root)
     inside = root / PROGRAM.lstrip("/")
     inside.write_text(f"#!{inside.parent}/python\n")
@@ -236,7 +236,7 @@ def test_of_this_host_everything_is_looked_at_as_well(root: Path) -> None:
     assert {str(deep), str(deep.parent), str(inside), str(inside.parents[1])} <= found
 
 
-def test_of_many_files_that_others_own_the_first_is_named_and_the_rest_counted() -> None:
+def test_foreign_files_are_named_once_and_counted() -> None:
     parts = [
         ProgramFile(PathComponent(f"/opt/v/{name}", FILE, uid=65534), "/opt/v") for name in "aabc"
     ]
@@ -244,7 +244,7 @@ def test_of_many_files_that_others_own_the_first_is_named_and_the_rest_counted()
     assert "user 65534 can change /opt/v/a and 2 more files" in sentence
 
 
-def test_directory_on_the_way_is_not_to_be_given_to_root_with_all_that_is_in_it() -> None:
+def test_parent_directory_remedy_is_not_recursive() -> None:
     (sentence,) = writable_by_others([ProgramFile(PathComponent("/srv", FOLDER, uid=1000))])
     assert "`chown root: /srv` and `chmod go-w /srv`" in sentence
 

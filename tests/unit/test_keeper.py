@@ -54,7 +54,7 @@ def test_things_are_written_in_their_order_and_of_each_the_newest(disk: Disk) ->
     assert disk.written == ["first", "a2", "b1", "c1"]
 
 
-def test_what_is_taken_back_is_not_written_unless_that_has_begun(disk: Disk) -> None:
+def test_withdrawn_write_is_skipped_unless_started(disk: Disk) -> None:
     disk.hang()
     disk.keeper.submit("a", "a")
     disk.keeper.submit("b", "b")
@@ -66,7 +66,7 @@ def test_what_is_taken_back_is_not_written_unless_that_has_begun(disk: Disk) -> 
     assert disk.written == ["first", "b"]
 
 
-def test_what_is_written_again_while_it_is_written_is_written_twice(disk: Disk) -> None:
+def test_resubmission_during_a_write_is_written_again(disk: Disk) -> None:
     disk.hang()
     disk.keeper.submit("second", "first")
     disk.answers.set()
@@ -74,7 +74,7 @@ def test_what_is_written_again_while_it_is_written_is_written_twice(disk: Disk) 
     assert disk.written == ["first", "second"]
 
 
-def test_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: Disk) -> None:
+def test_wait_covers_the_named_and_the_running_write(disk: Disk) -> None:
     disk.keeper.submit("a", "a")
     disk.keeper.submit("b", "b")
     disk.keeper.wait(["a", "b"])
@@ -88,14 +88,14 @@ def test_wait_is_for_what_is_named_and_for_the_write_that_is_under_way(disk: Dis
     assert disk.written == ["a", "b", "first"]
 
 
-def test_write_that_has_taken_too_long_is_not_waited_for(disk: Disk) -> None:
+def test_overdue_write_is_not_waited_for(disk: Disk) -> None:
     disk.hang()
     disk.clock.advance(1)
     disk.keeper.wait(["first"])
     assert disk.written == []
 
 
-def test_end_writes_all_that_waits_and_takes_nothing_more(disk: Disk) -> None:
+def test_close_writes_pending_items_and_rejects_new_ones(disk: Disk) -> None:
     disk.hang()
     disk.keeper.submit("a", "a")
     disk.keeper.submit("b", "b")

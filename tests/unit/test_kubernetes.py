@@ -95,7 +95,7 @@ def containers(resources: list[Resource]) -> dict[str, Resource]:
 # ------------------------------------------------------------------------------------ validity
 
 
-def test_every_resource_is_what_kubernetes_knows(resources: list[Resource]) -> None:
+def test_resources_match_the_kubernetes_schema(resources: list[Resource]) -> None:
     # What Prometheus's operator defines is not Kubernetes' own.
     own = [one for one in resources if not one["apiVersion"].startswith("monitoring.coreos.com/")]
     assert [str(fault) for one in own if (fault := fault_of(one))] == []
@@ -109,14 +109,14 @@ def fault_of(resource: Resource) -> Exception | None:
     return None
 
 
-def test_what_is_wrong_would_be_found() -> None:
+def test_schema_check_detects_errors() -> None:
     resource = next(of_kind(built(FOLDER / "base"), "DaemonSet"))
     resource["spec"]["template"]["spec"]["hostPid"] = True
     assert "hostPid" in str(fault_of(resource))
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("kustomization.yaml")), ids=str)
-def test_all_that_a_kustomization_names_is_there_and_all_that_is_there_is_named(path: Path) -> None:
+def test_kustomization_lists_exactly_the_files(path: Path) -> None:
     folder, said = path.parent, kustomization(path.parent)
     files = [name for one in said.get("configMapGenerator", ()) for name in one["files"]]
     named = [*said.get("resources", ()), *said.get("components", ()), *files]
@@ -125,7 +125,7 @@ def test_all_that_a_kustomization_names_is_there_and_all_that_is_there_is_named(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kustomize_comes_to_the_same(name: str, tmp_path: Path) -> None:
+def test_kustomize_gives_the_same_result(name: str, tmp_path: Path) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl to ask; packaging/kubernetes was resolved by the tests' own means")
@@ -142,7 +142,7 @@ def test_kustomize_comes_to_the_same(name: str, tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- its own accord
 
 
-def test_selectors_ports_and_volumes_lead_to_what_is_there(resources: list[Resource]) -> None:
+def test_selectors_ports_and_volumes_resolve(resources: list[Resource]) -> None:
     (daemons,) = of_kind(resources, "DaemonSet")
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     services = list(of_kind(resources, "Service"))
@@ -170,7 +170,7 @@ def test_image_is_of_this_version(resources: list[Resource]) -> None:
     assert {one["image"] for one in containers(resources).values()} == {f"wattspan:{VERSION}"}
 
 
-def test_its_configuration_is_accepted(resources: list[Resource], tmp_path: Path) -> None:
+def test_config_map_is_a_valid_configuration(resources: list[Resource], tmp_path: Path) -> None:
     (made,) = of_kind(resources, "ConfigMap")
     path, token = tmp_path / "config.toml", tmp_path / "token"
     path.write_text(made["data"]["config.toml"])
@@ -198,7 +198,7 @@ def test_commands_are_those_of_the_program(resources: list[Resource]) -> None:
         assert [flag for flag in flags if flag.partition("=")[0] not in known] == []
 
 
-def test_who_scrapes_for_the_operator_shows_the_token_that_is_asked_for(tmp_path: Path) -> None:
+def test_pod_monitor_sends_the_required_token(tmp_path: Path) -> None:
     made = built(chosen("with podmonitor-token", tmp_path))
     (monitor,) = of_kind(made, "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -209,7 +209,7 @@ def test_who_scrapes_for_the_operator_shows_the_token_that_is_asked_for(tmp_path
     assert f"create secret generic {secret} --from-file={shown['key']}=" in GUIDE.read_text("utf-8")
 
 
-def test_in_a_cluster_of_different_nodes_each_has_one_daemon_set(tmp_path: Path) -> None:
+def test_nodes_of_a_mixed_cluster_match_one_daemon_set(tmp_path: Path) -> None:
     gpu, cpu = (
         next(of_kind(built(chosen(f"deploy/{kind}", tmp_path)), "DaemonSet"))["spec"]
         for kind in ("gpu", "cpu")
@@ -278,7 +278,7 @@ def _of_container(container: Resource, pod: Resource) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_it_is_beyond_restricted_in_nothing_but_what_is_listed(name: str) -> None:
+def test_pod_security_exceptions_are_the_listed_ones(name: str) -> None:
     assert deviations(pod_of(built(OVERLAYS[name]))) == DEVIATIONS[name]
 
 
@@ -293,7 +293,7 @@ def test_every_container_can_write_only_to_its_volumes(resources: list[Resource]
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_nodes_own_files_are_only_read_but_for_the_cappers_journal(
+def test_host_paths_are_read_only_except_the_journal(
     resources: list[Resource],
 ) -> None:
     hosts = {
@@ -308,7 +308,7 @@ def test_nodes_own_files_are_only_read_but_for_the_cappers_journal(
     assert written <= {("capper", "/var/lib/wattspan-capper")}
 
 
-def test_nothing_speaks_to_the_cluster(resources: list[Resource]) -> None:
+def test_pods_have_no_api_access(resources: list[Resource]) -> None:
     (account,) = of_kind(resources, "ServiceAccount")
     assert account["automountServiceAccountToken"] is False
     assert pod_of(resources)["automountServiceAccountToken"] is False
@@ -317,13 +317,13 @@ def test_nothing_speaks_to_the_cluster(resources: list[Resource]) -> None:
     assert policy["spec"]["egress"] == []
 
 
-def test_every_container_has_limits_and_says_when_it_hangs(resources: list[Resource]) -> None:
+def test_containers_have_limits_and_liveness_probes(resources: list[Resource]) -> None:
     for container in containers(resources).values():
         assert container["resources"]["limits"].keys() == {"cpu", "memory"}
         assert "livenessProbe" in container
 
 
-def test_agent_can_put_nothing_beside_the_cappers_socket() -> None:
+def test_agent_cannot_write_to_the_capper_socket_directory() -> None:
     agent, capper = (containers(built(OVERLAYS["capper"]))[name] for name in ("agent", "capper"))
     where = {
         name: next(m for m in one["volumeMounts"] if m["mountPath"] == "/run/wattspan-capper")
@@ -337,5 +337,5 @@ def test_agent_can_put_nothing_beside_the_cappers_socket() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda p: p.name)
-def test_no_file_holds_a_secret(path: Path) -> None:
+def test_manifests_hold_no_secret(path: Path) -> None:
     assert "Secret" not in {one["kind"] for one in documents(path)}

@@ -84,7 +84,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "lock"
 
 
-def test_nobody_else_can_open_a_lock_whatever_the_mask_and_so_nobody_can_keep_it(
+def test_lock_file_is_private_for_any_umask(
     path: Path,
 ) -> None:
     before = os.umask(0)
@@ -103,7 +103,7 @@ def test_lock_that_others_could_open_is_closed_to_them(path: Path, mode: int) ->
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_one_that_is_refused_closes_it_to_others_all_the_same(path: Path) -> None:
+def test_refused_lock_is_made_private(path: Path) -> None:
     path.touch()
     path.chmod(0o644)
     with somebody_holds(path):
@@ -112,7 +112,7 @@ def test_one_that_is_refused_closes_it_to_others_all_the_same(path: Path) -> Non
 
 
 @pytest.mark.needs_root
-def test_lock_of_somebody_else_keeps_its_mode(path: Path) -> None:
+def test_foreign_lock_file_keeps_its_mode(path: Path) -> None:
     path.touch()
     path.chmod(0o666)
     os.chown(path, 12345, 12345)
@@ -120,7 +120,7 @@ def test_lock_of_somebody_else_keeps_its_mode(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o666
 
 
-def test_holder_is_whom_the_kernel_names_and_not_who_left_a_number(path: Path) -> None:
+def test_lock_holder_comes_from_the_kernel_not_the_file(path: Path) -> None:
     path.write_text(f"{os.getpid()}\n")
     with somebody_holds(path) as holder:
         assert refused(path).holder == (holder.pid, os.getpid())
@@ -129,7 +129,7 @@ def test_holder_is_whom_the_kernel_names_and_not_who_left_a_number(path: Path) -
         assert refused(path).holder == (holder.pid, None)
 
 
-def test_who_only_waits_for_it_is_not_who_has_it(path: Path) -> None:
+def test_waiting_process_is_not_the_lock_holder(path: Path) -> None:
     lock = FileLock(path)
     with subprocess.Popen(
         ["flock", str(path), "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -170,7 +170,7 @@ def test_holder_that_left_the_lock_to_a_child_and_ended_is_not_named(path: Path)
 
 
 @pytest.mark.needs_root
-def test_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_no_proof(
+def test_invisible_lock_holder_is_not_named(
     path: Path,
 ) -> None:
     path.write_text("1\n")
@@ -187,7 +187,7 @@ def test_holder_that_cannot_be_seen_is_not_named_and_the_number_is_said_to_be_no
 
 
 @pytest.mark.parametrize("text", ["", "nobody\n", "-1\n", "0\n", "9" * 20])
-def test_number_that_is_none_is_not_told_as_one(path: Path, text: str) -> None:
+def test_invalid_pid_in_a_lock_file_is_not_shown(path: Path, text: str) -> None:
     path.write_text(text)
     with somebody_holds(path):
         holder = refused(path).holder
@@ -201,7 +201,7 @@ def test_link_in_its_place_is_not_followed(path: Path) -> None:
     assert not (path.parent / "elsewhere").exists()
 
 
-def test_who_has_it_leaves_its_number_and_whoever_comes_next_its_own(path: Path) -> None:
+def test_lock_file_has_the_pid_of_the_current_holder(path: Path) -> None:
     path.write_text("1234567890\n")
     lock = FileLock(path)
     assert path.read_text() == f"{os.getpid()}\n"
@@ -240,6 +240,6 @@ def test_lock_that_is_not_there_cannot_be_had_on_a_read_only_disk(path: Path) ->
 
 
 @pytest.mark.needs_root
-def test_whoever_wants_to_write_does_not_get_a_lock_on_a_read_only_disk(path: Path) -> None:
+def test_write_lock_on_a_read_only_disk_is_refused(path: Path) -> None:
     path.touch()
     assert locked_read_only(path, unwritable=False) == "Read-only file system"

@@ -97,7 +97,7 @@ def test_faults_of_a_table_are_reported_together() -> None:
     assert len(told) == 4
 
 
-def test_mistyped_word_is_reported_with_the_nearest() -> None:
+def test_mistyped_word_is_reported_with_the_nearest_match() -> None:
     assert fault(idle="seperate") == (
         'Bad value for \'sources.test.idle\': "seperate" is not "separate", '
         '"proportional" or "equal"; did you mean "separate"?'
