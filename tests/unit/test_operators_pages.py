@@ -40,7 +40,7 @@ def said() -> str:
 
 
 @pytest.mark.parametrize("sentence", quotations())
-def test_what_is_quoted_is_what_the_program_says(sentence: str) -> None:
+def test_quoted_messages_match_the_program(sentence: str) -> None:
     parts = [part.strip() for part in re.split(r"…|; |\. ", sentence)]  # cause, remedy: two texts
     sought = [part for part in parts if len(part) >= _LEAST]
     assert sought, "nothing in it that could be looked for"
@@ -78,7 +78,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(HOW_TO.glob("*.md")), ids=lambda path: path.stem)
-def test_every_link_to_a_heading_finds_it(path: Path) -> None:
+def test_links_to_headings_resolve(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8"))
     lost = [
         f"{page}#{anchor}"

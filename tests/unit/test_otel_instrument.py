@@ -47,7 +47,7 @@ def test_instrumenting_twice_adds_one_processor(provider: TracerProvider) -> Non
     assert len(processors(provider)) == 1
 
 
-def test_processor_that_was_added_by_hand_is_enough(provider: TracerProvider) -> None:
+def test_manually_added_processor_is_sufficient(provider: TracerProvider) -> None:
     provider.add_span_processor(wattspan.otel.SpanProcessor())
     assert wattspan.otel.instrument(provider)
     assert len(processors(provider)) == 1
@@ -59,7 +59,7 @@ def test_entry_point_is_the_hook_of_opentelemetry_instrument() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "TRUE", "yes", "on"])
-def test_it_can_be_turned_off(
+def test_instrumentation_can_be_disabled(
     word: str, provider: TracerProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATTSPAN_DISABLED", word)
@@ -68,7 +68,7 @@ def test_it_can_be_turned_off(
     assert "process.pid" not in provider.resource.attributes
 
 
-def test_without_a_provider_it_does_nothing_and_says_so_only_when_asked(
+def test_missing_provider_is_logged_at_debug_level_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WATTSPAN_DEBUG", raising=False)
@@ -81,7 +81,7 @@ def test_without_a_provider_it_does_nothing_and_says_so_only_when_asked(
     assert "NoOpTracerProvider is no TracerProvider of the SDK" in message
 
 
-def test_provider_that_breaks_breaks_nothing_else() -> None:
+def test_failing_provider_does_not_break_the_application() -> None:
     class Broken:
         def __bool__(self) -> bool:
             raise RuntimeError("broken")
@@ -89,7 +89,7 @@ def test_provider_that_breaks_breaks_nothing_else() -> None:
     assert not wattspan.otel.instrument(Broken())  # type: ignore[arg-type]
 
 
-def test_where_processors_have_threads_of_their_own_nothing_is_told() -> None:
+def test_concurrent_processors_are_not_announced() -> None:
     active = ConcurrentMultiSpanProcessor()
     provider = TracerProvider(active_span_processor=active, shutdown_on_exit=False)
     assert not wattspan.otel.instrument(provider)
@@ -97,7 +97,7 @@ def test_where_processors_have_threads_of_their_own_nothing_is_told() -> None:
     active._executor.shutdown()
 
 
-def test_spans_of_the_provider_are_told_of(run_dir: Path, provider: TracerProvider) -> None:
+def test_spans_of_the_provider_are_announced(run_dir: Path, provider: TracerProvider) -> None:
     with listening(run_dir) as feed:
         wattspan.otel.instrument(provider)
         provider.get_tracer("application").start_span("work").end()
@@ -108,7 +108,7 @@ def test_spans_of_the_provider_are_told_of(run_dir: Path, provider: TracerProvid
 # ------------------------------------------------------------------------- which process this is
 
 
-def test_resource_says_which_process_this_is_and_since_when(provider: TracerProvider) -> None:
+def test_resource_has_pid_and_start_time(provider: TracerProvider) -> None:
     wattspan.otel.instrument(provider)
     said = provider.resource.attributes
     assert said["process.pid"] == os.getpid()
@@ -116,7 +116,7 @@ def test_resource_says_which_process_this_is_and_since_when(provider: TracerProv
     assert abs(created.timestamp() - psutil.Process().create_time()) < 1
 
 
-def test_tracers_made_before_say_it_too(provider: TracerProvider) -> None:
+def test_earlier_tracers_have_the_resource_attributes(provider: TracerProvider) -> None:
     tracer = provider.get_tracer("early")
     wattspan.otel.instrument(provider)
     span = tracer.start_span("work")
@@ -124,7 +124,7 @@ def test_tracers_made_before_say_it_too(provider: TracerProvider) -> None:
     span.end()
 
 
-def test_pid_that_somebody_else_set_stays() -> None:
+def test_preset_pid_attribute_is_kept() -> None:
     provider = TracerProvider(resource=Resource({"process.pid": 4711}), shutdown_on_exit=False)
     wattspan.otel.instrument(provider)
     assert dict(provider.resource.attributes) == {"process.pid": 4711}
@@ -148,13 +148,13 @@ def loaded(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_it_loads_neither_the_sdk_nor_the_agent() -> None:
+def test_import_loads_neither_sdk_nor_agent() -> None:
     own = {name for name in loaded("import wattspan.otel") if name.startswith("wattspan")}
     assert own == {"wattspan", "wattspan.otel"}
     assert not any(name.startswith("opentelemetry") for name in loaded("import wattspan.otel"))
 
 
-def test_instrumenting_loads_nothing_but_itself_beside_the_sdk() -> None:
+def test_instrumentation_loads_only_itself_and_the_sdk() -> None:
     sdk = "import opentelemetry.sdk.trace as sdk; provider = sdk.TracerProvider()"
     more = loaded(f"{sdk}\nimport wattspan.otel\nassert wattspan.otel.instrument(provider)")
     ours = {name for name in more - loaded(sdk) if not name.startswith("_")}

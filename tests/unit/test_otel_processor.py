@@ -43,9 +43,7 @@ def identity(span: trace.Span) -> bytes:
     return span.get_span_context().span_id.to_bytes(8)
 
 
-def test_span_is_told_of_when_it_starts_and_again_when_it_ends(
-    feed: SideChannelServer, tracer: trace.Tracer
-) -> None:
+def test_span_is_announced_at_start_and_end(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     before = time.monotonic_ns()
     span = tracer.start_span("work")
     (started,) = feed.drain()
@@ -61,9 +59,7 @@ def test_span_is_told_of_when_it_starts_and_again_when_it_ends(
     assert not starts([ended])
 
 
-def test_what_it_tells_agrees_with_the_spans_own_times(
-    feed: SideChannelServer, tracer: trace.Tracer
-) -> None:
+def test_announcement_matches_the_span_times(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     offset = time.time_ns() - time.monotonic_ns()
     span = tracer.start_span("work")
     span.end()
@@ -73,19 +69,19 @@ def test_what_it_tells_agrees_with_the_spans_own_times(
     assert abs(end.at + offset - span.end_time) < 10**9  # type: ignore[attr-defined]
 
 
-def test_parent_of_the_same_process_is_told(feed: SideChannelServer, tracer: trace.Tracer) -> None:
+def test_local_parent_is_announced(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     with tracer.start_as_current_span("outer") as outer, tracer.start_as_current_span("inner"):
         pass
     assert [s.parent for s in starts(feed.drain())] == [b"", identity(outer)]
 
 
-def test_parent_in_another_process_is_none(feed: SideChannelServer, tracer: trace.Tracer) -> None:
+def test_remote_parent_is_not_announced(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     remote = SpanContext(7, 9, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     tracer.start_span("work", trace.set_span_in_context(NonRecordingSpan(remote))).end()
     assert [s.parent for s in starts(feed.drain())] == [b""]
 
 
-def test_span_that_ends_on_another_thread_says_so(
+def test_span_ending_on_another_thread_is_marked(
     feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     span = tracer.start_span("work")
@@ -98,7 +94,7 @@ def test_span_that_ends_on_another_thread_says_so(
     assert [e.thread for e in ends(reports)] == [native]
 
 
-def test_end_is_told_before_the_span_is_exported(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_end_is_announced_before_the_export(feed: SideChannelServer, tmp_path: Path) -> None:
     told_by_then = []
 
     class Exporter(InMemorySpanExporter):
@@ -117,7 +113,7 @@ def test_end_is_told_before_the_span_is_exported(feed: SideChannelServer, tmp_pa
     assert [e.id for e in told_by_then] == [identity(span)]
 
 
-def test_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_unsampled_span_is_not_announced(feed: SideChannelServer, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
         provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
@@ -130,15 +126,13 @@ def test_span_that_is_not_sampled_is_not_told_of(feed: SideChannelServer, tmp_pa
 # ------------------------------------------------------------------------------ thread CPU time
 
 
-def test_lone_thread_is_not_asked_for_its_cpu_time(
-    feed: SideChannelServer, tracer: trace.Tracer
-) -> None:
+def test_single_thread_has_no_cpu_time_read(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     tracer.start_span("work").end()
     reports = feed.drain()
     assert [each.cpu for each in [*starts(reports), *ends(reports)]] == [0, 0]
 
 
-def test_of_several_threads_each_tells_its_own_cpu_time(
+def test_each_of_several_threads_reports_its_cpu_time(
     feed: SideChannelServer, tracer: trace.Tracer
 ) -> None:
     tracer.start_span("first").end()
@@ -162,9 +156,7 @@ def test_of_several_threads_each_tells_its_own_cpu_time(
     assert end.cpu - start.cpu >= 15_000_000
 
 
-def test_cpu_time_that_was_not_asked_for_anew_is_hardly_wrong(
-    feed: SideChannelServer, tracer: trace.Tracer
-) -> None:
+def test_cached_cpu_time_error_is_small(feed: SideChannelServer, tracer: trace.Tracer) -> None:
     truths: list[int] = []
 
     def work() -> None:
@@ -187,13 +179,13 @@ def test_cpu_time_that_was_not_asked_for_anew_is_hardly_wrong(
 # ------------------------------------------------------------- agents that come, go and are absent
 
 
-def test_without_an_agent_a_span_says_on_which_thread_it_began(provider: TracerProvider) -> None:
+def test_span_has_its_start_thread_without_an_agent(provider: TracerProvider) -> None:
     span = provider.get_tracer("application").start_span("work")
     assert span.attributes == {"thread.id": threading.get_native_id()}  # type: ignore[attr-defined]
     span.end()
 
 
-def test_with_an_agent_spans_are_left_as_they_are(tracer: trace.Tracer) -> None:
+def test_span_attributes_are_unchanged_with_an_agent(tracer: trace.Tracer) -> None:
     span = tracer.start_span("work")
     assert span.attributes == {}  # type: ignore[attr-defined]
     span.end()
@@ -205,7 +197,7 @@ def test_thread_that_the_application_names_is_left_alone(provider: TracerProvide
     span.end()
 
 
-def test_agent_that_comes_later_is_found(tmp_path: Path, provider: TracerProvider) -> None:
+def test_later_agent_is_found(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     tracer.start_span("unheard").end()
     with listening(tmp_path) as feed:
@@ -215,7 +207,7 @@ def test_agent_that_comes_later_is_found(tmp_path: Path, provider: TracerProvide
         span.end()
 
 
-def test_agent_is_not_looked_for_at_every_span(tmp_path: Path, provider: TracerProvider) -> None:
+def test_agent_search_is_rate_limited(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     processor_of(provider)._wait = 10**12
     tracer.start_span("unheard").end()
@@ -225,9 +217,7 @@ def test_agent_is_not_looked_for_at_every_span(tmp_path: Path, provider: TracerP
         assert feed.drain() == []
 
 
-def test_agent_that_was_restarted_is_told_of_the_very_next_span(
-    tmp_path: Path, provider: TracerProvider
-) -> None:
+def test_restarted_agent_receives_the_next_span(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     with listening(tmp_path) as first:
         tracer.start_span("first").end()
@@ -241,9 +231,7 @@ def test_agent_that_was_restarted_is_told_of_the_very_next_span(
         span.end()
 
 
-def test_agent_that_went_is_waited_for_ever_longer(
-    tmp_path: Path, provider: TracerProvider
-) -> None:
+def test_missing_agent_is_retried_with_backoff(tmp_path: Path, provider: TracerProvider) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
     waits = []
     for _ in range(6):
@@ -254,9 +242,7 @@ def test_agent_that_went_is_waited_for_ever_longer(
     assert waits == [1, 2, 4, 8, 10, 10]
 
 
-def test_agent_that_has_no_room_is_as_good_as_none(
-    tmp_path: Path, provider: TracerProvider
-) -> None:
+def test_full_agent_is_treated_as_missing(tmp_path: Path, provider: TracerProvider) -> None:
     tracer, processor = provider.get_tracer("application"), processor_of(provider)
     with listening(tmp_path, max_processes=0) as feed:
         tracer.start_span("unheard").end()
@@ -269,9 +255,7 @@ def test_agent_that_has_no_room_is_as_good_as_none(
         assert feed.counts.crowded_out == 1
 
 
-def test_socket_of_somebody_who_never_answers_holds_nobody_up(
-    tmp_path: Path, provider: TracerProvider
-) -> None:
+def test_unresponsive_socket_does_not_block(tmp_path: Path, provider: TracerProvider) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "feed.sock"))
         silent.listen(0)
@@ -286,7 +270,7 @@ def test_socket_of_somebody_who_never_answers_holds_nobody_up(
     assert not connected[-1]  # the queue is full by then
 
 
-def test_file_in_place_of_the_socket_is_no_agent(tmp_path: Path, provider: TracerProvider) -> None:
+def test_file_in_place_of_the_socket_is_ignored(tmp_path: Path, provider: TracerProvider) -> None:
     (tmp_path / "feed.sock").write_text("no socket")
     provider.get_tracer("application").start_span("work").end()
     assert processor_of(provider)._pen is None
@@ -295,7 +279,7 @@ def test_file_in_place_of_the_socket_is_no_agent(tmp_path: Path, provider: Trace
 # --------------------------------------------------------------------------------- it never fails
 
 
-def test_exception_in_the_processor_turns_it_off_and_is_not_seen(
+def test_exception_disables_the_processor_silently(
     feed: SideChannelServer, provider: TracerProvider
 ) -> None:
     class Endless:
@@ -317,7 +301,7 @@ def test_exception_in_the_processor_turns_it_off_and_is_not_seen(
     assert [(r.records, r.gone) for r in feed.drain()] == [([], True)]
 
 
-def test_after_its_shutdown_the_process_is_gone_for_the_agent(
+def test_shutdown_closes_the_agent_connection(
     feed: SideChannelServer, tracer: trace.Tracer, provider: TracerProvider
 ) -> None:
     span = tracer.start_span("work")
@@ -329,7 +313,7 @@ def test_after_its_shutdown_the_process_is_gone_for_the_agent(
     assert feed.drain() == []
 
 
-def test_descriptors_that_were_closed_behind_its_back_are_not_touched(
+def test_externally_closed_descriptors_are_not_reused(
     feed: SideChannelServer, tracer: trace.Tracer, provider: TracerProvider, tmp_path: Path
 ) -> None:
     tracer.start_span("work").end()

@@ -61,7 +61,7 @@ def test_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED)
-def test_request_within_the_bounds_is_taken(name: str) -> None:
+def test_request_within_the_bounds_is_accepted(name: str) -> None:
     receiver = Receiver(16 * MIB)
     receiver.traces.take(PERMITTED[name](2 * MIB), PEER)
     assert receiver.sink.count > 0
@@ -69,7 +69,7 @@ def test_request_within_the_bounds_is_taken(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED_JSON)
-def test_request_in_json_within_the_bounds_is_taken(name: str) -> None:
+def test_json_request_within_the_bounds_is_accepted(name: str) -> None:
     receiver = Receiver(16 * MIB)
     receiver.traces.take(PERMITTED_JSON[name](MIB), PEER, json=True)
     assert receiver.sink.count > 0
@@ -80,7 +80,7 @@ def test_attributes_that_are_searched_in_one_request_are_bounded() -> None:
         Receiver(MIB).traces.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
 
 
-def test_batch_at_the_limits_of_the_sdk_is_taken() -> None:
+def test_batch_at_the_sdk_limits_is_accepted() -> None:
     """512 spans of 128 attributes and 8 events each, and one of 128 events of 128 attributes."""
     event = length_delimited(
         11,
@@ -114,7 +114,7 @@ _FIELDS = st.lists(
 
 
 @given(_FIELDS)
-def test_fields_are_counted_as_the_parser_sees_them(fields: list[bytes]) -> None:
+def test_field_count_matches_the_parser(fields: list[bytes]) -> None:
     message = b"".join(fields)
     message_class("Span").FromString(message)
     most = max(0, len(message) // 2 - 1)

@@ -62,7 +62,7 @@ def test_record_has_all_fields_that_energy_needs() -> None:
     ]
 
 
-def test_attributes_are_each_spans_own() -> None:
+def test_attributes_belong_to_their_span() -> None:
     spans = [span(1, thread__id=1), span(2), span(3, thread__id=3)]
     assert [one.thread for one in told(*spans)] == [1, 0, 3]
 
@@ -176,7 +176,7 @@ def test_one_attribute_may_be_tokens_weight_and_work() -> None:
     ]
 
 
-def test_older_names_of_token_counts_are_known() -> None:
+def test_deprecated_token_count_names_are_recognised() -> None:
     older = {"gen_ai__usage__prompt_tokens": 5, "gen_ai__usage__completion_tokens": 6}
     newer = {"gen_ai__usage__input_tokens": 7}
     first, second = told(span(1, **older), span(2, **older, **newer))
@@ -222,7 +222,7 @@ def test_value_written_before_its_key_is_found() -> None:
     assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
 
 
-def test_attribute_with_a_long_value_is_no_count() -> None:
+def test_attribute_with_a_long_value_is_not_a_count() -> None:
     assert told(span(thread__id="7" * 200))[0].thread == 0
 
 
@@ -232,7 +232,7 @@ def test_attribute_that_is_cut_short_is_malformed() -> None:
         Receiver().traces.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
-def test_value_that_is_none_is_no_count_and_no_text() -> None:
+def test_empty_value_is_neither_count_nor_text() -> None:
     body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
     receiver = Receiver()
     body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
@@ -271,7 +271,7 @@ def test_names_are_shortened_and_printable(name: str, shown: str) -> None:
     assert told(one)[0].name == shown
 
 
-def test_name_that_is_not_unicode_costs_no_span() -> None:
+def test_undecodable_name_does_not_lose_the_span() -> None:
     body = request().SerializeToString().replace(b"work 1", b"wo\xffk 1")
     receiver = Receiver()
     receiver.traces.take(body, PEER)
@@ -373,7 +373,7 @@ def test_invalid_spans_are_not_counted_for_a_busy_sink() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
-def test_request_without_spans_is_no_delivery(body: bytes) -> None:
+def test_request_without_spans_is_not_queued(body: bytes) -> None:
     receiver = Receiver()
     assert receiver.traces.take(body, PEER) == RejectedSpans()
     assert receiver.sink.deliveries == []

@@ -56,12 +56,12 @@ def test_content_type_may_have_parameters(receiver: Receiver, written: str) -> N
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip"])
-def test_gzip_is_taken(receiver: Receiver, encoding: str) -> None:
+def test_gzip_encoding_is_accepted(receiver: Receiver, encoding: str) -> None:
     assert receiver.ask(gzip.compress(BODY), encoding=encoding).status == 200
     assert receiver.sink.deliveries[0].size == len(BODY)
 
 
-def test_identity_is_taken(receiver: Receiver) -> None:
+def test_identity_encoding_is_accepted(receiver: Receiver) -> None:
     assert receiver.ask(BODY, encoding="identity").status == 200
 
 
@@ -82,7 +82,7 @@ def test_spans_with_unusable_ids_are_partial_success(receiver: Receiver) -> None
     assert "a trace id has 16 bytes" in answer.partial_success.error_message
 
 
-def test_partial_success_in_json_is_as_protobufs_json_has_it(receiver: Receiver) -> None:
+def test_json_partial_success_matches_protobuf_json(receiver: Receiver) -> None:
     answer = receiver.ask(JSON_BODY.replace(b"0b", b"00"), JSON)
     partial = json.loads(answer.body)["partialSuccess"]
     assert (answer.status, partial["rejectedSpans"]) == (200, "1")

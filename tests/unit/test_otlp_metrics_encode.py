@@ -118,7 +118,7 @@ def test_host_that_is_compared_has_something_of_every_metric() -> None:
 
 
 @pytest.mark.parametrize("snapshot", [full_host(), busy_host(), serving_host()])
-def test_whole_push_says_what_a_whole_scrape_says(snapshot: Snapshot) -> None:
+def test_full_push_matches_a_full_scrape(snapshot: Snapshot) -> None:
     scraped = parse(Renderer().render(snapshot, ExpositionFormat.TEXT), ExpositionFormat.TEXT)
     assert by_series(pushed(snapshot)) == scraped
 
@@ -137,7 +137,7 @@ def test_joules_watts_and_seconds_are_doubles_and_counts_are_integers() -> None:
     assert {kinds[unit] for unit in ("By", "Hz", "Cel", "{span}", "")} == {int}
 
 
-def test_microjoule_is_not_lost_among_gigajoules() -> None:
+def test_microjoule_survives_in_gigajoule_sums() -> None:
     snapshot = busy_host()
     account = replace(snapshot.domains[0], energy=Microjoules(8 * 10**15 + 1))
     snapshot = replace(snapshot, domains=(account,))
@@ -177,7 +177,7 @@ def test_exemplar_with_invalid_ids_is_omitted(trace: str, span: str) -> None:
 # ------------------------------------------------------------------------------- as OTLP has it
 
 
-def test_sdks_own_encoder_says_the_same_message() -> None:
+def test_encoding_matches_the_sdk_encoder() -> None:
     """Attributes, times, values and forms, against an encoder that others rely on."""
     (ours,) = decoded(encoder(), full_host())
     (resource,) = ours.resource_metrics
@@ -230,7 +230,7 @@ def test_every_point_is_of_the_snapshots_time() -> None:
     assert {point.time for point in pushed(full_host())} == {NOON}
 
 
-def test_snapshot_that_is_too_large_for_one_request_goes_in_several_with_nothing_lost() -> None:
+def test_large_snapshot_is_split_without_loss() -> None:
     whole = by_series(pushed(full_host()))
     parts = encoder(limit=4_000).encode(full_host())
     assert len(parts) > 5
@@ -273,7 +273,7 @@ def test_gauges_have_no_start() -> None:
     assert {point.start for point in pushed(full_host()) if point.kind == "gauge"} == {0}
 
 
-def test_process_counts_since_it_began_and_not_before() -> None:
+def test_process_series_start_at_the_process_start() -> None:
     """Rows of an earlier boot, or of an earlier process of that pid, are not gone on with."""
     snapshot = full_host()  # at mono 1000 s: booted at NOON - 1000 s
     boot = NOON - 10**12

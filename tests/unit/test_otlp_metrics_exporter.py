@@ -152,7 +152,7 @@ def test_pushes_respect_a_requested_delay() -> None:
     assert len(bench.receiver.sent) == 2
 
 
-def test_push_that_is_too_large_goes_in_smaller_requests() -> None:
+def test_oversized_push_is_split() -> None:
     def picky(body: bytes) -> ExportResult:
         return TOO_LARGE if len(body) > 100_000 else ExportResult(ExportStatus.TAKEN)
 
@@ -212,7 +212,7 @@ def test_large_clock_step_back_does_not_end_pushes() -> None:
         assert all(point.start <= point.time for point in push)
 
 
-def test_encoding_error_costs_one_snapshot_and_is_logged() -> None:
+def test_encoding_error_loses_one_snapshot_and_is_logged() -> None:
     bench = Bench()
     broken = replace(full_host(), spans=None)  # type: ignore[arg-type]
     bench.stuck = broken

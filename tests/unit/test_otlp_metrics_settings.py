@@ -35,7 +35,7 @@ def table(**written: object) -> OtlpSettings:
     return convert(written, OtlpSettings, "exporters.otlp")
 
 
-def test_without_an_endpoint_there_is_no_exporter() -> None:
+def test_exporter_is_absent_without_an_endpoint() -> None:
     context = ExporterContext(ManualClock(), "1", print)
     assert plugin.open(table(), context) is None
 
@@ -108,7 +108,7 @@ def test_invalid_header_of_the_file_names_file_and_line(
     assert SECRET not in str(raised.value)
 
 
-def test_without_the_extra_grpc_is_refused_with_the_command(
+def test_missing_grpc_extra_error_names_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "grpclib.client", None)
@@ -172,7 +172,7 @@ def test_host_is_the_same_over_restarts_and_another_is_another() -> None:
     assert resource("other")(full_host())["service.instance.id"] != here["service.instance.id"]
 
 
-def test_emulated_host_is_not_the_machine_it_runs_on() -> None:
+def test_emulated_host_has_its_own_host_id() -> None:
     found = resource()(busy_host(Provenance.EMULATED))
     assert found["wattspan.emulated"] is True
     assert "host.id" not in found
@@ -187,7 +187,7 @@ def test_invalid_unicode_from_the_environment_is_replaced() -> None:
     assert values["service.name"] == "caf?"
 
 
-def test_machine_without_an_id_claims_none(tmp_path: Path) -> None:
+def test_machine_without_an_id_has_no_host_id(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_text("uninitialized!\n")
     binary.write_bytes(b"\xff\xfe")

@@ -57,30 +57,30 @@ def pushes(*snapshots: Snapshot) -> dict[str, list[Point]]:
     return found
 
 
-def test_series_that_grows_keeps_its_start() -> None:
+def test_growing_series_keeps_its_start_time() -> None:
     found = pushes(*[world(n, {"python": n}) for n in range(5)])["python"]
     assert {point.start for point in found} == {STARTED}
     assert [point.value for point in found] == [0, 1, 2, 3, 4]
 
 
-def test_series_that_fell_begins_anew_at_the_push_before() -> None:
+def test_falling_series_restarts_at_the_previous_push() -> None:
     found = pushes(world(0, {"sh": 7}), world(10, {"sh": 9}), world(20, {"sh": 2}))["sh"]
     assert [point.start for point in found] == [STARTED, STARTED, NOON + 10 * SECOND]
     assert total_seen(found) == 11
 
 
-def test_row_that_left_and_came_back_begins_anew_at_the_last_push_without_it() -> None:
+def test_returning_row_restarts_at_its_last_absent_push() -> None:
     found = pushes(world(0, {"sh": 9}), world(10, {}), world(20, {}), world(30, {"sh": 4}))["sh"]
     assert found[-1].start == NOON + 20 * SECOND
     assert total_seen(found) == 13
 
 
-def test_row_that_is_away_for_a_push_and_goes_on_is_not_counted_twice() -> None:
+def test_row_absent_for_one_push_is_not_counted_twice() -> None:
     found = pushes(world(0, {"sh": 9}), world(10, {}), world(20, {"sh": 12}))["sh"]
     assert total_seen(found) == 12
 
 
-def test_series_that_came_back_after_it_was_forgotten_begins_no_earlier_than_that() -> None:
+def test_forgotten_series_restarts_after_its_removal() -> None:
     crowd = {f"job {n}": 5 for n in range(3 * CACHE_SLACK)}
     found = pushes(
         world(0, {"sh": 9}), world(10, {"sh": 10, **crowd}), world(20, {}), world(30, {"sh": 4})
@@ -105,7 +105,7 @@ def test_series_that_is_there_twice_is_sent_once() -> None:
     assert request.points == 1
 
 
-def test_no_series_counts_since_a_time_that_is_yet_to_come() -> None:
+def test_series_start_is_never_in_the_future() -> None:
     """A clock that was set back lies before the books."""
     past = replace(world(0, {"sh": 1}), at=Instant(10**12, STARTED - 10**15))
     (point,) = pushes(past)["sh"]

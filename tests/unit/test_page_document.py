@@ -40,7 +40,7 @@ def test_document_holds_the_snapshot_of_the_api(snapshot: Snapshot) -> None:
     assert told == snapshot_document(snapshot, "1.2.3")
 
 
-def test_document_of_a_bare_host_knows_nothing() -> None:
+def test_document_of_a_host_without_counters_has_unknown_values() -> None:
     facts = built(Snapshot(Instant(0, 0), 0, ""))
     empty = {"seconds": 0.0, "joules": 0.0, "watts": None, "nodes": [], "links": []}
     assert facts["now"] == empty

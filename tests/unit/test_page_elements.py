@@ -40,7 +40,7 @@ def attributes_after(tmp_path: Path, *sets: dict[str, object]) -> Any:
     )
 
 
-def test_button_that_is_not_pressed_says_so(tmp_path: Path) -> None:
+def test_unpressed_button_has_aria_state(tmp_path: Path) -> None:
     pressed = {"aria-pressed": True, "hidden": True}
     assert attributes_after(tmp_path, pressed, {"aria-pressed": False, "hidden": False}) == {
         "aria-pressed": "false"
@@ -53,7 +53,7 @@ def test_unknown_values_remove_the_attribute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("others", "order"), [(100, "ab"), (1000, "ba")])
-def test_columns_that_are_long_gone_are_forgotten(tmp_path: Path, others: int, order: str) -> None:
+def test_old_columns_are_removed(tmp_path: Path, others: int, order: str) -> None:
     program = f"""
       import {{ Order }} from "./layout.js";
       const order = new Order();

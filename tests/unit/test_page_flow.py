@@ -98,7 +98,7 @@ def test_row_that_is_new_counts_from_zero_and_an_old_one_its_difference() -> Non
     assert named(flow, "process") == {"old": 2, "new": 4}
 
 
-def test_row_that_fell_was_listed_anew() -> None:
+def test_falling_row_counts_from_zero() -> None:
     flow = over(
         process(1, "back", "", {}, {CPU: 3}),
         before=(process(1, "back", "", {}, {CPU: 10}),),
@@ -114,7 +114,7 @@ def test_energy_of_a_process_that_left_the_list_is_unlisted() -> None:
     assert into(flow, "unlisted") == {"CPU": 4}
 
 
-def test_books_that_fell_are_no_stretch() -> None:
+def test_falling_totals_give_no_interval() -> None:
     host = busy_host()
     earlier = replace(host, at=Instant(host.at.mono - 1, 0))
     less = replace(host.domains[0], energy=Microjoules(1))
@@ -124,7 +124,7 @@ def test_books_that_fell_are_no_stretch() -> None:
     assert delta_between(earlier, host) is not None
 
 
-def test_books_that_do_not_balance_are_no_stretch() -> None:
+def test_unbalanced_totals_give_no_interval() -> None:
     host = busy_host()
     earlier = replace(host, at=Instant(host.at.mono - 1, 0))
     extra = process(5, "from nowhere", "", {}, {CPU: 1})
@@ -138,7 +138,7 @@ def test_host_without_domains_is_an_empty_flow() -> None:
     assert build_flow(None).nodes == {}
 
 
-def test_device_that_is_only_counted_goes_nowhere_else() -> None:
+def test_unattributed_device_has_no_outgoing_flow() -> None:
     counted = replace(
         account("psys", HwType.ENCLOSURE, "platform", 1.0, (0, 0, 0)), energy=Microjoules(9 * J)
     )
@@ -156,7 +156,7 @@ def test_processes_beyond_the_first_are_the_others_of_their_group() -> None:
     assert named(flow, "group") == {"pod": whole}
 
 
-def test_processes_that_were_not_kept_by_name_are_still_summed() -> None:
+def test_unlisted_processes_are_summed() -> None:
     many = stretches.MAX_PROCESSES + 10
     rows = [process(n, f"p{n}", "pod", {}, {CPU: 1000 + n}) for n in range(many)]
     whole = sum(1000 + n for n in range(many))
@@ -165,7 +165,7 @@ def test_processes_that_were_not_kept_by_name_are_still_summed() -> None:
     assert "others" in named(flow, "process")
 
 
-def test_groups_that_spend_next_to_nothing_are_one() -> None:
+def test_small_groups_are_merged() -> None:
     rows = [process(n, f"p{n}", f"pod {n}", {}, {CPU: 1}) for n in range(10)]
     flow = over(process(99, "big", "large", {}, {CPU: 10_000}), *rows, consumers={CPU: 10_010})
     assert named(flow, "group") == {"large": 10_000, "10 other groups": 10}
@@ -187,7 +187,7 @@ def sending(
     )
 
 
-def test_process_is_its_spans_what_lies_outside_and_what_is_still_open() -> None:
+def test_process_flow_is_spans_outside_and_open() -> None:
     flow = over(
         process(1, "server", "", {}, {CPU: 20}),
         consumers={CPU: 20},
@@ -212,7 +212,7 @@ def test_long_span_that_ends_is_drawn_no_wider_than_its_process() -> None:
     )
 
 
-def test_spans_made_smaller_fill_their_process_to_the_microjoule() -> None:
+def test_scaled_spans_sum_to_their_process_exactly() -> None:
     names = sending(row("web", "a", 37), row("web", "b", 31), row("web", "c", 29), outside=4)
     flow = over(process(1, "server", "", {}, {CPU: 20}), consumers={CPU: 20}, spans=names)
     shown = named(flow, "span")
@@ -257,7 +257,7 @@ def test_further_span_names_are_one() -> None:
     assert named(flow, "span")["other spans"] == 10 + 11 + 12
 
 
-def test_process_that_sends_nothing_ends_in_itself() -> None:
+def test_process_without_spans_is_a_leaf() -> None:
     flow = over(process(1, "server", "", {}, {CPU: 20}), consumers={CPU: 20}, spans=sending())
     assert named(flow, "span") == {}
 

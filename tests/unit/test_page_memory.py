@@ -44,7 +44,7 @@ def lived(memory: PageHistory, begin: float, end: float, every: float = 1.0) -> 
     return newest
 
 
-def test_present_is_ten_seconds_and_the_hour_what_there_is() -> None:
+def test_present_is_ten_seconds_and_the_hour_is_available_history() -> None:
     memory = PageHistory()
     newest = lived(memory, 1000, 1100)
     now, hour = memory.recent(newest)
@@ -67,7 +67,7 @@ def test_history_is_limited_to_an_hour() -> None:
     assert held <= 36
 
 
-def test_before_the_first_step_is_over_the_present_is_what_there_is() -> None:
+def test_present_before_the_first_step_is_available_history() -> None:
     memory = PageHistory()
     memory.record(host(at(1000)))
     now, hour = memory.recent(host(at(1001)))
@@ -76,7 +76,7 @@ def test_before_the_first_step_is_over_the_present_is_what_there_is() -> None:
     assert now.duration == SECOND
 
 
-def test_page_can_be_asked_before_anything_was_remembered() -> None:
+def test_page_responds_before_the_first_snapshot() -> None:
     memory = PageHistory()
     assert memory.recent(Snapshot(at(1), 0, "host")) == (None, None)
     now, hour = memory.recent(host(at(2)))
@@ -86,7 +86,7 @@ def test_page_can_be_asked_before_anything_was_remembered() -> None:
     assert memory.powers(240)[2] == {"cpu": []}
 
 
-def test_older_snapshot_than_the_newest_remembered_is_no_harm() -> None:
+def test_out_of_order_snapshot_is_ignored() -> None:
     memory = PageHistory()
     lived(memory, 1000, 1030)
     now, _ = memory.recent(host(at(1029)))
@@ -144,7 +144,7 @@ def test_long_histories_are_shown_in_wider_steps() -> None:
     assert memory.powers(240)[:2] == (step, 3615 * SECOND)
 
 
-def test_slow_counter_waits_and_a_gap_is_unknown() -> None:
+def test_slow_counter_is_delayed_and_a_gap_is_unknown() -> None:
     powers = PowerHistory()
 
     def take(seconds: int, settled: int, joules: int, gap: int = 0) -> None:
@@ -176,7 +176,7 @@ def test_steps_that_were_settled_late_have_the_mean_of_those_that_followed() -> 
     assert powers.series(240)[2]["cpu"] == [*[100_000] * 19, None], "half a second is no mean"
 
 
-def test_sleep_while_a_step_waits_is_a_hole() -> None:
+def test_suspend_during_a_step_is_a_gap() -> None:
     powers = PowerHistory()
     powers.record(host(at(5)))
     powers.record(host(at(10)))
@@ -196,7 +196,7 @@ def test_step_of_which_the_host_slept_the_most_is_a_hole() -> None:
     assert shown["cpu"] == [100_000, *[None] * 121, 100_000]
 
 
-def test_device_that_is_gone_has_no_power_and_one_that_comes_begins_unknown() -> None:
+def test_removed_device_has_no_power_and_a_new_one_is_unknown() -> None:
     powers = PowerHistory()
     one = host(at(5))
     other = replace(one.domains[0], domain=replace(one.domains[0].domain, id="new"))
@@ -208,7 +208,7 @@ def test_device_that_is_gone_has_no_power_and_one_that_comes_begins_unknown() ->
     assert shown == {"cpu": [100_000, None], "new": [None, None]}
 
 
-def test_host_that_slept_for_days_begins_anew() -> None:
+def test_history_restarts_after_a_long_suspend() -> None:
     powers = PowerHistory()
     powers.record(host(at(5)))
     powers.record(host(at(10)))

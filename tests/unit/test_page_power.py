@@ -89,7 +89,7 @@ def watts(flow: Mapping[str, Any]) -> dict[str, float | None]:
 
 @pytest.mark.parametrize("late", [always(0), always(3), growing, shrinking])
 @pytest.mark.parametrize("flow", ["now", "hour"])
-def test_steady_device_has_its_watts_however_late_it_is_settled(late: Late, flow: str) -> None:
+def test_steady_device_power_is_independent_of_settlement_delay(late: Late, flow: str) -> None:
     for told in watched(60, cpu=late)[2:]:
         assert told[flow]["watts"] == 100
         assert watts(told[flow]) == {
@@ -97,7 +97,7 @@ def test_steady_device_has_its_watts_however_late_it_is_settled(late: Late, flow
         }  # fmt: skip
 
 
-def test_devices_that_are_settled_at_different_times_each_have_their_own_watts() -> None:
+def test_devices_settled_at_different_times_have_separate_power() -> None:
     for told in watched(60, cpu=always(0.2), gpu=growing, gpu2=shrinking)[2:]:
         now = told["now"]
         assert now["watts"] == pytest.approx(300)
@@ -117,7 +117,7 @@ def test_joules_are_those_that_were_settled() -> None:
     assert told[29]["hour"]["joules"] == 100 * (29 - (growing(BEGIN + 29) - 1))
 
 
-def test_gap_is_no_time_of_little_power_now() -> None:
+def test_gap_does_not_lower_current_power() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         gap = min(4.0, max(0.0, second - BEGIN - 30))
@@ -128,7 +128,7 @@ def test_gap_is_no_time_of_little_power_now() -> None:
     assert hour["watts"] == pytest.approx(100 * (39 - 4) / 39, rel=1e-4), "where it went in all"
 
 
-def test_sleep_is_no_time_of_little_power() -> None:
+def test_suspend_does_not_lower_power() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 40):
         asleep = 600 if second >= BEGIN + 32 else 0
@@ -140,7 +140,7 @@ def test_sleep_is_no_time_of_little_power() -> None:
     assert set(series["watts"]) == {100, None}
 
 
-def test_before_a_second_is_settled_no_watts_are_known() -> None:
+def test_power_is_unknown_before_one_settled_second() -> None:
     fresh = watched(1, cpu=always(1))[0]["now"]
     assert fresh["watts"] is None
     assert watts(fresh) == {"cpu": None}
@@ -151,7 +151,7 @@ def test_before_a_second_is_settled_no_watts_are_known() -> None:
     assert set(watts(half).values()) == {None}
 
 
-def test_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
+def test_new_device_has_power_after_one_settled_second() -> None:
     memory = PageHistory()
     for second in range(BEGIN, BEGIN + 30):
         now = at(second)
@@ -169,7 +169,7 @@ def test_device_that_comes_has_watts_once_a_second_of_it_is_settled() -> None:
     assert told["watts"] == pytest.approx(200)
 
 
-def test_device_that_begins_with_the_page_is_known_after_two_seconds() -> None:
+def test_device_power_is_known_two_seconds_after_start() -> None:
     memory = PageHistory()
     told = {}
     for second in range(BEGIN + 1, BEGIN + 5):
@@ -180,7 +180,7 @@ def test_device_that_begins_with_the_page_is_known_after_two_seconds() -> None:
     assert told == {1: None, 2: None, 3: 100, 4: 100}
 
 
-def test_power_of_all_lacks_no_device_but_one_that_is_gone() -> None:
+def test_total_power_excludes_only_removed_devices() -> None:
     def last(**changes: object) -> float | None:
         memory = PageHistory()
         for second in range(BEGIN, BEGIN + 60):

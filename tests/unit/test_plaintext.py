@@ -20,5 +20,5 @@ def test_printable_replaces_every_control_character() -> None:
         assert printable(f"a{c}b") == "a?b", hex(ord(c))
 
 
-def test_printable_puts_the_chosen_text_instead() -> None:
+def test_printable_uses_the_given_replacement() -> None:
     assert printable("a\x1b[2Jb\n", " ") == "a [2Jb "

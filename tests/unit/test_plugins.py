@@ -93,7 +93,7 @@ def test_broken_plugin_is_a_failure_of_open_sources() -> None:
     assert "Reinstall or remove its package" in failure.remedy
 
 
-def test_source_that_is_turned_off_is_not_opened() -> None:
+def test_disabled_source_is_not_opened() -> None:
     plugins = installed([("k", "plugin_bench:knob")])
     opened = open_sources(plugins, configured(plugins), CONTEXT)
     assert (opened.sources, opened.failures) == ({}, ())

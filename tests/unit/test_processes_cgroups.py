@@ -100,7 +100,7 @@ def test_total_clock_is_the_sum_of_all_cgroups(tree: Tree) -> None:
     assert total.read() == (6_000_000 if tree.unified else 3_000_000)
 
 
-def test_cgroup_that_vanishes_as_it_is_found_leaves_no_descriptor(tree: Tree) -> None:
+def test_cgroup_vanishing_during_discovery_leaks_no_descriptor(tree: Tree) -> None:
     path = "/c" if tree.unified else "/"
     tree.empty(path)
     total = TotalCpuClock(tree.hierarchy)

@@ -99,7 +99,7 @@ def test_groups_of_a_path(text: str, expected: list[tuple[GroupKind, str]]) -> N
     assert [tuple(group) for group in groups_of(text)] == expected
 
 
-def test_on_a_hybrid_host_every_hierarchy_has_its_say() -> None:
+def test_hybrid_host_reads_every_cgroup_hierarchy() -> None:
     text = f"12:cpuacct:/docker/{ID}\n1:name=systemd:/system.slice/docker.service\n0::/\n"
     assert groups_of(text) == (
         Group(GroupKind.CONTAINER, SHORT),
@@ -107,7 +107,7 @@ def test_on_a_hybrid_host_every_hierarchy_has_its_say() -> None:
     )
 
 
-def test_no_path_can_put_a_line_break_into_a_name_or_forge_a_hierarchy() -> None:
+def test_path_with_line_breaks_cannot_forge_a_hierarchy() -> None:
     text = "0::/evil\nname\x1b[31m\n"
     (group,) = groups_of(text)
     assert group == Group(GroupKind.CGROUP, "/evil?name?[31m")
@@ -120,5 +120,5 @@ def test_very_long_path_keeps_both_ends() -> None:
     assert group.name.endswith("end")
 
 
-def test_clean_text_is_left_as_it_is() -> None:
+def test_clean_text_is_unchanged() -> None:
     assert clean_label("naïve-Größe", 64) == "naïve-Größe"

@@ -16,7 +16,7 @@ LINE = (
 
 
 @pytest.mark.parametrize("name", [b"cat", b"tmux: server", b"a) S 9 (b", b"(((", b"new\nline"])
-def test_no_name_can_confuse_the_reading_of_stat(name: bytes) -> None:
+def test_process_name_cannot_corrupt_stat_parsing(name: bytes) -> None:
     stat = parse_stat(LINE % name)
     assert (stat.pid, stat.comm, stat.parent) == (42, name.decode(), 7)
     assert (stat.threads, stat.started, stat.processor) == (3, 98765, 5)
@@ -25,7 +25,7 @@ def test_no_name_can_confuse_the_reading_of_stat(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"42", b"42 (cat", b"42 (cat) S 1 2", b"x (y) " + b"z " * 30])
-def test_what_is_no_stat_line_is_said_to_be_none(raw: bytes) -> None:
+def test_invalid_stat_line_is_rejected(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"stat|literal"):
         parse_stat(raw)
 
@@ -58,7 +58,7 @@ def test_name_cut_by_the_kernel_is_completed_but_its_arguments_are_not_shown(
         b"very-long-process\thush\0\0\0",
     ],
 )
-def test_what_a_title_says_behind_the_name_is_not_shown(tmp_path: Path, title: bytes) -> None:
+def test_process_title_after_the_name_is_not_shown(tmp_path: Path, title: bytes) -> None:
     procfs = host(tmp_path, b"very-long-proce", cmdline=title)
     stat = procfs.stat(42)
     assert stat is not None
@@ -72,12 +72,12 @@ def test_control_characters_do_not_reach_a_label(tmp_path: Path) -> None:
     assert command_of(stat, procfs) == "a?b?[1m"
 
 
-def test_kernel_worker_is_named_without_the_work_it_happens_to_do(tmp_path: Path) -> None:
+def test_kernel_worker_name_excludes_its_current_work(tmp_path: Path) -> None:
     stat = Stat(9, "kworker/0:1-events", 2, 1, 1, 0, kernel=True)
     assert command_of(stat, ProcFs(tmp_path)) == "[kworker/0:1]"
 
 
-def test_directory_knows_a_process_only_while_it_is_the_same_one(tmp_path: Path) -> None:
+def test_proc_directory_is_valid_for_the_same_process_only(tmp_path: Path) -> None:
     directory = HostProcesses(host(tmp_path))
     first = directory.identify(42)
     assert first == Consumer(42, 98765)

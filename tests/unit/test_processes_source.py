@@ -130,7 +130,7 @@ def test_reused_pid_does_not_inherit_even_if_its_clock_has_overtaken() -> None:
         assert batch.exited == (first.consumer,)
 
 
-def test_zombie_is_not_charged_twice_when_it_is_reaped() -> None:
+def test_reaped_zombie_is_not_charged_twice() -> None:
     kernel = SyntheticKernel()
     source = kernel.source()
     source.poll()
@@ -142,7 +142,7 @@ def test_zombie_is_not_charged_twice_when_it_is_reaped() -> None:
     assert spent(tick(kernel, source)) == {}
 
 
-def test_work_of_a_zombie_is_charged_to_it() -> None:
+def test_zombie_cpu_time_is_charged_to_it() -> None:
     kernel = SyntheticKernel()
     source = kernel.source(envelope=True)
     source.poll()
@@ -184,7 +184,7 @@ def test_usages_tile_time_and_name_the_host_and_the_socket() -> None:
     assert first.usages[0].spent is first.usages[1].spent
 
 
-def test_process_that_executes_another_program_is_described_anew() -> None:
+def test_exec_updates_process_metadata() -> None:
     kernel = SyntheticKernel()
     source = kernel.source()
     source.poll()

@@ -57,7 +57,7 @@ def asserts(function: ast.AST) -> bool:
     return any(isinstance(node, ast.Assert) for node in ast.walk(function))
 
 
-def test_no_test_sleeps_to_pass() -> None:
+def test_tests_do_not_sleep() -> None:
     def sleeps(node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute):
             return ast.unparse(node) in {"time.sleep", "asyncio.sleep"}
@@ -71,7 +71,7 @@ def test_no_test_sleeps_to_pass() -> None:
     assert sleeping == []
 
 
-def test_no_file_knows_the_machine_it_was_written_on() -> None:
+def test_files_hold_no_machine_paths() -> None:
     private = [
         r"/(root|home)/[a-z.]+/",  # somebody's home
         r"/opt/(wheels|pypi)",
@@ -154,7 +154,7 @@ def test_help_lists_every_target_a_person_would_type() -> None:
 
 
 @pytest.mark.parametrize("page", ["commands.md", "configuration.md", "metrics.md"])
-def test_reference_says_what_the_code_does(page: str) -> None:
+def test_reference_pages_match_the_code(page: str) -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
     written = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
     assert written == made[page], "out of date: run `make docs`"
@@ -180,7 +180,7 @@ def test_decisions_are_numbered_without_holes_and_listed() -> None:
     assert [p.name for p in DECISIONS if p.name not in index] == []
 
 
-def test_changelog_knows_this_version() -> None:
+def test_changelog_has_the_current_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased"
@@ -234,7 +234,7 @@ def test_every_locked_package_has_its_hashes(lock: str) -> None:
     assert len(pins) == len(re.findall(r"^[a-z]", text, re.MULTILINE)) > 0
 
 
-def test_lock_knows_every_dependency() -> None:
+def test_lock_file_has_every_dependency() -> None:
     text = (ROOT / "requirements" / "run.txt").read_text(encoding="utf-8")
     locked = set(re.findall(r"^([a-z0-9.-]+)==", text, re.MULTILINE))
     wanted = {re.split(r"[>=<\[; ]", d)[0].lower() for d in PROJECT["project"]["dependencies"]}

@@ -57,7 +57,7 @@ def test_text_format_has_no_exemplars() -> None:
     assert parse(document.encode(), ExpositionFormat.TEXT)
 
 
-def test_series_may_have_none_beside_others_that_have_one() -> None:
+def test_exemplars_are_optional_per_series() -> None:
     bare = SpanRow("shop", "ship", {CPU: Microjoules(2), GPU: Microjoules(0)})
     assert set(exemplars(scrape(Renderer(), host(row(), bare)))) == {"pay"}
 
@@ -76,14 +76,14 @@ def test_exemplar_of_a_series_that_is_not_drawn_is_left_out() -> None:
     assert exemplars(scrape(Renderer(), host(strange))) == {}
 
 
-def test_exemplar_whose_series_left_is_left_out_too() -> None:
+def test_exemplar_of_a_removed_series_is_omitted() -> None:
     renderer = Renderer()
     scrape(renderer, host(row(), row(name="gone")))
     assert set(exemplars(scrape(renderer, host(row())))) == {"pay"}
 
 
 @pytest.mark.parametrize("trace", ["", "a" * 200, 'a"b\n\\', "été"])
-def test_ids_that_are_none_do_not_spoil_the_scrape(trace: str) -> None:
+def test_invalid_exemplar_ids_are_omitted(trace: str) -> None:
     assert exemplars(scrape(Renderer(), host(row(exemplar=SHOWN._replace(trace=trace))))) == {}
 
 

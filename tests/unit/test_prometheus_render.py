@@ -43,7 +43,7 @@ def test_parser_reads_every_metric_and_exact_values(form: ExpositionFormat) -> N
     assert value(scrape, "wattspan_agent_cpu_seconds_total") == 1.25
 
 
-def test_both_formats_say_the_same() -> None:
+def test_text_and_openmetrics_have_equal_values() -> None:
     renderer = Renderer()
     text, openmetrics = (
         parse(renderer.render(full_host(), form), form) for form in ExpositionFormat
@@ -76,7 +76,7 @@ def test_text_format_has_neither_units_nor_an_end() -> None:
 
 
 @formats
-def test_exporters_own_series_fit_behind_the_catalogue(form: ExpositionFormat) -> None:
+def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> None:
     itself = SelfMetrics("1.2.3")
     document = Renderer().render(full_host(), form, itself.render(form))
     scrape = parse(document, form)
@@ -129,7 +129,7 @@ def test_cached_lines_follow_the_processes() -> None:
     assert max(sizes) <= fixed.kept + 2 * 102 + CACHE_SLACK
 
 
-def test_renderer_with_a_past_writes_what_a_new_one_does() -> None:
+def test_reused_renderer_output_equals_a_new_one() -> None:
     renderer = Renderer()
     row = full_host().processes[0]
     for joules in (1, 2, 3):
@@ -166,12 +166,12 @@ def test_numbers_are_written_exactly(value: float, decimals: int, text: str) -> 
 
 
 @pytest.mark.parametrize("label", ["", "python", "ünïcode ✓", "two\nlines\tand a tab", "x" * 128])
-def test_ordinary_label_stays_what_it_is(label: str) -> None:
+def test_ordinary_label_is_unchanged(label: str) -> None:
     assert sanitize(label) == label
 
 
 @pytest.mark.parametrize("label", ["x" * 129, "a\x1b[31mred", "nul\0", "\udcff not UTF-8", "\x9b"])
-def test_unfit_label_is_made_fit_and_marked(label: str) -> None:
+def test_invalid_label_is_sanitised_and_marked(label: str) -> None:
     fit = sanitize(label)
     assert fit.encode().decode().isprintable()
     assert len(fit) <= MAX_LABEL_LENGTH

@@ -50,7 +50,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
         (",;=,q=,;;", TEXT),
     ],
 )
-def test_client_gets_the_format_it_likes_best(accept: str, form: ExpositionFormat) -> None:
+def test_content_negotiation_uses_client_preference(accept: str, form: ExpositionFormat) -> None:
     assert choose_format(accept) is form
 
 
@@ -67,7 +67,7 @@ def test_client_gets_the_format_it_likes_best(accept: str, form: ExpositionForma
         ("zgzip", False),
     ],
 )
-def test_gzip_is_for_those_who_take_it(accept_encoding: str, zipped: bool) -> None:
+def test_gzip_is_used_if_accepted(accept_encoding: str, zipped: bool) -> None:
     assert accepts_gzip(accept_encoding) is zipped
 
 

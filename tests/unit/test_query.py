@@ -44,7 +44,7 @@ def test_devices_add_up_to_the_host(asked: Asked) -> None:
     assert told["process"] is told["family"] is None
 
 
-def test_process_is_told_alone_and_with_its_descendants(asked: Asked) -> None:
+def test_process_energy_is_reported_with_and_without_descendants(asked: Asked) -> None:
     told = asked.energy(2.0, pid=OURS.pid, family=1)
     assert told["process"]["joules"] == {"cpu": 8.0, "memory": 0.8}
     assert told["family"]["joules"] == {"cpu": 10.0, "memory": 1.0}
@@ -76,7 +76,7 @@ def test_unmeasured_energy_is_null(asked: Asked) -> None:
     assert told["host"]["coverage"] == 0.0
 
 
-def test_window_before_the_history_tells_no_joules(asked: Asked) -> None:
+def test_window_before_the_history_has_no_energy(asked: Asked) -> None:
     asked.past.horizon = asked.now
     told = asked.energy(2.0, pid=OURS.pid)
     assert told["process"]["joules"] == {}
@@ -84,7 +84,7 @@ def test_window_before_the_history_tells_no_joules(asked: Asked) -> None:
     assert set(told["host"]["joules"].values()) == {None}
 
 
-def test_window_of_no_length_is_wholly_known(asked: Asked) -> None:
+def test_empty_window_is_complete(asked: Asked) -> None:
     told = asked.energy(0.0)
     assert told["host"]["joules"] == {"cpu": 0.0, "memory": 0.0}
     assert told["host"]["coverage"] == 1.0
@@ -98,7 +98,7 @@ def test_unsettled_time_reduces_the_coverage(asked: Asked) -> None:
     assert told["settled_mono_ns"] == asked.now
 
 
-def test_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
+def test_response_waits_for_settlement(asked: Asked) -> None:
     end = asked.now + SECOND // 2
     asked.past.on_settled = [asked.now, asked.now, end, end]
     told = asked.energy(1.0, end=f"mono:{end}", wait="2s")
@@ -106,7 +106,7 @@ def test_answer_waits_for_the_window_to_settle(asked: Asked) -> None:
     assert len(asked.pauses) == 2
 
 
-def test_answer_waits_no_longer_than_asked_for(asked: Asked) -> None:
+def test_response_waits_at_most_the_requested_time(asked: Asked) -> None:
     told = asked.energy(1.0, end=f"mono:{asked.now + 1}", wait="100ms")
     assert told["complete"] is False
     assert sum(asked.pauses) == pytest.approx(0.1)
@@ -118,12 +118,12 @@ def test_queries_beyond_the_waiting_limit_are_answered_at_once(asked: Asked) -> 
     assert asked.pauses == []
 
 
-def test_answer_waits_only_on_request(asked: Asked) -> None:
+def test_response_waits_only_on_request(asked: Asked) -> None:
     asked.energy(1.0, end=f"mono:{asked.now + 1}")
     assert asked.pauses == []
 
 
-def test_process_of_the_past_is_told_by_its_start_time(asked: Asked) -> None:
+def test_exited_process_is_identified_by_its_start_time(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
     del asked.directory.infos[OURS]
     assert "started=TICKS" in asked.problem(404, pid=OURS.pid, start="-1s")
@@ -148,19 +148,19 @@ def test_energy_of_the_host_is_available_to_every_user_of_the_socket(asked: Aske
     assert asked.energy(peer=UNPROVEN)["host"]["joules"]["cpu"] == 60.0
 
 
-def test_root_is_told_everything(asked: Asked) -> None:
+def test_root_reads_every_process(asked: Asked) -> None:
     assert asked.energy(pid=OURS.pid, peer=ROOT)["process"]["joules"]["cpu"] == 8.0
     gone = asked.energy(pid=77, started=1, peer=ROOT)
     assert gone["process"]["pid"] == 77
 
 
-def test_nobody_is_taken_at_a_senders_word(asked: Asked) -> None:
+def test_unverified_sender_has_no_access(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, start="-1s", peer=Peer(pid=OURS.pid))
     assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=UNPROVEN)
     assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=Peer(pid=0, uid=0))
 
 
-def test_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
+def test_process_with_several_users_is_readable_by_root_only(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
     asked.uids[OURS.pid] = authorization.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
@@ -168,7 +168,7 @@ def test_process_of_several_users_is_told_to_root_alone(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
 
 
-def test_dead_are_told_to_those_whose_they_were(asked: Asked) -> None:
+def test_exited_process_is_readable_by_its_user(asked: Asked) -> None:
     asked.get("/v1/watch", pid=OURS.pid)
     del asked.directory.infos[OURS]
     asked.uids[OURS.pid] = 2000  # the pid is another's now
@@ -181,7 +181,7 @@ def test_pid_with_another_start_time_is_nobodys(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, started=OURS.started - 1, start="-1s")
 
 
-def test_devices_are_told_no_finer_than_is_promised() -> None:
+def test_device_power_resolution_is_limited() -> None:
     (interval,) = [key for key in keys(AgentSettings).values() if key.name == "interval"]
     assert interval.least == "10ms"
 
@@ -196,7 +196,7 @@ def test_owners_of_the_dead_are_remembered_within_bounds() -> None:
     assert OURS in asked.service._authorization._owners
 
 
-def test_kernel_tells_whose_a_process_is() -> None:
+def test_process_user_comes_from_the_kernel() -> None:
     child = subprocess.Popen(["true"])
     try:
         consumer = Consumer(child.pid, _started(child.pid))
@@ -222,7 +222,7 @@ def test_process_is_watched_on_request(asked: Asked, method: str) -> None:
     assert asked.past.watched == [(OURS, True)]
 
 
-def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) -> None:
+def test_watches_are_bounded_and_evicted_by_last_use(asked: Asked) -> None:
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
     for one in (*crowd, crowd[0]):
@@ -233,7 +233,7 @@ def test_only_so_many_are_kept_and_the_longest_unasked_goes_first(asked: Asked) 
     assert len(asked.service._watches) == MAX_WATCHED
 
 
-def test_one_that_has_ended_makes_way_for_the_living(asked: Asked) -> None:
+def test_exited_process_is_evicted_first(asked: Asked) -> None:
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
     asked.directory.infos |= {one: PayerInfo(one, "crowd") for one in crowd}
     for one in crowd[:MAX_WATCHED]:
@@ -255,7 +255,7 @@ class Microscope:
         return [(1, consumer.pid)]
 
 
-def test_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
+def test_recently_requested_processes_are_sampled_finely(asked: Asked) -> None:
     fine = Microscope()
     asked.service._watches = WatchList(asked.past, asked.directory, asked.clock, fine)
     crowd = [Consumer(1000 + i, i + 1) for i in range(MAX_WATCHED + 1)]
@@ -269,7 +269,7 @@ def test_last_that_were_asked_for_are_looked_at_finely(asked: Asked) -> None:
     assert samples() == [(1, 1001)]
 
 
-def test_dead_are_let_go_after_a_minute(asked: Asked) -> None:
+def test_exited_processes_are_released_after_a_minute(asked: Asked) -> None:
     asked.get("/v1/watch", pid=OURS.pid)
     del asked.directory.infos[OURS]
     for seconds, forgotten in ((0, []), (60, []), (1, [OURS])):
@@ -278,7 +278,7 @@ def test_dead_are_let_go_after_a_minute(asked: Asked) -> None:
         assert asked.past.forgotten == forgotten
 
 
-def test_status_says_what_is_measured_and_how_far(asked: Asked) -> None:
+def test_status_lists_domains_and_settlement_time(asked: Asked) -> None:
     asked.clock.advance(3)
     told = json.loads(asked.get("/v1/status").body)
     assert told["version"] == "1.2.3"
@@ -322,13 +322,13 @@ def test_answers_are_of_one_moment(asked: Asked) -> None:
         ({"start": "-1s", "a\nb" * 40: "1"}, "a?b"),
     ],
 )
-def test_bad_question_is_told_what_is_wrong_with_it(
+def test_invalid_query_error_names_the_cause(
     asked: Asked, query: dict[str, str], says: str
 ) -> None:
     assert says in asked.problem(400, **query)
 
 
-def test_bad_paths_and_methods_are_told_the_right_ones(asked: Asked) -> None:
+def test_unknown_route_error_lists_valid_routes(asked: Asked) -> None:
     assert "Did you mean '/v1/energy'?" in asked.problem(404, "/v1/energie")
     assert "Use GET." in asked.problem(405, method="DELETE", start="-1s")
     assert asked.get("/v1/status", method="POST").headers["allow"] == "GET, HEAD"
@@ -337,7 +337,7 @@ def test_bad_paths_and_methods_are_told_the_right_ones(asked: Asked) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["start", "end", "pid", "started", "wait"]), st.text()))
-def test_any_query_is_answered(query: dict[str, str]) -> None:
+def test_arbitrary_query_gets_a_response(query: dict[str, str]) -> None:
     assert Asked().get(**query).status in {200, 400, 403, 404}
 
 
@@ -363,6 +363,6 @@ def test_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
 
 
 @given(st.integers(0, 10**12))
-def test_so_long_ago_is_so_long_ago(nanoseconds: int) -> None:
+def test_relative_time_is_resolved_to_the_past(nanoseconds: int) -> None:
     text = str(Duration(nanoseconds))
     assert parse_time(f"-{text}", NOW) == NOW.mono - nanoseconds

@@ -42,7 +42,7 @@ def told(asked: Asked, path: str = "/v1/tuning", **query: object) -> dict[str, A
     return found
 
 
-def test_every_job_is_told_with_who_holds_the_caps() -> None:
+def test_jobs_are_listed_with_cap_holders() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS)
     answer = told(asked)
     assert accounts_from_json(answer) == ACCOUNTS
@@ -70,13 +70,13 @@ def test_every_user_of_the_socket_may_query_the_host() -> None:
         assert asked.get(path, peer=STRANGER).status == 200
 
 
-def test_decisions_are_told_as_they_were_made() -> None:
+def test_decisions_are_served_unchanged() -> None:
     one = decided(3, RELEASE)
     (answer,) = told(Asked(history=Recalling(one)), "/v1/tuning/history")["decisions"]
     assert recorded_decision_from_json(answer) == one
 
 
-def test_history_is_asked_for_what_was_asked() -> None:
+def test_query_parameters_reach_the_history() -> None:
     recalling = Recalling()
     asked = Asked(history=recalling)
     told(asked, "/v1/tuning/history")
@@ -90,7 +90,7 @@ def test_history_is_asked_for_what_was_asked() -> None:
     ]
 
 
-def test_time_before_the_boot_can_be_asked_for() -> None:
+def test_query_accepts_times_before_boot() -> None:
     recalling = Recalling()
     told(Asked(history=recalling), "/v1/tuning/history", since="-3650d")
     ((_, _, since),) = recalling.asked
@@ -99,7 +99,7 @@ def test_time_before_the_boot_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "many", "", str(MAX_DECISIONS + 1), "9" * 30, "١"])
-def test_limit_that_is_none_is_refused_with_what_would_be(limit: str) -> None:
+def test_invalid_limit_error_names_valid_values(limit: str) -> None:
     sentence = Asked(history=Recalling()).problem(400, "/v1/tuning/history", limit=limit)
     assert f"from 1 to {MAX_DECISIONS}" in sentence
 
@@ -113,12 +113,12 @@ def test_parameters_that_are_unknown_name_the_nearest() -> None:
     assert "/v1/tuning" in asked.problem(404, "/v1/tunin")
 
 
-def test_nothing_can_be_changed_here() -> None:
+def test_tuning_routes_are_read_only() -> None:
     for path in ("/v1/tuning", "/v1/tuning/history"):
         assert Asked(tuning=lambda: ACCOUNTS).get(path, method="POST").status == 405
 
 
-def test_book_is_a_history(tmp_path: Path) -> None:
+def test_decision_log_implements_the_history_port(tmp_path: Path) -> None:
     book = DecisionLog(tmp_path / "d.jsonl", ManualClock())
     for one in (decided(30, HOLD), decided(20, HOLD, PROBED.job), decided(10, RELEASE)):
         book.add(one)

@@ -52,7 +52,7 @@ def promtool(*words: str | Path) -> str:
 
 
 @pytest.mark.needs_prometheus
-def test_promtool_takes_the_rules_and_the_example_configuration() -> None:
+def test_promtool_accepts_rules_and_example_configuration() -> None:
     said = promtool("check", "config", PROMETHEUS / "prometheus.yml")
     assert f"{len(RECORDED)} rules found" in said
     assert f"{len(ALERTED)} rules found" in said
@@ -61,7 +61,7 @@ def test_promtool_takes_the_rules_and_the_example_configuration() -> None:
 @pytest.mark.needs_prometheus
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_rules_say_what_their_tests_expect(path: Path) -> None:
+def test_rules_pass_promtool_tests(path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", path)
 
 
@@ -77,7 +77,7 @@ def test_every_rule_has_a_test_of_its_values() -> None:
     assert untested == []
 
 
-def test_every_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None:
+def test_alerts_have_positive_and_negative_tests() -> None:
     seen: dict[str, set[bool]] = {name: set() for name in ALERTED}
     for path in TESTS:
         for test in loaded(path)["tests"]:
@@ -99,7 +99,7 @@ def metrics(expr: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_rule_speaks_of_metrics_that_exist(name: str) -> None:
+def test_rules_use_existing_metrics(name: str) -> None:
     known = {metric.series for metric in CATALOGUE} | set(RECORDED)
     spoken = metrics(EXPRESSIONS[name]) | ({"up"} if "up{" in EXPRESSIONS[name] else set())
     assert spoken
@@ -107,7 +107,7 @@ def test_rule_speaks_of_metrics_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_rule_uses_no_label_that_none_of_its_metrics_has(name: str) -> None:
+def test_rules_use_existing_labels(name: str) -> None:
     expr = EXPRESSIONS[name]
     grouped = re.findall(r"\b(?:by|on|group_left) *\(([^)]*)\)", expr)
     matched = re.findall(r"(\w+)=~?\"|(\w+)!~?=?\"", expr)
@@ -118,12 +118,12 @@ def test_rule_uses_no_label_that_none_of_its_metrics_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_counters_are_only_asked_for_their_rate(name: str) -> None:
+def test_counters_are_used_in_rate_functions_only(name: str) -> None:
     counters = re.findall(r"\b(\w+_total)\b(?:\{[^}]*\})?(\[5m\])?", RECORDED[name]["expr"])
     assert [counter for counter, window in counters if not window] == []
 
 
-def test_rule_stands_after_those_it_rests_on() -> None:
+def test_rules_follow_their_dependencies() -> None:
     """Rules of a group are evaluated in turn: what stands later would be half a minute old."""
     groups = [[rule["record"] for rule in group["rules"]] for group in loaded(RECORDING)["groups"]]
     for names in groups:
@@ -192,15 +192,13 @@ def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) 
         ("Outside spans", 'wattspan_span_outside_energy_joules_total{hw_type="gpu"}'),
     ],
 )
-def test_part_that_is_the_whole_is_shown_as_all_of_it(
-    tmp_path: Path, panel: str, series: str
-) -> None:
+def test_share_of_one_is_shown_as_full(tmp_path: Path, panel: str, series: str) -> None:
     """Of the other part there is no series yet: that is when somebody should look."""
     assert_shown(tmp_path, panel, {series: 10}, 1)
 
 
 @pytest.mark.needs_prometheus
-def test_span_that_came_twice_is_shown_as_no_loss(tmp_path: Path) -> None:
+def test_duplicate_span_is_not_shown_as_loss(tmp_path: Path) -> None:
     spans = {"joined": 6, "partial": 2, "duplicate": 80}
     outcomes = {
         f'wattspan_span_outcomes_total{{reason="{reason}"}}': each for reason, each in spans.items()
@@ -210,9 +208,7 @@ def test_span_that_came_twice_is_shown_as_no_loss(tmp_path: Path) -> None:
 
 @pytest.mark.needs_prometheus
 @pytest.mark.parametrize("panel", ["Spans that spent most", "Energy against latency"])
-def test_of_more_spans_than_are_shown_those_shown_have_all_their_figures(
-    tmp_path: Path, panel: str
-) -> None:
+def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> None:
     """The longest calls here are those that spend least: each figure alone would choose others."""
     series = {}
     for n in range(60):
@@ -258,7 +254,7 @@ def assert_answered(path: Path, expr: str, series: dict[str, int], value: float)
 
 
 @pytest.mark.parametrize("name", ALERTED)
-def test_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
+def test_alerts_have_severity_and_runbook_link(name: str) -> None:
     alert = ALERTED[name]
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
@@ -277,7 +273,7 @@ def test_runbook_has_a_chapter_for_every_alert_and_no_other() -> None:
     assert chapters == list(ALERTED)
 
 
-def test_chapter_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+def test_runbook_chapters_have_meaning_diagnosis_and_remedy() -> None:
     for chapter in RUNBOOK.read_text(encoding="utf-8").split("\n### ")[1:]:
         for part in ("**Means.**", "**Look.**", "**Do.**"):
             assert part in chapter, chapter.split("\n")[0]
@@ -296,7 +292,7 @@ def labels_told() -> dict[str, set[str]]:
     return {name: {"job", *re.findall(r"`(\w+)`", labels)} for name, labels in rows}
 
 
-def test_labels_that_the_reference_tells_are_those_that_promtool_saw() -> None:
+def test_reference_labels_match_promtool_output() -> None:
     seen: dict[str, set[str]] = {}
     for path in TESTS:
         for test in loaded(path)["tests"]:
@@ -335,7 +331,7 @@ def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> Non
     assert named == set(COMPOSE["volumes"])
 
 
-def test_images_are_pinned_and_nothing_listens_beyond_loopback() -> None:
+def test_compose_images_are_pinned_and_bound_to_loopback() -> None:
     for name, service in COMPOSE["services"].items():
         assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"]), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
@@ -363,7 +359,7 @@ def test_exemplar_leads_to_a_data_source_that_is_provisioned() -> None:
     assert [one["name"] for one in found if one.get("isDefault")] == [prometheus["name"]]
 
 
-def test_rules_that_prometheus_is_told_of_are_mounted_beside_its_configuration() -> None:
+def test_configured_rule_files_are_mounted() -> None:
     mounts = dict(mount.split(":")[:2] for mount in COMPOSE["services"]["prometheus"]["volumes"])
     inside = {Path(target).name for target in mounts.values()}
     assert set(loaded(PROMETHEUS / "prometheus.yml")["rule_files"]) <= inside

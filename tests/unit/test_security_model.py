@@ -30,7 +30,7 @@ def test_each_test_that_holds_a_promise_exists(file: str, name: str) -> None:
         assert name in {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
 
 
-def test_every_threat_names_a_test_and_what_remains() -> None:
+def test_threats_name_a_test_and_the_residual_risk() -> None:
     table = PAGE.partition("\n## Threats\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")][
         2:
@@ -59,7 +59,7 @@ def test_defaults_of_the_listeners_are_those_of_the_settings() -> None:
     assert (default_of("agent.api"), AgentSettings().api) == ("on", True)
 
 
-def test_limits_that_are_told_are_those_in_force() -> None:
+def test_documented_limits_match_the_code() -> None:
     limits, settings = ServerLimits(), plugin.settings()
     assert f"`max_connections`, {settings.max_connections} " in PAGE
     assert f"`max_rate`, {settings.max_rate} requests" in PAGE

@@ -57,7 +57,7 @@ def footprints(
 # ------------------------------------------------------------------------------------- weighing
 
 
-def test_without_rates_there_is_no_footprint_and_no_thread() -> None:
+def test_footprint_is_absent_without_rates() -> None:
     none = footprints()
     assert none.report(shot(KILOWATT_HOUR)) == Footprint()
     assert none.services.parts == []
@@ -82,7 +82,7 @@ def test_failing_rate_counts_energy_as_unknown() -> None:
     assert weighed.carbon.unknown == KILOWATT_HOUR
 
 
-def test_kilowatt_hour_costs_its_price_and_emits_its_intensity() -> None:
+def test_kilowatt_hour_has_its_price_and_intensity() -> None:
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.5))
     assert both.report(shot(KILOWATT_HOUR)) == Footprint(
         RatedEnergy("EUR", RateOrigin.CONSTANT, 300_000_000, 300_000_000),

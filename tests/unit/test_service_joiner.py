@@ -414,7 +414,7 @@ def test_side_channel_counters_are_in_the_accounts() -> None:
     assert shown.announcers_refused == {"no_room": 2, "protocol": 1}
 
 
-def test_outside_energy_has_its_own_account() -> None:
+def test_outside_energy_has_a_separate_total() -> None:
     agent = Agent()
     agent.send(agent.span(1, -1.0, 0.0))
     agent.run(HISTORY / SECOND + 10)

@@ -203,7 +203,7 @@ def test_payers_reported_by_a_device_are_described_by_the_directory() -> None:
     assert snapshot.gpus[0].temperature_celsius == 40
 
 
-def test_snapshot_has_the_agents_own_resource_usage() -> None:
+def test_snapshot_has_the_agent_resource_usage() -> None:
     clock = ManualClock()
     host = Burning(clock)
     providers = SnapshotProviders(

@@ -96,9 +96,7 @@ def program(state: Path) -> str:
     return f'exec {sys.executable} -c "{code}" "$@" --state-dir {state}'
 
 
-def test_epilog_writes_what_the_job_spent_and_nothing_of_others(
-    tmp_path: Path, state: Path
-) -> None:
+def test_epilog_writes_energy_of_its_job_only(tmp_path: Path, state: Path) -> None:
     written, said = epilog(tmp_path, program(state), SLURM_JOB_ID="4711")
     assert sorted(written.splitlines()) == [
         "4711,ann,node17,cpu,measured,30.000000",
@@ -125,7 +123,7 @@ def test_job_that_is_requeued_pays_for_each_of_its_runs_once(
 
 
 @pytest.mark.parametrize("start", ["N/A", "$(reboot)"])
-def test_without_a_start_that_is_a_time_all_that_the_job_spent_is_written(
+def test_epilog_without_a_valid_start_writes_all_job_energy(
     tmp_path: Path, state: Path, start: str
 ) -> None:
     called = f'echo "$4" >{tmp_path}/called; {program(state)}'
@@ -134,12 +132,12 @@ def test_without_a_start_that_is_a_time_all_that_the_job_spent_is_written(
     assert len(written.splitlines()) == 2
 
 
-def test_who_ran_what_is_not_everybodys_to_read(tmp_path: Path, state: Path) -> None:
+def test_epilog_file_is_private(tmp_path: Path, state: Path) -> None:
     epilog(tmp_path, program(state), SLURM_JOB_ID="4711")
     assert stat.S_IMODE((tmp_path / "jobs.csv").stat().st_mode) == 0o640
 
 
-def test_epilog_says_that_a_job_is_unknown(tmp_path: Path, state: Path) -> None:
+def test_epilog_reports_an_unknown_job(tmp_path: Path, state: Path) -> None:
     written, said = epilog(tmp_path, program(state), SLURM_JOB_ID="9")
     assert written == ""
     assert "Job 9 is in no report" in said
@@ -173,7 +171,7 @@ def test_every_shell_block_of_the_guide_parses() -> None:
         assert checked.returncode == 0, checked.stderr
 
 
-def test_every_command_of_the_guide_has_the_options_that_it_uses() -> None:
+def test_guide_commands_use_existing_options() -> None:
     used = re.findall(
         r"wattspan (report|top|measure)((?: +-{1,2}[\w-]+(?: +[^-\s|'][^\s']*)?)*)", GUIDE
     )

@@ -46,33 +46,33 @@ def test_small_leak_is_found_in_a_day_through_a_sawtooth_and_noise() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_is_no_leak(seed: int) -> None:
+def test_noise_is_not_a_leak(seed: int) -> None:
     jitter = noise(1.0, seed)
     assert not judge(run(lambda at: 55 + jitter()), MEMORY).grows
 
 
 @pytest.mark.parametrize("teeth", [1.5, 3, 10, 77])
-def test_sawtooth_is_no_leak_once_it_has_more_than_a_tooth(teeth: float) -> None:
+def test_sawtooth_of_several_periods_is_not_a_leak(teeth: float) -> None:
     verdict = judge(run(lambda at: 55 + at / 1.6 * 2 * teeth % 1 * 0.9), MEMORY)
     assert not verdict.grows
 
 
-def test_what_fills_first_and_then_stays_is_no_leak() -> None:
+def test_initial_growth_then_plateau_is_not_a_leak() -> None:
     assert not judge(run(lambda at: 40 + min(at, 0.7) * 60), MEMORY).grows
 
 
-def test_few_looks_at_a_moment_of_much_work_are_no_leak() -> None:
+def test_few_samples_during_a_load_peak_are_not_a_leak() -> None:
     late = run(lambda at: 55 + (30 if at > 1.5 else 0))
     assert not judge(late, MEMORY).grows
 
 
-def test_one_descriptor_more_an_hour_is_found_and_one_that_comes_and_goes_is_not() -> None:
+def test_descriptor_leak_of_one_an_hour_is_found() -> None:
     bound = Bound(hourly=1.0, noise=1.5)
     assert judge(run(lambda at: 40 + int(at * 5)), bound).grows
     assert not judge(run(lambda at: 40 + (at * 50 % 1 > 0.6)), bound).grows
 
 
-def test_of_too_few_looks_nothing_is_said() -> None:
+def test_too_few_samples_give_no_verdict() -> None:
     few = [(float(n), float(n)) for n in range(LEAST - 1)]
     assert trend(few) is None
     assert not judge(few, MEMORY).grows
@@ -127,7 +127,7 @@ def soaked(value: Callable[[float], float], **failed: int) -> Soaked:
     return Soaked("a machine", 600, "10ms", "30s", 57_600, 3, 1.6, looks, done, failed, totals)
 
 
-def test_what_grows_is_named_and_fails() -> None:
+def test_growing_resource_fails_by_name() -> None:
     leaking = soaked(lambda at: 50 + at * 36)
     assert not leaking.passed
     assert sentence(leaking) == "Growth: resident memory, MB."
@@ -135,33 +135,33 @@ def test_what_grows_is_named_and_fails() -> None:
     assert as_json(leaking)["passed"] is False
 
 
-def test_what_stays_passes_and_says_under_which_conditions() -> None:
+def test_constant_resource_passes_with_conditions() -> None:
     flat = soaked(lambda _: 50)
     assert flat.passed
     assert sentence(flat) == "No growth."
     assert "57,600 cycles, equal to 1.60 hours at the default pace" in conditions(flat)
 
 
-def test_what_rose_a_little_is_not_called_flat() -> None:
+def test_small_growth_is_not_reported_as_flat() -> None:
     rising = soaked(lambda at: 50 + 4 * at)
     assert rising.passed
     assert "inconclusive, rose by 2.1" in table(rising)
     assert sentence(rising).endswith("without a longer soak: resident memory, MB.")
 
 
-def test_soak_in_which_the_readers_failed_proves_nothing() -> None:
+def test_soak_with_failed_readers_is_inconclusive() -> None:
     silent = soaked(lambda _: 50, scrapes=50)
     assert not silent.passed
     assert sentence(silent) == "Inconclusive, because most of this load failed: scrapes."
 
 
-def test_soak_whose_agent_had_few_of_its_turns_proves_nothing() -> None:
+def test_soak_with_few_agent_ticks_is_inconclusive() -> None:
     starved = replace(soaked(lambda _: 50), turns=1_500, missed=58_500)
     assert not starved.passed
     assert sentence(starved).endswith("the agent got only 2% of its cycles.")
 
 
-def test_what_was_hardly_looked_at_is_not_called_flat() -> None:
+def test_rarely_sampled_resource_is_not_reported_as_flat() -> None:
     whole = soaked(lambda _: 50)
     short = replace(whole, looks=whole.looks[:10])
     assert not short.passed
@@ -169,7 +169,7 @@ def test_what_was_hardly_looked_at_is_not_called_flat() -> None:
     assert sentence(short) == ("Inconclusive, because of too few samples of: resident memory, MB.")
 
 
-def test_beside_other_work_what_caches_fill_fails_nothing_and_a_leaked_descriptor_does() -> None:
+def test_loaded_soak_ignores_caches_and_fails_on_a_descriptor_leak() -> None:
     filling = soaked(lambda at: 50 + at * 36)
     assert not filling.passed
     assert filling.broken == []
@@ -179,7 +179,7 @@ def test_beside_other_work_what_caches_fill_fails_nothing_and_a_leaked_descripto
     assert replace(filling, looks=few).broken == []
 
 
-def test_beside_other_work_gross_memory_fails_and_so_does_an_agent_that_did_nothing() -> None:
+def test_loaded_soak_fails_on_gross_memory_or_an_idle_agent() -> None:
     assert soaked(lambda at: 50 + at * 100).broken == ["resident memory came to 209 MB"]
     idle = replace(soaked(lambda _: 50), totals={"decisions": 0, "spans": 0})
     assert idle.broken == ["the agent did not work"]

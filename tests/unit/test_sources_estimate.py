@@ -115,7 +115,7 @@ def test_missing_cpu_times_are_an_error(host: Host) -> None:
         host.open()
 
 
-def test_estimate_beside_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
+def test_estimate_with_a_readable_counter_is_outside_the_cover(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")
     with PowercapHost(host.root / "sys"):
@@ -124,7 +124,7 @@ def test_estimate_beside_a_readable_counter_is_outside_the_cover(tmp_path: Path)
         assert "although there are counters" in domains[0].why
 
 
-def test_estimate_beside_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
+def test_estimate_with_a_denied_counter_is_in_the_cover(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     shutil.rmtree(host.root / "sys")
     with PowercapHost(host.root / "sys", "psys-only") as powercap:

@@ -54,9 +54,7 @@ class Bench:
 @pytest.mark.parametrize("phase", [0, 31, 50, 97])
 @pytest.mark.parametrize("period", [100 * MILLISECOND, 104_300_000, 99_870_000])
 @pytest.mark.parametrize("jitter", [0, 1_500_000])
-def test_readings_are_stamped_when_their_value_was_made(
-    period: int, phase: int, jitter: int
-) -> None:
+def test_readings_have_the_timestamp_of_their_value(period: int, phase: int, jitter: int) -> None:
     bench = Bench(period, phase * MILLISECOND, jitter=jitter)
     bench.run(60)
     assert bench.finder.period == pytest.approx(period, rel=0.005)
@@ -67,7 +65,7 @@ def test_readings_are_stamped_when_their_value_was_made(
     assert bench.unclear < 200
 
 
-def test_counter_whose_phase_jumps_is_found_again() -> None:
+def test_counter_phase_jump_is_recovered() -> None:
     bench = Bench(100 * MILLISECOND, 0)
     bench.run(10)
     bench.phase += 47 * MILLISECOND
@@ -78,7 +76,7 @@ def test_counter_whose_phase_jumps_is_found_again() -> None:
     assert max(map(abs, bench.errors)) <= 2 * EDGE_GUARD
 
 
-def test_counter_that_moves_all_the_time_is_read_as_it_is() -> None:
+def test_continuously_updating_counter_is_read_directly() -> None:
     bench = Bench(20 * MILLISECOND, 0)
     bench.run(10)
     assert bench.finder.period is None

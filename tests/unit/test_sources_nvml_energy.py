@@ -24,7 +24,7 @@ def test_counter_is_read_in_microjoules() -> None:
     assert bench.joules() == pytest.approx(600)
 
 
-def test_gpu_is_known_by_its_uuid_and_named_by_model_and_index() -> None:
+def test_gpu_is_identified_by_uuid_and_named_by_model_and_index() -> None:
     bench = Bench(FakeGpu("GPU-a"), FakeGpu("GPU-b", name="NVIDIA L40S"))
     bench.turn()
     second = bench.domain("GPU-b")
@@ -35,14 +35,14 @@ def test_gpu_is_known_by_its_uuid_and_named_by_model_and_index() -> None:
     assert second.provenance is Provenance.MEASURED
 
 
-def test_emulated_gpu_is_called_emulated() -> None:
+def test_emulated_gpu_has_emulated_provenance() -> None:
     bench = Bench(emulated=True)
     bench.turn()
     assert bench.domain().name == "Emulated NVIDIA H100 80GB HBM3 0"
     assert bench.domain().provenance is Provenance.EMULATED
 
 
-def test_no_plausible_power_is_below_a_boards_transients() -> None:
+def test_board_transients_are_within_plausible_power() -> None:
     bench = Bench()
     bench.turn()
     assert bench.domain().max_power == 2 * 700_000
@@ -63,7 +63,7 @@ def test_readings_are_stamped_half_way_through_the_call() -> None:
     assert reading.at.wall - began.wall == 5 * MILLISECOND
 
 
-def test_without_a_counter_power_is_integrated() -> None:
+def test_power_is_integrated_without_an_energy_counter() -> None:
     bench = Bench(FakeGpu("GPU-a", watts=250))
     bench.nvml.errors |= NO_COUNTER
     bench.turn()
@@ -87,7 +87,7 @@ def test_ramp_is_integrated_as_a_trapezoid() -> None:
     assert integral.energy == 200_000_000
 
 
-def test_integration_loses_nothing_to_rounding() -> None:
+def test_power_integration_has_no_rounding_loss() -> None:
     integral = PowerIntegral()
     for step in range(1_000_001):
         integral.feed(Instant(step, step), 3, None)  # 3e-6 uJ each
@@ -128,7 +128,7 @@ def test_counter_that_appears_is_preferred_from_then_on() -> None:
     assert bench.readings[-1].counter > 1_000_000_000
 
 
-def test_counter_that_fails_once_is_waited_for() -> None:
+def test_single_counter_failure_is_retried() -> None:
     bench = Bench()
     bench.turn()
     bench.nvml.errors["nvmlDeviceGetTotalEnergyConsumption"] = 10  # timeout
@@ -178,7 +178,7 @@ def test_gpu_with_neither_counter_nor_power_yields_only_a_failure() -> None:
     assert [status.temperature_celsius for status in bench.statuses] == [41, 41]
 
 
-def test_resolution_is_conservative_until_the_counter_was_seen_to_move() -> None:
+def test_resolution_is_conservative_before_the_first_counter_step() -> None:
     bench = Bench()
     bench.turn()
     assert bench.domain().resolution == 100 * MILLISECOND

@@ -17,7 +17,7 @@ def two() -> Bench:
     return Bench(FakeGpu("GPU-a"), FakeGpu("GPU-b"))
 
 
-def test_lost_gpu_costs_only_itself() -> None:
+def test_lost_gpu_affects_only_itself() -> None:
     bench = two()
     bench.turn()
     bench.run(1)
@@ -41,7 +41,7 @@ def test_lost_gpu_stays_a_domain() -> None:
     assert {domain.id for domain in bench.batch.domains} == {"gpu:GPU-a", "gpu:GPU-b"}
 
 
-def test_gpu_that_is_back_counts_in_a_new_epoch() -> None:
+def test_returning_gpu_starts_a_new_epoch() -> None:
     bench = two()
     bench.turn()
     bench.run(1)
@@ -86,7 +86,7 @@ def test_returned_gpu_is_measured_within_ten_seconds() -> None:
     assert bench.batch.failures == ()
 
 
-def test_library_is_initialised_anew_after_many_failed_attempts() -> None:
+def test_library_is_reinitialised_after_many_failed_attempts() -> None:
     bench = two()
     bench.turn()
     bench.nvml.errors["GPU-a"] = LOST
@@ -97,7 +97,7 @@ def test_library_is_initialised_anew_after_many_failed_attempts() -> None:
     assert len({r.at for r in bench.readings if r.domain_id == "gpu:GPU-b"}) == 2001
 
 
-def test_gpu_that_flaps_is_not_taken_back_every_second() -> None:
+def test_flapping_gpu_is_readmitted_with_backoff() -> None:
     """It gives a handle, and fails as soon as it is used."""
     bench = two()
     bench.turn()
@@ -107,7 +107,7 @@ def test_gpu_that_flaps_is_not_taken_back_every_second() -> None:
 
 
 @pytest.mark.parametrize("code", [15, 16, 28])
-def test_loss_of_the_only_gpu_initialises_the_library_anew(code: int) -> None:
+def test_loss_of_the_only_gpu_reinitialises_the_library(code: int) -> None:
     bench = Bench()
     bench.turn()
     bench.run(1)
@@ -230,7 +230,7 @@ def test_gpu_keeps_its_identity_when_indices_move() -> None:
     assert bench.epochs("GPU-b") == [0, 1]
 
 
-def test_unexpected_error_costs_one_gpu_one_sample() -> None:
+def test_unexpected_error_loses_one_sample_of_one_gpu() -> None:
     bench = two()
     bench.turn()
     fresh = True

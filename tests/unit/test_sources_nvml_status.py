@@ -32,7 +32,7 @@ def test_status_contains_the_readings_of_the_gpu() -> None:
     assert (status.model, status.driver) == ("NVIDIA H100 80GB HBM3", "570.86.15")
 
 
-def test_status_is_made_once_a_second() -> None:
+def test_status_is_read_once_a_second() -> None:
     bench = Bench()
     bench.turn()
     bench.run(10)
@@ -136,7 +136,7 @@ def test_permission_error_names_the_field_and_the_remedy() -> None:
     assert failure.domain_id == "gpu:GPU-a"
 
 
-def test_old_driver_is_asked_for_throttle_reasons_by_the_old_name() -> None:
+def test_old_driver_uses_the_old_throttle_reasons_call() -> None:
     bench = Bench(FakeGpu("GPU-a", reasons=0x80))
     bench.nvml.errors["nvmlDeviceGetCurrentClocksEventReasons"] = 13
     bench.turn()

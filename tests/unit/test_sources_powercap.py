@@ -60,7 +60,7 @@ def test_directories_are_not_scanned_at_every_read(
         assert counters(host.read_after()).keys() == ALL
 
 
-def test_vanished_zone_costs_only_itself(tmp_path: Path) -> None:
+def test_vanished_zone_affects_only_itself(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.read_after()
         host.engine.vanish(MEMORY)
@@ -70,7 +70,7 @@ def test_vanished_zone_costs_only_itself(tmp_path: Path) -> None:
         assert only_failure(batch) == (Trouble.ABSENT, "rapl:package-0/dram")
 
 
-def test_package_that_goes_offline_takes_its_memory_along(tmp_path: Path) -> None:
+def test_offline_package_removes_its_dram_zone(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.read_after()
         host.engine.vanish("intel-rapl:1")
@@ -82,7 +82,7 @@ def test_package_that_goes_offline_takes_its_memory_along(tmp_path: Path) -> Non
         }
 
 
-def test_zone_registered_anew_is_found_and_starts_a_new_epoch(tmp_path: Path) -> None:
+def test_reregistered_zone_starts_a_new_epoch(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         assert set(epochs(host.read_after()).values()) == {0}
         host.engine.vanish(MEMORY)
@@ -93,7 +93,7 @@ def test_zone_registered_anew_is_found_and_starts_a_new_epoch(tmp_path: Path) ->
         assert not batch.failures
 
 
-def test_zone_registered_anew_between_two_turns_starts_a_new_epoch(tmp_path: Path) -> None:
+def test_zone_reregistered_between_ticks_starts_a_new_epoch(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.read_after()
         host.engine.vanish(MEMORY)
@@ -136,7 +136,7 @@ def test_denied_zone_that_is_granted_again_is_read_again(tmp_path: Path) -> None
         assert not batch.failures
 
 
-def test_register_that_cannot_be_read_is_tried_at_every_turn(tmp_path: Path) -> None:
+def test_unreadable_counter_is_retried_every_tick(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         assert host.engine.fail(PACKAGE) == "EIO"
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_register_that_cannot_be_read_is_tried_at_every_turn(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "content", [b"not a number\n", b"-5\n", b"1_000\n", b"\n", b"0x10\n", b"9" * 30]
 )
-def test_invalid_counter_costs_only_itself(tmp_path: Path, content: bytes) -> None:
+def test_invalid_counter_affects_only_itself(tmp_path: Path, content: bytes) -> None:
     with PowercapHost(tmp_path) as host:
         host.read_after()
         host.engine.garble(PACKAGE, content)
@@ -166,7 +166,7 @@ def test_counter_beyond_its_range_is_rejected(tmp_path: Path) -> None:
         assert only_failure(host.read_after()) == (Trouble.MALFORMED, "rapl:package-0/dram")
 
 
-def test_counter_that_is_a_directory_costs_only_itself(tmp_path: Path) -> None:
+def test_directory_as_counter_affects_only_itself(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         path = host.tree.path(PACKAGE) / "energy_uj"
         path.unlink()
@@ -177,9 +177,7 @@ def test_counter_that_is_a_directory_costs_only_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"\n", b"a/b\n", b"\xff\xfe\n", b"a\x00b\n"])
-def test_package_without_a_name_costs_itself_and_the_zones_below(
-    tmp_path: Path, name: bytes
-) -> None:
+def test_unnamed_package_removes_itself_and_its_subzones(tmp_path: Path, name: bytes) -> None:
     with PowercapHost(tmp_path) as host:
         (host.tree.path(PACKAGE) / "name").write_bytes(name)
         batch = host.read_after()
@@ -201,7 +199,7 @@ def test_zone_without_a_range_is_still_counted(tmp_path: Path, content: str | No
         assert package.modulus is None
 
 
-def test_each_zone_wraps_at_its_own_range(tmp_path: Path) -> None:
+def test_zones_wrap_at_their_own_range(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         modulus = {d.id: d.modulus for d in host.read_after().domains}
         assert modulus["rapl:package-0"] == 262_143_328_911

@@ -48,7 +48,7 @@ def test_unchanged_domains_are_the_same_object(tmp_path: Path) -> None:
         source.close()
 
 
-def test_memory_is_read_of_all_sockets_or_of_none(tmp_path: Path) -> None:
+def test_dram_is_read_for_all_sockets_or_none(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.engine.vanish("intel-rapl:1:0")
         source = source_on(host)
@@ -109,7 +109,7 @@ def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
         sensor.close()
 
 
-def test_child_opens_its_own_files(tmp_path: Path) -> None:
+def test_forked_child_opens_its_own_files(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         sensor = PyRaplSensor(host.tree.root, {0: host.tree.path("intel-rapl:0")}, {})
         expected = sensor.read()
@@ -142,7 +142,7 @@ assert logging.root.manager.disable == 0
     assert done.stderr == ""
 
 
-def test_roots_handlers_are_kept() -> None:
+def test_root_logging_handlers_are_kept() -> None:
     before = list(logging.root.handlers)
     with pytest.raises(PyRaplError):
         PyRaplSensor(Path("/nowhere"), {}, {})
@@ -154,7 +154,7 @@ def test_pyrapl_is_imported_only_if_selected() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_both_readers_agree_and_the_difference_is_a_value(tmp_path: Path) -> None:
+def test_powercap_and_pyrapl_readings_agree(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.clock.on_sleep = lambda _: host.engine.step()
         check = cross_check(host.tree.root, host.clock, emulated=True)

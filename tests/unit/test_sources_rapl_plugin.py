@@ -19,7 +19,7 @@ def context(sysfs: Path | None = None) -> SourceContext:
     return SourceContext(ManualClock(), FakeDirectory(), sysfs=sysfs)
 
 
-def test_auto_on_a_host_without_counters_is_no_source(tmp_path: Path) -> None:
+def test_auto_mode_without_counters_has_no_source(tmp_path: Path) -> None:
     assert plugin.open(RaplSettings(sysfs=str(tmp_path)), context()) is None
 
 
@@ -28,7 +28,7 @@ def test_required_source_without_counters_is_an_error_with_a_remedy(tmp_path: Pa
         plugin.open(RaplSettings(enabled=True, sysfs=str(tmp_path)), context())
 
 
-def test_disabled_source_is_none_even_with_counters(tmp_path: Path) -> None:
+def test_disabled_source_is_absent_with_counters(tmp_path: Path) -> None:
     with PowercapHost(tmp_path):
         assert plugin.open(RaplSettings(enabled=False), context(tmp_path)) is None
 

@@ -131,7 +131,7 @@ def test_cover_of_each_kind_of_host(host: Host) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
-def test_order_in_which_zones_are_found_changes_nothing(host: Host) -> None:
+def test_zone_discovery_order_has_no_effect(host: Host) -> None:
     assert resolve_topology(reversed(host.zones), vendor=host.vendor) == resolve_topology(
         host.zones, vendor=host.vendor
     )
@@ -230,7 +230,7 @@ def test_zone_below_a_nameless_zone_is_an_orphan() -> None:
     assert cover(topology) == {"rapl:package-1"}
 
 
-def test_known_mirror_stays_one_when_it_cannot_be_read() -> None:
+def test_unreadable_known_mirror_remains_a_mirror() -> None:
     seen = resolve_topology(
         zones(
             "intel-rapl:0 package-0-die-0 100 200 300", "intel-rapl:1 package-0-die-1 150 250 350"
@@ -243,7 +243,7 @@ def test_known_mirror_stays_one_when_it_cannot_be_read() -> None:
     assert cover(blind) == {"rapl:package-0-die-0"}
 
 
-def test_lone_survivor_of_two_mirrored_dies_counts_for_both() -> None:
+def test_remaining_mirrored_die_counts_for_both() -> None:
     mirrored = frozenset({("rapl:package-0-die-0", "rapl:package-0-die-1")})
     topology = resolve_topology(zones("intel-rapl:1 package-0-die-1"), mirrors=mirrored)
     assert cover(topology) == {"rapl:package-0-die-1"}

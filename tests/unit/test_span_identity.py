@@ -56,14 +56,14 @@ def host() -> Host:
 # ------------------------------------------------------------------------------ Unix sockets
 
 
-def test_on_a_unix_socket_the_peer_is_the_process(host: Host) -> None:
+def test_unix_socket_peer_is_the_sender(host: Host) -> None:
     app = host.born(50)
     peer = host.kernel.over_unix(app)
     assert host.whose(peer) == app.consumer
     assert host.whose(peer, ResourceClaim(pid=50)) == app.consumer
 
 
-def test_container_sees_its_own_pid_and_is_known_by_ours(host: Host) -> None:
+def test_container_pid_is_translated_to_the_host_pid(host: Host) -> None:
     host.born(7, user=0)
     app = host.born(50, inside=(7,), user=0)
     assert host.whose(host.kernel.over_unix(app), ResourceClaim(pid=7)) == app.consumer
@@ -90,12 +90,12 @@ def test_forwarded_spans_without_pid_have_no_process(host: Host) -> None:
     assert host.whose(peer, ResourceClaim("collector", pid=60)) == collector.consumer
 
 
-def test_unused_pid_is_not_believed(host: Host) -> None:
+def test_unused_pid_claim_is_rejected(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=51)) == DISBELIEVED
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63, 10**40])
-def test_impossible_pid_is_not_believed(host: Host, pid: int) -> None:
+def test_impossible_pid_claim_is_rejected(host: Host, pid: int) -> None:
     assert host.whose(host.kernel.over_unix(host.born(50)), ResourceClaim(pid=pid)) == DISBELIEVED
 
 
@@ -127,19 +127,19 @@ def test_worker_with_its_parents_stale_pid_is_itself(host: Host) -> None:
         assert host.whose(peer, ResourceClaim()) == sender.consumer
 
 
-def test_child_with_a_program_of_its_own_speaks_for_its_parent(host: Host) -> None:
+def test_exec_child_may_send_for_its_parent(host: Host) -> None:
     parent, sidecar = host.born(50), host.born(51, parent=50)
     assert host.whose(host.kernel.over_unix(sidecar), ResourceClaim(pid=50)) == parent.consumer
 
 
-def test_stale_pid_with_anothers_time_of_birth_is_not_believed(host: Host) -> None:
+def test_reused_pid_with_another_start_time_is_rejected(host: Host) -> None:
     parent = host.born(50)
     worker = host.born(51, parent=50, copied=True)
     wrong = ResourceClaim(pid=50, created=host.created(parent, later=-30))
     assert host.whose(host.kernel.over_unix(worker), wrong) == DISBELIEVED
 
 
-def test_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: Host) -> None:
+def test_daemon_with_its_parent_pid_is_itself(host: Host) -> None:
     starter = host.born(50)
     daemon = host.born(51, parent=1, copied=True)
     told = ResourceClaim(pid=50, created=host.created(starter))
@@ -150,7 +150,7 @@ def test_daemon_with_the_pid_of_the_process_it_was_forked_from_is_itself(host: H
     assert host.whose(peer, later) == DISBELIEVED
 
 
-def test_worker_on_its_masters_connection_is_believed_and_the_master_no_forwarder(
+def test_worker_on_the_master_connection_is_accepted(
     host: Host,
 ) -> None:
     peer = host.kernel.over_unix(master := host.born(50))
@@ -184,14 +184,14 @@ def test_reused_pid_is_another_process(host: Host) -> None:
     assert host.whose(host.kernel.over_unix(second)) == second.consumer
 
 
-def test_pid_first_seen_after_it_was_given_away_is_not_the_sender(host: Host) -> None:
+def test_pid_first_seen_after_reuse_is_not_the_sender(host: Host) -> None:
     peer = host.kernel.over_unix(first := host.born(50))
     host.kernel.dies(first)
     host.born(50)
     assert host.whose(peer) == UNKNOWN
 
 
-def test_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host) -> None:
+def test_undated_peer_is_the_current_holder_of_the_pid_of_the_same_user(host: Host) -> None:
     peer = host.kernel.over_unix(first := host.born(50), dated=False)
     assert host.whose(peer) == first.consumer
     host.kernel.dies(first)
@@ -202,7 +202,7 @@ def test_undated_peer_is_whoever_has_the_pid_now_if_the_user_fits(host: Host) ->
     assert host.whose(peer) == UNKNOWN
 
 
-def test_claimed_pid_that_was_given_away_leads_to_its_new_process(host: Host) -> None:
+def test_reused_claimed_pid_resolves_to_its_new_process(host: Host) -> None:
     app, collector = host.born(50), host.kernel.over_unix(host.born(60))
     assert host.whose(collector, ResourceClaim(pid=50)) == app.consumer
     host.kernel.dies(app)
@@ -235,13 +235,13 @@ def test_over_loopback_the_holder_of_the_socket_is_the_process(host: Host) -> No
     assert host.whose(host.kernel.over_tcp(app)) == app.consumer
 
 
-def test_over_loopback_anothers_pid_is_not_believed(host: Host) -> None:
+def test_foreign_pid_over_loopback_is_rejected(host: Host) -> None:
     host.born(50, user=1001)
     sender = host.born(60)
     assert host.whose(host.kernel.over_tcp(sender), ResourceClaim(pid=50)) == DISBELIEVED
 
 
-def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
+def test_hidden_descriptors_fall_back_to_the_user(host: Host) -> None:
     app, other = host.born(50), host.born(60, user=1001)
     host.kernel.closed_to_us |= {50, 60}
     peer = host.kernel.over_tcp(app)
@@ -251,27 +251,27 @@ def test_where_descriptors_are_hidden_the_user_decides(host: Host) -> None:
     assert other.users == {1001}
 
 
-def test_unseen_root_in_a_container_is_not_taken_for_the_hosts_init(host: Host) -> None:
+def test_invisible_container_root_is_not_the_host_init(host: Host) -> None:
     app = host.born(50, user=0, inside=(1,))
     host.kernel.closed_to_us |= {50, 1}
     assert host.whose(host.kernel.over_tcp(app), ResourceClaim(pid=1)) == DISBELIEVED
 
 
-def test_of_several_holders_the_one_that_claims_it_is_believed(host: Host) -> None:
+def test_claiming_holder_of_a_shared_connection_is_accepted(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     worker = host.born(51, parent=50, copied=True)
     host.born(52, parent=50, copied=True)
     assert host.whose(peer, ResourceClaim(pid=51)) == worker.consumer
 
 
-def test_of_several_holders_the_one_that_connected_is_the_sender(host: Host) -> None:
+def test_connecting_holder_of_a_shared_connection_is_the_sender(host: Host) -> None:
     peer = host.kernel.over_tcp(master := host.born(50))
     for pid in (51, 52):
         host.born(pid, parent=50, copied=True)
     assert host.whose(peer) == master.consumer
 
 
-def test_among_orphans_that_share_a_connection_none_is_chosen(host: Host) -> None:
+def test_orphans_sharing_a_connection_stay_unidentified(host: Host) -> None:
     peer = host.kernel.over_tcp(master := host.born(50))
     for pid in (51, 52):
         host.born(pid, parent=50, copied=True)
@@ -279,7 +279,7 @@ def test_among_orphans_that_share_a_connection_none_is_chosen(host: Host) -> Non
     assert host.whose(peer) == UNKNOWN
 
 
-def test_socket_without_holder_proves_nothing(host: Host) -> None:
+def test_socket_without_holder_gives_no_identity(host: Host) -> None:
     peer = host.kernel.over_tcp(app := host.born(50))
     host.kernel.sockets.clear()
     assert host.whose(peer) == UNKNOWN
@@ -298,7 +298,7 @@ def test_port_used_again_is_another_connection(host: Host) -> None:
     assert host.whose(peer) == second.consumer
 
 
-def test_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) -> None:
+def test_connection_is_looked_up_once_for_all_claims(host: Host) -> None:
     peer = host.kernel.over_tcp(host.born(50))
     for pid in range(1000, 1100):
         host.whose(peer, ResourceClaim(pid=pid))
@@ -306,7 +306,7 @@ def test_connection_is_looked_up_once_whatever_is_claimed_over_it(host: Host) ->
     assert host.kernel.lookups == 1
 
 
-def test_looking_through_all_processes_takes_a_bounded_part_of_the_time(host: Host) -> None:
+def test_process_scans_use_a_bounded_share_of_time(host: Host) -> None:
     app = host.born(50)
     host.kernel.closed_to_us.add(50)
     host.kernel.costs = 100_000_000  # ns each time
@@ -323,14 +323,14 @@ def test_looking_through_all_processes_takes_a_bounded_part_of_the_time(host: Ho
 # ---------------------------------------------------------------------------- TCP, from afar
 
 
-def test_from_another_host_or_namespace_a_bare_pid_is_not_believed(host: Host) -> None:
+def test_remote_pid_without_start_time_is_rejected(host: Host) -> None:
     host.born(50)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=50)) == DISBELIEVED
     assert host.whose(ELSEWHERE) == UNKNOWN
     assert host.whose(Peer(), ResourceClaim("web")) == UNKNOWN
 
 
-def test_pid_with_its_time_of_birth_is_believed(host: Host) -> None:
+def test_pid_with_start_time_is_accepted(host: Host) -> None:
     app = host.born(50)
     for later in (-1, 0, 1):
         claim = ResourceClaim(pid=50, created=host.created(app, later))
@@ -376,7 +376,7 @@ def test_pid_inside_a_container_is_translated(host: Host, told: str) -> None:
     assert host.whose(ELSEWHERE, ResourceClaim(pid=7, container=told)) == app.consumer
 
 
-def test_pid_outside_the_claimed_container_is_not_believed(host: Host) -> None:
+def test_pid_outside_the_claimed_container_is_rejected(host: Host) -> None:
     host.born(50, inside=(1,), cgroup=DOCKER)
     host.born(60)
     assert host.whose(ELSEWHERE, ResourceClaim(pid=60, container=ID)) == DISBELIEVED
@@ -432,7 +432,7 @@ def test_same_small_pid_with_another_time_of_birth_is_another_process(host: Host
     assert host.whose(host.kernel.over_unix(sidecar), claim) == DISBELIEVED
 
 
-def test_pid_of_the_container_that_was_given_away_outside_is_looked_for_again(
+def test_reused_container_pid_is_looked_up_again(
     host: Host,
 ) -> None:
     old = host.born(50, inside=(1,), cgroup=DOCKER)
@@ -457,7 +457,7 @@ def test_identities_are_cached(host: Host) -> None:
     assert host.kernel.looks == looks
 
 
-def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
+def test_claim_cache_is_bounded(host: Host) -> None:
     peer = host.kernel.over_unix(host.born(50))
     for number in range(3 * MAX_IDENTITIES):
         host.whose(peer, ResourceClaim("x" * number, pid=number, container="y" * number))
@@ -467,6 +467,6 @@ def test_any_number_of_claims_takes_bounded_room(host: Host) -> None:
     assert max(len(key[3]) for key in host.identities._identities) <= MAX_CLAIM_LENGTH
 
 
-def test_process_is_known_by_its_pid(host: Host) -> None:
+def test_process_is_identified_by_its_pid(host: Host) -> None:
     assert host.identities.identify(50) is None
     assert host.identities.identify((app := host.born(50)).consumer.pid) == app.consumer

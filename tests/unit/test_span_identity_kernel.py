@@ -71,7 +71,7 @@ def test_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:
     assert holds_socket(tmp_path, 51, 555) is False
 
 
-def test_descriptors_that_may_not_be_seen_prove_nothing(tmp_path: Path) -> None:
+def test_unreadable_descriptors_give_no_identity(tmp_path: Path) -> None:
     (tmp_path / "50").mkdir()
     (tmp_path / "50/fd").write_text("no folder: as good as a refusal")
     assert holds_socket(tmp_path, 50, 555) is None
@@ -88,7 +88,7 @@ def process(root: Path, *, flags: int = 0, tgid: int = 50, nspid: str = "") -> P
     return ProcessInspector(root)
 
 
-def test_process_is_seen_with_all_its_users_and_pids(tmp_path: Path) -> None:
+def test_process_is_read_with_all_its_users_and_pids(tmp_path: Path) -> None:
     living = process(tmp_path, nspid="NSpid:\t50\t12\t3\n").look(50)
     assert living is not None
     assert living.consumer == Consumer(50, 98765)
@@ -110,7 +110,7 @@ def test_forked_process_without_exec_is_a_copy(tmp_path: Path) -> None:
     assert living.copied
 
 
-def test_thread_or_half_a_process_is_none(tmp_path: Path) -> None:
+def test_thread_or_partial_process_is_not_found(tmp_path: Path) -> None:
     assert process(tmp_path, tgid=49).look(50) is None
     (tmp_path / "50/status").unlink()
     assert process(tmp_path).identify(50) == Consumer(50, 98765)

@@ -132,7 +132,7 @@ def test_time_of_spans_is_limited_to_covered_time() -> None:
     assert rows(totals)["shop", "old"].time == 50 * S
 
 
-def test_account_of_all_others_takes_no_room() -> None:
+def test_other_row_uses_no_slot() -> None:
     totals = SpanAggregator(1)
     for name in "ab":
         totals.add([joined(name, {CPU: 1})], moment(0))
@@ -234,7 +234,7 @@ def test_names_beyond_the_limit_share_one_row() -> None:
     assert len(found) == MANY + 1
 
 
-def test_stale_name_is_removed_and_begins_at_zero() -> None:
+def test_stale_name_is_removed_and_restarts_at_zero() -> None:
     totals = full(SpanAggregator(MANY))
     later = STALE_AFTER // S
     totals.add([joined(name, {CPU: 1}) for name in "bcd"], moment(later - 1))
@@ -290,7 +290,7 @@ def test_displaced_row_stays_unchanged_for_its_lifetime() -> None:
     assert names(totals) == {"a", "b", "c", "d", "other"}, "its place is taken"
 
 
-def test_successor_with_an_account_begins_once() -> None:
+def test_successor_with_an_account_starts_once() -> None:
     totals = displaced(MIN_LISTED_TIME // S)
     # Meanwhile ``c`` was not used for long, so there is room for the successor already.
     totals._accounts["shop", "c"].used = -STALE_AFTER

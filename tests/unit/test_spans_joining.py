@@ -686,7 +686,7 @@ def test_repeated_span_with_a_forgotten_id_has_no_energy() -> None:
     assert not any(again.exclusive.values())
 
 
-def test_kept_keys_outlive_their_generation() -> None:
+def test_retained_keys_outlive_their_generation() -> None:
     recent: GenerationalCache[int] = GenerationalCache(1000, keep=lambda key, value: key == b"open")
     recent[b"open"] = recent[b"closed"] = 1
     for now in range(50):
@@ -695,7 +695,7 @@ def test_kept_keys_outlive_their_generation() -> None:
     assert recent.get(b"closed") is None
 
 
-def test_kept_keys_take_no_room_from_others() -> None:
+def test_retained_keys_use_no_slots_of_others() -> None:
     asked: list[bytes] = []
 
     def keep(key: bytes, value: int) -> bool:

@@ -35,7 +35,7 @@ def test_new_store_has_no_opening(tmp_path: Path, host: Books) -> None:
         assert store.health.up
 
 
-def test_books_come_back_as_they_were_written(tmp_path: Path, host: Books) -> None:
+def test_checkpoint_round_trips(tmp_path: Path, host: Books) -> None:
     written = host.spend({1: 10, 2: 5})
     with closing(open_store(tmp_path, host)) as store:
         assert store.write(written)
@@ -43,7 +43,7 @@ def test_books_come_back_as_they_were_written(tmp_path: Path, host: Books) -> No
         assert store.last_checkpoint() == written
 
 
-def test_books_leave_out_what_was_true_only_then() -> None:
+def test_checkpoint_excludes_transient_values() -> None:
     opening = Books().spend({1: 3})
     lively = replace(
         opening,
@@ -52,7 +52,7 @@ def test_books_leave_out_what_was_true_only_then() -> None:
     assert unpack_checkpoint(pack_checkpoint(lively)) == opening
 
 
-def test_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
+def test_cgroup_remainder_round_trips() -> None:
     rows = tuple(
         ProcessRow(PayerInfo(payer, "x"), {}, {}) for payer in (Remainder("/a"), Consumer(1, 2))
     )
@@ -60,7 +60,7 @@ def test_remainder_of_a_cgroup_comes_back_as_what_it_is() -> None:
     assert unpack_checkpoint(pack_checkpoint(opening)).processes == rows
 
 
-def test_totals_go_on_over_a_restart_and_a_reboot(tmp_path: Path, host: Books) -> None:
+def test_totals_continue_over_restart_and_reboot(tmp_path: Path, host: Books) -> None:
     for boot in ("first", "first", "second"):
         host.boot_id = boot
         with closing(open_store(tmp_path, host)) as store:
@@ -69,7 +69,7 @@ def test_totals_go_on_over_a_restart_and_a_reboot(tmp_path: Path, host: Books) -
     assert history(store.path) == totals(host.now())
 
 
-def test_what_is_not_written_for_long_is_written_at_once_later(tmp_path: Path, host: Books) -> None:
+def test_delayed_totals_are_written_together_later(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         for _ in range(100):
@@ -78,7 +78,7 @@ def test_what_is_not_written_for_long_is_written_at_once_later(tmp_path: Path, h
         assert history(store.path) == totals(host.now())
 
 
-def test_books_that_are_older_than_the_last_are_not_written(tmp_path: Path, host: Books) -> None:
+def test_older_checkpoint_is_not_written(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         first, second = host.spend({1: 1}), host.spend({1: 1})
         assert store.write(second)
@@ -88,7 +88,7 @@ def test_books_that_are_older_than_the_last_are_not_written(tmp_path: Path, host
         assert store.health.failed == 0
 
 
-def test_closed_store_takes_nothing(tmp_path: Path, host: Books) -> None:
+def test_closed_store_rejects_writes(tmp_path: Path, host: Books) -> None:
     store = open_store(tmp_path, host)
     store.close()
     store.close()
@@ -104,7 +104,7 @@ def test_energy_goes_to_the_minute_in_which_its_interval_ended(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("step", [-3600, 3600, -86_400 * 365, 86_400 * 365])
-def test_stepped_clock_makes_nothing_negative_and_loses_nothing(
+def test_clock_step_neither_loses_nor_negates_energy(
     tmp_path: Path, host: Books, step: int
 ) -> None:
     with closing(open_store(tmp_path, host)) as store:
@@ -120,7 +120,7 @@ def test_stepped_clock_makes_nothing_negative_and_loses_nothing(
         assert min(least) >= 0
 
 
-def test_clock_set_back_adds_to_the_minutes_that_are_there(tmp_path: Path, host: Books) -> None:
+def test_clock_set_back_adds_to_existing_minutes(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}, seconds=60))
         before = buckets(store.path, MINUTE)
@@ -192,7 +192,7 @@ def test_bucket_names_only_the_greatest_and_the_rest_still_sums(
         assert sum(e for (_, hw), e in containers.items() if hw == "gpu") == 55 * J
 
 
-def test_names_nobody_bears_any_more_are_forgotten(tmp_path: Path, host: Books) -> None:
+def test_unused_names_are_removed(tmp_path: Path, host: Books) -> None:
     settings = Settings(
         minutes=Duration.parse("1h"),
         hours=Duration.parse("1d"),
@@ -210,9 +210,7 @@ def test_names_nobody_bears_any_more_are_forgotten(tmp_path: Path, host: Books) 
         assert names < 3 * (26 + 48 * 5 + 2 * 5)
 
 
-def test_file_stays_within_its_bytes_and_gives_up_resolution_before_energy(
-    tmp_path: Path, host: Books
-) -> None:
+def test_store_reduces_resolution_to_stay_within_its_size(tmp_path: Path, host: Books) -> None:
     settings = Settings(max_size=Size(150_000))
     with closing(open_store(tmp_path, host, settings)) as store:
         load = dict.fromkeys(range(1, 40), 1)
@@ -224,7 +222,7 @@ def test_file_stays_within_its_bytes_and_gives_up_resolution_before_energy(
     assert store.path.stat().st_size < 250_000
 
 
-def test_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: Books) -> None:
+def test_domain_with_changed_provenance_is_stored_separately(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         host.emulated = True
@@ -235,7 +233,7 @@ def test_domain_whose_provenance_changes_is_told_apart(tmp_path: Path, host: Boo
         assert sorted(gpu) == ["derived", "emulated"]
 
 
-def test_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) -> None:
+def test_emulated_host_has_a_separate_store(tmp_path: Path, host: Books) -> None:
     true = Store.open(tmp_path, Settings(), host.clock)
     emulated = Store.open(tmp_path, Settings(), host.clock, emulated=True)
     emulated.write(host.spend({1: 1}))
@@ -246,7 +244,7 @@ def test_emulated_host_has_a_store_of_its_own(tmp_path: Path, host: Books) -> No
         assert store.last_checkpoint() is None
 
 
-def test_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host: Books) -> None:
+def test_reader_sees_concurrent_writes(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         store.write(host.spend({1: 1}))
         assert _package(store.path).energy == host.package
@@ -255,7 +253,7 @@ def test_reader_sees_what_is_written_while_the_agent_runs(tmp_path: Path, host: 
     assert _package(store.path).energy == host.package
 
 
-def test_stretch_without_records_says_what_there_is(tmp_path: Path, host: Books) -> None:
+def test_empty_range_error_names_available_history(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)) as store:
         assert extract_history(store.path, 0, 2**40) == NoHistory(None)
         store.write(host.spend({1: 1}))
@@ -283,14 +281,14 @@ def test_two_agents_never_write_one_store(tmp_path: Path, host: Books) -> None:
     open_store(tmp_path, host).close()
 
 
-def test_nobody_but_the_agent_can_open_the_lock_of_its_store(tmp_path: Path, host: Books) -> None:
+def test_store_lock_file_is_private(tmp_path: Path, host: Books) -> None:
     lock = tmp_path / "wattspan.sqlite.lock"
     lock.touch(0o640)  # as earlier versions made it
     with closing(open_store(tmp_path, host)):
         assert lock.stat().st_mode & 0o777 == 0o600
 
 
-def test_whoever_has_the_lock_and_writes_nothing_is_named(tmp_path: Path, host: Books) -> None:
+def test_idle_store_lock_holder_is_named(tmp_path: Path, host: Books) -> None:
     with closing(open_store(tmp_path, host)):
         (tmp_path / "wattspan.sqlite.lock").write_text("1\n")
         with pytest.raises(StoreError, match=f"process {os.getpid()} holds its lock .*End it"):
@@ -327,7 +325,7 @@ FIRST_RELEASE = (
 )
 
 
-def test_books_of_the_first_release_can_still_be_read() -> None:
+def test_checkpoint_of_the_first_release_is_readable() -> None:
     """If this fails, an upgrade would throw away everybody's counters: write a migration."""
     opening = unpack_checkpoint(zlib.compress(FIRST_RELEASE.encode()))
     assert isinstance(opening, Checkpoint)

@@ -55,7 +55,7 @@ def together(*openings: Checkpoint) -> Totals:
     return dict(sum((Counter(totals(one)) for one in openings), Counter()))
 
 
-def test_until_it_can_be_had_it_is_down_and_says_why(late: Late) -> None:
+def test_unavailable_store_is_down_with_a_cause(late: Late) -> None:
     assert not late.spend(1)
     health = late.books.health
     assert (health.up, health.failed) == (False, 2)
@@ -64,7 +64,7 @@ def test_until_it_can_be_had_it_is_down_and_says_why(late: Late) -> None:
     assert late.books.previous is None
 
 
-def test_once_it_can_be_had_the_history_has_what_was_spent_meanwhile(late: Late) -> None:
+def test_available_store_receives_the_energy_of_the_outage(late: Late) -> None:
     assert not late.spend(1)
     assert not late.spend(2)
     late.other.close()
@@ -83,7 +83,7 @@ def test_totals_larger_than_those_before_are_counted_from_their_beginning(late: 
     assert late.history() == together(late.others.now(), late.host.now())
 
 
-def test_what_another_agent_has_written_meanwhile_is_not_written_twice(late: Late) -> None:
+def test_energy_written_by_another_agent_is_not_repeated(late: Late) -> None:
     late.spend(10)
     late.other.write(late.others.spend({1: 10}))
     before = late.history()
@@ -99,7 +99,7 @@ def test_what_another_agent_has_written_meanwhile_is_not_written_twice(late: Lat
     assert said.endswith("Its history covers the time from now on.")
 
 
-def test_books_that_are_gone_on_from_are_left_to_who_kept_them(tmp_path: Path) -> None:
+def test_checkpoint_of_another_agent_is_left_unchanged(tmp_path: Path) -> None:
     late = Late(tmp_path)
     carried = late.host.spend({2: 100})
     books = DeferredCheckpointStore(late.open, StoreError("no"), late.said.append, closing=carried)
@@ -111,7 +111,7 @@ def test_books_that_are_gone_on_from_are_left_to_who_kept_them(tmp_path: Path) -
     assert late.history() == dict(Counter(totals(late.others.now())) + spent)
 
 
-def test_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
+def test_next_run_continues_from_a_late_checkpoint(late: Late) -> None:
     late.spend(1)
     late.other.close()
     late.spend(2)
@@ -122,7 +122,7 @@ def test_next_run_goes_on_from_the_one_that_was_late(late: Late) -> None:
         assert totals(kept.previous) == totals(late.host.now())
 
 
-def test_store_that_was_never_had_is_not_asked_for_at_the_end(late: Late) -> None:
+def test_never_available_store_is_skipped_at_shutdown(late: Late) -> None:
     late.spend(1)
     late.other.close()
     late.books.close()

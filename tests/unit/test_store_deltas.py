@@ -23,7 +23,7 @@ def job(pid: int, hw_type: HwType = CPU) -> EnergyOwner:
     return EnergyOwner(PROCESS, hw_type, f"job{pid}", f"c{pid}")
 
 
-def test_process_is_charged_what_it_spent_since_the_last_books() -> None:
+def test_process_delta_is_energy_since_the_last_checkpoint() -> None:
     host = Books()
     first = host.spend({1: 10, 2: 5})
     second = host.spend({1: 3})
@@ -33,7 +33,7 @@ def test_process_is_charged_what_it_spent_since_the_last_books() -> None:
     assert owners[REST] == 1 * J
 
 
-def test_without_earlier_books_all_that_was_ever_spent_counts() -> None:
+def test_delta_without_a_checkpoint_is_the_full_total() -> None:
     host = Books()
     host.spend({1: 10})
     delta = delta_between(None, host.spend({1: 3}))
@@ -53,7 +53,7 @@ def test_process_that_left_the_list_keeps_its_last_joules_in_the_rest() -> None:
     assert owners[REST] == 3 * J + 1 * J
 
 
-def test_process_that_was_listed_anew_counts_from_nothing() -> None:
+def test_relisted_process_counts_from_zero() -> None:
     host = Books()
     first = host.spend({1: 10})
     second = host.spend({1: 6})
@@ -64,7 +64,7 @@ def test_process_that_was_listed_anew_counts_from_nothing() -> None:
     assert owners[REST] == 2 * J + 1 * J
 
 
-def test_same_pid_in_another_boot_is_another_process() -> None:
+def test_pid_in_another_boot_is_another_process() -> None:
     host = Books()
     first = host.spend({1: 10})
     host.boot_id = "next"
@@ -74,7 +74,7 @@ def test_same_pid_in_another_boot_is_another_process() -> None:
     assert delta_between(first, second).owners[job(1)] == 2 * J
 
 
-def test_books_begun_anew_count_in_full() -> None:
+def test_restarted_totals_count_in_full() -> None:
     old, new = Books(), Books()
     old.spend({1: 100})
     first = old.now()
@@ -83,7 +83,7 @@ def test_books_begun_anew_count_in_full() -> None:
     assert delta.owners[job(1)] == 7 * J
 
 
-def test_domain_that_comes_to_be_attributed_counts_what_it_spent_once() -> None:
+def test_newly_attributed_domain_counts_its_energy_once() -> None:
     counted = replace(PACKAGE, resource=None)
     first = _books(DomainAccount(counted, Microjoules(100)))
     second = _books(

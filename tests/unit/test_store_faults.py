@@ -60,9 +60,7 @@ def aside(store: Store) -> list[str]:
 # ------------------------------------------------------------------------------------ corruption
 
 
-def test_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
-    store: Store, host: Books, said: list[str]
-) -> None:
+def test_invalid_store_file_is_moved_aside(store: Store, host: Books, said: list[str]) -> None:
     store.close()
     store.path.write_bytes(b"not a database at all" * 500)
     with closing(reopen(store, host, said)) as again:
@@ -78,7 +76,7 @@ def test_file_of_nonsense_is_moved_aside_and_a_new_one_begun(
     assert "The agent renamed it to" in sentence
 
 
-def test_only_the_newest_ruined_files_are_kept(store: Store, host: Books) -> None:
+def test_moved_aside_files_are_limited_to_the_newest(store: Store, host: Books) -> None:
     for number in range(MAX_QUARANTINED + 3):
         store.close()
         store.path.write_bytes(f"ruin {number}".encode() * 1000)
@@ -112,7 +110,7 @@ def test_damaged_bytes_anywhere_never_stop_the_agent(
             assert len(said) == again.health.failed == 1
 
 
-def test_file_damaged_while_it_is_open_costs_history_but_no_counter(
+def test_store_damaged_while_open_loses_history_not_counters(
     store: Store, host: Books, said: list[str]
 ) -> None:
     for _ in range(5):
@@ -136,9 +134,7 @@ def test_file_damaged_while_it_is_open_costs_history_but_no_counter(
         assert all(kept[key] >= value for key, value in written.items())
 
 
-def test_file_deleted_while_it_is_open_is_begun_anew(
-    store: Store, host: Books, said: list[str]
-) -> None:
+def test_store_deleted_while_open_is_recreated(store: Store, host: Books, said: list[str]) -> None:
     store.write(host.spend({1: 1}))
     store.path.unlink()
     assert store.write(host.spend({1: 4}))
@@ -148,9 +144,7 @@ def test_file_deleted_while_it_is_open_is_begun_anew(
         assert totals(again.last_checkpoint()) == totals(host.now())
 
 
-def test_books_that_cannot_be_unpacked_are_corruption(
-    store: Store, host: Books, said: list[str]
-) -> None:
+def test_undecodable_checkpoint_is_corruption(store: Store, host: Books, said: list[str]) -> None:
     store.write(host.spend({1: 1}))
     store.close()
     with closing(sqlite3.connect(store.path)) as database:
@@ -161,7 +155,7 @@ def test_books_that_cannot_be_unpacked_are_corruption(
         assert aside(again) == ["wattspan.sqlite.corrupt-1"]
 
 
-def test_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
+def test_reader_reports_a_corrupt_store(store: Store, host: Books) -> None:
     for _ in range(20):
         store.write(host.spend(dict.fromkeys(range(20), 1), seconds=60))
     store.close()
@@ -175,7 +169,7 @@ def test_corrupt_store_is_said_to_a_reader(store: Store, host: Books) -> None:
 # -------------------------------------------------------------------------------- a full disk
 
 
-def test_full_disk_costs_nothing_once_there_is_room(
+def test_full_disk_loses_no_energy_once_space_returns(
     store: Store, host: Books, said: list[str]
 ) -> None:
     assert store.write(host.spend({1: 1}))
@@ -194,7 +188,7 @@ def test_full_disk_costs_nothing_once_there_is_room(
     assert len(said) == 1
 
 
-def test_writes_are_tried_again_ever_less_often(store: Store, host: Books, said: list[str]) -> None:
+def test_failed_writes_are_retried_with_backoff(store: Store, host: Books, said: list[str]) -> None:
     store.write(host.spend({1: 1}))
     store.path.unlink()
     store.path.mkdir()  # where a directory is, no database can be opened
@@ -269,9 +263,7 @@ def test_read_only_file_system_is_refused_with_the_remedy(tmp_path: Path) -> Non
 
 
 @pytest.mark.needs_root
-def test_directory_of_somebody_else_is_refused_and_can_still_be_read(
-    tmp_path: Path, host: Books
-) -> None:
+def test_foreign_store_directory_is_read_only(tmp_path: Path, host: Books) -> None:
     state = tmp_path / "state"
     with closing(Store.open(state, Settings(), host.clock)) as store:
         store.write(host.spend({1: 1}))
@@ -325,7 +317,7 @@ def test_older_schema_is_brought_up_to_date_step_by_step(tmp_path: Path) -> None
         assert [row[1] for row in database.execute("PRAGMA table_info(second)")] == ["a", "b"]
 
 
-def test_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
+def test_failed_migration_keeps_the_previous_version(tmp_path: Path) -> None:
     steps = (*MIGRATIONS, "CREATE TABLE second (a); CREATE TABLE second (a)")
     with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as database:
         with pytest.raises(sqlite3.OperationalError):

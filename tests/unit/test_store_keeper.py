@@ -61,7 +61,7 @@ def disk() -> Iterator[Disk]:
         assert disk.keeper.close()
 
 
-def test_what_is_handed_over_is_written_when_that_returns(disk: Disk) -> None:
+def test_submitted_checkpoint_is_written_on_return(disk: Disk) -> None:
     for _ in range(20):
         opening = disk.keep()
         assert disk.written[-1] is opening
@@ -69,7 +69,7 @@ def test_what_is_handed_over_is_written_when_that_returns(disk: Disk) -> None:
     assert disk.keeper.overdue() == 0
 
 
-def test_disk_that_hangs_is_told_of_and_gets_the_newest_when_it_answers(disk: Disk) -> None:
+def test_hanging_disk_is_reported_and_receives_the_newest_checkpoint(disk: Disk) -> None:
     disk.keep()
     first = disk.hang()
     disk.clock.advance(3)
@@ -82,7 +82,7 @@ def test_disk_that_hangs_is_told_of_and_gets_the_newest_when_it_answers(disk: Di
     assert skipped not in disk.written
 
 
-def test_once_it_is_quick_again_it_is_waited_for_again(disk: Disk) -> None:
+def test_recovered_disk_is_waited_for_again(disk: Disk) -> None:
     disk.hang()
     disk.clock.advance(1)
     disk.answers.set()
@@ -96,7 +96,7 @@ def test_once_it_is_quick_again_it_is_waited_for_again(disk: Disk) -> None:
         assert disk.written[-1] is opening
 
 
-def test_end_writes_what_waits_and_leaves_a_disk_that_hangs_behind() -> None:
+def test_close_writes_pending_data_except_on_a_hanging_disk() -> None:
     disk = Disk()
     disk.hang()
     assert not disk.keeper.close()
@@ -106,11 +106,11 @@ def test_end_writes_what_waits_and_leaves_a_disk_that_hangs_behind() -> None:
     assert newest not in disk.written  # it came after the end
 
 
-def test_keeper_that_kept_nothing_ends_at_once(disk: Disk) -> None:
+def test_unused_writer_closes_at_once(disk: Disk) -> None:
     assert disk.keeper.close()
 
 
-def test_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
+def test_write_error_is_raised_at_the_next_submission() -> None:
     host = Books()
 
     def write(opening: Checkpoint) -> None:
@@ -122,7 +122,7 @@ def test_write_that_breaks_is_told_to_who_hands_over_the_next() -> None:
             keeper.submit_and_wait(host.spend({1: 1}))
 
 
-def test_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path) -> None:
+def test_store_health_reports_a_hanging_disk(disk: Disk, tmp_path: Path) -> None:
     store = Store.open(tmp_path, Settings(), disk.clock)
     with closing(
         CheckpointStore(store, AlternatingCheckpointFiles(store.path), disk.keeper)
@@ -140,7 +140,7 @@ def test_health_of_the_store_says_that_its_disk_hangs(disk: Disk, tmp_path: Path
         eventually(lambda: kept.health.up, "well again")
 
 
-def test_what_was_kept_is_found_by_the_next(tmp_path: Path) -> None:
+def test_stored_checkpoint_is_found_after_restart(tmp_path: Path) -> None:
     host = Books()
     with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
         for _ in range(3):

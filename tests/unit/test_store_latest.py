@@ -65,7 +65,7 @@ def test_torn_write_leaves_the_one_before(tmp_path: Path, host: Books, keep: int
 
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_flipped_bit_is_found_out(
+def test_flipped_bit_is_detected(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
 ) -> None:
     folder, host = tmp_path_factory.mktemp("latest"), Books(ManualClock())
@@ -92,7 +92,7 @@ def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
     assert found.processes[0].info.command == "\udcff\x00"
 
 
-def test_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, host: Books) -> None:
+def test_write_failure_is_logged_once_and_retried(tmp_path: Path, host: Books) -> None:
     said: list[str] = []
     latest = AlternatingCheckpointFiles(tmp_path / "w.sqlite", said.append)
     whole = latest._files
@@ -109,7 +109,7 @@ def test_failure_is_said_once_and_the_next_write_tries_again(tmp_path: Path, hos
     assert total(again(tmp_path)) == total(last)
 
 
-def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Books) -> None:
+def test_checkpoint_with_the_latest_time_is_used(tmp_path: Path, host: Books) -> None:
     early, late = host.spend({1: 10}), host.spend({1: 10})
     assert latest_checkpoint(early, late) is late
     assert latest_checkpoint(late, None) is late
@@ -124,9 +124,7 @@ def test_books_go_on_from_where_they_were_kept_longest(tmp_path: Path, host: Boo
     store.close()
 
 
-def test_lost_history_does_not_begin_with_all_that_was_ever_spent(
-    tmp_path: Path, host: Books
-) -> None:
+def test_recreated_history_does_not_start_with_the_full_total(tmp_path: Path, host: Books) -> None:
     kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
     whole = [host.spend({1: 10}) for _ in range(10)][-1]
     kept.write(whole)

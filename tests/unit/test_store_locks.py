@@ -142,7 +142,7 @@ def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
         assert index.stat().st_mode & 0o077 == 0
 
 
-def test_reader_of_the_group_reads_what_the_agent_has_just_written(
+def test_group_reader_sees_the_latest_write(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:
@@ -155,7 +155,7 @@ def test_reader_of_the_group_reads_what_the_agent_has_just_written(
     assert member() == own
 
 
-def test_reader_without_the_right_to_read_is_told_so(
+def test_reader_without_permission_is_reported(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
     with closing(Store.open(state_dir, Settings(), host.clock)) as store:

@@ -79,7 +79,7 @@ def use(energy: int, calls: int = 1) -> SpanUsage:
     return SpanUsage({CPU: energy, GPU: 2 * energy}, calls, calls * S, 3 * calls, 2 * calls)
 
 
-def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
+def test_span_names_have_their_energy_in_the_history(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=5, ship=7))
@@ -92,7 +92,7 @@ def test_what_each_name_spent_is_in_the_history(tmp_path: Path) -> None:
         }
 
 
-def test_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
+def test_range_holds_the_spans_ended_in_it(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         for energy in range(1, 6):
@@ -103,7 +103,7 @@ def test_stretch_holds_the_spans_that_ended_in_it(tmp_path: Path) -> None:
         assert found.spans[PAY] == use(3 + 4, calls=2)
 
 
-def test_spans_are_read_only_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_spans_are_read_only_on_request(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=5))
@@ -112,7 +112,7 @@ def test_spans_are_read_only_where_they_are_asked_for(tmp_path: Path) -> None:
         assert found.spans == {}
 
 
-def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) -> None:
+def test_span_totals_continue_over_a_restart(tmp_path: Path) -> None:
     shop = Shop()
     for energy in (5, 6, 7):
         with closing(shop.open(tmp_path)) as store:
@@ -125,7 +125,7 @@ def test_totals_go_on_over_a_restart_and_nothing_counts_twice(tmp_path: Path) ->
     assert stored(store.path)[OUTSIDE] == SpanUsage({CPU: 6})
 
 
-def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
+def test_restarted_span_totals_count_in_full(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=50))
@@ -135,7 +135,7 @@ def test_totals_that_began_anew_count_in_full(tmp_path: Path) -> None:
         assert stored(store.path)[PAY] == use(107, calls=3)
 
 
-def test_failed_write_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+def test_next_write_includes_a_failed_one(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         store.write(shop.sell(pay=5))
@@ -146,7 +146,7 @@ def test_failed_write_is_made_up_for_by_the_next(tmp_path: Path) -> None:
         assert stored(store.path)[PAY] == use(15, calls=11)
 
 
-def test_books_bring_spans_back_without_what_was_true_only_then(tmp_path: Path) -> None:
+def test_checkpoint_restores_spans_without_transient_values(tmp_path: Path) -> None:
     shop = Shop()
     opening = shop.sell(pay=5)
     assert opening.spans[0].exemplars
@@ -161,7 +161,7 @@ def test_books_bring_spans_back_without_what_was_true_only_then(tmp_path: Path) 
     latest.close()
 
 
-def test_names_that_are_no_unicode_can_be_kept(tmp_path: Path) -> None:
+def test_undecodable_names_are_stored(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path)) as store:
         assert store.write(shop.sell(**{"\ud800": 5, "nul\x00": 6}))
@@ -211,7 +211,7 @@ def test_services_beyond_the_bound_share_their_outside(tmp_path: Path) -> None:
         assert outside == {"s4": 14, "s3": 13, "other": 10 + 11 + 12 + 1, "shop": 1}
 
 
-def test_names_nobody_bears_any_more_are_forgotten(tmp_path: Path) -> None:
+def test_unused_names_are_removed(tmp_path: Path) -> None:
     shop = Shop(names=5)
     bounds = {name: Duration.parse(text) for name, text in (("minutes", "1h"), ("hours", "1d"))}
     with closing(shop.open(tmp_path, **bounds, days=Duration.parse("2d"), spans=2)) as store:
@@ -268,16 +268,16 @@ def row(energy: int, count: int, time: int = 0) -> SpanRow:
     return SpanRow("shop", "pay", {CPU: Microjoules(energy)}, time, count)  # type: ignore[arg-type]
 
 
-def test_what_did_not_move_is_left_out() -> None:
+def test_unchanged_totals_are_omitted() -> None:
     assert spans_between(books(row(5, 1), shop=3), books(row(5, 1), shop=3)) == {}
 
 
-def test_name_that_was_let_go_and_is_back_counts_from_nothing() -> None:
+def test_returning_span_name_counts_from_zero() -> None:
     assert spans_between(books(row(50, 9)), books(row(60, 2))) == {PAY: SpanUsage({CPU: 60}, 2)}
 
 
 @pytest.mark.parametrize("earlier", [None, books()])
-def test_without_earlier_books_all_counts(earlier: Checkpoint | None) -> None:
+def test_span_delta_without_a_checkpoint_is_the_full_total(earlier: Checkpoint | None) -> None:
     assert spans_between(earlier, books(row(5, 1, 7), shop=3)) == {
         PAY: SpanUsage({CPU: 5}, 1, 7),
         OUTSIDE: SpanUsage({CPU: 3}),

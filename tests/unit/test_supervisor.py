@@ -36,7 +36,7 @@ from wattspan.testing import ManualClock
 NOW = Instant(10**12, 1_700_000_000 * 10**9)
 
 
-def test_service_manager_is_told_where_it_listens() -> None:
+def test_notify_uses_the_service_manager_socket() -> None:
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
         notify("READY=1")
@@ -51,13 +51,13 @@ def test_abstract_address_is_understood_as_well() -> None:
         assert manager.recv(100) == b"READY=1"
 
 
-def test_without_a_service_manager_nothing_is_told_and_nothing_fails() -> None:
+def test_notify_without_a_service_manager_is_a_no_op() -> None:
     SystemdNotifier({})("READY=1")
     SystemdNotifier({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
     assert not SystemdNotifier({}).heard
 
 
-def test_what_a_service_starts_has_nothing_to_tell() -> None:
+def test_child_of_a_service_does_not_notify() -> None:
     with ServiceManager(watchdog=3) as manager:
         environ = {**manager.environ, "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
         notify = SystemdNotifier.taken(environ)
@@ -76,11 +76,11 @@ def test_what_a_service_starts_has_nothing_to_tell() -> None:
         {"WATCHDOG_USEC": "5000000", "WATCHDOG_PID": "1"},
     ],
 )
-def test_watchdog_that_is_not_ours_or_not_a_period_awaits_nothing(told: dict[str, str]) -> None:
+def test_foreign_or_invalid_watchdog_is_ignored(told: dict[str, str]) -> None:
     assert SystemdNotifier({"NOTIFY_SOCKET": "/nowhere", **told}).period is None
 
 
-def test_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
+def test_watchdog_is_notified_four_times_a_period() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
         watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
@@ -91,7 +91,7 @@ def test_loop_that_turns_often_gives_four_signs_of_life_a_period() -> None:
         assert manager.count("WATCHDOG=1") == 20
 
 
-def test_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_again() -> None:
+def test_hanging_loop_stops_watchdog_notifications() -> None:
     clock = ManualClock()
     with ServiceManager(watchdog=2) as manager:
         watchdog = Watchdog(SystemdNotifier(manager.environ), clock)
@@ -103,13 +103,13 @@ def test_loop_that_hangs_gives_no_sign_of_life_and_one_at_once_when_it_turns_aga
         assert manager.count("WATCHDOG=1") == 2
 
 
-def test_nobody_who_waits_for_a_sign_of_life_means_none() -> None:
+def test_disabled_watchdog_is_not_notified() -> None:
     with ServiceManager() as manager:
         Watchdog(SystemdNotifier(manager.environ), ManualClock())()
         assert manager.messages == []
 
 
-def test_status_is_told_when_it_changes() -> None:
+def test_status_is_sent_on_change() -> None:
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
         notify.ready("One.")
@@ -118,7 +118,7 @@ def test_status_is_told_when_it_changes() -> None:
         assert manager.messages == ["READY=1\nSTATUS=One.", "STATUS=Two.", "STATUS=One."]
 
 
-def test_no_word_of_a_status_becomes_a_message_of_its_own() -> None:
+def test_status_text_cannot_inject_messages() -> None:
     """A cause may quote what somebody else wrote."""
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
@@ -130,13 +130,13 @@ def test_no_word_of_a_status_becomes_a_message_of_its_own() -> None:
         assert len(second) == len("STATUS=") + LONGEST_STATUS
 
 
-def test_reload_says_when_it_began() -> None:
+def test_reload_notification_has_its_monotonic_time() -> None:
     with ServiceManager() as manager:
         SystemdNotifier(manager.environ).reloading(1_234_567_891)
         assert manager.lines[:2] == ["RELOADING=1", "MONOTONIC_USEC=1234567"]
 
 
-def test_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
+def test_full_notify_socket_does_not_block_the_loop() -> None:
     with ServiceManager(watchdog=1) as manager:
         notify = SystemdNotifier(manager.environ)
         for _ in range(2000):  # more than any queue of datagrams holds
@@ -147,7 +147,7 @@ def test_full_ear_costs_a_sign_of_life_and_not_the_loop() -> None:
 # --------------------------------------------------------------------------- the one sentence
 
 
-def test_status_says_what_is_served_what_answers_and_what_is_missing() -> None:
+def test_status_lists_listeners_sources_and_failures() -> None:
     health = (
         SourceHealth("rapl", True, 1, 0),
         SourceHealth("nvml", False, 1, 1),
@@ -160,25 +160,25 @@ def test_status_says_what_is_served_what_answers_and_what_is_missing() -> None:
     )
 
 
-def test_status_without_anything_says_so() -> None:
+def test_empty_status_has_a_message() -> None:
     assert (
         agent_status(Snapshot(NOW, 1, "host"), []) == "serving nobody; no energy counter answers."
     )
 
 
-def test_emulated_figures_are_called_so_in_the_status() -> None:
+def test_status_names_emulation() -> None:
     domain = replace(PACKAGE, provenance=Provenance.EMULATED)
     snapshot = Snapshot(NOW, 1, "host", domains=(DomainAccount(domain),))
     assert agent_status(snapshot, []).startswith("EMULATED: ")
 
 
-def test_counter_that_has_gone_is_not_one_that_answers() -> None:
+def test_vanished_counter_is_not_listed_as_available() -> None:
     account = DomainAccount(PACKAGE, present=False)
     told = agent_status(Snapshot(NOW, 1, "host", domains=(account,)), [])
     assert "no energy counter answers" in told
 
 
-def test_many_names_are_counted_and_a_long_note_leaves_room_for_the_rest() -> None:
+def test_long_status_is_shortened_with_counts() -> None:
     told = agent_status(
         Snapshot(NOW, 1, "host"), [f"http://h:{port}" for port in range(9)], "x" * 999
     )
@@ -209,18 +209,18 @@ def test_listening_unix_socket_is_taken_over_and_not_passed_on(tmp_path: Path) -
         found.socket.detach()
 
 
-def test_what_was_handed_over_is_said_once() -> None:
+def test_inherited_sockets_are_read_once() -> None:
     environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "HOME": "/"}
     assert inherited_unix_socket(environ) is None  # another process's
     assert environ == {"HOME": "/"}
 
 
 @pytest.mark.parametrize("count", ["", "0", "-1", "many"])
-def test_nothing_handed_over_is_nothing(count: str) -> None:
+def test_missing_inherited_sockets_give_none(count: str) -> None:
     assert inherited_unix_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}) is None
 
 
-def test_what_does_not_listen_is_refused() -> None:
+def test_inherited_socket_without_listener_is_rejected() -> None:
     with socket.socket(socket.AF_UNIX) as idle:
         environ, first = handed(idle)
         with pytest.raises(ListenError, match="does not listen"):
@@ -251,11 +251,11 @@ def test_file_in_place_of_a_socket_is_refused() -> None:
 # ------------------------------------------------------------------------------------- signals
 
 
-def test_with_a_service_manager_a_hangup_reloads() -> None:
+def test_sighup_reloads_with_a_service_manager() -> None:
     assert hangup_reloads(managed=True)
 
 
-def test_one_wish_to_reload_is_one_reload_and_a_wish_meanwhile_another() -> None:
+def test_reload_requests_are_coalesced_per_running_reload() -> None:
     request, told = StopRequest(), list[str]()
     request.ask_reload()
     request.register(lambda: told.append("stop"), lambda: told.append("reload"))
@@ -269,7 +269,7 @@ def test_one_wish_to_reload_is_one_reload_and_a_wish_meanwhile_another() -> None
 # -------------------------------------------------------------------------------- what differs
 
 
-def test_only_what_differs_is_named_and_a_secret_counts_though_it_is_never_shown() -> None:
+def test_reload_lists_changed_keys_without_secrets() -> None:
     spans = SpansSettings(forward="http://c:4318", forward_headers="authorization=one")
     old = Config(spans=spans, sources={"rapl": SpansSettings()})
     new = replace(old, spans=msgspec.structs.replace(spans, forward_headers="authorization=two"))

@@ -60,7 +60,7 @@ class FakeCaps:
     def close(self) -> None: ...
 
 
-def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
+def test_capper_outage_and_recovery_are_detected() -> None:
     caps = FakeCaps(CapsError("No capper answers on /run/c: there is none. Start one."))
     watch = CapperHealth(lambda: caps)
     assert watch.health() == ()  # nobody has asked yet
@@ -81,14 +81,14 @@ def test_that_no_capper_answers_is_seen_and_that_one_does_again() -> None:
     assert (health.up, health.reads, health.failed, health.failures) == (True, 2, 1, ())
 
 
-def test_capper_that_lets_nobody_in_is_told_from_none() -> None:
+def test_refusing_capper_is_distinguished_from_a_missing_one() -> None:
     caps = FakeCaps(CapsError("User 5 may not ask the capper.", RefusalReason.NOT_ALLOWED))
     watch = CapperHealth(lambda: caps)
     watch.turn(caps)
     assert watch.health()[0].failures[0].trouble is Trouble.DENIED
 
 
-def test_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
+def test_restoring_capper_is_unavailable() -> None:
     caps = FakeCaps()
     caps.totals = CapTotals(suspended=True)
     watch = CapperHealth(lambda: caps)
@@ -104,7 +104,7 @@ def test_capper_that_was_told_to_give_everything_back_is_of_no_use() -> None:
 # ------------------------------------------------------------------------ another configuration
 
 
-def test_what_is_held_and_still_permitted_stands_through_a_reload(bench: Bench) -> None:
+def test_permitted_leases_survive_a_reload(bench: Bench) -> None:
     bench.hold(500 * W, 0)
     bench.manager.reconfigure(RULES, longest=5 * SECOND, tunable=("gpu0",))
     bench.turn()
@@ -112,7 +112,7 @@ def test_what_is_held_and_still_permitted_stands_through_a_reload(bench: Bench) 
     assert len(bench.actuator.written) == 1  # nothing was written anew
 
 
-def test_higher_floor_lifts_what_is_held_below_it(bench: Bench) -> None:
+def test_reload_with_a_higher_floor_raises_leases(bench: Bench) -> None:
     bench.hold(450 * W, 0)
     bench.manager.reconfigure(replace(RULES, floor_watts=550), longest=10 * SECOND)
     bench.turn()
@@ -120,7 +120,7 @@ def test_higher_floor_lifts_what_is_held_below_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("narrower", [{"tunable": ("gpu1",)}, {"knobs": (Knob.CPU_POWER,)}])
-def test_what_is_not_to_be_tuned_any_more_is_given_back(
+def test_reload_restores_devices_no_longer_tuned(
     bench: Bench, narrower: dict[str, tuple[str, ...]]
 ) -> None:
     bench.hold(500 * W, 0)
@@ -138,7 +138,7 @@ def test_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
     assert bench.stands == [650 * W, 650 * W]
 
 
-def test_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_is_replaced(
+def test_reload_keeps_requested_and_replaces_configured_ceilings(
     bench: Bench, tmp_path: Path
 ) -> None:
     settings = CapsSettings(budget_watts=1200)
@@ -152,9 +152,7 @@ def test_ceiling_that_was_asked_for_outlives_a_reload_and_the_configured_one_is_
     assert imposed.limit == 1_000 * W
 
 
-def test_another_budget_file_takes_the_place_of_the_one_before(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_reload_replaces_the_budget_file(bench: Bench, tmp_path: Path) -> None:
     for name, watts in (("one", 1000), ("two", 800)):
         (tmp_path / name).write_text(f"watts = {watts}\n")
     settings = CapsSettings(budget_file=str(tmp_path / "one"))
@@ -177,7 +175,7 @@ def refused(client: CapperClient) -> bool:
     return False
 
 
-def test_whoever_may_not_speak_any_more_is_put_out_and_its_caps_given_back(tmp_path: Path) -> None:
+def test_reload_disconnects_removed_users_and_restores_their_caps(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with CapperServer(bench, tmp_path / "c.sock") as server:
         client = server.client()
@@ -211,7 +209,7 @@ def manager() -> Iterator[ServiceManager]:
         yield manager
 
 
-def test_first_turn_is_readiness_and_every_turn_a_sign_of_life(
+def test_capper_notifies_readiness_and_watchdog(
     manager: ServiceManager,
 ) -> None:
     clock, said = ManualClock(), ["One."]
@@ -229,7 +227,7 @@ def test_first_turn_is_readiness_and_every_turn_a_sign_of_life(
     assert manager.messages[-1] == "STATUS=Two."
 
 
-def test_bad_configuration_changes_nothing_and_a_good_one_ends_the_complaint(
+def test_invalid_reload_changes_nothing_and_a_valid_one_clears_the_error(
     manager: ServiceManager,
 ) -> None:
     clock, told, kept = ManualClock(), list[str](), list[Config]()
