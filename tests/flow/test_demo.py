@@ -366,7 +366,6 @@ def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
         eventually(lambda: cappers(shown.process.pid), "it has started a capper")
         shown.prints("TUNING")
         shown.prints("trainer/train_step")
-        shown.prints("A step now needs ")
         children = descendants(shown.process.pid)
         shown.process.kill()
         eventually(lambda: not alive(children), "its processes are gone, the capper too")
@@ -376,18 +375,12 @@ def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
 def test_demo_lowers_the_energy_of_steps_within_minutes(tmp_path: Path) -> None:
     """What the viewer sees; how much exactly is for the bench to say."""
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0", "--profile", "one-socket-h100") as it:
-        steps = re.compile(
-            r"^A step now needs ([\d.]+) J in (\d+) ms; at first ([\d.]+) J in (\d+) ms",
-            re.MULTILINE,
-        )
+        row = re.compile(r"^trainer/train_step +holding .*% +(-?[\d.]+)% *$", re.MULTILINE)
 
         def cheaper() -> bool:
-            told = [tuple(map(float, found)) for found in steps.findall(it.printed)]
-            return any(
-                now < 0.965 * first and time < 1.08 * then for now, time, first, then in told
-            )
+            return any(float(saving) > 3.5 for saving in row.findall(it.printed))
 
-        eventually(cheaper, "a step costs less than at first", within=400)
+        eventually(cheaper, "a setting saves energy", within=400)
         it.process.send_signal(signal.SIGINT)
         assert it.process.wait(30) == 0, it.printed
         assert "Traceback" not in it.printed

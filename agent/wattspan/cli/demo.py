@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from wattspan import __version__
-from wattspan.cli import formatting
 from wattspan.cli.options import DurationType
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
-from wattspan.model import SECOND, DomainAccount, Knob, Microjoules, Snapshot
+from wattspan.model import Knob
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
 from wattspan.service.systemd import stop_on_signals
@@ -33,13 +31,6 @@ if TYPE_CHECKING:
 
 BUDGET = 0.05
 STEP = "train_step"
-RECENT = 15 * SECOND
-"""Period of the mean step cost: long enough to be stable, short enough to follow the tuner."""
-
-WATCH = (
-    "The agent tunes {service}: within minutes its {span} needs less energy, with at most "
-    "{budget:.0%} slowdown. The TUNING table shows the decisions."
-)
 
 
 def tuned_job(profile: HostProfile) -> DemoJob | None:
@@ -47,16 +38,12 @@ def tuned_job(profile: HostProfile) -> DemoJob | None:
     return next((job for job in profile.jobs if job.spans == "steps"), None)
 
 
-def service_of(job: DemoJob) -> str:
-    return job.service or job.name
-
-
 def with_tuning(config: Config, profile: HostProfile) -> Config:
     """``config`` with tuning of the profile's training job, in short blocks."""
     job = tuned_job(profile)
     if job is None:
         return config
-    named = TunedJobSettings(service=service_of(job), span=STEP, work="samples")
+    named = TunedJobSettings(service=job.service or job.name, span=STEP, work="samples")
     tuned = AutotuneSettings(
         mode="apply",
         max_slowdown=BUDGET,
@@ -76,81 +63,10 @@ def tuning_hint(profile: HostProfile) -> str:
     job = tuned_job(profile)
     if job is None:
         return ""
-    return WATCH.format(span=STEP, service=service_of(job), budget=BUDGET)
-
-
-class _StepTotals(NamedTuple):
-    """Totals at one time: steps, their durations, and the devices' accounts."""
-
-    at: int  # the devices' common watermark
-    steps: int
-    time: int
-    accounts: tuple[DomainAccount, ...]
-
-
-@dataclass(slots=True)
-class StepCost:
-    """The recent energy and duration of a step, idle power included, compared with the first ones.
-
-    Steps follow one another without a break, so the energy of a step is mean power times mean
-    duration; late spans and unattributed energy do not affect it. Power is energy divided by
-    settled time.
-    """
-
-    service: str
-    _sums: deque[_StepTotals] = field(default_factory=deque)
-    _first: tuple[float, float] | None = None
-
-    def update(self, snapshot: Snapshot) -> str:
-        """One line about the newest steps; "" while there are too few."""
-        now = self._sum(snapshot)
-        if now is None:
-            return ""
-        self._sums.append(now)
-        while len(self._sums) > 2 and now.at - self._sums[1].at >= RECENT:
-            self._sums.popleft()
-        since = self._sums[0]
-        steps, elapsed = now.steps - since.steps, now.at - since.at
-        power = _power(since, now)
-        if elapsed < RECENT or not steps or power is None:
-            return ""
-        time = (now.time - since.time) / steps
-        cost = power * time, time
-        self._first = self._first or cost
-        return f"A step now needs {_cost_text(cost)}; at first {_cost_text(self._first)}."
-
-    def _sum(self, snapshot: Snapshot) -> _StepTotals | None:
-        tuned = (row for row in snapshot.tuning.rows if row.service == self.service)
-        devices = next((row.devices for row in tuned), ())
-        steps = (r for r in snapshot.spans.rows if (r.service, r.name) == (self.service, STEP))
-        row = next(steps, None)
-        if row is None or not devices:
-            return None
-        accounts = tuple(one for one in snapshot.domains if one.domain.id in devices)
-        settled = [one.settled.mono for one in accounts if one.settled is not None]
-        if not settled or len(settled) < len(devices):
-            return None
-        return _StepTotals(min(settled), row.count, row.time, accounts)
-
-
-def _power(since: _StepTotals, now: _StepTotals) -> float | None:
-    """Mean power of all devices in microjoules per nanosecond; None if one is unknown."""
-    power, before = 0.0, {account.domain.id: account for account in since.accounts}
-    for account in now.accounts:
-        past = before.get(account.domain.id)
-        if past is None or past.settled is None or account.settled is None:
-            return None
-        gaps = sum(account.gaps.values()) - sum(past.gaps.values())
-        known = account.settled.mono - past.settled.mono - gaps
-        if known < SECOND:
-            return None
-        power += (account.energy - past.energy) / known
-    return power
-
-
-def _cost_text(cost: tuple[float, float]) -> str:
-    energy, time = cost
-    return f"{formatting.joules(Microjoules(round(energy)))} in {time / 1e6:.0f} ms"
+    return (
+        f"The agent tunes {job.service or job.name}: within minutes its {STEP} needs less energy, "
+        f"with at most {BUDGET:.0%} slowdown. The TUNING table shows the decisions."
+    )
 
 
 LISTEN = "127.0.0.1:9949"
@@ -226,9 +142,7 @@ def command(
         if not no_tune and (sentence := tuning_hint(chosen)):
             click.echo(sentence)
         show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
-        job = None if no_tune else tuned_job(chosen)
-        cost = None if job is None else StepCost(service_of(job))
-        show(DemoSession(chosen, host, agent, clock, end, cost))
+        show(DemoSession(host, agent, clock, end))
     if agent.failure is not None:
         raise WattspanError(
             "The demo ended because one of its parts failed; see the messages above."
@@ -240,26 +154,18 @@ def command(
 class DemoSession:
     """A running demo: first the host is idle, then its jobs run."""
 
-    profile: HostProfile
     host: EmulatedHost
     agent: Agent
     clock: Clock
     end: int | None
-    cost: StepCost | None = None
-    at_work: str = ""
+    jobs: str = ""
 
     def begin(self) -> str:
         """Start the jobs; returns a sentence about them."""
         started = self.host.start_jobs(run_dir(self.host) / OTLP)
         jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
-        self.at_work = f"Running jobs: {jobs}."
-        return self.at_work
-
-    def step(self) -> str:
-        """A line about the energy of the tuned job's steps; "" if no job is tuned."""
-        if self.cost is None:
-            return ""
-        return self.cost.update(self.agent.view())
+        self.jobs = f"Running jobs: {jobs}."
+        return self.jobs
 
     def document(self) -> SnapshotDocument:
         """The newest snapshot, as ``wattspan top`` shows it."""
@@ -292,8 +198,6 @@ def _plain(demo: DemoSession) -> None:
     while not over:
         click.echo()
         print_once(demo.document, ViewOptions(brief=True), console)
-        if step := demo.step():
-            click.echo(step)
         over = demo.left(PRINT_INTERVAL) <= 0 or demo.agent.wait(demo.left(PRINT_INTERVAL))
 
 
@@ -307,7 +211,7 @@ def _live(demo: DemoSession) -> None:
     begin_at = demo.clock.monotonic() + IDLE_TIME
 
     def running() -> bool:
-        if not demo.at_work and demo.clock.monotonic() >= begin_at:
+        if not demo.jobs and demo.clock.monotonic() >= begin_at:
             demo.begin()
         return not demo.agent.wait(0) and demo.left(PRINT_INTERVAL) > 0
 
@@ -321,7 +225,7 @@ def _live(demo: DemoSession) -> None:
             keys=keys,
             interval=Duration.parse("1s"),
             running=running,
-            note=lambda: f"{where}  {demo.step() or demo.at_work or IDLE_NOTICE}",
+            note=lambda: f"{where}  {demo.jobs or IDLE_NOTICE}",
         )
 
 
