@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,86 +18,14 @@ from wattspan.cli.options import (
     json_option,
     load_without_plugins,
 )
-from wattspan.config import (
-    DEFAULT_PATH,
-    TABLES,
-    AgentSettings,
-    Config,
-    FlagValue,
-    environment_variable,
-    load,
-    reading,
-)
-from wattspan.config.tables import FAMILIES
+from wattspan.config import AgentSettings, Config
 from wattspan.model import Knob
-from wattspan.model.settings import keys
-from wattspan.ports import ConfigError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.capper.process import RestoreContext
     from wattspan.capper.protocol import KnobRow, StateReply
     from wattspan.ports import Clock
-
-
-class FallbackConfiguration(NamedTuple):
-    """The defaults, with the configured directories."""
-
-    config: Config
-    guessed: bool
-    """True if the state directory is the default because the configured one is unknown."""
-
-
-def load_fallback(
-    config_file: Path | None,
-    settings: Iterable[str],
-    environ: Mapping[str, str],
-    default: Path = DEFAULT_PATH,
-) -> FallbackConfiguration:
-    """The directories of options, environment or file, whatever is invalid in the rest."""
-    table, complete = _agent_table(config_file or default, required=config_file is not None)
-    options = {
-        key.strip(): value.strip() for key, _, value in (one.partition("=") for one in settings)
-    }
-    directories: dict[str, FlagValue] = {}
-    for name in ("state_dir", "run_dir"):
-        key = f"agent.{name}"
-        values = (options.get(key), environ.get(environment_variable(key)), table.get(name))
-        given = [value for value in values if value is not None]
-        valid = next((value for value in given if _is_valid(key, value)), None)
-        if valid is not None:
-            directories[key] = FlagValue(key, valid)
-        elif name == "state_dir":
-            complete = complete and not given
-    guessed = not complete and "agent.state_dir" not in directories
-    return FallbackConfiguration(load(Path(os.devnull), environ={}, flags=directories), guessed)
-
-
-def _agent_table(path: Path, *, required: bool) -> tuple[Mapping[str, object], bool]:
-    """``[agent]`` of the file, and whether a missing key is missing for certain.
-
-    An unknown name may be a misspelt key.
-    """
-    if not required and not os.path.lexists(path):
-        return {}, True
-    try:
-        values = reading.read_toml(path).values
-    except ConfigError:
-        return {}, False
-    table = values.get("agent", {})
-    if not isinstance(table, dict):
-        return {}, False
-    return table, values.keys() <= {*TABLES, *FAMILIES} and table.keys() <= keys(
-        AgentSettings
-    ).keys()
-
-
-def _is_valid(key: str, value: object) -> bool:
-    try:
-        load(Path(os.devnull), environ={}, flags={key: FlagValue(key, value)})
-    except ConfigError:
-        return False
-    return True
 
 
 _NAME_STATE_DIRECTORY = (
@@ -177,10 +105,10 @@ def restore(
     from wattspan.capper.paths import capper_directory
     from wattspan.capper.process import restore_limits
 
-    config, guessed = _load_or_fallback(config_file, settings)
+    config, certain = load_usable(config_file, settings)
     report = restore_limits(_restore_context(config, emulated), tuned_only=tuned)
     troubles = list(report.troubles)
-    if guessed and report.by == "journal":
+    if not certain and report.by == "journal":
         place = capper_directory(Path(config.agent.state_dir), emulated=emulated is not None)
         warning = f"{place} was only guessed to be the capper's directory. {_NAME_STATE_DIRECTORY}"
         click.echo(f"wattspan: {warning}", err=True)
@@ -231,21 +159,24 @@ def accept(
         click.echo(f"{count} foreign limit{'' if count == 1 else 's'} accepted.")
 
 
-def _load_or_fallback(config_file: Path | None, settings: tuple[str, ...]) -> FallbackConfiguration:
-    """The configuration, or the usable part of an invalid one."""
-    try:
-        return FallbackConfiguration(load_without_plugins(config_file, settings), False)
-    except ConfigError as error:
-        for line in str(error).splitlines():
-            click.echo(f"wattspan: {printable(line)}", err=True)
-    found = load_fallback(config_file, settings, os.environ)
+def load_usable(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, bool]:
+    """The configuration, with defaults for its faults, and whether the state directory is certain.
+
+    A fault may stand for a state directory that the file was meant to name.
+    """
+    faults: list[str] = []
+    config = load_without_plugins(config_file, settings, faults=faults)
+    if not faults:
+        return config, True
+    certain = config.agent.state_dir != AgentSettings().state_dir
+    for fault in faults:
+        click.echo(f"wattspan: {printable(fault)}", err=True)
     click.echo(
         f"wattspan: Limits are restored nevertheless, by the journal in"
-        f" {found.config.agent.state_dir},"
-        f" {'the default' if found.guessed else 'the state directory'}.",
+        f" {config.agent.state_dir}, {'the state directory' if certain else 'the default'}.",
         err=True,
     )
-    return found
+    return config, certain
 
 
 def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:

@@ -93,13 +93,17 @@ def load_configuration(
     return LoadedConfiguration(config, plugins)
 
 
-def load_without_plugins(config_file: Path | None, settings: Iterable[str] = ()) -> Config:
+def load_without_plugins(
+    config_file: Path | None, settings: Iterable[str] = (), *, faults: list[str] | None = None
+) -> Config:
     """The configuration for a command that may run as root and therefore imports no plugin.
 
-    Tables of plugins are skipped; the agent checks them. Warnings go to standard error.
+    Tables of plugins are skipped; the agent checks them. Warnings go to standard error. ``faults``
+    as for ``load_configuration``.
     """
     schema = ConfigSchema(checks_plugins=False)
-    config = load(config_file, environ=os.environ, flags=_assignments(settings), schema=schema)
+    flags = _assignments(settings)
+    config = load(config_file, environ=os.environ, flags=flags, schema=schema, faults=faults)
     _warn(config.warnings)
     return config
 
