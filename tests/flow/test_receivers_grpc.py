@@ -266,7 +266,7 @@ def test_client_that_asks_and_does_not_listen_is_given_up(running: Receiving) ->
     assert call(running, framed(BODY)).status == 0
 
 
-def test_nothing_stays_behind(tmp_path: Path) -> None:
+def test_server_shutdown_leaves_no_files(tmp_path: Path) -> None:
     def open_files() -> set[str]:
         found = list(Path("/proc/self/fd").iterdir())
         return {f"{each.name} {each.readlink()}" for each in found if each.is_symlink()}

@@ -90,7 +90,7 @@ def test_period_holds_from_its_first_minute_to_before_its_last(
     assert at(schedule(TWO_RATES), when) == cents
 
 
-def test_what_no_period_holds_is_what_otherwise_says() -> None:
+def test_default_rate_applies_outside_periods() -> None:
     assert at(schedule("otherwise = 0.2\n" + TWO_RATES), "2026-01-18 12:00") == 20
 
 
@@ -98,14 +98,14 @@ def test_one_figure_for_always_needs_no_period() -> None:
     assert at(schedule('zone = "UTC"\notherwise = 0.3'), "2026-01-18 12:00") == 30
 
 
-def test_hour_that_comes_twice_holds_twice_and_that_which_is_left_out_never() -> None:
+def test_repeated_hour_applies_twice_and_a_skipped_one_never() -> None:
     night = schedule('zone="Europe/Berlin"\n[[period]]\nrate=0.01\nfrom="02:00"\nto="03:00"')
     assert held(night, datetime(2026, 10, 25, tzinfo=BERLIN), hours=25) == 7200
     assert held(night, datetime(2026, 3, 29, tzinfo=BERLIN), hours=23) == 0
     assert at(night, "2026-10-25 02:30", fold=0) == at(night, "2026-10-25 02:30", fold=1) == 1
 
 
-def test_night_is_as_long_as_the_clocks_make_it() -> None:
+def test_night_period_follows_clock_changes() -> None:
     night = schedule('zone="Europe/Berlin"\n[[period]]\nrate=0.01\nfrom="22:00"\nto="06:00"')
     assert held(night, datetime(2026, 3, 28, 12, tzinfo=BERLIN)) == 7 * 3600
     assert held(night, datetime(2026, 10, 24, 12, tzinfo=BERLIN)) == 9 * 3600
@@ -205,12 +205,12 @@ def test_period_that_cannot_be_is_named_with_its_line(keys: str, why: str) -> No
         ('zone = "UTC"\n' + "[[period]]\nrate = 1\n" * 201, "the limit of 200"),
     ],
 )
-def test_file_that_cannot_be_says_why(text: str, why: str) -> None:
+def test_invalid_tariff_file_error_names_the_cause(text: str, why: str) -> None:
     assert why in fault(text)
     assert str(PATH) in fault(text)
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_tariff_errors_are_reported_together() -> None:
     row = "[[period]]\nrate = 1\n"
     told = fault(f'zone = "Nowhere"\n{row}from = "x"\n{row}to = "y"')
     assert [line.partition(": ")[0] for line in told.splitlines()] == [
@@ -252,12 +252,12 @@ def test_periods_overlap_if_there_is_any_minute_of_both(
         assert len(schedule(text).periods) == 2
 
 
-def test_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_tariff_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no such file\. Write one, or name another"):
         read_schedule(tmp_path / "none.toml")
 
 
-def test_file_that_is_no_text_is_said_to_be_none(tmp_path: Path) -> None:
+def test_binary_tariff_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_bytes(b'zone = "\xff"')
     with pytest.raises(ConfigError, match="not UTF-8"):

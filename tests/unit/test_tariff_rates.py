@@ -31,7 +31,7 @@ BILLION = 10**9
 # ------------------------------------------------------------------------------ asking a server
 
 
-def test_server_is_asked_the_query_and_its_one_number_taken() -> None:
+def test_rate_is_the_single_value_of_the_query_result() -> None:
     with serving(vector("87.5")) as (url, asked):
         assert query_number(f"{url}/", 'avg(price{zone="DE"})', 5) == (87.5, 0)
     assert asked == ["/api/v1/query?query=avg%28price%7Bzone%3D%22DE%22%7D%29"]
@@ -58,13 +58,13 @@ def test_scalar_is_a_number_too() -> None:
         (b'{"status":"error","error":"parse error\\n1:1"}', r'reports "parse error\?1:1"'),
     ],
 )
-def test_answer_that_is_not_one_number_says_what_it_is(body: bytes, why: str) -> None:
+def test_query_result_without_a_single_value_is_reported(body: bytes, why: str) -> None:
     with pytest.raises(NumberError, match=why) as caught:
         parse_number(body)
     assert caught.value.answered
 
 
-def test_refusal_is_told_by_its_reason_or_its_number() -> None:
+def test_http_error_is_reported_by_reason_or_status() -> None:
     reason = b'{"status":"error","errorType":"bad_data","error":"unknown function"}'
     with (
         serving(reason, status=400) as (url, _),
@@ -75,7 +75,7 @@ def test_refusal_is_told_by_its_reason_or_its_number() -> None:
         query_number(url, "x", 5)
 
 
-def test_only_who_was_configured_is_asked() -> None:
+def test_redirects_to_other_servers_are_not_followed() -> None:
     with serving(vector("1")) as (other, asked):
         moved = serving(b"", status=302, headers={"Location": f"{other}/api/v1/query"})
         with moved as (url, _), pytest.raises(NumberError, match="answers 302"):
@@ -83,12 +83,12 @@ def test_only_who_was_configured_is_asked() -> None:
     assert asked == []
 
 
-def test_answer_without_end_is_not_read_to_it() -> None:
+def test_endless_response_is_bounded() -> None:
     with serving(b" " * 200_000) as (url, _), pytest.raises(NumberError, match="too long"):
         query_number(url, "x", 5)
 
 
-def test_nobody_there_is_no_answer() -> None:
+def test_refused_connection_is_a_failed_query() -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -97,7 +97,7 @@ def test_nobody_there_is_no_answer() -> None:
     assert not caught.value.answered
 
 
-def test_server_that_says_nothing_is_not_waited_for() -> None:
+def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(NumberError, match="timed out") as caught:
@@ -105,7 +105,7 @@ def test_server_that_says_nothing_is_not_waited_for() -> None:
     assert not caught.value.answered
 
 
-def test_server_that_speaks_no_http_is_no_answer() -> None:
+def test_non_http_server_is_a_failed_query() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def babble() -> None:
@@ -133,7 +133,7 @@ def test_file_is_one_number_as_old_as_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "dear", "0.3 EUR", "1\n2", "\xff", "x" * 100_000])
-def test_file_that_is_not_one_number_says_what_it_is(tmp_path: Path, text: str) -> None:
+def test_rate_file_without_a_single_number_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "price"
     path.write_text(text)
     with pytest.raises(NumberError, match="is not a number") as caught:
@@ -141,7 +141,7 @@ def test_file_that_is_not_one_number_says_what_it_is(tmp_path: Path, text: str) 
     assert len(str(caught.value)) < 100
 
 
-def test_file_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
+def test_missing_rate_file_is_a_failed_read(tmp_path: Path) -> None:
     with pytest.raises(NumberError, match="no such file"):
         read_number(tmp_path / "none", 0)
     with pytest.raises(NumberError, match="is a directory"):
@@ -181,7 +181,7 @@ class Scene:
         return self.figure.at(self.clock.now())
 
 
-def test_nothing_is_known_before_the_first_answer() -> None:
+def test_rate_is_unknown_before_the_first_response() -> None:
     scene = Scene()
     assert scene.figure.at(scene.clock.now()) is None
     assert scene.figure.health().up
@@ -191,7 +191,7 @@ def test_answer_is_multiplied_by_the_factor() -> None:
     assert Scene(factor=0.001).look(TimedNumber(87.43)) == 87_430_000
 
 
-def test_last_answer_counts_until_it_is_too_old() -> None:
+def test_last_rate_is_used_until_it_expires() -> None:
     scene = Scene()
     scene.look()
     scene.clock.advance(60)
@@ -201,7 +201,7 @@ def test_last_answer_counts_until_it_is_too_old() -> None:
     assert scene.look(TimedNumber(0.4)) == 400_000_000
 
 
-def test_answer_grows_old_while_the_host_sleeps() -> None:
+def test_rate_expires_during_suspend() -> None:
     scene = Scene()
     scene.look()
     woken = scene.clock.now()
@@ -210,7 +210,7 @@ def test_answer_grows_old_while_the_host_sleeps() -> None:
 
 
 @pytest.mark.parametrize("number", [-0.01, float("nan"), float("inf"), -float("inf"), 1e7, 1e300])
-def test_what_can_be_no_rate_is_an_answer_and_makes_it_unknown_at_once(number: float) -> None:
+def test_invalid_rate_makes_the_rate_unknown_at_once(number: float) -> None:
     scene = Scene()
     scene.look()
     assert scene.look(TimedNumber(number)) is None
@@ -219,11 +219,11 @@ def test_what_can_be_no_rate_is_an_answer_and_makes_it_unknown_at_once(number: f
     assert failure.trouble is Trouble.MALFORMED
 
 
-def test_price_of_nothing_is_a_price() -> None:
+def test_zero_price_is_valid() -> None:
     assert Scene().look(TimedNumber(0.0)) == 0
 
 
-def test_file_that_nobody_writes_any_more_is_unknown() -> None:
+def test_stale_rate_file_is_unknown() -> None:
     scene = Scene()
     assert scene.look(TimedNumber(0.3, age=61 * SECOND)) is None
     assert "it was last written 61s ago" in str(scene.figure.health().failures[0])
@@ -232,7 +232,7 @@ def test_file_that_nobody_writes_any_more_is_unknown() -> None:
     assert scene.figure.at(scene.clock.now()) is None
 
 
-def test_failures_are_told_until_there_is_an_answer_again() -> None:
+def test_failures_are_reported_until_recovery() -> None:
     scene = Scene()
     refused = NumberError("connection refused", answered=False)
     for says in (refused, TimedNumber(1), refused):
@@ -249,7 +249,7 @@ def test_failures_are_told_until_there_is_an_answer_again() -> None:
     assert (scene.figure.health().up, scene.figure.health().failures) == (True, ())
 
 
-def test_bug_costs_the_rate_and_nothing_else() -> None:
+def test_unexpected_error_loses_only_the_rate() -> None:
     scene = Scene()
     assert scene.look(RuntimeError("oh")) is None
     assert "RuntimeError: oh" in str(scene.figure.health().failures[0])
@@ -272,7 +272,7 @@ def told(rate: TariffRate) -> str:
     return str(failure)
 
 
-def test_tariff_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
+def test_changed_tariff_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     tariff(path, 0.25)
     rate = TariffRate("cost", path)
@@ -283,7 +283,7 @@ def test_tariff_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
     assert rate.health().up
 
 
-def test_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path: Path) -> None:
+def test_invalid_tariff_change_keeps_the_last_valid_one(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     tariff(path, 0.25)
     rate = TariffRate("cost", path)
@@ -304,7 +304,7 @@ def test_tariff_that_was_spoilt_stays_what_it_was_until_it_is_mended(tmp_path: P
     assert rate.health().up
 
 
-def test_tariff_that_is_missing_at_the_start_is_unknown_until_it_comes(tmp_path: Path) -> None:
+def test_missing_tariff_is_unknown_until_created(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     rate = TariffRate("cost", path)
     assert rate.at(Instant(0, 0)) is None
@@ -317,7 +317,7 @@ def test_tariff_that_is_missing_at_the_start_is_unknown_until_it_comes(tmp_path:
     assert rate.at(Instant(0, 0)) == BILLION // 2
 
 
-def test_tariff_that_is_put_back_as_it_was_is_well_again(tmp_path: Path) -> None:
+def test_restored_tariff_file_clears_the_error(tmp_path: Path) -> None:
     path, aside = tmp_path / "tariff.toml", tmp_path / "aside"
     tariff(path, 0.5)
     rate = TariffRate("cost", path)
@@ -341,7 +341,7 @@ class Counting(PolledRate):
         self.looked += 1
 
 
-def test_it_looks_at_once_and_again_until_it_is_stopped() -> None:
+def test_poller_reads_immediately_and_periodically() -> None:
     counting = Counting(interval=1_000_000)
     counting.start()
     eventually(lambda: counting.looked >= 3, "three looks")
@@ -349,7 +349,7 @@ def test_it_looks_at_once_and_again_until_it_is_stopped() -> None:
     assert not counting._thread.is_alive()
 
 
-def test_stopping_does_not_wait_for_the_next_look() -> None:
+def test_stop_does_not_wait_for_the_next_read() -> None:
     counting = Counting(interval=3600 * SECOND)
     counting.start()
     eventually(lambda: counting.looked == 1, "the first look")

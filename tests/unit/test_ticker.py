@@ -5,7 +5,7 @@ from wattspan.service.poller import MAX_SLEEP, Ticker
 from wattspan.testing import ManualClock
 
 
-def test_ticks_come_at_multiples_of_the_interval_however_long_the_work_took() -> None:
+def test_ticks_are_multiples_of_the_interval_for_any_work_time() -> None:
     clock = ManualClock(mono=0)
     ticker = Ticker(clock, SECOND)
     for work in (0.1, 0.7, 0.3):
@@ -15,7 +15,7 @@ def test_ticks_come_at_multiples_of_the_interval_however_long_the_work_took() ->
     assert (ticker.ticks, ticker.missed) == (3, 0)
 
 
-def test_missed_ticks_are_counted_and_not_made_up_for() -> None:
+def test_missed_ticks_are_counted_and_not_repeated() -> None:
     clock = ManualClock(mono=0)
     ticker = Ticker(clock, SECOND)
     clock.advance(3.4)
@@ -27,7 +27,7 @@ def test_missed_ticks_are_counted_and_not_made_up_for() -> None:
     assert (ticker.ticks, ticker.missed) == (2, 2)
 
 
-def test_long_wait_ends_soon_after_somebody_wants_it_to() -> None:
+def test_stop_interrupts_a_long_wait() -> None:
     clock = ManualClock(mono=0)
     ticker = Ticker(clock, 60 * SECOND)
     ticker.wait(lambda: clock.monotonic() >= SECOND)

@@ -33,11 +33,11 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_without_a_file_no_token_is_asked_for() -> None:
+def test_token_is_not_required_without_a_file() -> None:
     assert token_check(SpansSettings(), where="in [spans]", log=print) is None
 
 
-def test_any_token_of_the_file_is_admitted_comments_and_blanks_are_none(tmp_path: Path) -> None:
+def test_every_token_of_the_file_is_admitted_except_comments(tmp_path: Path) -> None:
     path = written(
         tmp_path / "tokens", "# of Prometheus", TOKEN, "", f"  {OTHER}  ", "#" + "x" * 20
     )
@@ -54,12 +54,14 @@ def test_any_token_of_the_file_is_admitted_comments_and_blanks_are_none(tmp_path
      "Basic !!!", basic(TOKEN, ""), "Basic " + base64.b64encode(TOKEN.encode()).decode(),
      f"Bearer {TOKEN} {OTHER}", f"Bearer {TOKEN}, Bearer {TOKEN}", "Bearer \udcff", "Basic \xff"],
 )  # fmt: skip
-def test_nothing_else_is_admitted(tmp_path: Path, sent: str) -> None:
+def test_unknown_token_is_rejected(tmp_path: Path, sent: str) -> None:
     assert not check(written(tmp_path / "tokens", TOKEN))(sent)
 
 
 @given(st.text())
-def test_any_header_is_accepted(tmp_path_factory: pytest.TempPathFactory, sent: str) -> None:
+def test_arbitrary_header_is_parsed_without_error(
+    tmp_path_factory: pytest.TempPathFactory, sent: str
+) -> None:
     path = tmp_path_factory.getbasetemp() / "property-tokens"
     if not path.exists():
         written(path, TOKEN)
@@ -99,7 +101,7 @@ def test_missing_file_gets_one_sentence(tmp_path: Path) -> None:
         check(tmp_path / "none")
 
 
-def test_token_that_is_taken_back_is_of_no_more_use(tmp_path: Path) -> None:
+def test_removed_token_is_rejected(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", TOKEN)
     admits = check(path)
     assert admits(f"Bearer {TOKEN}")
@@ -108,7 +110,7 @@ def test_token_that_is_taken_back_is_of_no_more_use(tmp_path: Path) -> None:
     assert admits(f"Bearer {OTHER}")
 
 
-def test_file_that_breaks_leaves_what_was_in_force_and_is_told_once(tmp_path: Path) -> None:
+def test_invalid_token_file_keeps_the_last_tokens(tmp_path: Path) -> None:
     log: list[str] = []
     path = written(tmp_path / "tokens", TOKEN)
     admits = check(path, log)
@@ -119,7 +121,7 @@ def test_file_that_breaks_leaves_what_was_in_force_and_is_told_once(tmp_path: Pa
     assert TOKEN not in log[0]
 
 
-def test_file_that_goes_away_while_it_is_read_leaves_what_was_in_force(tmp_path: Path) -> None:
+def test_removed_token_file_keeps_the_last_tokens(tmp_path: Path) -> None:
     log: list[str] = []
     path = written(tmp_path / "tokens", TOKEN)
 

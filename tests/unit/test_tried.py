@@ -13,7 +13,7 @@ def test_one_measurement_without_complaints_is_enough() -> None:
     assert next(told, None) is None
 
 
-def test_what_is_wrong_every_time_fails_and_every_complaint_is_told() -> None:
+def test_persistent_failure_reports_every_message() -> None:
     told = iter([f"wrong {number}"] for number in range(TRIES))
     with pytest.raises(AssertionError, match=r"1: wrong 0\n.*2: wrong 1\n.*3: wrong 2"):
         holds_once(lambda: next(told))

@@ -38,7 +38,7 @@ def test_training_job_ends_up_capped_within_its_budget() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_saved_is_surely_less_than_what_truly_was() -> None:
+def test_reported_savings_are_below_true_savings() -> None:
     host = Host()
     job = host.train()
     host.run(900)
@@ -48,7 +48,7 @@ def test_what_was_saved_is_surely_less_than_what_truly_was() -> None:
     assert 0 < row.saved_surely / 1000 < truly * 1.05
 
 
-def test_held_cap_is_renewed_at_every_turn() -> None:
+def test_held_cap_is_renewed_every_tick() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -60,7 +60,7 @@ def test_held_cap_is_renewed_at_every_turn() -> None:
 
 
 @pytest.mark.slow
-def test_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -> None:
+def test_distant_cap_is_reached_in_bounded_steps() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.largest = 20_000
@@ -73,7 +73,7 @@ def test_cap_further_down_than_the_largest_step_is_asked_for_until_it_stands() -
     assert DEFAULT - min(row.decision.caps.values()) > 2 * host.capper.largest
 
 
-def test_advice_asks_for_nothing_and_says_what_it_would_do() -> None:
+def test_advice_mode_requests_no_lease() -> None:
     host = Host(settings=quick(mode="advise"), capper=False)
     host.train()
     host.run(600)
@@ -97,7 +97,7 @@ def test_job_that_was_found_is_only_advised_on() -> None:
     assert not capped(host)
 
 
-def test_job_that_was_found_is_applied_to_where_the_configuration_says_so() -> None:
+def test_discovered_job_is_tuned_if_configured() -> None:
     host = Host(settings=quick(job=(), apply_found=True))
     host.train(service="stranger")
     host.run(600, until=lambda: capped(host))
@@ -156,7 +156,7 @@ def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
         (lambda gpu: setattr(gpu, "throttling", ("hw_thermal",)), DecisionReason.THROTTLED),
     ],
 )
-def test_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # type: ignore[no-untyped-def]
+def test_device_without_evidence_is_released(spoil, reason) -> None:  # type: ignore[no-untyped-def]
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -168,7 +168,7 @@ def test_device_that_cannot_be_judged_is_given_back(spoil, reason) -> None:  # t
     assert not capped(host)
 
 
-def test_foreign_write_is_left_as_it_is() -> None:
+def test_foreign_write_is_not_overwritten() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -182,7 +182,7 @@ def test_foreign_write_is_left_as_it_is() -> None:
     assert host.gpus[0].cap == 500_000
 
 
-def test_without_a_capper_there_is_advice_and_one_line_in_the_log() -> None:
+def test_missing_capper_gives_advice_and_one_log_line() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.refusal = ("", "No capper answers at /run/wattspan/capper.sock.")
@@ -197,7 +197,7 @@ def test_without_a_capper_there_is_advice_and_one_line_in_the_log() -> None:
 
 
 @pytest.mark.slow
-def test_capper_that_comes_back_is_used_again() -> None:
+def test_returning_capper_is_used_again() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.refusal = ("", "No capper answers.")
@@ -209,7 +209,7 @@ def test_capper_that_comes_back_is_used_again() -> None:
 
 
 @pytest.mark.slow
-def test_capper_that_is_lost_while_a_cap_is_held_leaves_the_original_and_advice() -> None:
+def test_lost_capper_means_original_limits_and_advice() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -236,7 +236,7 @@ def test_no_permission_to_write_is_advice_only() -> None:
     assert not capped(host)
 
 
-def test_job_that_ends_has_its_cap_taken_away() -> None:
+def test_cap_of_an_ended_job_is_released() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -248,7 +248,7 @@ def test_job_that_ends_has_its_cap_taken_away() -> None:
     assert not capped(host)
 
 
-def test_job_that_comes_again_begins_with_what_was_certified() -> None:
+def test_returning_job_starts_with_its_certified_setting() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -289,7 +289,7 @@ def test_steps_of_varying_work_are_compared_by_their_work() -> None:
     assert row.decision.reason is not DecisionReason.BAD_WORK
 
 
-def test_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
+def test_unconfigured_gpu_is_not_tuned() -> None:
     host = Host(2, settings=quick(gpus=("1",)))
     host.train(gpu=0)
     host.run(120)
@@ -299,7 +299,7 @@ def test_gpu_that_the_configuration_does_not_name_is_let_be() -> None:
     assert "GPU-0" in row.decision.sentence
 
 
-def test_stopping_gives_everything_back() -> None:
+def test_stop_releases_every_lease() -> None:
     host = Host()
     host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -319,7 +319,7 @@ def test_every_change_of_mind_is_written_down_once() -> None:
 
 
 @pytest.mark.slow
-def test_with_nothing_but_the_span_of_its_steps_named_a_job_ends_capped() -> None:
+def test_job_with_only_a_span_name_ends_capped() -> None:
     host = Host(settings=AutotuneSettings(mode="apply", job=(TunedJobSettings(span="train_step"),)))
     job = host.train()
     began = host.clock.monotonic()

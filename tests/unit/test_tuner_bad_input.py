@@ -53,7 +53,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
 # --------------------------------------------------------------------------- what never comes
 
 
-def test_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() -> None:
+def test_missing_configured_job_is_listed_with_remedies() -> None:
     host = Host()
     host.run(1)
     row = host.row()
@@ -64,7 +64,7 @@ def test_configured_job_that_was_never_heard_of_is_shown_with_what_to_check() ->
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in row.decision.sentence
 
 
-def test_what_came_instead_of_the_span_is_named() -> None:
+def test_missing_span_name_error_lists_received_names() -> None:
     host = Host()
     host.train(span="trian_step")
     host.run(10)
@@ -75,7 +75,7 @@ def test_what_came_instead_of_the_span_is_named() -> None:
     )
 
 
-def test_who_sends_instead_of_the_service_is_named() -> None:
+def test_missing_service_error_lists_sending_services() -> None:
     host = Host()
     host.train(service="unknown_service")
     host.run(10)
@@ -84,7 +84,7 @@ def test_who_sends_instead_of_the_service_is_named() -> None:
     assert 'spans come from "unknown_service"' in row.decision.sentence
 
 
-def test_job_that_is_awaited_for_minutes_is_told_of_once() -> None:
+def test_missing_job_is_logged_once() -> None:
     host = Host()
     host.run(MISSING_AFTER / 1e9 - 5)
     assert host.logged == []
@@ -106,7 +106,7 @@ def test_job_that_is_heard_of_is_awaited_no_more() -> None:
 
 
 @pytest.mark.parametrize("work", [None, 0.0, -3.0, math.nan, math.inf, -math.inf, 1e300], ids=repr)
-def test_work_that_cannot_be_is_named_and_nothing_is_turned(work: float | None) -> None:
+def test_invalid_work_attribute_is_named_and_stops_tuning(work: float | None) -> None:
     host = Host(settings=quick(job=(COUNTED,)))
     host.train(work=lambda _: work)
     host.run(120)
@@ -131,7 +131,7 @@ def test_few_units_without_work_do_not_matter() -> None:
 
 
 @pytest.mark.slow
-def test_work_that_turns_bad_ends_the_cap() -> None:
+def test_work_that_becomes_invalid_releases_the_cap() -> None:
     counts: list[float | None] = [512.0]
     host = Host(settings=quick(job=(COUNTED,)))
     host.train(work=lambda _: counts[-1])
@@ -186,7 +186,7 @@ def test_spans_that_come_twice_count_once() -> None:
 
 
 @pytest.mark.slow
-def test_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
+def test_paused_job_is_released_and_tuned_again() -> None:
     host = Host()
     job = host.train()
     host.run(HOUR, until=lambda: held(host))
@@ -203,7 +203,7 @@ def test_job_that_pauses_for_an_hour_is_given_back_and_tuned_again() -> None:
     assert 1.0 < host.gpus[0].slowdown < 1.05
 
 
-def test_processes_that_come_and_go_every_second_leave_nothing_behind() -> None:
+def test_short_lived_processes_leave_no_state() -> None:
     host = Host()
     for number in range(120):
         job = host.train()
@@ -220,7 +220,7 @@ def test_processes_that_come_and_go_every_second_leave_nothing_behind() -> None:
     assert len(host.book.decided) < 30
 
 
-def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
+def test_units_of_an_untunable_job_are_not_stored() -> None:
     host = Host(settings=quick(gpus=("7",)))
     host.train()
     host.run(300)
@@ -230,7 +230,7 @@ def test_units_of_a_job_that_cannot_be_tuned_are_not_kept() -> None:
 # ------------------------------------------------------------------------------- too many of them
 
 
-def test_thousand_jobs_are_bounded_and_that_is_said_once() -> None:
+def test_number_of_jobs_is_bounded_and_logged_once() -> None:
     host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
     now = host.clock.monotonic()
     for number in range(1000):
@@ -314,7 +314,7 @@ def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_tuner_stands_back_from_what_another_one_holds() -> None:
+def test_tuner_does_not_request_a_device_of_another_holder() -> None:
     host = Host()
     assert host.capper is not None
     other = {CapKey(Knob.GPU_POWER, "GPU-0"): 500_000}
@@ -331,7 +331,7 @@ def test_tuner_stands_back_from_what_another_one_holds() -> None:
     assert held(host)
 
 
-def test_turn_that_fails_does_not_renew_the_lease() -> None:
+def test_failed_tick_does_not_renew_the_lease() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -352,7 +352,7 @@ def test_turn_that_fails_does_not_renew_the_lease() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
+def test_refused_lease_is_retried_with_backoff() -> None:
     host = Host()
     assert host.capper is not None
     asked = []
@@ -379,7 +379,7 @@ def test_what_the_capper_refuses_is_asked_for_ever_more_seldom() -> None:
 
 
 @pytest.mark.slow
-def test_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
+def test_flapping_capper_is_logged_at_a_limited_rate() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -395,7 +395,7 @@ def test_capper_that_comes_and_goes_is_told_of_now_and_then() -> None:
 # ------------------------------------------------------------------------------------- ceilings
 
 
-def test_below_a_ceiling_it_is_the_ceiling_that_is_compared_with() -> None:
+def test_ceiling_is_the_reference_below_it() -> None:
     host = Host()
     assert host.capper is not None
     host.capper.impose("GPU-0", 600_000)
@@ -408,7 +408,7 @@ def test_below_a_ceiling_it_is_the_ceiling_that_is_compared_with() -> None:
 
 
 @pytest.mark.slow
-def test_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
+def test_new_ceiling_is_not_a_foreign_write() -> None:
     host = Host()
     assert host.capper is not None
     host.train()
@@ -432,7 +432,7 @@ def test_ceiling_that_comes_while_a_cap_is_held_is_no_foreign_writer() -> None:
 # ------------------------------------------------------------------------------------------- knobs
 
 
-def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
+def test_clock_is_tried_if_no_power_limit_binds() -> None:
     host = Host(settings=quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK)))
     assert host.capper is not None
     host.capper.clocks = True
@@ -449,7 +449,7 @@ def test_where_no_power_limit_binds_the_clock_is_tried() -> None:
 
 
 @pytest.mark.slow
-def test_where_no_knob_was_of_use_the_first_is_tried_again_after_a_long_while() -> None:
+def test_first_actuator_is_retried_after_all_failed() -> None:
     settings = quick(knobs=(Knob.GPU_POWER, Knob.GPU_CLOCK), dwell=60 * 10**9)
     host = Host(settings=settings)
     assert host.capper is not None

@@ -35,7 +35,7 @@ def test_ranks_of_a_job_get_one_cap_that_keeps_the_step_of_all_within_the_budget
 
 
 @pytest.mark.slow
-def test_rank_that_waits_then_gets_less_and_no_step_is_longer_for_it() -> None:
+def test_waiting_rank_is_lowered_without_longer_steps() -> None:
     host = Host(gpus=2, settings=synchronous())
     job = train_together(host, UNEVEN)
     host.run(HOUR, until=lambda: holds(host, uneven=False))
@@ -55,7 +55,7 @@ def test_rank_that_waits_then_gets_less_and_no_step_is_longer_for_it() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_no_more_have_one_cap_again_at_once() -> None:
+def test_ranks_without_waiting_return_to_one_cap() -> None:
     host = Host(gpus=2, settings=synchronous())
     job = train_together(host, UNEVEN)
     host.run(HOUR, until=lambda: holds(host, uneven=True))
@@ -83,7 +83,7 @@ def test_ranks_that_are_as_slow_as_each_other_keep_one_cap() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_tell_what_they_compute_keep_one_cap() -> None:
+def test_ranks_without_compute_spans_keep_one_cap() -> None:
     job = TunedJobSettings(service="trainer", span="train_step", kind="steps")
     host = Host(gpus=2, settings=synchronous(job=(job,)))
     train_together(host, UNEVEN)
@@ -94,7 +94,7 @@ def test_ranks_that_do_not_tell_what_they_compute_keep_one_cap() -> None:
 
 
 @pytest.mark.slow
-def test_whoever_writes_one_ranks_limit_releases_that_of_all() -> None:
+def test_foreign_write_to_one_rank_releases_all() -> None:
     host = Host(gpus=2, settings=synchronous())
     train_together(host, UNEVEN)
     host.run(HOUR, until=lambda: holds(host, uneven=True))
@@ -112,7 +112,7 @@ def test_whoever_writes_one_ranks_limit_releases_that_of_all() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_rank_that_ended_the_job_is_another_one_and_its_device_is_let_go() -> None:
+def test_ended_rank_makes_a_new_job_and_releases_its_device() -> None:
     host = Host(gpus=2, settings=synchronous())
     train_together(host, UNEVEN)
     host.run(HOUR, until=lambda: holds(host, uneven=False))

@@ -23,7 +23,7 @@ def reason(host: Host) -> DecisionReason | None:
 
 
 @pytest.mark.slow
-def test_server_ends_up_capped_with_its_throughput_and_its_tail_kept() -> None:
+def test_server_ends_capped_within_throughput_and_tail_limits() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
@@ -53,7 +53,7 @@ def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
 
 
 @pytest.mark.slow
-def test_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> None:
+def test_unjudged_load_is_compared_then_held() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
@@ -64,7 +64,7 @@ def test_load_that_nobody_judged_is_compared_soon_and_held_if_it_may_be() -> Non
     assert held(host)
 
 
-def test_where_too_few_requests_come_nothing_is_tried() -> None:
+def test_low_request_rate_stops_trials() -> None:
     host = Host(settings=serving(LIMIT))
     serve(host, rate=0.01)
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
@@ -75,7 +75,7 @@ def test_where_too_few_requests_come_nothing_is_tried() -> None:
 
 
 @pytest.mark.slow
-def test_where_too_few_requests_come_to_show_their_tail_nothing_is_tried() -> None:
+def test_request_rate_too_low_for_a_tail_stops_trials() -> None:
     host = Host(settings=serving())
     serve(host, rate=0.02)
     host.run(HOUR, until=lambda: reason(host) is DecisionReason.TOO_NOISY)
@@ -95,7 +95,7 @@ def test_server_that_becomes_busy_is_tuned_after_all() -> None:
 
 
 @pytest.mark.slow
-def test_load_that_is_never_the_same_twice_is_given_up() -> None:
+def test_always_changing_load_ends_the_search() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
     for turn in range(400):

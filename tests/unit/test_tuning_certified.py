@@ -46,13 +46,13 @@ def test_known_job_starts_from_its_certified_setting() -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_another_fingerprint_is_not_known(other: dict[str, Any]) -> None:
+def test_other_fingerprint_has_no_certificate(other: dict[str, Any]) -> None:
     book = CertifiedSettings().certified(JOB, SETTING)
     assert book.recall(replace(JOB, **other), Knob.GPU_POWER) is None
     assert book.recall(JOB, Knob.CPU_POWER) is None
 
 
-def test_each_knob_has_its_own_setting() -> None:
+def test_certificates_are_per_actuator() -> None:
     clock = replace(SETTING, knob=Knob.GPU_CLOCK, level=1500, original=1980, levels={})
     book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, clock)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
@@ -71,7 +71,7 @@ def test_setting_that_failed_twice_is_forgotten() -> None:
     assert once.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) is None
 
 
-def test_new_certificate_makes_a_failure_good() -> None:
+def test_new_certificate_replaces_a_failure() -> None:
     book = (
         CertifiedSettings()
         .certified(JOB, SETTING)
@@ -81,13 +81,13 @@ def test_new_certificate_makes_a_failure_good() -> None:
     assert book.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) == SETTING
 
 
-def test_what_is_not_known_can_neither_fail_nor_be_used() -> None:
+def test_unknown_certificate_can_neither_fail_nor_be_used() -> None:
     book = CertifiedSettings().certified(JOB, SETTING)
     assert book.failed(job(1), Knob.GPU_POWER) is book
     assert book.used(job(1), Knob.GPU_POWER) is book
 
 
-def test_entry_that_was_not_used_for_longest_goes_first() -> None:
+def test_least_recently_used_certificate_is_evicted() -> None:
     book = CertifiedSettings()
     for number in range(MAX_CERTIFIED):
         book = book.certified(job(number), SETTING)
@@ -104,7 +104,7 @@ def written(book: CertifiedSettings) -> Any:
     return json.loads(json.dumps(to_json(book)))
 
 
-def test_book_comes_back_as_it_was_written() -> None:
+def test_certificates_round_trip() -> None:
     book = (
         CertifiedSettings().certified(JOB, SETTING).certified(job(1), replace(SETTING, levels={}))
     )
@@ -128,7 +128,7 @@ def test_book_comes_back_as_it_was_written() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_book_is_an_empty_one(facts: object) -> None:
+def test_invalid_certificate_file_reads_as_empty(facts: object) -> None:
     assert from_json(facts) == CertifiedSettings()
 
 
@@ -171,7 +171,7 @@ def test_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None
     assert [key.fingerprint for key in book.entries] == [job(1)]
 
 
-def test_of_an_entry_that_is_there_twice_the_later_counts() -> None:
+def test_later_duplicate_certificate_wins() -> None:
     facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
     facts["entries"] += written(CertifiedSettings().certified(JOB, replace(SETTING, pairs=7)))[
         "entries"
@@ -181,7 +181,7 @@ def test_of_an_entry_that_is_there_twice_the_later_counts() -> None:
     assert book.recall(JOB, Knob.GPU_POWER) == replace(SETTING, pairs=7)
 
 
-def test_book_of_too_many_entries_keeps_the_last() -> None:
+def test_certificate_file_keeps_the_latest_entries() -> None:
     facts = written(CertifiedSettings().certified(JOB, SETTING))
     (entry,) = facts["entries"]
     facts["entries"] = [
@@ -268,7 +268,7 @@ def test_another_job_has_another_digest(one: str, other: str) -> None:
     assert command_digest(one) != command_digest(other)
 
 
-def test_of_an_image_everything_counts() -> None:
+def test_image_fingerprint_covers_every_field() -> None:
     images = ["team/app:1", "team/app:2", "other/app:1", "app:1", "app@sha256:" + "0" * 64]
     assert len({command_digest(image) for image in images}) == len(images)
     assert command_digest(" team/app:1\n") == command_digest("team/app:1")
@@ -276,5 +276,5 @@ def test_of_an_image_everything_counts() -> None:
 
 
 @pytest.mark.parametrize("command", ["", "  ", [], ["\udcff"], "\ud800 x", ["a" * 10**6]])
-def test_any_command_has_a_digest(command: str | list[str]) -> None:
+def test_arbitrary_command_has_a_digest(command: str | list[str]) -> None:
     assert len(command_digest(command)) == 16

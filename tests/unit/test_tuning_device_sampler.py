@@ -26,7 +26,7 @@ def sampler() -> DeviceSampler:
     return DeviceSampler(Knob.GPU_POWER, (BOARD,), 0, 0)
 
 
-def test_cap_is_in_force_from_the_step_that_reads_it() -> None:
+def test_cap_is_in_force_from_its_readback_step() -> None:
     seen = sampler()
     for now, requested in ((0, ORIGINAL), (TURN, CAP), (2 * TURN, CAP)):
         seen.read_caps(host(now, requested))

@@ -13,14 +13,12 @@ def tallied(requests: int, misses: int) -> MissCounts:
     return MissCounts().add(requests, misses)
 
 
-def test_some_three_hundred_requests_without_a_miss_show_that_one_in_a_hundred_at_most_does() -> (
-    None
-):
+def test_three_hundred_requests_without_a_miss_bound_the_rate_at_one_percent() -> None:
     # Looking once, 299 would do (the rule of three); this many may be looked at all the while.
     assert tallied(350, 0).at_most(0.05) <= 0.01 < tallied(300, 0).at_most(0.05)
 
 
-def test_without_requests_nothing_is_known() -> None:
+def test_miss_rate_is_unknown_without_requests() -> None:
     nothing = MissCounts().add(0, 0)
     assert nothing.groups == 0
     assert nothing.ratio is None
@@ -29,7 +27,7 @@ def test_without_requests_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("misses", [0, 1, 7, 50, 100])
-def test_bounds_lie_on_either_side_of_what_was_seen(misses: int) -> None:
+def test_bounds_enclose_the_observed_rate(misses: int) -> None:
     tally = tallied(100, misses)
     assert tally.at_least(0.05) <= misses / 100 <= tally.at_most(0.05)
 
@@ -39,7 +37,7 @@ def test_bounds_close_in_on_the_truth() -> None:
     assert 0.0095 < tally.at_least(0.05) < 0.01 < tally.at_most(0.05) < 0.0105
 
 
-def test_misses_that_come_in_crowds_tell_less() -> None:
+def test_clustered_misses_widen_the_bounds() -> None:
     crowds, strangers = MissCounts(), MissCounts()
     for turn in range(40):
         crowds = crowds.add(100, 20 if turn % 10 == 0 else 0)
@@ -51,12 +49,12 @@ def test_misses_that_come_in_crowds_tell_less() -> None:
     assert crowds.at_least(0.05) < strangers.at_least(0.05)
 
 
-def test_crowds_that_were_seen_elsewhere_count_too() -> None:
+def test_clustering_of_other_settings_widens_the_bounds() -> None:
     assert tallied(350, 0).at_most(0.05, dispersion=4.0) > 0.03
 
 
 @pytest.mark.parametrize("misses", [0, 30])
-def test_nothing_is_crowded_where_all_are_alike(misses: int) -> None:
+def test_uniform_misses_have_no_clustering(misses: int) -> None:
     assert tallied(30, misses).add(30, misses).dispersion == 1.0
 
 
@@ -79,7 +77,7 @@ def test_alarm_rings_at_once_when_everything_is_late() -> None:
     assert MissAlarm(0.01).add(4, 4).alarmed
 
 
-def test_alarm_rings_soon_when_ten_times_too_many_are_late() -> None:
+def test_alarm_is_early_at_ten_times_the_miss_rate() -> None:
     alarm, seen = MissAlarm(0.01), 0
     while not alarm.alarmed:
         alarm = alarm.add(10, 1)

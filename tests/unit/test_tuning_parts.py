@@ -54,7 +54,7 @@ POLICY = replace(QUICK, block_units=2, block_time=S, settle_units=1, settle_time
 # ------------------------------------------------------------------------------------ sequence
 
 
-def test_bound_of_one_pair_is_none() -> None:
+def test_single_pair_has_no_bound() -> None:
     assert half_width(1, 0.05) == math.inf
     assert half_width(2, 1e-6) == math.inf
 
@@ -63,7 +63,7 @@ def test_bound_narrows_with_pairs_and_with_the_error_allowed() -> None:
     assert half_width(100, 0.05) < half_width(20, 0.05) < half_width(20, 0.01)
 
 
-def test_what_cannot_be_reached_needs_infinitely_many_pairs() -> None:
+def test_unreachable_bound_needs_infinitely_many_pairs() -> None:
     assert pairs_needed(0.0, 0.01, 0.05) == math.inf
     assert pairs_needed(1e-9, 1.0, 0.05) == math.inf
     assert 4 <= pairs_needed(0.01, 0.01, 0.05) < 40
@@ -76,7 +76,7 @@ def test_one_outlier_hardly_moves_the_mean() -> None:
     assert evidence([0.2], 0.01) == Evidence(1, 0.2, 0.01)
 
 
-def test_values_that_agree_by_chance_are_not_taken_to_be_exact() -> None:
+def test_equal_values_are_not_assumed_exact() -> None:
     assert evidence([0.03, 0.03, 0.03], 0.01).deviation == pytest.approx(0.007)
 
 
@@ -122,7 +122,7 @@ def test_unit_counts_if_it_ended_before_the_setting_changed() -> None:
     assert tape.full_blocks == 1
 
 
-def test_half_a_block_counts_when_the_setting_changes() -> None:
+def test_partial_block_counts_at_a_setting_change() -> None:
     tape = set_level(empty_buffer(TOP, 0), FLOOR, 5 * S)
     _, blocks = told(tape, units(0, 6))
     assert [one.units for one in blocks] == [2, 1]
@@ -135,7 +135,7 @@ def test_units_under_an_unknown_setting_are_nobodys() -> None:
     assert {one.level for one in blocks} == {FLOOR}
 
 
-def test_standing_still_changes_nothing() -> None:
+def test_idle_time_has_no_effect() -> None:
     tape = empty_buffer(TOP, 5)
     assert set_level(tape, TOP, 5) is tape
 
@@ -152,13 +152,13 @@ def test_short_gap_is_time_of_the_work() -> None:
     assert blocks[0].busy == 2 * S
 
 
-def test_units_at_once_are_counted_by_what_is_new() -> None:
+def test_concurrent_units_count_their_new_time() -> None:
     both = [one for unit in units(0, 6) for one in (unit,) * 3]
     _, blocks = told(empty_buffer(TOP, 0), both)
     assert blocks[0].span < blocks[0].busy
 
 
-def test_block_waits_for_its_energy_but_not_for_ever() -> None:
+def test_block_waits_for_its_energy_within_a_bound() -> None:
     tape, blocks, _ = add_units(empty_buffer(TOP, 0), POLICY, units(0, 4), (), 4 * S)
     assert blocks == []
     assert tape.full_blocks == 1
@@ -178,7 +178,7 @@ def test_counter_that_does_not_move_is_unknown() -> None:
     assert blocks[0].energy is None
 
 
-def test_points_are_bounded_and_those_of_the_past_go() -> None:
+def test_points_are_bounded_and_old_ones_removed() -> None:
     tape = empty_buffer(TOP, 0)
     points = [EnergyPoint(at, at) for at in range(2_000)]
     tape, _, _ = add_units(tape, POLICY, (), points, 2_000)
@@ -198,7 +198,7 @@ def block(level: int, at: int, busy: float = 2.0, energy: float | None = 200.0) 
     return Block(level, start, start + 2 * S, 2, 2, int(busy * S), int(busy * S), 2.0, energy, at)
 
 
-def test_drift_cancels_between_what_came_before_and_after() -> None:
+def test_drift_cancels_between_neighbouring_blocks() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((FLOOR, TOP, FLOOR)):
         cost = (1.1 if level == FLOOR else 1.0) * (2.0 + 0.1 * at)
@@ -227,7 +227,7 @@ def test_two_levels_around_the_original_are_no_comparison() -> None:
     assert pair is None
 
 
-def test_pair_without_energy_tells_of_time_only() -> None:
+def test_pair_without_energy_gives_time_evidence_only() -> None:
     pairing, pair = Pairing(), None
     for at, level in enumerate((TOP, FLOOR, TOP)):
         pairing, pair = add_block(
@@ -251,7 +251,7 @@ def test_long_runs_use_each_block_once() -> None:
 # --------------------------------------------------------------------------------- what is known
 
 
-def test_only_uncapped_blocks_tell_the_noise() -> None:
+def test_noise_is_estimated_from_uncapped_blocks() -> None:
     known = with_block(Estimates(), block(FLOOR, 0), TOP)
     assert known.blocks == 0
     assert with_block(Estimates(), block(TOP, 0)._replace(units=1), TOP).blocks == 0
@@ -265,12 +265,12 @@ def test_straggler_does_not_decide_the_noise() -> None:
     assert wild.noise < 3 * known.noise
 
 
-def test_blocks_without_energy_tell_of_time() -> None:
+def test_blocks_without_energy_give_time_evidence() -> None:
     known = with_block(Estimates(), block(TOP, 0, 2.0, None), TOP)
     assert (known.blocks, known.energies) == (1, 0)
 
 
-def test_few_pairs_say_nothing_yet_of_their_spread() -> None:
+def test_few_pairs_have_no_variance_estimate() -> None:
     known = Estimates(variance=0.01)
     for at in range(12):
         known = with_pair(known, Pair(FLOOR, at, 0.05 * (at % 2), 0.0, 0.0, 0.1))
@@ -286,13 +286,13 @@ def point(level: int, time: float, power: float = -0.1, variance: float = 1e-6) 
     return ResponsePoint(level, time, power, variance)
 
 
-def test_nothing_known_is_no_slowdown() -> None:
+def test_unknown_slowdown_is_absent() -> None:
     curve = fit_curve((), TOP)
     assert curve.time(FLOOR) == 0.0
     assert curve.power(FLOOR) == 0.0
 
 
-def test_curve_goes_through_what_is_sure() -> None:
+def test_curve_passes_through_certain_points() -> None:
     points = [point(360_000, 0.01), point(320_000, 0.03, -0.2), point(280_000, 0.08, -0.3)]
     curve = fit_curve(points, TOP)
     for one in points:
@@ -310,7 +310,7 @@ def test_one_point_is_read_as_half_a_line() -> None:
 
 
 @pytest.mark.parametrize("times", [(0.001, 0.08), (0.06, 0.07)])
-def test_neither_term_of_the_parabola_falls_below_nothing(times: tuple[float, float]) -> None:
+def test_parabola_terms_are_nonnegative(times: tuple[float, float]) -> None:
     points = [
         point(360_000, times[0], variance=1e-2),
         point(320_000, times[1], variance=1e-2),
@@ -324,7 +324,7 @@ def test_neither_term_of_the_parabola_falls_below_nothing(times: tuple[float, fl
 # ------------------------------------------------------------------------------------ spending
 
 
-def test_nothing_spent_is_no_slowdown() -> None:
+def test_zero_spending_is_no_slowdown() -> None:
     assert SlowdownAccount().slowdown(0.0) == 0.0
     assert allowance(0.05, 105.0) == pytest.approx(5.0)
 
@@ -351,7 +351,7 @@ def test_one_pair_alone_never_alarms() -> None:
     assert add_inconclusive_pair(Cusum()).suspicious
 
 
-def test_lasting_shift_of_blocks_is_seen() -> None:
+def test_lasting_shift_of_blocks_is_detected() -> None:
     raw = LevelShift()
     for at in range(8):
         raw = update_level_shift(raw, block(FLOOR, at), 0.01)
@@ -371,7 +371,7 @@ def test_lasting_shift_of_blocks_is_seen() -> None:
 # -------------------------------------------------------------------------------------- ladder
 
 
-def test_no_cap_lies_outside_its_devices_range() -> None:
+def test_caps_are_within_the_device_range() -> None:
     ladder = LevelLadder.over([KnobRange(GPU, TOP, FLOOR), KnobRange("GPU-2", 300_000, 280_000)])
     assert ladder.caps(ladder.top) == {}
     assert ladder.level(10**9) == TOP
@@ -389,18 +389,18 @@ def test_rounding_by_the_device_is_obedience() -> None:
 # ------------------------------------------------------------------------------------- telling
 
 
-def test_tuner_that_saw_nothing_reports_nothing() -> None:
+def test_tuner_without_observations_has_an_empty_report() -> None:
     told = report(begin(QUICK, RANGES, now=0))
     assert (told.slowdown, told.saved, told.lost, told.committed) == (None,) * 4
     assert told.units == told.pairs == 0
 
 
-def test_sentences_name_what_is_faster_or_dearer() -> None:
+def test_explanation_names_faster_and_costlier_settings() -> None:
     assert slowdown_text(-0.02) == "2.0 % faster"
     assert saving_text(0.03) == "3.0 % more energy"
 
 
-def test_reason_without_words_of_its_own_is_told_as_it_is() -> None:
+def test_reason_without_a_text_is_shown_verbatim() -> None:
     assert "held" in decline_decision(DecisionReason.HELD).sentence
     state = begin(QUICK, RANGES, now=0)
     release = release_decision(state, DecisionReason.HELD, TOP)
@@ -409,14 +409,14 @@ def test_reason_without_words_of_its_own_is_told_as_it_is() -> None:
     assert release.move is Move.RELEASE
 
 
-def test_levels_without_pairs_cost_what_is_feared() -> None:
+def test_levels_without_pairs_have_the_assumed_cost() -> None:
     state = begin(QUICK, RANGES, now=0)
     state = observe(state, Observation(now=S, units=tuple(units(0, 3))))
     assert state.samples.last_end == 3 * S
     assert LevelEstimate().energy == 0.0
 
 
-def test_of_what_was_not_seen_no_figure_is_told() -> None:
+def test_unobserved_figures_are_absent() -> None:
     state = begin(QUICK, [KnobRange(GPU, FLOOR, TOP, TOP)], now=0)
 
     def learning(known: Estimates) -> str:

@@ -42,11 +42,11 @@ def test_step_is_as_long_as_the_slowest_rank_and_does_the_work_of_all() -> None:
     assert steps[0].unit == WorkUnit(0, 95 * MS, 16)
 
 
-def test_no_units_make_no_step() -> None:
+def test_step_needs_units() -> None:
     assert Lockstep().add([]) == (Lockstep(), ())
 
 
-def test_one_rank_alone_makes_steps_of_its_own() -> None:
+def test_single_rank_makes_its_own_steps() -> None:
     _, steps = Lockstep().add(units(0, range(3), compute=50 * MS))
     assert [step.unit for step in steps] == [
         unit._replace(compute=None) for unit in units(0, range(3))
@@ -54,7 +54,7 @@ def test_one_rank_alone_makes_steps_of_its_own() -> None:
     assert not any(step.compute for step in steps)
 
 
-def test_ranks_may_be_told_one_after_the_other() -> None:
+def test_ranks_may_be_reported_in_sequence() -> None:
     both, steps = Lockstep().add([*units(0, range(1)), *units(1, range(1))])
     assert len(steps) == 1
     waits, steps = both.add(units(0, range(1, 51)))
@@ -78,7 +78,7 @@ def test_steps_never_overlap_though_ranks_run_ahead() -> None:
 
 @pytest.mark.parametrize("lost", [0, 7, 19])
 @pytest.mark.parametrize("shift", [2, -9], ids=["behind", "ahead"])
-def test_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift: int) -> None:
+def test_step_with_a_lost_unit_is_omitted(lost: int, shift: int) -> None:
     """A rank that is ahead begins its next step before the other one ends this."""
     first = [WorkUnit(step * 100 * MS, step * 100 * MS + 98 * MS, 1, 0) for step in range(21)]
     second = [unit._replace(rank=1, start=unit.start + shift * MS) for unit in first]
@@ -89,7 +89,7 @@ def test_step_of_which_a_unit_was_lost_is_left_out_and_no_other(lost: int, shift
     assert whole == [number for number in range(21) if number != lost]
 
 
-def test_rank_that_is_gone_is_not_waited_for_for_ever() -> None:
+def test_missing_rank_is_waited_for_within_a_bound() -> None:
     both, steps = Lockstep().add([*units(0, range(10)), *units(1, range(10))])
     assert len(steps) == 10
     waits, steps = both.add(units(0, range(10, 70)))
@@ -101,7 +101,7 @@ def test_rank_that_is_gone_is_not_waited_for_for_ever() -> None:
     assert [step.work for step in steps] == [16.0] * 10
 
 
-def test_what_is_kept_of_a_rank_is_bounded() -> None:
+def test_stored_units_of_a_rank_are_bounded() -> None:
     lockstep, _ = Lockstep().add([*units(0, range(1)), *units(1, range(1))])
     most = 0
     for turn in range(1, 500):
@@ -110,7 +110,7 @@ def test_what_is_kept_of_a_rank_is_bounded() -> None:
     assert most <= 64
 
 
-def test_compute_that_only_some_tell_says_nothing() -> None:
+def test_partial_compute_spans_give_no_slack() -> None:
     _, steps = Lockstep().add([*units(0, range(1), compute=50 * MS), *units(1, range(1))])
     assert steps[0].compute == {}
 
@@ -135,7 +135,7 @@ def waited(
     return waiting
 
 
-def test_slack_is_the_part_of_a_step_that_a_rank_waits_for_the_critical_one() -> None:
+def test_slack_is_the_wait_for_the_critical_rank() -> None:
     waiting = waited({0: 0.9, 1: 0.7, 2: 0.85})
     assert waiting.critical == 0
     assert waiting.slack(0) == 0
@@ -143,17 +143,17 @@ def test_slack_is_the_part_of_a_step_that_a_rank_waits_for_the_critical_one() ->
     assert waiting.slack(2) == pytest.approx(0.05)
 
 
-def test_nobody_is_critical_as_long_as_nothing_is_known() -> None:
+def test_critical_rank_is_unknown_without_steps() -> None:
     assert RankWaits().critical is None
 
 
-def test_who_is_slowest_by_turns_has_no_slack() -> None:
+def test_alternating_slowest_ranks_have_no_slack() -> None:
     """Eight equal ranks with 5 % of noise: in every step somebody waits 7 % for the slowest."""
     waiting = waited(dict.fromkeys(range(8), 0.9), steps=400, noise=0.05)
     assert max(waiting.slack(rank, 2.0) for rank in range(8)) < 0.01
 
 
-def test_what_is_not_sure_of_slack_is_not_counted() -> None:
+def test_slack_is_its_lower_bound() -> None:
     waiting = waited({0: 0.9, 1: 0.8}, steps=50, noise=0.1)
     assert 0 < waiting.slack(1, 2.0) < waiting.slack(1)
 
@@ -174,7 +174,7 @@ def test_other_ranks_are_another_job() -> None:
 @pytest.mark.parametrize(
     "step", [SynchronousStep(0, 100, 1, {}), SynchronousStep(100, 100, 1, {0: 1, 1: 2})]
 )
-def test_step_that_says_nothing_changes_nothing(step: SynchronousStep) -> None:
+def test_empty_step_has_no_effect(step: SynchronousStep) -> None:
     waiting = waited({0: 0.9, 1: 0.7})
     assert waiting.add(step) is waiting
 
@@ -190,7 +190,7 @@ def curve(setting: int) -> float:
     return 1 + 0.05 * (300_000 - setting) / 30_000
 
 
-def test_rank_that_waits_may_use_most_of_its_waiting() -> None:
+def test_waiting_rank_may_use_most_of_its_slack() -> None:
     waiting = waited({0: 0.9, 1: 0.8, 2: 0.89})
     settings = propose_rank_settings(UNIFORM, RANGES, waiting, curve)
     assert settings["gpu0"] == settings["gpu2"] == 270_000
@@ -199,23 +199,23 @@ def test_rank_that_waits_may_use_most_of_its_waiting() -> None:
     assert curve(settings["gpu1"] - 5_000) / curve(270_000) - 1 > 0.6 * 0.1
 
 
-def test_who_waits_but_little_keeps_the_setting_of_all() -> None:
+def test_rank_with_little_slack_keeps_the_common_setting() -> None:
     assert (
         propose_rank_settings(UNIFORM, RANGES, waited({0: 0.9, 1: 0.86, 2: 0.86}), curve) == UNIFORM
     )
 
 
-def test_no_setting_goes_below_its_floor() -> None:
+def test_rank_setting_is_at_least_its_floor() -> None:
     settings = propose_rank_settings(UNIFORM, RANGES, waited({0: 1.0, 1: 0.1, 2: 0.1}), curve)
     assert settings == {"gpu0": 270_000, "gpu1": 180_000, "gpu2": 180_000}
 
 
-def test_few_steps_are_no_reason_to_lower_anybody() -> None:
+def test_few_steps_lower_no_rank() -> None:
     waiting = waited({0: 0.9, 1: 0.5, 2: 0.5}, steps=STEPS - 1)
     assert propose_rank_settings(UNIFORM, RANGES, waiting, curve) == UNIFORM
 
 
-def test_devices_of_which_nothing_is_known_stay_as_they_are() -> None:
+def test_unknown_devices_keep_their_setting() -> None:
     waiting = waited({0: 0.9, 1: 0.5})
     levels = {"gpu0": 270_000, "gpu2": 270_000}
     assert propose_rank_settings(levels, RANGES, waiting, curve) == levels
@@ -234,19 +234,19 @@ LEFT = remaining_slack(
 )
 
 
-def test_what_is_left_of_its_waiting_is_told_by_rank() -> None:
+def test_remaining_slack_is_reported_by_rank() -> None:
     assert set(LEFT) == {1}
     assert LEFT[1] == pytest.approx(0.1 - 0.0556, abs=0.001)
     one_device = remaining_slack({"gpu1": 270_000}, {"gpu1": 255_000}, RANGES, THEN, curve)
     assert set(one_device) == {1}
 
 
-def test_as_long_as_they_wait_as_expected_the_settings_stand() -> None:
+def test_settings_hold_while_waits_match() -> None:
     assert not slack_changed(waited({0: 0.9, 1: 0.855, 2: 0.89}), 0, LEFT)
     assert not slack_changed(waited({0: 0.9, 1: 0.87, 2: 0.89}), 0, LEFT)
 
 
-def test_lowered_rank_that_waits_less_than_half_of_what_it_should_is_released() -> None:
+def test_lowered_rank_with_half_its_slack_is_released() -> None:
     assert slack_changed(waited({0: 0.9, 1: 0.88, 2: 0.89}, steps=SLACK_CHANGE_STEPS), 0, LEFT)
 
 
@@ -259,7 +259,7 @@ def test_other_ranks_release_all() -> None:
     assert slack_changed(waited({0: 0.9, 2: 0.89}), 0, LEFT)
 
 
-def test_few_steps_say_nothing_yet() -> None:
+def test_few_steps_give_no_verdict() -> None:
     assert not slack_changed(
         waited({0: 0.5, 1: 0.9, 2: 0.5}, steps=SLACK_CHANGE_STEPS - 1), 0, LEFT
     )

@@ -55,7 +55,7 @@ def test_veto_without_a_cap_declines() -> None:
     assert run.until(held).caps
 
 
-def test_after_a_veto_the_certified_level_is_proved_anew() -> None:
+def test_veto_requires_a_new_proof_of_the_certified_level() -> None:
     run = holding()
     level = run.decisions[-1].caps[GPU]
     run.plant.vetoes = frozenset({DecisionReason.THROTTLED})
@@ -98,7 +98,7 @@ def test_device_that_does_not_obey_is_left_alone() -> None:
     assert run.decisions[-1].reason is DecisionReason.FOREIGN_WRITER
 
 
-def test_another_jobs_turn_is_waited_for() -> None:
+def test_trial_waits_for_another_job() -> None:
     run = Run(Plant(may=False))
     run.until(lambda one: one.reason is DecisionReason.WAITING)
     assert report(run.state).exploring
@@ -129,7 +129,7 @@ def test_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> Non
 
 
 @pytest.mark.slow
-def test_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
+def test_changed_job_is_released_and_proved_again() -> None:
     run = holding()
     run.on(2_000)
     run.plant.step *= 1.6
@@ -143,7 +143,7 @@ def test_job_that_becomes_another_one_is_released_and_proved_anew() -> None:
     assert told.saved > 0
 
 
-def test_spans_that_lie_are_judged_by_what_lies_between_them() -> None:
+def test_false_spans_are_judged_by_the_gaps_between_them() -> None:
     plant = Plant(
         curve=lambda at: (1.0, gentle(at)[1]),
         gap=lambda at: 0.5 * (gentle(at)[0] - 1) * 1.5,
@@ -155,7 +155,7 @@ def test_spans_that_lie_are_judged_by_what_lies_between_them() -> None:
     assert 1.5 * (gentle(level)[0] - 1) < 0.05
 
 
-def test_long_steps_between_which_nothing_is_known_are_not_compared() -> None:
+def test_long_steps_without_gaps_are_not_compared() -> None:
     run = holding(Plant(gap=lambda _: 0.0))
     assert run.state is not None
     before = run.state.estimates.at(run.decisions[-1].caps[GPU]).time.n
@@ -183,7 +183,7 @@ def costing(level: int, slower: float) -> Callable[[float], tuple[float, float]]
     return curve
 
 
-def test_neighbours_visit_is_no_reason_to_release() -> None:
+def test_short_neighbour_load_does_not_release() -> None:
     run = holding()
     run.on(1_000)
     for _ in range(12):
@@ -195,7 +195,7 @@ def test_neighbours_visit_is_no_reason_to_release() -> None:
     assert run.until(held).caps
 
 
-def test_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
+def test_failed_candidate_is_replaced_by_a_higher_one() -> None:
     run = Run(Plant(), DWELL)
     level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.054)
@@ -206,7 +206,7 @@ def test_candidate_that_would_not_do_makes_way_for_a_higher_one() -> None:
     assert not any(one.move is Move.RELEASE for one in run.decisions)
 
 
-def test_candidate_that_is_much_too_slow_is_released() -> None:
+def test_much_too_slow_candidate_is_released() -> None:
     run = Run(Plant(), DWELL)
     level = run.until(lambda one: one.reason is DecisionReason.CERTIFYING).caps[GPU]
     run.plant.curve = costing(level, 0.25)
@@ -251,7 +251,7 @@ def test_way_down_ends_where_energy_rises_again() -> None:
     assert run.until(held).caps[GPU] > 370_000
 
 
-def test_what_saves_nothing_after_all_is_not_held() -> None:
+def test_setting_without_savings_is_not_held() -> None:
     run = Run(Plant(), DWELL)
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     run.plant.curve = lambda at: (gentle(at)[0], 1.0)

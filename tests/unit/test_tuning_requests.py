@@ -104,7 +104,7 @@ def test_tail_that_does_not_hold_is_not_certified() -> None:
     assert all(one.move is not Move.HOLD for one in server.decisions)
 
 
-def test_load_that_changed_is_no_comparison() -> None:
+def test_changed_load_is_not_compared() -> None:
     server = Server(little, limit=700_000_000)
     for turn in range(3_000):
         server.rate = 4.0 if turn // 7 % 2 else 16.0
@@ -113,7 +113,7 @@ def test_load_that_changed_is_no_comparison() -> None:
     assert compared < sum(one.unmatched for one in server.state.serving.values()) + 150
 
 
-def test_tail_that_breaks_while_it_is_proved_releases_too() -> None:
+def test_tail_violation_during_proof_releases() -> None:
     server = Server(little, limit=700_000_000)
     server.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     server.slower = lambda level: 1.0 if level == TOP else 2.0

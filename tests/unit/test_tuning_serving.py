@@ -37,7 +37,7 @@ def stretch(
 # --------------------------------------------------------------------------------- one stretch
 
 
-def test_stretch_tells_throughput_arrivals_concurrency_and_the_time_of_a_token() -> None:
+def test_serving_block_has_throughput_arrivals_concurrency_and_token_time() -> None:
     units = [
         WorkUnit(0, 2 * S, 10),  # began before
         WorkUnit(1 * S, 3 * S, 20),
@@ -60,7 +60,7 @@ def test_operators_latency_is_the_one_that_must_hold() -> None:
     assert units_to_learn(POLICY) == 0
 
 
-def test_without_one_half_as_many_of_the_originals_requests_exceed_it_as_may() -> None:
+def test_derived_latency_limit_is_exceeded_by_half_the_allowed_share() -> None:
     policy = replace(POLICY, latency=None, percentile=0.9)
     units = [WorkUnit(0, latency) for latency in range(1, 1001)]
     limit = latency_limit(policy, units)
@@ -69,13 +69,13 @@ def test_without_one_half_as_many_of_the_originals_requests_exceed_it_as_may() -
     assert units_to_learn(policy) == 21
 
 
-def test_of_few_requests_the_longest_is_the_limit() -> None:
+def test_derived_limit_of_few_requests_is_their_maximum() -> None:
     policy = replace(POLICY, latency=None)
     assert latency_limit(policy, [WorkUnit(0, 5), WorkUnit(0, 9), WorkUnit(0, 7)]) == 9
     assert latency_limit(policy, ()) is None
 
 
-def test_nobody_can_learn_the_latency_that_nobody_may_exceed() -> None:
+def test_limit_for_zero_misses_cannot_be_derived() -> None:
     assert units_to_learn(replace(POLICY, latency=None, percentile=1.0)) == 20_000
 
 
@@ -87,17 +87,17 @@ def test_blocks_are_long_enough_for_the_longest_requests() -> None:
 # ------------------------------------------------------------------------------------ the load
 
 
-def test_at_the_same_load_the_time_of_work_is_compared() -> None:
+def test_work_time_is_compared_at_equal_load() -> None:
     ratio = log_ratio(stretch(latency=4.0), stretch(latency=4.2))
     assert ratio == pytest.approx(0.04879, abs=1e-4)
 
 
 @pytest.mark.parametrize("rate", [2.0, 12.0])
-def test_another_load_is_no_evidence(rate: float) -> None:
+def test_unequal_load_is_no_evidence(rate: float) -> None:
     assert log_ratio(stretch(rate=5.0), stretch(rate=rate)) is None
 
 
-def test_clients_that_wait_for_answers_ask_less_of_a_slower_server() -> None:
+def test_closed_loop_clients_lower_the_load_of_a_slower_server() -> None:
     # Twenty clients without a pause: as many are in flight, and fewer come.
     ratio = log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=2.5, latency=8.0))
     assert ratio == pytest.approx(0.693, abs=1e-3)
@@ -107,7 +107,7 @@ def test_clients_that_pause_between_requests_are_no_excuse_either() -> None:
     assert log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=3.5, latency=7.5)) is not None
 
 
-def test_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() -> None:
+def test_growing_queue_is_evidence_at_unequal_load() -> None:
     behind = stretch(rate=5.0, served=3.0, latency=30.0)
     ratio = log_ratio(stretch(), behind)
     assert ratio is not None
@@ -124,7 +124,7 @@ def test_server_that_falls_behind_is_evidence_though_nothing_is_as_it_was() -> N
     ],
     ids=["too few", "none came", "no time", "no work"],
 )
-def test_stretch_that_says_nothing_is_no_evidence(empty: LoadSample) -> None:
+def test_empty_serving_block_is_no_evidence(empty: LoadSample) -> None:
     assert log_ratio(stretch(), empty) is None
     assert log_ratio(empty, stretch()) is None
 
@@ -144,19 +144,19 @@ def judged(
     return serving
 
 
-def test_nothing_is_known_without_a_pair() -> None:
+def test_serving_verdict_is_unknown_without_pairs() -> None:
     assert ServingComparison().verdict(POLICY) == LatencyAssessment(
         passes=False, fails=False, pairs=0
     )
 
 
-def test_one_pair_decides_nothing() -> None:
+def test_single_pair_gives_no_verdict() -> None:
     verdict = judged(1, slower=3.0).verdict(POLICY)
     assert (verdict.passes, verdict.fails) == (False, False)
     assert verdict.slowdown == pytest.approx(2.03)
 
 
-def test_setting_passes_when_both_its_speed_and_its_tail_are_sure() -> None:
+def test_setting_passes_if_speed_and_tail_are_certain() -> None:
     verdict = judged(12).verdict(POLICY)
     assert verdict.passes
     assert not verdict.fails
@@ -168,7 +168,7 @@ def test_setting_passes_when_both_its_speed_and_its_tail_are_sure() -> None:
     assert verdict.tail_bound < 0.01
 
 
-def test_no_setting_passes_on_fewer_pairs_than_the_least() -> None:
+def test_setting_needs_the_minimum_number_of_pairs() -> None:
     assert not judged(11).verdict(POLICY).passes
 
 
@@ -191,7 +191,7 @@ def test_tail_about_as_long_as_allowed_is_not_decided() -> None:
     assert (verdict.passes, verdict.fails) == (False, False)
 
 
-def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_allowed() -> None:
+def test_original_beyond_the_limit_allows_the_cap_an_equal_addition() -> None:
     """5 % are late anyway: a cap that adds nothing passes, one that adds 3 points fails."""
     same = judged(100, late=15, original_late=15)
     verdict = same.verdict(POLICY)
@@ -202,7 +202,7 @@ def test_where_the_original_misses_more_than_allowed_the_cap_may_add_as_much_as_
     assert judged(100, late=24, original_late=15).verdict(POLICY).fails
 
 
-def test_where_the_originals_misses_come_in_crowds_the_caps_may_as_well() -> None:
+def test_clustering_of_the_original_applies_to_the_cap() -> None:
     strangers, crowds = judged(20, original_late=3), ServingComparison()
     for pair in range(20):
         at = 2 * pair * 60 * S
@@ -216,12 +216,12 @@ def test_where_the_originals_misses_come_in_crowds_the_caps_may_as_well() -> Non
     assert warned > 10 * alone
 
 
-def test_error_is_shared_between_what_the_cap_and_what_the_original_misses() -> None:
+def test_error_probability_is_split_between_cap_and_original() -> None:
     serving = judged(1)
     assert serving.capped.at_most(0.05) < (serving.verdict(POLICY).tail_bound or 0.0) < 0.02
 
 
-def test_what_seems_to_be_the_originals_own_tail_is_no_reason_to_give_up() -> None:
+def test_tail_of_the_original_does_not_reject_the_cap() -> None:
     verdict = judged(12, late=9, original_late=9).verdict(POLICY)
     assert (verdict.passes, verdict.fails) == (False, False)
 
@@ -241,7 +241,7 @@ def test_slowdown_beyond_all_figures_is_still_one() -> None:
 # -------------------------------------------------------------------------------------- pairing
 
 
-def test_stretches_of_unlike_load_wait_for_their_like() -> None:
+def test_blocks_of_unequal_load_wait_for_a_match() -> None:
     serving = ServingComparison()
     serving = serving.add(stretch(5.0, at=0), capped=False)
     serving = serving.add(stretch(10.0, at=60 * S), capped=True)
@@ -252,7 +252,7 @@ def test_stretches_of_unlike_load_wait_for_their_like() -> None:
     assert serving.unmatched == 0
 
 
-def test_pair_is_made_with_the_latest_of_the_same_load() -> None:
+def test_pair_uses_the_latest_block_of_equal_load() -> None:
     serving = ServingComparison()
     serving = serving.add(stretch(latency=8.0, at=0), capped=False)
     serving = serving.add(stretch(latency=4.0, at=60 * S), capped=False)
@@ -260,14 +260,14 @@ def test_pair_is_made_with_the_latest_of_the_same_load() -> None:
     assert serving.ratios.mean == 0
 
 
-def test_stretch_that_waited_too_long_is_not_compared() -> None:
+def test_expired_block_is_not_compared() -> None:
     serving = ServingComparison().add(stretch(at=0), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 0
     assert serving.unmatched == 1
 
 
-def test_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
+def test_stale_block_is_counted_with_a_fresh_pair() -> None:
     serving = ServingComparison().add(stretch(at=0), capped=False)
     serving = serving.add(stretch(at=REFERENCE_LIFETIME), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
@@ -275,12 +275,12 @@ def test_stale_stretch_is_counted_when_a_fresh_pair_is_made() -> None:
     assert serving.unmatched == 1
 
 
-def test_stretch_that_says_nothing_does_not_wait() -> None:
+def test_empty_block_does_not_wait() -> None:
     serving = ServingComparison().add(stretch(rate=0.1), capped=False)
     assert serving == ServingComparison(unmatched=1)
 
 
-def test_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
+def test_verdict_covers_loads_up_to_the_observed_maximum() -> None:
     serving = judged(12)
     assert serving.load == pytest.approx(20.6, abs=0.1)
     assert serving.covers(stretch(rate=5.5))
@@ -289,7 +289,7 @@ def test_setting_is_judged_for_loads_up_to_those_it_was_seen_at() -> None:
     assert not ServingComparison().covers(stretch())
 
 
-def test_only_so_many_stretches_wait() -> None:
+def test_waiting_blocks_are_bounded() -> None:
     serving = ServingComparison()
     for minute in range(12):
         serving = serving.add(stretch(at=minute * 60 * S), capped=False)
@@ -317,13 +317,13 @@ def watched(cap: float, slots: int, blocks: int = 24) -> tuple[LatencyAssessment
     return verdict, done[True] / done[False]
 
 
-def test_at_light_load_a_cap_that_slows_service_by_three_percent_passes() -> None:
+def test_three_percent_slower_cap_passes_at_light_load() -> None:
     verdict, _ = watched(1.03, LIGHT)
     assert verdict.passes
     assert verdict.slowdown == pytest.approx(0.03, abs=0.005)
 
 
-def test_at_heavy_load_the_same_cap_fails_though_throughput_stays() -> None:
+def test_three_percent_slower_cap_fails_at_heavy_load() -> None:
     verdict, throughput = watched(1.03, HEAVY)
     assert verdict.fails
     assert verdict.tail is not None
@@ -331,7 +331,7 @@ def test_at_heavy_load_the_same_cap_fails_though_throughput_stays() -> None:
     assert throughput > 0.98  # by which alone it would have passed
 
 
-def test_cap_that_does_nothing_passes_at_light_load() -> None:
+def test_ineffective_cap_passes_at_light_load() -> None:
     assert watched(1.0, LIGHT)[0].passes
 
 

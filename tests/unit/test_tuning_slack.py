@@ -83,7 +83,7 @@ def lowered() -> tuple[TunerState, int]:
 # ----------------------------------------------------------------------------------- the ladder
 
 
-def test_level_of_its_own_holds_what_differs_by_device() -> None:
+def test_per_device_level_stores_only_differences() -> None:
     ladder, level = LevelLadder.over(RANGES).with_lowered(BASE, {"GPU-0": BASE, "GPU-1": 550 * W})
     assert BASE - W < level < BASE
     assert ladder.caps(level) == {"GPU-0": BASE, "GPU-1": 550 * W}
@@ -94,7 +94,7 @@ def test_level_of_its_own_holds_what_differs_by_device() -> None:
     assert ladder.plain() == LevelLadder.over(RANGES)
 
 
-def test_every_such_level_is_another_one_until_there_is_no_room() -> None:
+def test_per_device_levels_are_distinct_within_capacity() -> None:
     ladder = LevelLadder.over([KnobRange("GPU-0", 1980, 1000, step=15)])
     levels = set()
     for _ in range(14):
@@ -109,7 +109,7 @@ def test_every_such_level_is_another_one_until_there_is_no_room() -> None:
 # ---------------------------------------------------------------------------------- watching
 
 
-def test_who_waits_is_seen_while_the_held_setting_is_in_force() -> None:
+def test_waits_are_observed_during_a_hold() -> None:
     before = state(slack=RankSlack())
     after = observe_steps(before, [step(1, 0.9, 0.8), step(2, 0.9, 0.8), step(3, 0.9, 0.8)])
     assert after.slack.level == BASE
@@ -126,22 +126,22 @@ def test_who_waits_is_seen_while_the_held_setting_is_in_force() -> None:
     ],
     ids=["not wanted", "nothing held", "another setting in force"],
 )
-def test_else_nobody_is_watched(more: dict[str, object]) -> None:
+def test_waits_are_not_observed_otherwise(more: dict[str, object]) -> None:
     before = state(**more)
     assert observe_steps(before, [step(3, 0.9, 0.8)]) is before
 
 
-def test_no_steps_change_nothing() -> None:
+def test_absent_steps_have_no_effect() -> None:
     before = state()
     assert observe_steps(before, []) is before
 
 
-def test_what_was_seen_at_one_setting_says_nothing_of_another() -> None:
+def test_waits_at_one_setting_do_not_apply_to_another() -> None:
     after = observe_steps(state(slack=RankSlack(waited(9, 0.9, 0.5), 500 * W)), [step(3, 0.9, 0.8)])
     assert (after.slack.level, after.slack.waiting.steps) == (BASE, 1)
 
 
-def test_with_less_for_some_it_is_what_they_did_of_late_that_counts() -> None:
+def test_recent_waits_decide_with_lowered_ranks() -> None:
     before, level = lowered()
     long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(WINDOW)]
     after = observe_steps(before, long)
@@ -152,7 +152,7 @@ def test_with_less_for_some_it_is_what_they_did_of_late_that_counts() -> None:
 # ---------------------------------------------------------------------------------- proposing
 
 
-def test_who_waits_is_given_less_and_nobody_else() -> None:
+def test_only_waiting_ranks_are_lowered() -> None:
     proposed = lower_waiting_ranks(state())
     assert proposed is not None
     assert proposed.slack.lowered is not None
@@ -163,7 +163,7 @@ def test_who_waits_is_given_less_and_nobody_else() -> None:
     assert 0.03 < proposed.slack.remaining[2] < 0.1
 
 
-def test_nobody_goes_below_the_own_floor() -> None:
+def test_ranks_are_lowered_to_their_floor_at_most() -> None:
     narrow = (*RANGES[:2], replace(RANGES[2], floor=595 * W))
     proposed = lower_waiting_ranks(state(ladder=LevelLadder.over(narrow)))
     assert proposed is not None
@@ -194,17 +194,17 @@ def test_nobody_goes_below_the_own_floor() -> None:
         "something is suspicious",
     ],
 )
-def test_else_all_keep_one_cap(more: dict[str, object]) -> None:
+def test_ranks_without_slack_keep_one_cap(more: dict[str, object]) -> None:
     assert lower_waiting_ranks(state(**more)) is None
 
 
-def test_less_is_not_made_of_less() -> None:
+def test_lowered_setting_is_not_lowered_again() -> None:
     before, level = lowered()
     slack = RankSlack(waited(STEPS, 0.9, 0.9, 0.8), level)
     assert lower_waiting_ranks(before._replace(slack=slack)) is None
 
 
-def test_without_room_between_two_settings_all_keep_one_cap() -> None:
+def test_adjacent_settings_keep_one_cap() -> None:
     ranges = [replace(one, step=1) for one in RANGES]
     assert lower_waiting_ranks(state(ladder=LevelLadder.over(ranges))) is None
 
@@ -238,7 +238,7 @@ def test_less_for_some_must_keep_the_step_and_pay(
     assert saves_energy(after, level) is saves
 
 
-def test_few_comparisons_prove_nothing() -> None:
+def test_few_comparisons_give_no_proof() -> None:
     before, level = lowered()
     levels = {**before.estimates.levels, level: seen(0.03, -0.2, 2)}
     after = before._replace(estimates=replace(before.estimates, levels=MappingProxyType(levels)))
@@ -253,22 +253,20 @@ def test_few_comparisons_prove_nothing() -> None:
     [((0.9, 0.9, 0.85), False), ((0.9, 0.9, 0.89), True), ((0.9, 0.9), True)],
     ids=["as expected", "hardly waits", "is gone"],
 )
-def test_less_is_given_back_when_ranks_wait_otherwise(
-    computed: tuple[float, ...], gives_back: bool
-) -> None:
+def test_changed_waits_release_lowered_ranks(computed: tuple[float, ...], gives_back: bool) -> None:
     before, _ = lowered()
     after = observe_steps(before, [step(3 + at, *computed) for at in range(WINDOW)])
     assert slack_outdated(after) is gives_back
 
 
-def test_few_steps_give_nothing_back() -> None:
+def test_few_steps_release_nothing() -> None:
     before, _ = lowered()
     after = observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
     assert not slack_outdated(after)
     assert not slack_outdated(before)
 
 
-def test_one_cap_for_all_is_never_given_back_for_waiting() -> None:
+def test_common_cap_is_not_released_for_waits() -> None:
     assert not slack_outdated(state())
 
 
@@ -283,7 +281,7 @@ def changed(*, stage: TunerPhase) -> tuple[TunerState, int]:
 
 
 @pytest.mark.parametrize("stage", [TunerPhase.HOLD, TunerPhase.PROVE])
-def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: TunerPhase) -> None:
+def test_changed_waits_release_all_then_one_cap(stage: TunerPhase) -> None:
     before, level = changed(stage=stage)
     seen = Observation(now=200 * SECOND, in_force=before.ladder.caps(level))
     after = decide(before, seen)
@@ -293,7 +291,7 @@ def test_ranks_that_wait_otherwise_release_all_and_then_have_one_cap(stage: Tune
     assert (after.phase, after.candidate, after.certified) == (TunerPhase.HOLD, BASE, BASE)
 
 
-def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
+def test_original_stays_during_its_comparison() -> None:
     before, _ = changed(stage=TunerPhase.HOLD)
     before = before._replace(plan=ProbePlan(TOP, 2))
     after = decide(before, Observation(now=200 * SECOND))
@@ -301,7 +299,7 @@ def test_while_the_original_stands_to_be_compared_with_it_stays() -> None:
     assert not after.decision.caps
 
 
-def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> None:
+def test_waiting_rank_is_lowered_after_a_common_hold() -> None:
     before = state(plan=ProbePlan(BASE, 24), refinements=2)
     after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
     assert (after.phase, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
@@ -309,7 +307,7 @@ def test_who_waits_is_tried_with_less_after_one_cap_was_held_for_a_while() -> No
     assert after.certified == BASE
 
 
-def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
+def test_next_run_starts_with_the_common_cap() -> None:
     before, level = lowered()
     told = certified_levels(before)
     assert told is not None
@@ -317,7 +315,7 @@ def test_of_less_for_some_the_one_cap_is_what_another_run_begins_with() -> None:
     assert relearn(before._replace(resume_level=level)).resume_level == BASE
 
 
-def test_less_for_some_is_told_with_both_settings() -> None:
+def test_lowered_ranks_are_reported_with_both_settings() -> None:
     before, level = lowered()
     least = before.ladder.caps(level)["GPU-2"] / W
     assert setting_text(before, level) == f"600 W, {least:.0f} W where ranks wait"

@@ -68,7 +68,7 @@ def test_search_learns_screens_certifies_and_holds() -> None:
     ]
 
 
-def test_hold_is_told_in_one_sentence_with_its_figures() -> None:
+def test_hold_explanation_has_its_figures() -> None:
     decision = Run(Plant()).until(held)
     assert decision.sentence.startswith("Hold ")
     assert "% slower (95 % bound" in decision.sentence
@@ -78,7 +78,7 @@ def test_hold_is_told_in_one_sentence_with_its_figures() -> None:
     assert decision.shown["bound"] < 0.05
 
 
-def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
+def test_certified_level_is_stored_and_proved_first() -> None:
     run = Run(Plant())
     assert certified_levels(begin(QUICK, RANGES, now=0)) is None
     run.until(held)
@@ -95,7 +95,7 @@ def test_what_is_certified_is_remembered_and_proved_first_next_time() -> None:
 
 
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
-def test_remembered_level_out_of_range_is_nothing_to_begin_with(level: int) -> None:
+def test_stored_level_out_of_range_is_ignored(level: int) -> None:
     known = CertifiedLevels(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
     assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
@@ -126,7 +126,7 @@ def test_noisy_job_is_certified_too_if_later() -> None:
     assert noisy.state.estimates.noise == pytest.approx(0.06, rel=0.5)
 
 
-def test_lower_level_is_tried_once_more_is_known() -> None:
+def test_lower_level_is_tried_with_more_evidence() -> None:
     run = Run(Plant(cv=0.03))
     first = run.until(held).caps[GPU]
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
@@ -185,7 +185,7 @@ def _bumpy(level: float) -> tuple[float, float]:
     return (1.0, 1.0) if level == TOP else (1.04, 0.97) if level > 370_000 else (1.0, 0.9)
 
 
-def test_job_without_units_is_told_so() -> None:
+def test_job_without_units_is_reported() -> None:
     decision = Run(Plant(silent=True)).on(5)
     assert decision.reason is DecisionReason.NO_SIGNAL
     assert not decision.caps
@@ -199,12 +199,12 @@ def test_job_without_units_is_told_so() -> None:
         (replace(QUICK, max_slowdown=0.0), RANGES),
     ],
 )
-def test_without_room_nothing_is_tried(policy: object, ranges: tuple[KnobRange, ...]) -> None:
+def test_trials_stop_without_range(policy: object, ranges: tuple[KnobRange, ...]) -> None:
     run = Run(Plant(), policy, ranges)  # type: ignore[arg-type]
     assert run.until(declined).reason is DecisionReason.NO_ROOM
 
 
-def test_what_was_declined_is_looked_at_again_later() -> None:
+def test_declined_level_is_reviewed_later() -> None:
     run = Run(Plant(curve=lambda _: (1.0, 1.0)), replace(QUICK, dwell=20 * SECOND))
     run.until(lambda one: one.reason is DecisionReason.INERT)
     run.plant.curve = gentle
@@ -214,7 +214,7 @@ def test_what_was_declined_is_looked_at_again_later() -> None:
 # --------------------------------------------------------------------------------- other aims
 
 
-def test_advice_asks_for_nothing_and_says_what_it_would_try() -> None:
+def test_advice_mode_describes_the_trial_without_a_request() -> None:
     run = Run(Plant(), replace(QUICK, apply=False))
     decision = run.until(lambda one: one.reason is DecisionReason.ADVICE)
     run.on(200)
@@ -225,7 +225,7 @@ def test_advice_asks_for_nothing_and_says_what_it_would_try() -> None:
     assert all(not one.caps for one in run.decisions)
 
 
-def test_objective_of_time_holds_nothing_that_is_slower() -> None:
+def test_time_objective_holds_no_slower_setting() -> None:
     run = Run(
         Plant(curve=lambda level: (1.0, max(level / TOP, 0.8)), cv=0.002),
         replace(QUICK, objective=Objective.TIME),
@@ -242,7 +242,7 @@ def test_cost_weighs_time_against_energy() -> None:
     assert costs(1.0) < costs(0.3)
 
 
-def test_clocks_are_told_in_megahertz_and_started_from_the_top() -> None:
+def test_clock_search_starts_at_the_maximum_in_megahertz() -> None:
     def clocked(level: float) -> tuple[float, float]:
         depth = max(1_980 - level, 0) / 1_980 if level < TOP else 0.0
         return 1 + 0.1 * depth, 1 - depth
@@ -255,7 +255,7 @@ def test_clocks_are_told_in_megahertz_and_started_from_the_top() -> None:
     assert "MHz" in decision.sentence
 
 
-def test_without_draws_the_descent_starts_near_the_original() -> None:
+def test_descent_without_power_samples_starts_near_the_original() -> None:
     run = Run(Plant(drawn=False))
     assert run.until(lambda one: bool(one.caps)).caps[GPU] == pytest.approx(0.94 * TOP, abs=1_000)
 
@@ -268,7 +268,7 @@ def test_caps_above_the_draw_are_skipped() -> None:
 # ---------------------------------------------------------------------------------- deciding
 
 
-def test_asking_changes_nothing_and_equal_seeds_decide_equally() -> None:
+def test_decisions_are_pure_and_deterministic_by_seed() -> None:
     one, other = Run(Plant(cv=0.02)), Run(Plant(cv=0.02))
     one.on(1_500)
     for _ in range(15):
@@ -297,7 +297,7 @@ def test_job_that_ends_early_was_too_short() -> None:
     assert decision.reason is DecisionReason.TOO_SHORT
 
 
-def test_requests_and_steps_are_told_apart_by_the_policy() -> None:
+def test_policy_distinguishes_requests_and_steps() -> None:
     state = begin(replace(QUICK, kind=WorkloadKind.REQUESTS), RANGES, now=0)
     state, decision = step(state, Observation(now=SECOND))
     assert decision.reason is DecisionReason.NO_SIGNAL

@@ -35,16 +35,16 @@ def over_the_wire(facts: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("accounts", [ACCOUNTS, TuningAccounts()], ids=["busy", "off"])
-def test_accounts_come_back_as_they_were_told(accounts: TuningAccounts) -> None:
+def test_accounts_round_trip(accounts: TuningAccounts) -> None:
     assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
 
 
-def test_decision_comes_back_as_it_was_told() -> None:
+def test_decision_round_trips() -> None:
     one = decided(3.5, HOLD)
     assert recorded_decision_from_json(over_the_wire(recorded_decision_to_json(one))) == one
 
 
-def test_power_is_told_in_watts_and_clocks_in_megahertz() -> None:
+def test_serialised_power_is_in_watts_and_clocks_in_megahertz() -> None:
     watts = recorded_decision_to_json(decided(0, HOLD))
     assert (watts["unit"], watts["caps"]) == ("W", {"GPU-0": 560.0, "GPU-1": 560.0})
     clock = RecordedDecision(NOW, "job", Knob.GPU_CLOCK, replace(HOLD, caps={"GPU-0": 1410}), True)
@@ -53,7 +53,7 @@ def test_power_is_told_in_watts_and_clocks_in_megahertz() -> None:
     assert recorded_decision_from_json(over_the_wire(told)) == clock
 
 
-def test_what_is_unknown_is_null_and_not_zero() -> None:
+def test_unknown_value_serialises_as_null() -> None:
     row = replace(HELD, slowdown=None, saved=None, lost=None, saving=float("nan"))
     told = row_to_json(row)
     assert [told[name] for name in ("slowdown", "saved_joules", "lost_seconds", "saving")] == (
@@ -62,14 +62,14 @@ def test_what_is_unknown_is_null_and_not_zero() -> None:
     assert row_to_json(replace(HELD, saved=Microjoules(0)))["saved_joules"] == 0.0
 
 
-def test_what_a_newer_agent_tells_beside_it_is_passed_over() -> None:
+def test_unknown_fields_of_a_newer_agent_are_ignored() -> None:
     facts = over_the_wire(accounts_to_json(ACCOUNTS))
     facts["novelty"] = facts["jobs"][0]["novelty"] = facts["caps"][0]["novelty"] = 1  # type: ignore[index]
     facts["jobs"][0]["tried"][0]["novelty"] = 1  # type: ignore[index]
     assert accounts_from_json(facts) == ACCOUNTS
 
 
-def test_word_of_a_newer_agent_is_refused() -> None:
+def test_unknown_enum_value_of_a_newer_agent_is_rejected() -> None:
     facts = recorded_decision_to_json(decided(0, RELEASE)) | {"reason": "bad_weather"}
     with pytest.raises(ValueError, match="bad_weather"):
         recorded_decision_from_json(facts)

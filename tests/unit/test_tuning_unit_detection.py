@@ -105,12 +105,12 @@ def test_single_span_does_not_delay_the_result() -> None:
     assert result.found.name == "train_step"
 
 
-def test_result_is_none_in_the_first_seconds() -> None:
+def test_detection_has_no_result_in_the_first_seconds() -> None:
     result = detected(loop(400, ("step", 0, 9 * MS), every=10 * MS))
     assert result == DetectionResult(None, frozenset({"step"}))
 
 
-def test_result_without_spans_is_none() -> None:
+def test_detection_has_no_result_without_spans() -> None:
     assert UnitDetector().result() == DetectionResult(None)
 
 

@@ -15,7 +15,7 @@ def test_delay_doubles_up_to_the_longest() -> None:
     assert backoff.failures == 4
 
 
-def test_reset_makes_the_next_attempt_due_at_once() -> None:
+def test_reset_makes_the_next_attempt_due_immediately() -> None:
     backoff = RetryBackoff(10, 40)
     backoff.failed(0)
     backoff.failed(10)

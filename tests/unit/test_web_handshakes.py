@@ -116,7 +116,7 @@ def test_handshakes_of_one_owner_are_limited(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_connection_that_cannot_be_accepted_costs_only_itself(tmp_path: Path) -> None:
+def test_failed_accept_loses_only_that_connection(tmp_path: Path) -> None:
     authority, told = Authority(tmp_path), list[object]()
 
     async def scenario() -> None:

@@ -53,7 +53,7 @@ def test_request_arrives_whole(site: Site) -> None:
     assert request.headers["x-thing"] == "one"
 
 
-def test_kernel_proves_who_is_at_a_unix_socket(site: Site) -> None:
+def test_unix_peer_credentials_come_from_the_kernel(site: Site) -> None:
     before = SystemClock().monotonic()
     with closing(site.connect_unix()) as connection:
         connection.sendall(GET)
@@ -64,7 +64,7 @@ def test_kernel_proves_who_is_at_a_unix_socket(site: Site) -> None:
     assert before <= peer.accepted <= SystemClock().monotonic()
 
 
-def test_both_ends_of_a_tcp_connection_are_told(site: Site) -> None:
+def test_both_tcp_addresses_reach_the_handler(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(GET)
         read_answer(connection)
@@ -87,7 +87,7 @@ def test_chunked_body_is_one_body(site: Site) -> None:
 # ----------------------------------------------------------------------------- what clients see
 
 
-def test_connection_is_kept_for_the_next_request(site: Site) -> None:
+def test_connection_is_reused_for_the_next_request(site: Site) -> None:
     with closing(site.connect()) as connection:
         for number in (b"1", b"2"):
             connection.sendall(post(number))
@@ -126,7 +126,7 @@ def test_head_has_the_headers_of_get_and_no_body(tmp_path: Path) -> None:
         assert client.getresponse().read() == b"page"
 
 
-def test_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
+def test_expect_continue_is_answered(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 4"))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -134,7 +134,7 @@ def test_client_that_waits_to_be_asked_is_asked(site: Site) -> None:
         assert read_answer(connection) == (200, b"body")
 
 
-def test_client_that_waits_with_too_much_is_refused_at_once(site: Site) -> None:
+def test_expect_continue_with_an_oversized_body_is_refused(site: Site) -> None:
     with closing(site.connect()) as connection:
         connection.sendall(post(b"", "Expect: 100-continue", "Content-Length: 10001"))
         assert read_answer(connection)[0] == 413
@@ -151,7 +151,7 @@ def test_headers_of_a_handler_reach_the_client(tmp_path: Path) -> None:
         assert answer.headers["Date"].endswith(" GMT")
 
 
-def test_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
+def test_handler_failure_affects_one_request(tmp_path: Path) -> None:
     async def fails_once(request: HttpRequest) -> HttpResponse:
         if request.path == "/bad":
             raise ZeroDivisionError("oh")
@@ -167,7 +167,7 @@ def test_handler_that_fails_costs_one_request(tmp_path: Path) -> None:
         assert "ZeroDivisionError('oh')" in site.log[0]
 
 
-def test_answer_that_is_no_http_costs_its_connection(tmp_path: Path) -> None:
+def test_invalid_handler_response_closes_its_connection(tmp_path: Path) -> None:
     async def wrong(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, headers={"X": "a\r\nb"} if request.path == "/bad" else {})
 
@@ -235,7 +235,7 @@ def test_half_closed_client_receives_its_response(tmp_path: Path) -> None:
         assert read_all(connection).endswith(b"late")
 
 
-def test_handler_is_told_no_more_when_its_client_is_gone(tmp_path: Path) -> None:
+def test_handler_receives_no_data_after_disconnect(tmp_path: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     async def endless(_: HttpRequest) -> HttpResponse:
@@ -290,12 +290,12 @@ def test_malformed_request_is_answered_once_and_closed(
     assert site.asked == []
 
 
-def test_half_a_request_is_none(site: Site) -> None:
+def test_partial_request_does_not_reach_the_handler(site: Site) -> None:
     assert statuses(site.tell(post(b"half", "Content-Length: 8"))) == [400]
     assert site.asked == []
 
 
-def test_after_an_error_of_the_handler_the_next_request_is_its_own(tmp_path: Path) -> None:
+def test_request_after_a_handler_error_is_independent(tmp_path: Path) -> None:
     def picky(asked: list[HttpRequest]) -> Handler:
         async def handle(request: HttpRequest) -> HttpResponse:
             asked.append(request)
@@ -373,7 +373,7 @@ def test_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
         eventually(answered_and_closed, "a connection is closed after its answer")
 
 
-def test_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+def test_nonreading_client_is_disconnected(tmp_path: Path) -> None:
     async def large(_: HttpRequest) -> HttpResponse:
         return HttpResponse(200, bytes(8 << 20))
 
@@ -387,7 +387,7 @@ def test_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
         assert hung_up.poll(20_000)
 
 
-def test_longest_idle_connection_makes_way(site: Site) -> None:
+def test_longest_idle_connection_is_closed_first(site: Site) -> None:
     with ExitStack() as stack:
         resting = [stack.enter_context(closing(site.connect())) for _ in range(4)]
         for connection in resting:
@@ -409,7 +409,7 @@ def is_over(connection: socket.socket) -> bool:
         return True
 
 
-def test_connection_beyond_busy_ones_is_asked_to_retry(site: Site) -> None:
+def test_connection_beyond_the_limit_receives_retry_after(site: Site) -> None:
     with ExitStack() as stack:
         busy = [stack.enter_context(closing(site.connect())) for _ in range(4)]
         for connection in busy:
@@ -516,7 +516,7 @@ def test_path_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
         server().listen_unix(tmp_path / ("x" * 120), _silent, what="spans")
 
 
-def test_socket_has_the_rights_it_is_given(tmp_path: Path) -> None:
+def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
     listening = server()
     listening.listen_unix(tmp_path / "run" / "a.sock", _silent, what="spans", mode=0o660)
     assert (tmp_path / "run" / "a.sock").stat().st_mode & 0o777 == 0o660
@@ -640,7 +640,7 @@ def open_files() -> set[str]:
     return {each.name for each in Path("/proc/self/fd").iterdir()}
 
 
-def test_nothing_stays_behind(tmp_path: Path) -> None:
+def test_server_shutdown_leaves_no_files(tmp_path: Path) -> None:
     before, threads = open_files(), set(threading.enumerate())
     with serving(tmp_path) as site, ExitStack() as stack:
         for _ in range(5):
@@ -657,7 +657,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_request_in_hand_is_answered_before_the_end(tmp_path: Path) -> None:
+def test_active_request_completes_before_shutdown(tmp_path: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def slow(_: HttpRequest) -> HttpResponse:
@@ -727,7 +727,7 @@ def test_server_that_never_started_stops(tmp_path: Path) -> None:
     assert not (tmp_path / "a.sock").exists()
 
 
-def test_complaint_that_comes_a_hundred_times_is_logged_once_a_minute() -> None:
+def test_repeated_error_is_logged_once_a_minute() -> None:
     clock, said = ManualClock(), list[str]()
     server = HttpServer(clock, log=said.append)
     with closing(asyncio.new_event_loop()) as loop:

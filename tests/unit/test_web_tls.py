@@ -73,7 +73,7 @@ def test_new_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None
     assert serial(shaken(server, client)[1]) != before
 
 
-def test_half_a_rotation_leaves_the_old_certificate_and_is_told_once(tmp_path: Path) -> None:
+def test_partial_rotation_keeps_the_old_certificate(tmp_path: Path) -> None:
     authority, log = Authority(tmp_path), list[str]()
     pair, new = authority.issue("server"), authority.issue("new")
     server, client = contexts(pair, log=log), authority.client()
@@ -86,7 +86,7 @@ def test_half_a_rotation_leaves_the_old_certificate_and_is_told_once(tmp_path: P
     assert serial(shaken(server, client)[1]) != before
 
 
-def test_authority_that_is_taken_back_lets_nobody_in(tmp_path: Path) -> None:
+def test_removed_authority_rejects_clients(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     authority, other = Authority(tmp_path), Authority(tmp_path / "other", "other")
     ca = tmp_path / "clients.pem"
@@ -118,7 +118,7 @@ def test_certificate_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
         (":4318", "tls_certificate tls_client_ca", ""),
     ],
 )
-def test_listener_that_is_open_to_too_many_is_told_of(listen: str, keys: str, told: str) -> None:
+def test_exposed_listener_is_logged(listen: str, keys: str, told: str) -> None:
     settings = SpansSettings(**dict.fromkeys(keys.split(), "/some/file"))
     sentence = exposure_warning(
         Listen.parse(listen), settings, where="[spans]", risk="spans are believed"
@@ -132,7 +132,7 @@ def test_client_authority_without_a_certificate_is_an_error(table: type) -> None
         convert({"tls_client_ca": "/ca.pem"}, table, "somewhere")
 
 
-def test_key_that_others_can_read_is_used_and_told_of(tmp_path: Path) -> None:
+def test_readable_key_is_used_and_logged(tmp_path: Path) -> None:
     pair, log = Authority(tmp_path).issue("server"), list[str]()
     contexts(pair, log=log)
     assert log == []
