@@ -9,9 +9,10 @@ from string import ascii_letters
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.queueing import load_sample
+from support.queueing import load_sample, request_block
 from wattspan.model import Knob
 from wattspan.tuning import CertifiedLevels, Fingerprint, KnobRange, TunerPolicy, WorkUnit
+from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.certified_settings import (
     MAX_CERTIFIED,
     CertifiedSettings,
@@ -28,7 +29,6 @@ from wattspan.tuning.decisions.ranks import (
 from wattspan.tuning.decisions.sequential_test import MissAlarm, MissCounts
 from wattspan.tuning.decisions.serving import (
     MAX_LOAD_DIFFERENCE,
-    LoadSample,
     ServingComparison,
     log_ratio,
 )
@@ -97,13 +97,13 @@ def test_stretches_that_follow_each_other_add_up(units: list[WorkUnit], edges: l
     whole = load_sample(units, edges[0], edges[-1], 5 * S)
     pieces = [load_sample(units, start, end, 5 * S) for start, end in pairwise(edges)]
     assert sum(piece.arrived for piece in pieces) == whole.arrived
-    assert sum(piece.ended for piece in pieces) == whole.ended
-    assert sum(piece.time for piece in pieces) == whole.time
+    assert sum(piece.units for piece in pieces) == whole.units
+    assert sum(piece.busy for piece in pieces) == whole.busy
     assert sum(piece.late for piece in pieces) == whole.late
 
 
 blocks = st.builds(
-    lambda at, arrived, ended, work, time, late: LoadSample(
+    lambda at, arrived, ended, work, time, late: request_block(
         at, at + 60 * S, arrived, ended, ended * work, ended * time, min(late, ended)
     ),
     st.integers(0, 3000).map(lambda second: second * S),
@@ -117,7 +117,7 @@ blocks = st.builds(
 
 @given(one=blocks, other=blocks)
 def test_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
-    one: LoadSample, other: LoadSample
+    one: Block, other: Block
 ) -> None:
     ratio = log_ratio(one, other)
     if ratio is None:
@@ -130,16 +130,16 @@ def test_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
 
 
 @given(told=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
-def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[LoadSample, bool]]) -> None:
+def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[Block, bool]]) -> None:
     serving = ServingComparison()
     for block, capped in sorted(told):
         serving = serving.add(block, capped)
     waiting = len(serving._waiting)
     assert 2 * serving.ratios.pairs + serving.unmatched + waiting == len(told)
-    verdict = serving.verdict(TunerPolicy(latency=5 * S))
-    assert not (verdict.passes and verdict.fails)
-    if verdict.passes:
-        assert verdict.pairs >= TunerPolicy().least_pairs
+    policy = TunerPolicy(latency=5 * S)
+    assert not (serving.passes(policy) and serving.fails(policy))
+    if serving.passes(policy):
+        assert serving.ratios.pairs >= policy.least_pairs
 
 
 # --------------------------------------------------------------------------------------- ranks

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from support.requirements import ROOT
 from wattspan.tuning import WorkUnit
-from wattspan.tuning.decisions.serving import LoadSample
+from wattspan.tuning.decisions.blocks import Block
 
 S = 10**9
 PREFILL = 100_000  # nanoseconds a prompt token
@@ -85,7 +85,14 @@ def switched(
     return sorted(serve(requests, slots, slowdown), key=lambda unit: unit.end), capped
 
 
-def load_sample(units: Iterable[WorkUnit], start: int, end: int, limit: int) -> LoadSample:
+def request_block(
+    start: int, end: int, arrived: int, ended: int, work: float, time: int, late: int = 0
+) -> Block:
+    """A block of requests: their work and their latencies in nanoseconds, of those that ended."""
+    return Block(0, start, end, ended, work, time, time, 0.0, None, 0, arrived, late)
+
+
+def load_sample(units: Iterable[WorkUnit], start: int, end: int, limit: int) -> Block:
     """The requests of ``units`` from ``start`` to before ``end``; ``limit`` is in nanoseconds."""
     arrived = ended = time = late = 0
     work = 0.0
@@ -96,4 +103,4 @@ def load_sample(units: Iterable[WorkUnit], start: int, end: int, limit: int) -> 
             work += unit.work
             time += unit.end - unit.start
             late += unit.end - unit.start > limit
-    return LoadSample(start, end, arrived, ended, work, time, late)
+    return request_block(start, end, arrived, ended, work, time, late)

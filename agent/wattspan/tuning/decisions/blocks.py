@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint, TunerPolicy, WorkUnit
@@ -24,7 +24,8 @@ class Block(NamedTuple):
     """Work at one level, from the start of its first unit to the end of its last.
 
     ``busy`` is the sum of the units' durations, ``span`` also includes the gaps between them.
-    Longer pauses are in neither; the energy is unknown then.
+    Longer pauses are in neither; the energy is unknown then. A block of requests is a period of
+    time: ``units`` are the requests that ended in it, and ``busy`` and ``span`` their latencies.
     """
 
     level: int
@@ -40,6 +41,16 @@ class Block(NamedTuple):
     arrived: int = 0  # requests that began in it
     late: int = 0  # requests that exceeded the latency limit
 
+    @property
+    def rate(self) -> float:
+        """Arrived requests per second."""
+        return self.arrived / (self.end - self.start) * SECOND
+
+    @property
+    def concurrency(self) -> float:
+        """Mean number of requests in flight (Little's law)."""
+        return self.busy / (self.end - self.start)
+
 
 class LevelPeriod(NamedTuple):
     """A level, and the time since which it is in force."""
@@ -49,19 +60,8 @@ class LevelPeriod(NamedTuple):
     number: int
 
 
-class BlockTotals(NamedTuple):
-    """Sums of an incomplete block."""
-
-    start: int = 0
-    units: int = 0
-    work: float = 0.0
-    busy: int = 0
-    span: int = 0
-    squares: float = 0.0
-    paused: bool = False
-
-
-_NO_TOTALS = BlockTotals()
+_PAUSED = -1.0
+"""Marks the energy of a block with a pause, whose energy is not the work's."""
 
 
 class LevelTime(NamedTuple):
@@ -76,7 +76,7 @@ class SampleBuffer(NamedTuple):
     """Units and energy that are not in finished blocks yet."""
 
     periods: tuple[LevelPeriod, ...]
-    sums: BlockTotals = _NO_TOTALS
+    incomplete: Block | None = None  # of the first period
     skipped: int = 0
     last_end: int = 0  # of the latest unit
     elapsed: int = 0  # in the first period, since the last LevelTime
@@ -84,7 +84,7 @@ class SampleBuffer(NamedTuple):
     completed: int = 0  # blocks of the first period
     waiting: tuple[Block, ...] = ()
     points: tuple[EnergyPoint, ...] = ()
-    windows: tuple[Any, ...] = ()  # ServingWindow: incomplete blocks of requests
+    windows: tuple[Block, ...] = ()  # incomplete blocks of requests
     served_to: int = 0
     served_number: int = 0
 
@@ -156,7 +156,11 @@ def _run(
     level, since, number = periods[0]
     until = periods[1].since if len(periods) > 1 else None
     settled = since + policy.settle_time
-    start, n, work, busy, span, squares, paused = samples.sums
+    energy: float | None = None
+    start = n = busy = span = 0
+    work = squares = 0.0
+    if samples.incomplete is not None:
+        _, start, _, n, work, busy, span, squares, energy, *_ = samples.incomplete
     skipped, last_end, completed = samples.skipped, samples.last_end, samples.completed
     elapsed, elapsed_units = samples.elapsed, samples.elapsed_units
     wanted, lasting = policy.block_units, policy.block_time
@@ -164,15 +168,16 @@ def _run(
         begun, ended, amount, _, _ = unit
         while until is not None and begun >= until:
             if 2 * n >= wanted and level is not None:
-                sums = BlockTotals(start, n, work, busy, span, squares, paused)
-                waiting.append(_block(level, number, sums, last_end))
+                waiting.append(
+                    Block(level, start, last_end, n, work, busy, span, squares, energy, number)
+                )
             times.append(LevelTime(level, elapsed, elapsed_units))
             del periods[0]
             level, since, number = periods[0]
             until = periods[1].since if len(periods) > 1 else None
             settled = since + policy.settle_time
             n = work = busy = span = skipped = completed = elapsed = elapsed_units = 0
-            squares, paused = 0.0, False
+            squares, energy = 0.0, None
         took = ended - begun
         gap = begun - last_end
         if gap <= 0:  # overlaps the previous unit
@@ -196,7 +201,7 @@ def _run(
             else:
                 start, more = begun, took
         elif gap * 2 > took:
-            paused = True
+            energy = _PAUSED
         last_end = max(last_end, ended)
         n += 1
         work += amount
@@ -206,17 +211,20 @@ def _run(
         squares += per * per
         if n >= wanted and ended - start >= lasting:
             if level is not None:
-                sums = BlockTotals(start, n, work, busy, span, squares, paused)
-                waiting.append(_block(level, number, sums, ended))
+                waiting.append(
+                    Block(level, start, ended, n, work, busy, span, squares, energy, number)
+                )
             completed += 1
             n = busy = span = 0
             work = squares = 0.0
-            paused = False
+            energy = None
             times.append(LevelTime(level, elapsed, elapsed_units))
             elapsed = elapsed_units = 0
     return samples._replace(
         periods=tuple(periods),
-        sums=BlockTotals(start, n, work, busy, span, squares, paused) if n else _NO_TOTALS,
+        incomplete=Block(level or 0, start, 0, n, work, busy, span, squares, energy, number)
+        if n
+        else None,
         skipped=skipped,
         last_end=last_end,
         elapsed=elapsed,
@@ -225,15 +233,9 @@ def _run(
     )
 
 
-def _block(level: int, number: int, sums: BlockTotals, end: int) -> Block:
-    start, n, work, busy, span, squares, paused = sums
-    energy = -1.0 if paused else None
-    return Block(level, start, end, n, work, busy, span, squares, energy, number)
-
-
 def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
     """The block with its energy; None if that is not known yet."""
-    if block.energy is not None:  # it contains a pause, whose energy is not the work's
+    if block.energy is not None:
         return block._replace(energy=None)
     if not points or points[-1].at < block.end:
         return None
@@ -267,7 +269,7 @@ def _drop_used_points(samples: SampleBuffer) -> SampleBuffer:
         return samples
     oldest = min(
         [one.start for one in (*samples.waiting, *samples.windows)]
-        + [samples.sums.start if samples.sums.units else samples.last_end]
+        + [samples.incomplete.start if samples.incomplete is not None else samples.last_end]
     )
     first = bisect_left(points, (oldest, -1)) - 1
     return samples._replace(points=points[first:]) if first > 16 else samples

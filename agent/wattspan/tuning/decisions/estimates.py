@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evidence
-from wattspan.tuning.decisions.serving import log_ratio, merged_load
+from wattspan.tuning.decisions.serving import log_ratio, merged
 
 _MAX_DISTANCE = 12
 """Largest distance of compared blocks, relative to their length."""
@@ -104,7 +104,7 @@ def _compare(
 
 def _load_pair(capped: Sequence[Block], free: Sequence[Block]) -> Pair | None:
     """A pair of requests; None if the loads differ."""
-    ratio = log_ratio(merged_load(free), merged_load(capped))
+    ratio = log_ratio(merged(free), merged(capped))
     if ratio is None:
         return None
     return _pair(capped, free)._replace(busy=ratio, span=ratio)

@@ -9,11 +9,10 @@ from wattspan.model import SECOND, DecisionReason
 from wattspan.tuning.decisions.blocks import Block, LevelTime, SampleBuffer, add_energy
 from wattspan.tuning.decisions.drift import LevelShift
 from wattspan.tuning.decisions.report import decline_decision, release_decision
+from wattspan.tuning.decisions.sequential_test import MissAlarm
 from wattspan.tuning.decisions.serving import (
-    LatencyAssessment,
     ServingComparison,
     add_requests,
-    block_load,
     latency_limit,
     units_to_learn,
 )
@@ -141,7 +140,7 @@ def update_load_shift(shift: LevelShift, state: TunerState, block: Block) -> Lev
     of higher loads than compared is unknown.
     """
     serving = state.serving.get(block.level)
-    covered = serving is not None and serving.covers(block_load(block))
+    covered = serving is not None and serving.covers(block)
     if shift.level != block.level:
         shift = LevelShift(block.level)
     return replace(shift, shifted=0 if covered else shift.shifted + 1, blocks=shift.blocks + 1)
@@ -187,29 +186,25 @@ def compare_latency(state: TunerState, block: Block) -> TunerState:
     level = state.held if state.held is not None else state.probe_level
     if not level or block.level not in (level, state.top):
         return state
-    serving = state.serving.get(level, ServingComparison()).add(
-        block_load(block), block.level != state.top
-    )
+    serving = state.serving.get(level, ServingComparison()).add(block, block.level != state.top)
     alarm = state.miss_alarm
     if alarm is None or state.held is None:
-        alarm = serving.miss_alarm(state.policy)
+        alarm = MissAlarm(serving.allowed(state.policy))
     return state._replace(
         serving=MappingProxyType({**state.serving, level: serving}), miss_alarm=alarm
     )
 
 
-def _assess(state: TunerState, level: int) -> LatencyAssessment:
-    return state.serving.get(level, ServingComparison()).verdict(state.policy)
-
-
 def latency_holds(state: TunerState, level: int) -> bool:
     """True if the latency certainly holds at a level; always for jobs without requests."""
-    return state.policy.kind is WorkloadKind.STEPS or _assess(state, level).passes
+    serving = state.serving.get(level, ServingComparison())
+    return state.policy.kind is WorkloadKind.STEPS or serving.passes(state.policy)
 
 
 def latency_missed(state: TunerState) -> bool:
     """True if too many requests were late at the held level."""
     if state.policy.kind is WorkloadKind.STEPS or state.held is None:
         return False
-    alarmed = state.miss_alarm is not None and state.miss_alarm.alarmed
-    return alarmed or _assess(state, state.held).fails
+    if state.miss_alarm is not None and state.miss_alarm.alarmed:
+        return True
+    return state.serving.get(state.held, ServingComparison()).fails(state.policy)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.blocks import Block, LevelTime, SampleBuffer
-from wattspan.tuning.decisions.sequential_test import Evidence, MissAlarm, MissCounts
+from wattspan.tuning.decisions.sequential_test import Evidence, MissCounts
 from wattspan.tuning.decisions.values import TunerPolicy, WorkUnit
 
 MAX_LOAD_DIFFERENCE = 0.2
@@ -35,42 +35,6 @@ _WAITING = 8  # blocks that wait for one of the other setting at the same load
 _LATENCIES = 4  # minimum duration of a block in latency limits
 _SPREAD = 0.005  # minimum standard deviation of a log ratio
 _ORIGINAL = 0.2  # share of the error for the bound of the original's misses
-
-
-class LoadSample(NamedTuple):
-    """Requests between two times at one setting.
-
-    ``arrived`` requests began and ``ended`` ended; ``work`` and ``time`` (latency) are sums over
-    the ended ones, of which ``late`` exceeded the latency limit.
-    """
-
-    start: int
-    end: int
-    arrived: int
-    ended: int
-    work: float
-    time: int
-    late: int = 0
-
-    @property
-    def sufficient(self) -> bool:
-        """True if it can be compared."""
-        return self.ended >= MIN_REQUESTS and self.arrived > 0 and self.work > 0 and self.time > 0
-
-    @property
-    def rate(self) -> float:
-        """Arrived requests per second."""
-        return self.arrived / (self.end - self.start) * SECOND
-
-    @property
-    def concurrency(self) -> float:
-        """Mean number of requests in flight (Little's law)."""
-        return self.time / (self.end - self.start)
-
-    @property
-    def time_per_work(self) -> float:
-        """Nanoseconds per unit of work, for example per token."""
-        return self.time / self.work
 
 
 def latency_limit(policy: TunerPolicy, units: Sequence[WorkUnit]) -> int | None:
@@ -103,38 +67,25 @@ def block_times(policy: TunerPolicy, limit: int) -> tuple[int, int]:
     return max(policy.settle_time, limit), max(policy.block_time, _LATENCIES * limit)
 
 
-def log_ratio(original: LoadSample, capped: LoadSample) -> float | None:
+def is_comparable(block: Block) -> bool:
+    """True if the block has enough requests for a comparison."""
+    return min(block.arrived, block.work, block.busy) > 0 and block.units >= MIN_REQUESTS
+
+
+def log_ratio(original: Block, capped: Block) -> float | None:
     """Log ratio of the time per unit of work; None for different loads.
 
     The load is the same if as many requests arrived, or were in flight: clients choose one of the
     two, and the other follows from the setting. Fewer arrivals with more in flight are the same
     load, too: the server falls behind.
     """
-    if not (original.sufficient and capped.sufficient):
+    if not (is_comparable(original) and is_comparable(capped)):
         return None
     rate = math.log(capped.rate / original.rate)
     concurrency = math.log(capped.concurrency / original.concurrency)
     if min(abs(rate), abs(concurrency)) > MAX_LOAD_DIFFERENCE and not rate < 0 < concurrency:
         return None
-    return math.log(capped.time_per_work / original.time_per_work)
-
-
-class LatencyAssessment(NamedTuple):
-    """Assessment of a setting; ``passes`` and ``fails`` are both False while it is uncertain.
-
-    ``slowdown`` is that of the time per unit of work at the same load, with its upper ``bound``.
-    ``tail`` is the ratio of requests beyond the latency limit, with its upper bound and the
-    ``allowed`` ratio. None is unknown.
-    """
-
-    passes: bool
-    fails: bool
-    pairs: int
-    slowdown: float | None = None
-    bound: float | None = None
-    tail: float | None = None
-    tail_bound: float | None = None
-    allowed: float | None = None
+    return math.log((capped.busy / capped.work) / (original.busy / original.work))
 
 
 class _RatioMoments(NamedTuple):
@@ -167,11 +118,11 @@ class ServingComparison:
     capped: MissCounts = field(default_factory=MissCounts)
     unmatched: int = 0
     load: float = 0.0
-    _waiting: tuple[tuple[LoadSample, bool], ...] = ()
+    _waiting: tuple[tuple[Block, bool], ...] = ()
 
-    def add(self, block: LoadSample, capped: bool) -> ServingComparison:
+    def add(self, block: Block, capped: bool) -> ServingComparison:
         """Add a block; it is compared with one of the other setting at the same load."""
-        if not block.sufficient:
+        if not is_comparable(block):
             return replace(self, unmatched=self.unmatched + 1)
         fresh = tuple(one for one in self._waiting if block.start - one[0].end < REFERENCE_LIFETIME)
         for place in reversed(range(len(fresh))):
@@ -189,70 +140,66 @@ class ServingComparison:
 
     def _paired(
         self,
-        original: LoadSample,
-        capped: LoadSample,
+        original: Block,
+        capped: Block,
         ratio: float,
-        left: tuple[tuple[LoadSample, bool], ...],
+        left: tuple[tuple[Block, bool], ...],
     ) -> ServingComparison:
         return ServingComparison(
             self.ratios.add(ratio),
-            self.original.add(original.ended, original.late),
-            self.capped.add(capped.ended, capped.late),
+            self.original.add(original.units, original.late),
+            self.capped.add(capped.units, capped.late),
             self.unmatched + len(self._waiting) - len(left) - 1,
             max(self.load, capped.concurrency),
             left,
         )
 
-    def covers(self, block: LoadSample) -> bool:
+    def covers(self, block: Block) -> bool:
         """True if the setting was compared at such a load or a higher one.
 
         The effect at higher loads is unknown, because queues begin abruptly.
         """
         return block.concurrency <= self.load * math.exp(MAX_LOAD_DIFFERENCE)
 
-    def verdict(self, policy: TunerPolicy) -> LatencyAssessment:
-        """True if the setting keeps the budget and the latency, each at the policy's confidence.
+    def passes(self, policy: TunerPolicy) -> bool:
+        """True if the setting keeps the budget and the latency limit.
 
-        One that is certainly broken is enough to fail. The bound of misses assumes that they are
-        correlated as observed so far; :meth:`miss_alarm` detects later ones.
+        Each is certain at the policy's confidence. The bound of misses assumes that they are
+        correlated as observed so far; :class:`MissAlarm` detects later ones.
         """
-        error = 1 - policy.confidence
         ratios = self.ratios.evidence
-        if not ratios.n:
-            return LatencyAssessment(passes=False, fails=False, pairs=0)
-        bound = _growth(ratios.upper(error))
-        allowed = self.allowed(policy)
-        tail_bound = self.capped.at_most(error * (1 - _ORIGINAL), self.original.dispersion)
-        enough = ratios.n >= policy.least_pairs
-        return LatencyAssessment(
-            passes=enough and bound <= policy.max_slowdown and tail_bound <= allowed,
-            fails=_growth(ratios.lower(error)) > policy.max_slowdown
-            or self.capped.at_least(error) > self._likely_allowed(policy),
-            pairs=ratios.n,
-            slowdown=_growth(ratios.mean),
-            bound=bound,
-            tail=self.capped.ratio,
-            tail_bound=tail_bound,
-            allowed=allowed,
+        return (
+            ratios.n >= policy.least_pairs
+            and _growth(ratios.upper(1 - policy.confidence)) <= policy.max_slowdown
+            and self.miss_bound(policy) <= self.allowed(policy)
         )
+
+    def fails(self, policy: TunerPolicy) -> bool:
+        """True if the setting certainly exceeds the budget or the latency limit."""
+        error, ratios = 1 - policy.confidence, self.ratios.evidence
+        if not ratios.n:
+            return False
+        # The observed ratio of the original: failing needs less certainty than passing.
+        allowed = _allowed(policy, self.original.ratio or 0.0)
+        too_slow = _growth(ratios.lower(error)) > policy.max_slowdown
+        return too_slow or self.capped.at_least(error) > allowed
+
+    def miss_bound(self, policy: TunerPolicy) -> float:
+        """Upper bound of the ratio of misses under the cap."""
+        error = (1 - policy.confidence) * (1 - _ORIGINAL)
+        return self.capped.at_most(error, self.original.dispersion)
 
     def allowed(self, policy: TunerPolicy) -> float:
         """The ratio of requests that may exceed the latency limit.
 
         It is the policy's, plus the lower bound of the original's own misses where that is larger.
         """
-        allowed = 1 - policy.percentile
-        own = self.original.at_least((1 - policy.confidence) * _ORIGINAL)
-        return own + allowed if own > allowed else allowed
+        return _allowed(policy, self.original.at_least((1 - policy.confidence) * _ORIGINAL))
 
-    def _likely_allowed(self, policy: TunerPolicy) -> float:
-        """As :meth:`allowed`, with the observed ratio of the original, for failing."""
-        allowed, own = 1 - policy.percentile, self.original.ratio or 0.0
-        return own + allowed if own > allowed else allowed
 
-    def miss_alarm(self, policy: TunerPolicy) -> MissAlarm:
-        """The alarm for every request while the setting is held."""
-        return MissAlarm(self.allowed(policy))
+def _allowed(policy: TunerPolicy, original: float) -> float:
+    allowed = 1 - policy.percentile
+    return original + allowed if original > allowed else allowed
 
 
 def _growth(logarithm: float) -> float:
@@ -263,21 +210,6 @@ LATE_ARRIVAL = 6 * SECOND
 """Delay of arriving spans: exporters send batches, seconds after the end of requests."""
 
 _MAX_WINDOW = 60 * SECOND
-
-
-class ServingWindow(NamedTuple):
-    """An incomplete block of requests."""
-
-    level: int
-    number: int
-    start: int
-    end: int
-    arrived: int = 0
-    ended: int = 0
-    work: float = 0.0
-    time: int = 0
-    late: int = 0
-    squares: float = 0.0
 
 
 def add_requests(
@@ -297,24 +229,25 @@ def add_requests(
     duration = max(duration, round(policy.block_units * interval))
     windows = [_with(one, units, limit) for one in samples.windows]
     start = since + settle
-    if windows and windows[-1].number == number:
+    if windows and windows[-1].period == number:
         start = windows[-1].end
     while level is not None and start < now:
-        windows.append(_with(ServingWindow(level, number, start, start + duration), units, limit))
+        empty = Block(level, start, start + duration, 0, 0.0, 0, 0, 0.0, None, number)
+        windows.append(_with(empty, units, limit))
         start += duration
     delay = LATE_ARRIVAL + min(limit, _MAX_WINDOW)
     finished: list[Block] = []
-    left: list[ServingWindow] = []
+    left: list[Block] = []
     for one in windows:
-        if one.number != number and one.end > since:
+        if one.period != number and one.end > since:
             continue  # the setting changed during the block
         if now < one.end + delay:
             left.append(one)
-        elif one.ended:
-            finished.append(_block(one))
+        elif one.units:
+            finished.append(one)
     completed = samples.completed if samples.served_number == number else 0
-    completed += sum(one.number == number and one.start >= since for one in windows) - sum(
-        one.number == number for one in left
+    completed += sum(one.period == number and one.start >= since for one in windows) - sum(
+        one.period == number for one in left
     )
     elapsed = [] if not units else [LevelTime(level, now - samples.served_to, len(units))]
     last_end = max([samples.last_end, *(unit.end for unit in units)])
@@ -329,8 +262,8 @@ def add_requests(
     return samples, finished, elapsed
 
 
-def _with(window: ServingWindow, units: Sequence[WorkUnit], limit: int) -> ServingWindow:
-    level, number, start, end, arrived, ended, work, time, late, squares = window
+def _with(window: Block, units: Sequence[WorkUnit], limit: int) -> Block:
+    level, start, end, ended, work, time, _, squares, energy, number, arrived, late = window
     for unit in units:
         arrived += start <= unit.start < end
         if start <= unit.end < end:
@@ -340,41 +273,17 @@ def _with(window: ServingWindow, units: Sequence[WorkUnit], limit: int) -> Servi
             time += latency
             late += latency > limit
             squares += (latency / unit.work) ** 2
-    return ServingWindow(level, number, start, end, arrived, ended, work, time, late, squares)
+    return Block(level, start, end, ended, work, time, time, squares, energy, number, arrived, late)
 
 
-def _block(one: ServingWindow) -> Block:
-    return Block(
-        level=one.level,
-        start=one.start,
-        end=one.end,
-        units=one.ended,
-        work=one.work,
-        busy=one.time,
-        span=one.time,
-        squares=one.squares,
-        energy=None,
-        period=one.number,
-        arrived=one.arrived,
-        late=one.late,
-    )
-
-
-def block_load(block: Block) -> LoadSample:
-    return LoadSample(
-        block.start, block.end, block.arrived, block.units, block.work, block.busy, block.late
-    )
-
-
-def merged_load(blocks: Sequence[Block]) -> LoadSample:
-    """Several blocks of one setting as one."""
-    duration = sum([one.end - one.start for one in blocks])
-    return LoadSample(
-        0,
-        duration,
-        sum([one.arrived for one in blocks]),
-        sum([one.units for one in blocks]),
-        sum([one.work for one in blocks]),
-        sum([one.busy for one in blocks]),
-        sum([one.late for one in blocks]),
+def merged(blocks: Sequence[Block]) -> Block:
+    """Several blocks of requests at one setting as one."""
+    return blocks[0]._replace(
+        start=0,
+        end=sum([one.end - one.start for one in blocks]),
+        units=sum([one.units for one in blocks]),
+        work=sum([one.work for one in blocks]),
+        busy=sum([one.busy for one in blocks]),
+        arrived=sum([one.arrived for one in blocks]),
+        late=sum([one.late for one in blocks]),
     )
