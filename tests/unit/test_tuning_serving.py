@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from dataclasses import replace
 
 import pytest
 
-from support.queueing import S, load_sample, repeated, serve, switched, trace
+from support.queueing import S, load_sample, repeated, request_block, serve, switched, trace
 from wattspan.tuning import TunerPolicy, WorkloadKind, WorkUnit
+from wattspan.tuning.decisions.blocks import Block
+from wattspan.tuning.decisions.sequential_test import MissAlarm
 from wattspan.tuning.decisions.serving import (
     MIN_REQUESTS,
     REFERENCE_LIFETIME,
-    LatencyAssessment,
-    LoadSample,
     ServingComparison,
     block_times,
     latency_limit,
@@ -26,12 +27,20 @@ POLICY = TunerPolicy(kind=WorkloadKind.REQUESTS, latency=20 * S)
 
 def stretch(
     rate: float = 5.0, latency: float = 4.0, late: int = 0, at: int = 0, served: float | None = None
-) -> LoadSample:
+) -> Block:
     """A minute in which requests of 100 tokens came at ``rate`` a second."""
     arrived, ended = round(rate * 60), round((rate if served is None else served) * 60)
-    return LoadSample(
+    return request_block(
         at, at + 60 * S, arrived, ended, 100.0 * ended, round(ended * latency * S), late
     )
+
+
+def slowdown(serving: ServingComparison) -> float:
+    return math.expm1(serving.ratios.evidence.mean)
+
+
+def slowdown_bound(serving: ServingComparison) -> float:
+    return math.expm1(serving.ratios.evidence.upper(1 - POLICY.confidence))
 
 
 # --------------------------------------------------------------------------------- one stretch
@@ -46,10 +55,9 @@ def test_serving_block_has_throughput_arrivals_concurrency_and_token_time() -> N
         WorkUnit(11 * S, 12 * S, 40),  # after
     ]
     block = load_sample(units, 1 * S, 11 * S, limit=2 * S)
-    assert block == LoadSample(1 * S, 11 * S, arrived=3, ended=3, work=60, time=7 * S, late=1)
+    assert block == request_block(1 * S, 11 * S, 3, ended=3, work=60, time=7 * S, late=1)
     assert block.rate == 0.3
     assert block.concurrency == 0.7
-    assert block.time_per_work == 7 * S / 60
 
 
 # ---------------------------------------------------------------------------- the latency limit
@@ -119,12 +127,12 @@ def test_growing_queue_is_evidence_at_unequal_load() -> None:
     [
         stretch(rate=(MIN_REQUESTS - 1) / 60),
         stretch()._replace(arrived=0),
-        stretch()._replace(time=0),
+        stretch()._replace(busy=0),
         stretch()._replace(work=0.0),
     ],
     ids=["too few", "none came", "no time", "no work"],
 )
-def test_empty_serving_block_is_no_evidence(empty: LoadSample) -> None:
+def test_empty_serving_block_is_no_evidence(empty: Block) -> None:
     assert log_ratio(stretch(), empty) is None
     assert log_ratio(empty, stretch()) is None
 
@@ -145,61 +153,55 @@ def judged(
 
 
 def test_serving_verdict_is_unknown_without_pairs() -> None:
-    assert ServingComparison().verdict(POLICY) == LatencyAssessment(
-        passes=False, fails=False, pairs=0
-    )
+    assert not ServingComparison().passes(POLICY)
+    assert not ServingComparison().fails(POLICY)
 
 
 def test_single_pair_gives_no_verdict() -> None:
-    verdict = judged(1, slower=3.0).verdict(POLICY)
-    assert (verdict.passes, verdict.fails) == (False, False)
-    assert verdict.slowdown == pytest.approx(2.03)
+    serving = judged(1, slower=3.0)
+    assert (serving.passes(POLICY), serving.fails(POLICY)) == (False, False)
+    assert slowdown(serving) == pytest.approx(2.03)
 
 
 def test_setting_passes_if_speed_and_tail_are_certain() -> None:
-    verdict = judged(12).verdict(POLICY)
-    assert verdict.passes
-    assert not verdict.fails
-    assert verdict.slowdown == pytest.approx(0.02, abs=0.001)
-    assert verdict.bound is not None
-    assert 0.02 < verdict.bound < 0.05
-    assert verdict.tail == 0
-    assert verdict.tail_bound is not None
-    assert verdict.tail_bound < 0.01
+    serving = judged(12)
+    assert serving.passes(POLICY)
+    assert not serving.fails(POLICY)
+    assert slowdown(serving) == pytest.approx(0.02, abs=0.001)
+    assert 0.02 < slowdown_bound(serving) < 0.05
+    assert serving.capped.ratio == 0
+    assert serving.miss_bound(POLICY) < 0.01
 
 
 def test_setting_needs_the_minimum_number_of_pairs() -> None:
-    assert not judged(11).verdict(POLICY).passes
+    assert not judged(11).passes(POLICY)
 
 
 def test_setting_that_is_surely_too_slow_fails() -> None:
-    verdict = judged(12, slower=1.10).verdict(POLICY)
-    assert verdict.fails
-    assert not verdict.passes
+    serving = judged(12, slower=1.10)
+    assert serving.fails(POLICY)
+    assert not serving.passes(POLICY)
 
 
 def test_fast_setting_fails_by_its_tail_alone() -> None:
-    verdict = judged(12, slower=1.0, late=9).verdict(POLICY)
-    assert verdict.bound is not None
-    assert verdict.bound < 0.05
-    assert verdict.fails
-    assert verdict.tail == 0.03
+    serving = judged(12, slower=1.0, late=9)
+    assert slowdown_bound(serving) < 0.05
+    assert serving.fails(POLICY)
+    assert serving.capped.ratio == 0.03
 
 
 def test_tail_about_as_long_as_allowed_is_not_decided() -> None:
-    verdict = judged(12, slower=1.0, late=3).verdict(POLICY)
-    assert (verdict.passes, verdict.fails) == (False, False)
+    serving = judged(12, slower=1.0, late=3)
+    assert (serving.passes(POLICY), serving.fails(POLICY)) == (False, False)
 
 
 def test_original_beyond_the_limit_allows_the_cap_an_equal_addition() -> None:
     """5 % are late anyway: a cap that adds nothing passes, one that adds 3 points fails."""
     same = judged(100, late=15, original_late=15)
-    verdict = same.verdict(POLICY)
-    assert verdict.allowed is not None
-    assert 0.055 < verdict.allowed < 0.06
-    assert verdict.passes
-    assert not same.miss_alarm(POLICY).add(300, 15).alarmed
-    assert judged(100, late=24, original_late=15).verdict(POLICY).fails
+    assert 0.055 < same.allowed(POLICY) < 0.06
+    assert same.passes(POLICY)
+    assert not MissAlarm(same.allowed(POLICY)).add(300, 15).alarmed
+    assert judged(100, late=24, original_late=15).fails(POLICY)
 
 
 def test_clustering_of_the_original_applies_to_the_cap() -> None:
@@ -210,20 +212,17 @@ def test_clustering_of_the_original_applies_to_the_cap() -> None:
         crowds = crowds.add(stretch(late=late, at=at), capped=False)
         crowds = crowds.add(stretch(at=at + 60 * S), capped=True)
     assert crowds.original.misses == strangers.original.misses
-    alone, warned = strangers.verdict(POLICY).tail_bound, crowds.verdict(POLICY).tail_bound
-    assert alone is not None
-    assert warned is not None
-    assert warned > 10 * alone
+    assert crowds.miss_bound(POLICY) > 10 * strangers.miss_bound(POLICY)
 
 
 def test_error_probability_is_split_between_cap_and_original() -> None:
     serving = judged(1)
-    assert serving.capped.at_most(0.05) < (serving.verdict(POLICY).tail_bound or 0.0) < 0.02
+    assert serving.capped.at_most(0.05) < serving.miss_bound(POLICY) < 0.02
 
 
 def test_tail_of_the_original_does_not_reject_the_cap() -> None:
-    verdict = judged(12, late=9, original_late=9).verdict(POLICY)
-    assert (verdict.passes, verdict.fails) == (False, False)
+    serving = judged(12, late=9, original_late=9)
+    assert (serving.passes(POLICY), serving.fails(POLICY)) == (False, False)
 
 
 def test_slowdown_beyond_all_figures_is_still_one() -> None:
@@ -231,11 +230,11 @@ def test_slowdown_beyond_all_figures_is_still_one() -> None:
     for pair in range(3):
         at = 2 * pair * 60 * S
         serving = serving.add(stretch(at=at), capped=False)
-        slow = stretch(at=at + 60 * S)._replace(time=10**18 * (pair + 1))
+        slow = stretch(at=at + 60 * S)._replace(busy=10**18 * (pair + 1))
         serving = serving.add(slow, capped=True)
-    bound = serving.verdict(POLICY).bound
-    assert bound is not None
-    assert bound > 1e9
+    assert not serving.passes(POLICY)
+    assert not serving.fails(POLICY)
+    assert serving.ratios.evidence.upper(0.05) > 700  # of which the exponential overflows
 
 
 # -------------------------------------------------------------------------------------- pairing
@@ -299,10 +298,11 @@ def test_waiting_blocks_are_bounded() -> None:
 # -------------------------------------------------------------------------- a server in a queue
 
 BLOCK, SETTLE, LIMIT = 110 * S, 20 * S, 12 * S
+SERVED = replace(POLICY, latency=LIMIT)
 LIGHT, HEAVY = 160, 82  # slots, of which 77 are taken on average
 
 
-def watched(cap: float, slots: int, blocks: int = 24) -> tuple[LatencyAssessment, float]:
+def watched(cap: float, slots: int, blocks: int = 24) -> tuple[ServingComparison, float]:
     """The verdict of so many blocks, and the throughput under the cap over the original's."""
     units, capped = switched(cap, BLOCK, slots, 4.0, blocks)
     ends = [unit.end for unit in units]
@@ -313,30 +313,29 @@ def watched(cap: float, slots: int, blocks: int = 24) -> tuple[LatencyAssessment
         block = load_sample(near, start, end, LIMIT)
         serving = serving.add(block, under_cap)
         done[under_cap] += block.work
-    verdict = serving.verdict(replace(POLICY, latency=LIMIT))
-    return verdict, done[True] / done[False]
+    return serving, done[True] / done[False]
 
 
 def test_three_percent_slower_cap_passes_at_light_load() -> None:
-    verdict, _ = watched(1.03, LIGHT)
-    assert verdict.passes
-    assert verdict.slowdown == pytest.approx(0.03, abs=0.005)
+    serving, _ = watched(1.03, LIGHT)
+    assert serving.passes(SERVED)
+    assert slowdown(serving) == pytest.approx(0.03, abs=0.005)
 
 
 def test_three_percent_slower_cap_fails_at_heavy_load() -> None:
-    verdict, throughput = watched(1.03, HEAVY)
-    assert verdict.fails
-    assert verdict.tail is not None
-    assert verdict.tail > 0.01
+    serving, throughput = watched(1.03, HEAVY)
+    assert serving.fails(SERVED)
+    assert serving.capped.ratio is not None
+    assert serving.capped.ratio > 0.01
     assert throughput > 0.98  # by which alone it would have passed
 
 
 def test_ineffective_cap_passes_at_light_load() -> None:
-    assert watched(1.0, LIGHT)[0].passes
+    assert watched(1.0, LIGHT)[0].passes(SERVED)
 
 
 def test_cap_twice_over_budget_fails_at_light_load() -> None:
-    assert watched(1.10, LIGHT)[0].fails
+    assert watched(1.10, LIGHT)[0].fails(SERVED)
 
 
 def test_requests_of_the_trace_are_served_in_their_time() -> None:
