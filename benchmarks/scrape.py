@@ -33,11 +33,11 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue.metrics import ACCOUNTS
+from wattspan_exporters.catalogue.energy import ACCOUNTS
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 TYPES = (HwType.CPU, HwType.GPU, HwType.MEMORY)
-ENERGY = ACCOUNTS.metrics[0]  # of processes: the family that grows with the host
+ENERGY = ACCOUNTS[0]  # of processes: the family that grows with the host
 
 
 def main() -> None:

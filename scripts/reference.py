@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import metrics_reference
 
 from wattspan.cli import cli
 from wattspan.config import writing
 from wattspan.plugins import discover
-from wattspan_exporters import reference as metrics
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -24,7 +24,7 @@ def pages() -> dict[str, str]:
     return {
         "commands.md": "\n".join(_commands()),
         "configuration.md": writing.reference_page(discover().schema.tables),
-        "metrics.md": metrics.page(),
+        "metrics.md": metrics_reference.page(),
     }
 
 

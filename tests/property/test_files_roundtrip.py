@@ -30,7 +30,7 @@ from wattspan.model import (
     Provenance,
 )
 from wattspan_exporters.catalogue.definition import sanitize
-from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.convert import convert
 from wattspan_exporters.files.rows import CsvEncoder, format_time

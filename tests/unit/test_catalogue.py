@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from scripts import metrics_reference
 
 from support.scrapes import full_host
 from support.snapshots import CPU, GPU, MEMORY, account, busy_host, process
@@ -20,9 +21,8 @@ from wattspan.model import (
     Remainder,
     Snapshot,
 )
-from wattspan_exporters import reference
 from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, prometheus_name
-from wattspan_exporters.catalogue.metrics import ATTRIBUTES, CATALOGUE
+from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 COUNTER, GAUGE, UPDOWN = Instrument.COUNTER, Instrument.GAUGE, Instrument.UPDOWN
 METRICS = {metric.series: metric for metric in CATALOGUE}
@@ -155,13 +155,13 @@ def test_metric_names_are_unique() -> None:
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
 def test_every_metric_is_described(metric: Metric) -> None:
     assert re.fullmatch(r'[A-Z][^"\\\n]*\.', metric.help)
-    assert set(metric.attributes) <= ATTRIBUTES.keys()
-    assert f"`{metric.series}`" in reference.page()
+    assert set(metric.attributes) <= metrics_reference.ATTRIBUTES.keys()
+    assert f"`{metric.series}`" in metrics_reference.page()
 
 
 def test_every_described_attribute_is_used() -> None:
     used = {attribute for metric in CATALOGUE for attribute in metric.attributes}
-    assert ATTRIBUTES.keys() == used
+    assert metrics_reference.ATTRIBUTES.keys() == used
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)

@@ -22,8 +22,7 @@ from wattspan.model.settings import REDACTED, SettingError, convert, redacted
 from wattspan.otlp.destination import METRICS, SPANS
 from wattspan.ports import ConfigError, ExporterContext, WattspanError
 from wattspan.testing import ManualClock
-from wattspan_exporters.catalogue.metrics import CATALOGUE
-from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.catalogue.metrics import CATALOGUE, select_metrics
 from wattspan_exporters.otlp import OtlpSettings, plugin
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.endpoint import ResourceAttributes, machine_id, parse_attributes

@@ -1,22 +1,26 @@
-"""Samples of metrics of the agent itself and its sources."""
+"""Metrics of the agent, of its sources, and of the cost and carbon of the host's energy."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
-from wattspan.model import AgentStats, Snapshot, SourceHealth, Trouble
-from wattspan_exporters.catalogue.definition import Draw, Sample
+from wattspan.model import Snapshot, SourceHealth, Trouble
+from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, each, single
+from wattspan_exporters.catalogue.energy import worst_provenance
+
+COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
+
+# -------------------------------------------------------------------------------------- sources
 
 
-def source_value(field: Callable[[SourceHealth], int]) -> Draw:
-    """Return samples of one field of every source's health, labelled ``source``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for health in snapshot.health:
-            yield (health.source,), field(health)
-
-    return draw
+def _source(
+    name: str, instrument: Instrument, unit: str, text: str, value: Callable[[SourceHealth], int]
+) -> Metric:
+    """A metric of one figure of every source's health."""
+    draw = each(attrgetter("health"), lambda health: (health.source,), value)
+    return Metric(f"wattspan.source.{name}", instrument, unit, text, ("source",), draw)
 
 
 def unreadable(snapshot: Snapshot) -> Iterator[Sample]:
@@ -26,14 +30,26 @@ def unreadable(snapshot: Snapshot) -> Iterator[Sample]:
             yield (health.source, trouble), counts[trouble]
 
 
-def agent_value(field: Callable[[AgentStats], int | None]) -> Draw:
-    """Return a sample of one figure of the agent, without labels."""
+SOURCES = (
+    _source("up", GAUGE, "",
+            "Result of the last read: 1 if any domain of the source was readable, else 0.",
+            lambda health: int(health.up)),
+    _source("reads", COUNTER, "", "Reads of the source.", attrgetter("reads")),
+    _source("failures", COUNTER, "", "Failed readings.", attrgetter("failed")),
+    Metric("wattspan.source.unreadable", GAUGE, "",
+           "Currently unreadable items of the source, by kind of trouble.",
+           ("source", "trouble"), unreadable),
+    _source("read", GAUGE, "s", "Duration of the last read of the source.",
+            attrgetter("read_nanoseconds")),
+)  # fmt: skip
 
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        if (value := field(snapshot.stats)) is not None:
-            yield (), value
+# ---------------------------------------------------------------------------------------- agent
 
-    return draw
+
+def _agent(name: str, instrument: Instrument, unit: str, text: str, field: str) -> Metric:
+    """A metric of one field of AgentStats."""
+    draw = single(attrgetter(f"stats.{field}"))
+    return Metric(f"wattspan.agent.{name}", instrument, unit, text, (), draw)
 
 
 def exporter_drops(snapshot: Snapshot) -> Iterator[Sample]:
@@ -41,13 +57,80 @@ def exporter_drops(snapshot: Snapshot) -> Iterator[Sample]:
         yield (exporter,), drops
 
 
-def refusals(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from snapshot.stats.refusals.items()
-
-
-def snapshot_time(snapshot: Snapshot) -> Iterator[Sample]:
-    yield (), snapshot.at.wall
-
-
 def host_info(snapshot: Snapshot) -> Iterator[Sample]:
     yield (snapshot.host, "true" if snapshot.emulated else "false"), 1
+
+
+AGENT = (
+    Metric("wattspan.host.info", INFO, "",
+           "Name of the host; `emulated` is true on an emulated host.",
+           ("host.name", "emulated"), host_info),
+    Metric("wattspan.snapshot.time", GAUGE, "s", "Unix time of the figures in this scrape.",
+           (), single(attrgetter("at.wall"))),
+    _agent("start.time", GAUGE, "s", "Unix time of the start of the agent.", "started.wall"),
+    _agent("ticks", COUNTER, "", "Polls of the sampler.", "ticks"),
+    _agent("missed.ticks", COUNTER, "",
+           "Polls skipped because the previous poll was still running.", "missed_ticks"),
+    Metric("wattspan.agent.cpu", COUNTER, "s", "CPU time of the agent.",
+           (), single(lambda snapshot: round(snapshot.stats.cpu_seconds * 1e9))),
+    _agent("resident.memory", GAUGE, "By", "Resident memory of the agent.", "rss_bytes"),
+    _agent("processes", GAUGE, "", "Processes tracked by the agent.", "processes"),
+    _agent("late.usages", COUNTER, "",
+           "Usage records later than the settlement of their interval.", "late_usages"),
+    _agent("unnamed.groups", COUNTER, "",
+           "Attributions to the group `other` because of the limit of groups.", "unnamed_groups"),
+    _agent("dropped.history", COUNTER, "",
+           "Entries dropped from the in-memory history by its memory limit.", "dropped_history"),
+    Metric("wattspan.agent.exporter.drops", COUNTER, "", "Items dropped by an exporter.",
+           ("exporter",), exporter_drops),
+    Metric("wattspan.agent.refusals", COUNTER, "{request}",
+           "Connections and requests rejected by a listener.",
+           ("listener", "reason"), lambda snapshot: snapshot.stats.refusals.items()),
+)  # fmt: skip
+
+# ----------------------------------------------- cost and carbon: rates and totals in billionths
+
+
+def cost(snapshot: Snapshot) -> Iterator[Sample]:
+    if (rated := snapshot.footprint.cost) is not None:
+        yield (rated.unit, rated.origin, worst_provenance(snapshot.cover) or ""), rated.total
+
+
+def carbon(snapshot: Snapshot) -> Iterator[Sample]:
+    if (rated := snapshot.footprint.carbon) is not None:
+        yield (rated.origin, worst_provenance(snapshot.cover) or ""), rated.total
+
+
+def price(snapshot: Snapshot) -> Iterator[Sample]:
+    rated = snapshot.footprint.cost
+    if rated is not None and rated.rate is not None:
+        yield (rated.unit, rated.origin), rated.rate
+
+
+def intensity(snapshot: Snapshot) -> Iterator[Sample]:
+    rated = snapshot.footprint.carbon
+    if rated is not None and rated.rate is not None:
+        yield (rated.origin,), rated.rate
+
+
+def energy_without_rate(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield zero as well, so that the first increase is visible to rate functions."""
+    for name in ("cost", "carbon"):
+        if (rated := getattr(snapshot.footprint, name)) is not None:
+            yield (name, worst_provenance(snapshot.cover) or ""), rated.unknown
+
+
+FOOTPRINT = (
+    Metric("wattspan.host.cost", COUNTER, "{currency}", "Cost of the host's energy.",
+           ("currency", "origin", "provenance"), cost, lasting=True),
+    Metric("wattspan.host.carbon", COUNTER, "g",
+           "Carbon dioxide equivalent of the host's energy.",
+           ("origin", "provenance"), carbon, lasting=True),
+    Metric("wattspan.energy.price", GAUGE, "{currency}/kWh", "Current price of a kilowatt-hour.",
+           ("currency", "origin"), price),
+    Metric("wattspan.carbon.intensity", GAUGE, "g/kWh",
+           "Current carbon dioxide equivalent of a kilowatt-hour.", ("origin",), intensity),
+    Metric("wattspan.unweighed.energy", COUNTER, "J",
+           "Energy of the host while the rate was unknown.",
+           ("footprint", "provenance"), energy_without_rate, lasting=True),
+)  # fmt: skip

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2s
-from typing import NamedTuple
+from typing import TypeVar
 
 from wattspan.model import Exemplar, Snapshot
 
@@ -82,12 +82,27 @@ class Metric:
         return f"{word}_per_{_unit_word(per, _PER_WORDS)}" if word and per else word
 
 
-class Chapter(NamedTuple):
-    """Related metrics with an introduction."""
+Row = TypeVar("Row")
 
-    title: str
-    prose: str
-    metrics: tuple[Metric, ...]
+
+def each(
+    rows: Callable[[Snapshot], Iterable[Row]],
+    labels: Callable[[Row], Labels],
+    value: Callable[[Row], int | float | None],
+) -> Draw:
+    """Return a function that draws the value of every row, except values that are None."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in rows(snapshot):
+            if (figure := value(row)) is not None:
+                yield labels(row), figure
+
+    return draw
+
+
+def single(value: Callable[[Snapshot], int | float | None]) -> Draw:
+    """Return a function that draws one value without labels."""
+    return each(lambda snapshot: (snapshot,), lambda _: (), value)
 
 
 # ------------------------------------------------- OpenTelemetry's names as Prometheus names

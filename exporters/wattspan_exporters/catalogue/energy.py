@@ -1,9 +1,10 @@
-"""Samples of the metrics of energy, power, attribution and spans."""
+"""Metrics of energy and power by domain, of attribution, and of spans."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from wattspan.model import (
     SECOND,
@@ -16,11 +17,23 @@ from wattspan.model import (
     ProcessRow,
     Provenance,
     Snapshot,
-    SpanAccounts,
-    SpanRow,
 )
 from wattspan.model.settings import Duration
-from wattspan_exporters.catalogue.definition import Draw, Labels, Sample
+from wattspan_exporters.catalogue.definition import (
+    Draw,
+    Instrument,
+    Labels,
+    Metric,
+    Sample,
+    each,
+    single,
+)
+
+COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
+GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
+
+HARDWARE_ATTRIBUTES = ("hw.id", "hw.type", "hw.name", "hw.parent", "provenance")
+TYPE_ATTRIBUTES = ("hw.id", "hw.type", "provenance")
 
 OUTSIDE_COVER = "outside-cover"
 """``hw_parent`` of a domain outside of the cover without a parent."""
@@ -51,19 +64,27 @@ def parent(domain: Domain) -> str:
 # ------------------------------------------------------------------------------------ domains
 
 
-def domain_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        yield _hardware(account.domain), account.energy
-
-
-def domain_power(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        if account.power is not None:
-            yield _hardware(account.domain), account.power
+def _of_domains(field: str) -> Draw:
+    """One field of every domain's account, with all attributes of the domain."""
+    return each(attrgetter("domains"), lambda account: _hardware(account.domain), attrgetter(field))
 
 
 def _hardware(domain: Domain) -> tuple[str, ...]:
     return domain.id, domain.hw_type, domain.name, parent(domain), domain.provenance
+
+
+def _of_attributed(field: str) -> Draw:
+    """One field of the account of every attributed domain."""
+
+    def rows(snapshot: Snapshot) -> Iterable[DomainAccount]:
+        return (account for account in snapshot.domains if account.attributed)
+
+    return each(rows, _typed, attrgetter(field))
+
+
+def _typed(account: DomainAccount) -> tuple[str, ...]:
+    domain = account.domain
+    return domain.id, domain.hw_type, domain.provenance
 
 
 def host_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -80,34 +101,6 @@ def host_power(snapshot: Snapshot) -> Iterator[Sample]:
         yield (worst_provenance(cover) or "",), sum(parts)
 
 
-def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        if account.attributed:
-            yield _typed(account.domain), account.idle
-
-
-def unattributed_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        if account.attributed:
-            yield _typed(account.domain), account.unattributed
-
-
-def pending_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        if account.attributed:
-            yield _typed(account.domain), account.pending
-
-
-def idle_power(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        if account.idle_power is not None:
-            yield _typed(account.domain), account.idle_power
-
-
-def _typed(domain: Domain) -> tuple[str, ...]:
-    return domain.id, domain.hw_type, domain.provenance
-
-
 def gap_time(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield every reason of every domain, including zeros.
 
@@ -116,11 +109,6 @@ def gap_time(snapshot: Snapshot) -> Iterator[Sample]:
     for account in snapshot.domains:
         for reason in GapReason:
             yield (account.domain.id, reason), account.gaps.get(reason, 0)
-
-
-def domain_up(snapshot: Snapshot) -> Iterator[Sample]:
-    for account in snapshot.domains:
-        yield (account.domain.id,), int(account.present)
 
 
 def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
@@ -134,6 +122,30 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
         )  # fmt: skip
         yield labels, 1
 
+
+ENERGY = (
+    Metric("hw.energy", COUNTER, "J", "Energy of one domain since its discovery.",
+           HARDWARE_ATTRIBUTES, _of_domains("energy"), lasting=True),
+    Metric("hw.power", GAUGE, "W", "Mean power of one domain over about the last second.",
+           HARDWARE_ATTRIBUTES, _of_domains("power")),
+    Metric("hw.host.energy", COUNTER, "J",
+           "Energy of all domains of the cover, without double counting.",
+           ("provenance",), host_energy, lasting=True),
+    Metric("hw.host.power", GAUGE, "W",
+           "Mean power of the cover; absent while the power of any member is unknown.",
+           ("provenance",), host_power),
+    Metric("wattspan.domain.up", GAUGE, "",
+           "Presence of the domain: 1 if present, 0 if only its account remains.", ("hw.id",),
+           each(attrgetter("domains"), lambda a: (a.domain.id,), lambda a: int(a.present))),
+    # The translation rules would keep "time" in the name.
+    Metric("wattspan.gap.time", COUNTER, "s",
+           "Time with unknown energy, by reason. The agent does not interpolate it.",
+           ("hw.id", "reason"), gap_time, lasting=True, series="wattspan_gap_seconds_total"),
+    Metric("wattspan.domain.info", INFO, "",
+           "Description of a domain and of the origin of its figures.",
+           (*HARDWARE_ATTRIBUTES[:4], "source", "provenance", "method", "in_cover", "resolution"),
+           domain_info),
+)  # fmt: skip
 
 # ------------------------------------------------------------------------ processes and groups
 
@@ -224,6 +236,30 @@ def group_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (hw_type, kind, name, provenance.get(hw_type, "")), energy
 
 
+ACCOUNTS = (
+    Metric("wattspan.process.energy", COUNTER, "J",
+           "Energy attributed to one listed process, or to all other processes as `other`.",
+           ("hw.type", "pid", "command", "group", "provenance"), process_energy,
+           lasting=True, begins=process_start_times),
+    Metric("wattspan.group.energy", COUNTER, "J",
+           "Energy attributed to one group of processes, including ended processes.",
+           ("hw.type", "group_kind", "group", "provenance"), group_energy, lasting=True),
+    Metric("wattspan.idle.energy", COUNTER, "J",
+           "Idle energy of a domain, by its learned idle power.",
+           TYPE_ATTRIBUTES, _of_attributed("idle"), lasting=True),
+    Metric("wattspan.unattributed.energy", COUNTER, "J",
+           "Active energy of a domain that cannot be attributed to a process.",
+           TYPE_ATTRIBUTES, _of_attributed("unattributed"), lasting=True),
+    Metric("wattspan.pending.energy", UPDOWN, "J",
+           "Measured energy before its division; no counter includes it yet.",
+           TYPE_ATTRIBUTES, _of_attributed("pending")),
+    Metric("wattspan.idle.power", GAUGE, "W", "Learned idle power of the domain.",
+           TYPE_ATTRIBUTES, _of_attributed("idle_power")),
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------- spans
+
+
 def span_energy(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = provenances(snapshot)
     for row in snapshot.spans.rows:
@@ -241,16 +277,6 @@ def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
     }
 
 
-def span_gauge(field: Callable[[SpanRow], int]) -> Draw:
-    """Return samples of one field by name, labelled ``service_name span_name``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for row in snapshot.spans.rows:
-            yield (row.service, row.name), field(row)
-
-    return draw
-
-
 def span_tokens(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield tokens of names that have them."""
     for row in snapshot.spans.rows:
@@ -264,20 +290,65 @@ def energy_outside_spans(snapshot: Snapshot) -> Iterator[Sample]:
         yield (hw_type, service, provenance.get(hw_type, "")), spent
 
 
-def span_total(field: Callable[[SpanAccounts], int]) -> Draw:
-    """Return a sample of one field of all spans, without labels."""
+def _of_names(field: str) -> Draw:
+    """One field of the spans of every name."""
+    return each(attrgetter("spans.rows"), attrgetter("service", "name"), attrgetter(field))
+
+
+def _total(name: str, instrument: Instrument, unit: str, text: str) -> Metric:
+    """A metric of the field of SpanAccounts with the same name, without labels."""
+    field = name.replace(".", "_")
+    draw = single(attrgetter(f"spans.{field}"))
+    return Metric(f"wattspan.spans.{name}", instrument, unit, text, (), draw)
+
+
+def _by_reason(name: str, unit: str, text: str, field: str) -> Metric:
+    """A counter of one field of SpanAccounts that counts by reason."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        yield (), field(snapshot.spans)
-
-    return draw
-
-
-def spans_by_reason(field: Callable[[SpanAccounts], Mapping[str, int]]) -> Draw:
-    """Return samples of counts of spans, labelled ``reason``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for reason, count in field(snapshot.spans).items():
+        for reason, count in getattr(snapshot.spans, field).items():
             yield (reason,), count
 
-    return draw
+    return Metric(f"wattspan.{name}", COUNTER, unit, text, ("reason",), draw)
+
+
+_NAMES = ("service.name", "span.name")
+
+SPANS = (
+    Metric("wattspan.span.energy", COUNTER, "J", "Exclusive energy of the spans of one name.",
+           ("hw.type", *_NAMES, "provenance"), span_energy, exemplars=span_exemplars, lasting=True),
+    # The translation rules would keep "time" in the name.
+    Metric("wattspan.span.time", COUNTER, "s",
+           "Sum of the measured durations of the spans of one name.",
+           _NAMES, _of_names("time"), lasting=True, series="wattspan_span_seconds_total"),
+    Metric("wattspan.spans", COUNTER, "{span}", "Number of spans of one name.",
+           _NAMES, _of_names("count"), lasting=True),
+    Metric("wattspan.span.tokens", COUNTER, "{token}",
+           "Tokens in the `gen_ai.usage.*` attributes of the spans of one name.",
+           (*_NAMES, "direction"), span_tokens, lasting=True),
+    Metric("wattspan.span.outside.energy", COUNTER, "J",
+           "Energy of a service's processes outside of their spans.",
+           ("hw.type", "service.name", "provenance"), energy_outside_spans, lasting=True),
+    _by_reason("span.outcomes", "{span}",
+               "Spans by outcome of the attribution; docs/how-to/see-spans.md lists the reasons.",
+               "outcomes"),
+    _total("received", COUNTER, "{span}", "Accepted spans."),
+    _by_reason("spans.refused", "{span}", "Rejected spans, by reason.", "refused"),
+    _total("deferred", COUNTER, "{span}",
+           "Spans answered with a retry status because of a full buffer, once for each attempt."),
+    _total("open", UPDOWN, "{span}", "Announced spans that have not ended."),
+    _total("announcers", UPDOWN, "{connection}",
+           "Connections to the side channel, on which processes announce spans."),
+    _by_reason("spans.announcers.refused", "{connection}",
+               "Side-channel connections closed by the agent, by reason: limit or protocol error.",
+               "announcers_refused"),
+    _total("announcements.lost", COUNTER, "{record}",
+           "Announced starts and ends overwritten before the agent read them."),
+    _total("forwarded", COUNTER, "{span}",
+           "Spans accepted by the collector to which the agent forwards."),
+    _by_reason("spans.forward.drops", "{span}",
+               "Spans not forwarded to the collector, by reason.", "forward_drops"),
+    _total("forward.repeats", COUNTER, "{span}",
+           "Spans sent again after an unknown result; the collector may have duplicates."),
+    _total("forward.queue", UPDOWN, "By", "Bytes in the queue for the collector."),
+)  # fmt: skip

@@ -1,36 +1,54 @@
-"""Samples of GPU metrics other than energy."""
+"""Metrics of GPUs other than energy, and of the power and clock limits of devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
-from wattspan.model import Domain, GpuStatus, Provenance, Snapshot
-from wattspan_exporters.catalogue.definition import Draw, Sample
+from wattspan.model import CapRow, Domain, GpuStatus, Provenance, Snapshot
+from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, each
+from wattspan_exporters.catalogue.energy import boot_start_times
 
+COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
+GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
 
-def gpu_gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
-    """Return samples of one known field of every GPU, labelled ``hw_id hw_name``."""
+NAME_ATTRIBUTES = ("hw.id", "hw.name")
 
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for gpu, domain in _gpus(snapshot):
-            if (value := field(gpu)) is not None:
-                yield (gpu.domain_id, domain.name if domain else ""), value
-
-    return draw
+_Board = tuple[GpuStatus, Domain | None]
 
 
-def power_sensor(field: Callable[[GpuStatus], int | None]) -> Draw:
-    """Return samples of a power sensor, labelled ``hw_id hw_name provenance``.
+def _boards(snapshot: Snapshot) -> Iterator[_Board]:
+    domains = {account.domain.id: account.domain for account in snapshot.domains}
+    for gpu in snapshot.gpus:
+        yield gpu, domains.get(gpu.domain_id)
 
-    The sensor is `measured` even on a board whose energy is `derived` from it.
-    """
 
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for gpu, domain in _gpus(snapshot):
-            if (value := field(gpu)) is not None:
-                yield (gpu.domain_id, domain.name if domain else "", _sensed(domain)), value
+def _named(board: _Board) -> tuple[str, str]:
+    gpu, domain = board
+    return gpu.domain_id, domain.name if domain else ""
 
-    return draw
+
+def _gauge(
+    name: str,
+    instrument: Instrument,
+    unit: str,
+    text: str,
+    field: Callable[[GpuStatus], int | float | None],
+) -> Metric:
+    """A metric of one figure of every GPU that reports it."""
+    draw = each(_boards, _named, lambda board: field(board[0]))
+    return Metric(name, instrument, unit, text, NAME_ATTRIBUTES, draw)
+
+
+def _power_sensor(name: str, text: str, field: str) -> Metric:
+    """A metric of a power sensor, which is `measured` even if energy is `derived` from it."""
+    draw = each(
+        _boards,
+        lambda board: (*_named(board), _sensed(board[1])),
+        lambda board: getattr(board[0], field),
+    )
+    attributes = (*NAME_ATTRIBUTES, "provenance")
+    return Metric(f"wattspan.gpu.power.{name}", GAUGE, "W", text, attributes, draw)
 
 
 def _sensed(domain: Domain | None) -> str:
@@ -40,39 +58,46 @@ def _sensed(domain: Domain | None) -> str:
     return Provenance.EMULATED if emulated else Provenance.MEASURED
 
 
-def _gpus(snapshot: Snapshot) -> Iterator[tuple[GpuStatus, Domain | None]]:
-    domains = {account.domain.id: account.domain for account in snapshot.domains}
-    for gpu in snapshot.gpus:
-        yield gpu, domains.get(gpu.domain_id)
-
-
-def temperature(snapshot: Snapshot) -> Iterator[Sample]:
-    for gpu, domain in _gpus(snapshot):
-        if gpu.temperature_celsius is not None:
-            name = domain.name if domain else ""
-            yield (gpu.domain_id, "gpu", name), gpu.temperature_celsius
-
-
 def clocks(snapshot: Snapshot) -> Iterator[Sample]:
-    for gpu, domain in _gpus(snapshot):
-        name = domain.name if domain else ""
+    for board in _boards(snapshot):
+        gpu = board[0]
         for clock, hertz in (("sm", gpu.sm_clock_hz), ("memory", gpu.memory_clock_hz)):
             if hertz is not None:
-                yield (gpu.domain_id, name, clock), hertz
+                yield (*_named(board), clock), hertz
+
+
+REPORTED_LIMITS = ("minimum", "default", "maximum", "requested", "enforced")
+"""The fields of PowerLimits and of KnobState, which are label values."""
+
+HERTZ = 1_000_000  # clocks are in megahertz
 
 
 def power_limits(snapshot: Snapshot) -> Iterator[Sample]:
+    """The limits that GPUs report, and those of every other device with a power knob."""
     for gpu in snapshot.gpus:
-        limits = gpu.limits
-        for limit, milliwatts in (
-            ("minimum", limits.minimum),
-            ("default", limits.default),
-            ("maximum", limits.maximum),
-            ("requested", limits.requested),
-            ("enforced", limits.enforced),
-        ):
-            if milliwatts is not None:
+        for limit in REPORTED_LIMITS:
+            if (milliwatts := getattr(gpu.limits, limit)) is not None:
                 yield (gpu.domain_id, limit), milliwatts
+    reported = {gpu.domain_id for gpu in snapshot.gpus}
+    for row in snapshot.tuning.caps:
+        if row.state.key.knob.unit == "mW":
+            yield from _limits(row, 1, own=row.state.key.device not in reported)
+
+
+def clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.tuning.caps:
+        if row.state.key.knob.unit == "MHz":
+            yield from _limits(row, HERTZ, own=True)
+
+
+def _limits(row: CapRow, scale: int, *, own: bool) -> Iterator[Sample]:
+    """The limits of a knob; with ``own``, also those that the device reports."""
+    known = {"original": row.original, "ceiling": row.ceiling}
+    if own:
+        known |= {limit: getattr(row.state, limit) for limit in REPORTED_LIMITS}
+    for limit, value in known.items():
+        if value is not None:
+            yield (row.state.key.device, limit), value * scale
 
 
 def throttled_time(snapshot: Snapshot) -> Iterator[Sample]:
@@ -91,7 +116,7 @@ def throttling(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def compared_energy(snapshot: Snapshot) -> Iterator[Sample]:
-    for gpu, domain in _gpus(snapshot):
+    for gpu, domain in _boards(snapshot):
         if gpu.counter_energy is not None:
             yield (gpu.domain_id, "counter", _sensed(domain)), gpu.counter_energy
         if gpu.integrated_energy is not None:
@@ -109,6 +134,43 @@ def divergence(gpu: GpuStatus) -> float | None:
 
 
 def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
-    for gpu, domain in _gpus(snapshot):
+    for board in _boards(snapshot):
+        gpu = board[0]
         mig = "" if gpu.mig is None else str(gpu.mig).lower()
-        yield (gpu.domain_id, domain.name if domain else "", gpu.model, gpu.driver, mig), 1
+        yield (*_named(board), gpu.model, gpu.driver, mig), 1
+
+
+GPUS = (
+    Metric("wattspan.power.limit", GAUGE, "W", "Power limit of the device.",
+           ("hw.id", "limit"), power_limits),
+    _power_sensor("average", "Average power by the sensor, over the sensor's own window.",
+                  "power_average"),
+    _power_sensor("instant", "Instantaneous power by the sensor.", "power_instant"),
+    Metric("wattspan.gpu.compared.energy", GAUGE, "J",
+           "Energy of one interval, by the counter and by integrated power.",
+           ("hw.id", "method", "provenance"), compared_energy),
+    _gauge("wattspan.gpu.energy.divergence", GAUGE, "1",
+           "Ratio of integrated power to counted energy, minus 1.", divergence),
+    _gauge("hw.gpu.utilization", GAUGE, "1",
+           "Fraction of time with a running kernel on the GPU.", attrgetter("utilisation")),
+    # hw.gpu.memory.utilization is the used fraction of the memory.
+    _gauge("wattspan.gpu.memory.busy", GAUGE, "1",
+           "Fraction of time with reads or writes of the GPU memory.",
+           attrgetter("memory_utilisation")),
+    _gauge("hw.gpu.memory.usage", UPDOWN, "By", "GPU memory in use.", attrgetter("memory_used")),
+    _gauge("hw.gpu.memory.limit", UPDOWN, "By", "Size of the GPU memory.",
+           attrgetter("memory_total")),
+    Metric("hw.temperature", GAUGE, "Cel", "Temperature of the device.",
+           ("hw.id", "hw.type", "hw.name"),
+           each(_boards, lambda board: (_named(board)[0], "gpu", _named(board)[1]),
+                lambda board: board[0].temperature_celsius)),
+    Metric("wattspan.gpu.clock", GAUGE, "Hz", "Current clock frequency.",
+           (*NAME_ATTRIBUTES, "clock"), clocks),
+    Metric("wattspan.gpu.throttled", COUNTER, "s", "Time of throttled clocks, by reason.",
+           ("hw.id", "reason"), throttled_time, begins=boot_start_times),
+    Metric("wattspan.gpu.throttling", GAUGE, "",
+           "Throttling of the clocks for this reason: 1 while active, else 0.",
+           ("hw.id", "reason"), throttling),
+    Metric("wattspan.gpu.info", INFO, "", "Description of a GPU.",
+           (*NAME_ATTRIBUTES, "hw.model", "hw.driver_version", "mig"), gpu_info),
+)  # fmt: skip

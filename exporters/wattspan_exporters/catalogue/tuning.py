@@ -1,4 +1,4 @@
-"""The catalogue's chapter on tuning and caps.
+"""Metrics of tuning and caps.
 
 Applications choose names of jobs; as labels they are printable and at most
 :data:`MAX_NAME_LENGTH` characters long.
@@ -6,36 +6,32 @@ Applications choose names of jobs; as labels they are printable and at most
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 
 from wattspan.model import (
-    CapRow,
     DecisionReason,
     HwType,
     Knob,
     Move,
     Provenance,
     Snapshot,
-    TuningAccounts,
     TuningRow,
     TuningState,
 )
 from wattspan_exporters.catalogue.definition import (
-    Chapter,
-    Draw,
     Instrument,
     Metric,
     Sample,
+    each,
+    single,
     truncate_with_digest,
 )
 from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
-from wattspan_exporters.catalogue.gpu import power_limits
+from wattspan_exporters.catalogue.gpu import HERTZ, clock_limits
 
 MAX_NAME_LENGTH = 100
 """Maximum characters of a job's name in a label."""
-
-_HERTZ = 1_000_000  # clocks are in megahertz
 
 _HARDWARE_TYPES = {
     Knob.GPU_POWER: HwType.GPU,
@@ -62,33 +58,15 @@ def name_label(name: str) -> str:
 # --------------------------------------------------------------------------------------- jobs
 
 
-def job_value(field: Callable[[TuningRow], int | float | None]) -> Draw:
-    """Draw one figure of every job, labelled ``job knob``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for row in snapshot.tuning.rows:
-            if (value := field(row)) is not None:
-                yield (name_label(row.job), row.knob), value
-
-    return draw
-
-
-def job_value_with_provenance(field: Callable[[TuningRow], int | float | None]) -> Draw:
-    """Draw one figure of every job, labelled ``job knob provenance``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for row in snapshot.tuning.rows:
-            if (value := field(row)) is not None:
-                yield (name_label(row.job), row.knob, _provenance(snapshot, row)), value
-
-    return draw
+def _labels(row: TuningRow) -> tuple[str, str]:
+    return name_label(row.job), row.knob
 
 
 def saved_bounds(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.rows:
         for bound, value in (("lower", row.saved_low), ("upper", row.saved_high)):
             if value is not None:
-                yield (name_label(row.job), row.knob, bound, _provenance(snapshot, row)), value
+                yield (*_labels(row), bound, _provenance(snapshot, row)), value
 
 
 def _provenance(snapshot: Snapshot, row: TuningRow) -> str:
@@ -105,51 +83,28 @@ def states(snapshot: Snapshot) -> Iterator[Sample]:
     """Every state of every job: 1 for the present one, 0 for the others."""
     for row in snapshot.tuning.rows:
         for state in TuningState:
-            yield (name_label(row.job), row.knob, state), int(row.state is state)
+            yield (*_labels(row), state), int(row.state is state)
 
 
 def decisions(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.rows:
         counts = {(Move.RELEASE, reason): 0 for reason in RELEASES} | dict(row.decisions)
         for (move, reason), count in counts.items():
-            yield (name_label(row.job), row.knob, move, reason), count
+            yield (*_labels(row), move, reason), count
 
 
 def decision_info(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.rows:
-        yield (name_label(row.job), row.knob, row.decision.move, row.decision.reason), 1
+        yield (*_labels(row), row.decision.move, row.decision.reason), 1
 
 
 def job_info(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.rows:
         applied = "true" if row.applied else "false"
-        yield (
-            (name_label(row.job), row.knob, name_label(row.service), name_label(row.span), applied),
-            1,
-        )
-
-
-def mode_info(snapshot: Snapshot) -> Iterator[Sample]:
-    yield (snapshot.tuning.mode,), 1
+        yield (*_labels(row), name_label(row.service), name_label(row.span), applied), 1
 
 
 # --------------------------------------------------------------------------------------- caps
-
-
-def capper_value(field: Callable[[TuningAccounts], int]) -> Draw:
-    """Draw one figure of the capper, without labels, if a capper is configured."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        tuning = snapshot.tuning
-        if tuning.capper is not None:
-            yield (), int(field(tuning))
-
-    return draw
-
-
-def forwarded(snapshot: Snapshot) -> Iterator[Sample]:
-    if snapshot.tuning.forwarded is not None:
-        yield (), snapshot.tuning.forwarded
 
 
 def forward_drops(snapshot: Snapshot) -> Iterator[Sample]:
@@ -157,27 +112,12 @@ def forward_drops(snapshot: Snapshot) -> Iterator[Sample]:
         yield (reason,), count
 
 
-def host_ceiling(snapshot: Snapshot) -> Iterator[Sample]:
-    if snapshot.tuning.ceiling is not None:
-        yield (), snapshot.tuning.ceiling
-
-
-def cap_flag(field: Callable[[CapRow], bool]) -> Draw:
-    """Draw a condition of every knob, labelled ``hw_id knob``."""
-
-    def draw(snapshot: Snapshot) -> Iterator[Sample]:
-        for row in snapshot.tuning.caps:
-            yield (row.state.key.device, row.state.key.knob), int(field(row))
-
-    return draw
-
-
 def active_power_limits(snapshot: Snapshot) -> Iterator[Sample]:
     yield from _active_limits(snapshot, "mW", 1)
 
 
 def active_clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from _active_limits(snapshot, "MHz", _HERTZ)
+    yield from _active_limits(snapshot, "MHz", HERTZ)
 
 
 def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample]:
@@ -189,172 +129,117 @@ def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample
             yield (device, knob, name_label(row.holder)), min(allowed) * scale
 
 
-def all_power_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    """The limits that GPUs report, and those of every other device with a power knob."""
-    yield from power_limits(snapshot)
-    reported = {gpu.domain_id for gpu in snapshot.gpus}
-    for row in snapshot.tuning.caps:
-        if row.state.key.knob.unit == "mW":
-            yield from _limits(row, 1, own=row.state.key.device not in reported)
-
-
-def clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    for row in snapshot.tuning.caps:
-        if row.state.key.knob.unit == "MHz":
-            yield from _limits(row, _HERTZ, own=True)
-
-
-def _limits(row: CapRow, scale: int, *, own: bool) -> Iterator[Sample]:
-    """The limits of a knob; with ``own``, also those that the device reports."""
-    state = row.state
-    known = [("original", row.original), ("ceiling", row.ceiling)]
-    if own:
-        known += [
-            ("minimum", state.minimum), ("default", state.default), ("maximum", state.maximum),
-            ("requested", state.requested), ("enforced", state.enforced),
-        ]  # fmt: skip
-    for limit, value in known:
-        if value is not None:
-            yield (state.key.device, limit), value * scale
-
-
 COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
 
 JOB_ATTRIBUTES = ("job", "knob")
 CAP_ATTRIBUTES = ("hw.id", "knob")
 
 
-def _job(name: str, instrument: Instrument, unit: str, description: str, field: str) -> Metric:
+def _job(name: str, instrument: Instrument, unit: str, text: str, field: str) -> Metric:
     """A metric of one field of TuningRow."""
-    draw = job_value(attrgetter(field))
-    return Metric(f"wattspan.autotune.{name}", instrument, unit, description, JOB_ATTRIBUTES, draw)
+    draw = each(attrgetter("tuning.rows"), _labels, attrgetter(field))
+    return Metric(f"wattspan.autotune.{name}", instrument, unit, text, JOB_ATTRIBUTES, draw)
 
 
-def _energy(name: str, instrument: Instrument, unit: str, description: str, field: str) -> Metric:
-    """A metric of one field of TuningRow, with the provenance of the energies."""
-    draw = job_value_with_provenance(attrgetter(field))
+def _energy(name: str, instrument: Instrument, unit: str, text: str, field: str) -> Metric:
+    """A metric of one field of TuningRow, with the provenance of the compared energies."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in snapshot.tuning.rows:
+            if (value := getattr(row, field)) is not None:
+                yield (*_labels(row), _provenance(snapshot, row)), value
+
     attributes = (*JOB_ATTRIBUTES, "provenance")
-    return Metric(f"wattspan.autotune.{name}", instrument, unit, description, attributes, draw)
+    return Metric(f"wattspan.autotune.{name}", instrument, unit, text, attributes, draw)
 
 
-TUNING = Chapter(
-    "Tuning and caps",
-    "Whole-run figures include everything since the job was first seen, exploration too, and are "
-    "relative to its original setting. Savings are estimates from comparisons, with an interval "
-    "at the configured confidence. `wattspan_autotune_saved_joules_total` counts the highest lower "
-    "bound so far, so it never falls; `provenance` is that of the compared energies. The counters "
-    "of a job continue under another `knob` when that one is tuned. `wattspan tune explain` shows "
-    "the reasons of a job's state.",
-    (
-        Metric(
-            "wattspan.autotune.mode.info", INFO, "",
-            "Mode of the tuner: `[autotune] mode`.",
-            ("mode",), mode_info,
-        ),
-        Metric(
-            "wattspan.autotune.job.info", INFO, "",
-            "Spans that are the job's units of work, and whether its caps are applied.",
-            (*JOB_ATTRIBUTES, "service.name", "span.name", "applied"), job_info,
-        ),
-        Metric(
-            "wattspan.autotune.state", GAUGE, "",
-            "State of a job: 1 for the present state, 0 for the others.",
-            (*JOB_ATTRIBUTES, "state"), states,
-        ),
-        Metric(
-            "wattspan.autotune.decision.info", INFO, "",
-            "The decision in force, and its reason.",
-            (*JOB_ATTRIBUTES, "move", "reason"), decision_info,
-        ),
-        Metric(
-            "wattspan.autotune.decisions", COUNTER, "{decision}",
-            "Decisions that differed from the previous one, by move and reason.",
-            (*JOB_ATTRIBUTES, "move", "reason"), decisions,
-        ),
-        _job("budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).", "budget"),
-        _job("confidence", GAUGE, "1", "Configured confidence level (0–1).", "confidence"),
-        _job("slowdown", GAUGE, "1", "Slowdown of the whole run (ratio).", "slowdown"),
-        _job("slowdown.bound", GAUGE, "1",
-             "Upper confidence bound of the whole-run slowdown (ratio).", "slowdown_bound"),
-        _job("held.slowdown", GAUGE, "1",
-             "Slowdown at the setting that is held (ratio).", "held_slowdown"),
-        _job("held.slowdown.bound", GAUGE, "1",
-             "Upper confidence bound of the slowdown at the held setting (ratio).", "held_bound"),
-        _energy("saving", GAUGE, "1",
-                "Energy per unit of work saved at the held setting (ratio).", "saving"),
-        _energy("saved", COUNTER, "J",
-                "Energy that was certainly saved: the highest lower bound so far.",
-                "saved_surely"),
-        _energy("saved.estimate", GAUGE, "J",
-                "Estimate of the energy saved; it can fall, and become negative.", "saved"),
-        Metric(
-            "wattspan.autotune.saved.bound", GAUGE, "J",
-            "Confidence bounds of the energy saved.",
-            (*JOB_ATTRIBUTES, "bound", "provenance"), saved_bounds,
-        ),
-        _job("exploration", COUNTER, "s", "Time lost by exploration.", "exploration"),
-        _job("lost", GAUGE, "s", "Estimate of the time lost by caps.", "lost"),
-        _job("allowance", GAUGE, "s",
-             "Time that the budget permits the run to have lost so far.", "allowance"),
-        _job("pairs", GAUGE, "{pair}",
-             "Paired comparisons on which the present figures are based.", "pairs"),
-        _job("units", COUNTER, "{unit}", "Observed units of work.", "units"),
-        _job("commit", GAUGE, "s",
-             "Time from the first unit of work to the first certified setting.", "committed"),
-        Metric(
-            "wattspan.cap.power", GAUGE, "W",
-            "Power cap of a device, by holder.",
-            (*CAP_ATTRIBUTES, "holder"), active_power_limits,
-        ),
-        Metric(
-            "wattspan.cap.clock", GAUGE, "Hz",
-            "Clock cap of a device, by holder.",
-            (*CAP_ATTRIBUTES, "holder"), active_clock_limits,
-        ),
-        Metric(
-            "wattspan.clock.limit", GAUGE, "Hz",
-            "Clock limits of a device.",
-            ("hw.id", "limit"), clock_limits,
-        ),
-        Metric(
-            "wattspan.cap.usable", GAUGE, "",
-            "Whether the capper can write the knob.",
-            CAP_ATTRIBUTES, cap_flag(lambda row: row.usable),
-        ),
-        Metric(
-            "wattspan.cap.foreign", GAUGE, "",
-            "Whether another program has set the knob, so that the capper leaves it unchanged.",
-            CAP_ATTRIBUTES, cap_flag(lambda row: row.foreign),
-        ),
-        Metric(
-            "wattspan.host.power.ceiling", GAUGE, "W",
-            "Ceiling of the summed power limits of the host; absent without one.",
-            (), host_ceiling,
-        ),
-        Metric(
-            "wattspan.capper.up", GAUGE, "",
-            "Whether the capper answers; absent if none is needed.",
-            (), capper_value(lambda tuning: bool(tuning.capper)),
-        ),
-        Metric(
-            "wattspan.capper.writes", COUNTER, "{write}",
-            "Power-limit and clock-limit writes by the capper.",
-            (), capper_value(lambda tuning: tuning.writes), begins=boot_start_times,
-        ),
-        Metric(
-            "wattspan.capper.restores", COUNTER, "{write}",
-            "Original limits restored by the capper.",
-            (), capper_value(lambda tuning: tuning.restores), begins=boot_start_times,
-        ),
-        Metric(
-            "wattspan.logs.forwarded", COUNTER, "{record}",
-            "Log records of decisions and caps that the collector has accepted.",
-            (), forwarded,
-        ),
-        Metric(
-            "wattspan.logs.forward.drops", COUNTER, "{record}",
-            "Log records of decisions and caps that the collector did not get, by reason.",
-            ("reason",), forward_drops,
-        ),
-    ),
+def _cap(name: str, text: str, field: str) -> Metric:
+    """A metric of one condition of every knob."""
+    draw = each(
+        attrgetter("tuning.caps"),
+        attrgetter("state.key.device", "state.key.knob"),
+        lambda row: int(getattr(row, field)),
+    )
+    return Metric(f"wattspan.cap.{name}", GAUGE, "", text, CAP_ATTRIBUTES, draw)
+
+
+def _capper(name: str, text: str, field: str) -> Metric:
+    """A counter of the capper since the boot; absent if no capper is needed."""
+    draw = single(lambda snapshot: _of_capper(snapshot, field))
+    return Metric(
+        f"wattspan.capper.{name}", COUNTER, "{write}", text, (), draw, begins=boot_start_times
+    )
+
+
+def _of_capper(snapshot: Snapshot, field: str) -> int | None:
+    tuning = snapshot.tuning
+    return None if tuning.capper is None else int(getattr(tuning, field))
+
+
+TUNING = (
+    Metric("wattspan.autotune.mode.info", INFO, "", "Mode of the tuner: `[autotune] mode`.",
+           ("mode",), each(lambda snapshot: (snapshot.tuning.mode,), lambda mode: (mode,),
+                           lambda _: 1)),
+    Metric("wattspan.autotune.job.info", INFO, "",
+           "Spans that are the job's units of work, and whether its caps are applied.",
+           (*JOB_ATTRIBUTES, "service.name", "span.name", "applied"), job_info),
+    Metric("wattspan.autotune.state", GAUGE, "",
+           "State of a job: 1 for the present state, 0 for the others.",
+           (*JOB_ATTRIBUTES, "state"), states),
+    Metric("wattspan.autotune.decision.info", INFO, "",
+           "The decision in force, and its reason.",
+           (*JOB_ATTRIBUTES, "move", "reason"), decision_info),
+    Metric("wattspan.autotune.decisions", COUNTER, "{decision}",
+           "Decisions that differed from the previous one, by move and reason.",
+           (*JOB_ATTRIBUTES, "move", "reason"), decisions),
+    _job("budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).", "budget"),
+    _job("confidence", GAUGE, "1", "Configured confidence level (0–1).", "confidence"),
+    _job("slowdown", GAUGE, "1", "Slowdown of the whole run (ratio).", "slowdown"),
+    _job("slowdown.bound", GAUGE, "1",
+         "Upper confidence bound of the whole-run slowdown (ratio).", "slowdown_bound"),
+    _job("held.slowdown", GAUGE, "1",
+         "Slowdown at the setting that is held (ratio).", "held_slowdown"),
+    _job("held.slowdown.bound", GAUGE, "1",
+         "Upper confidence bound of the slowdown at the held setting (ratio).", "held_bound"),
+    _energy("saving", GAUGE, "1",
+            "Energy per unit of work saved at the held setting (ratio).", "saving"),
+    _energy("saved", COUNTER, "J",
+            "Energy that was certainly saved: the highest lower bound so far.", "saved_surely"),
+    _energy("saved.estimate", GAUGE, "J",
+            "Estimate of the energy saved; it can fall, and become negative.", "saved"),
+    Metric("wattspan.autotune.saved.bound", GAUGE, "J", "Confidence bounds of the energy saved.",
+           (*JOB_ATTRIBUTES, "bound", "provenance"), saved_bounds),
+    _job("exploration", COUNTER, "s", "Time lost by exploration.", "exploration"),
+    _job("lost", GAUGE, "s", "Estimate of the time lost by caps.", "lost"),
+    _job("allowance", GAUGE, "s",
+         "Time that the budget permits the run to have lost so far.", "allowance"),
+    _job("pairs", GAUGE, "{pair}",
+         "Paired comparisons on which the present figures are based.", "pairs"),
+    _job("units", COUNTER, "{unit}", "Observed units of work.", "units"),
+    _job("commit", GAUGE, "s",
+         "Time from the first unit of work to the first certified setting.", "committed"),
+    Metric("wattspan.cap.power", GAUGE, "W", "Power cap of a device, by holder.",
+           (*CAP_ATTRIBUTES, "holder"), active_power_limits),
+    Metric("wattspan.cap.clock", GAUGE, "Hz", "Clock cap of a device, by holder.",
+           (*CAP_ATTRIBUTES, "holder"), active_clock_limits),
+    Metric("wattspan.clock.limit", GAUGE, "Hz", "Clock limits of a device.",
+           ("hw.id", "limit"), clock_limits),
+    _cap("usable", "Whether the capper can write the knob.", "usable"),
+    _cap("foreign",
+         "Whether another program has set the knob, so that the capper leaves it unchanged.",
+         "foreign"),
+    Metric("wattspan.host.power.ceiling", GAUGE, "W",
+           "Ceiling of the summed power limits of the host; absent without one.",
+           (), single(attrgetter("tuning.ceiling"))),
+    Metric("wattspan.capper.up", GAUGE, "",
+           "Whether the capper answers; absent if none is needed.",
+           (), single(lambda snapshot: _of_capper(snapshot, "capper"))),
+    _capper("writes", "Power-limit and clock-limit writes by the capper.", "writes"),
+    _capper("restores", "Original limits restored by the capper.", "restores"),
+    Metric("wattspan.logs.forwarded", COUNTER, "{record}",
+           "Log records of decisions and caps that the collector has accepted.",
+           (), single(attrgetter("tuning.forwarded"))),
+    Metric("wattspan.logs.forward.drops", COUNTER, "{record}",
+           "Log records of decisions and caps that the collector did not get, by reason.",
+           ("reason",), forward_drops),
 )  # fmt: skip

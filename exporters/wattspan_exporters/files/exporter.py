@@ -21,7 +21,7 @@ from wattspan.ports import (
 )
 from wattspan.util.tabular import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue.definition import Metric
-from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.files import FilesSettings
 from wattspan_exporters.files.directory import ExportDirectory, FileName, host_component
 from wattspan_exporters.files.parts import PartConversionError, PartFile, finish_part, trim_part

@@ -32,70 +32,32 @@ class ColumnType(StrEnum):
 
 
 class Column(NamedTuple):
+    """A column; docs/reference/files.md has its meaning."""
+
     name: str
-    kind: ColumnType
-    meaning: str  # in Markdown
+    kind: ColumnType = ColumnType.TEXT
 
-
-_STAMP = (
-    Column(
-        "timestamp", ColumnType.TIME,
-        "the time of the snapshot, UTC to the microsecond, as `2026-01-31T08:00:00.123456Z`",
-    ),
-    Column(
-        "monotonic_ns", ColumnType.INTEGER,
-        "the same time on the host's monotonic clock, nanoseconds since boot: for durations, "
-        "because it is never set",
-    ),
-    Column("host", ColumnType.TEXT, "the host's name; an emulated host's begins with `emulated-`"),
-)  # fmt: skip
 
 _SERIES = (
-    Column("metric", ColumnType.TEXT, "the metric's OpenTelemetry name"),
-    Column("instrument", ColumnType.TEXT, "`Counter`, `UpDownCounter`, `Gauge` or `Info`"),
-    Column("unit", ColumnType.TEXT, "`J`, `W`, `s`, `1`, ...; null where there is none"),
+    Column("timestamp", ColumnType.TIME),
+    Column("monotonic_ns", ColumnType.INTEGER),
+    *map(Column, ("host", "metric", "instrument", "unit")),
+    Column("value", ColumnType.NUMBER),
+    Column("whole", ColumnType.INTEGER),
 )
-
-_VALUE = (
-    Column(
-        "value", ColumnType.NUMBER,
-        "the value in `unit`: exact in text formats, the nearest double in Parquet",
-    ),
-    Column(
-        "whole", ColumnType.INTEGER,
-        "the same value as an integer, exact in every format: microjoules for `J`, milliwatts for "
-        "`W`, nanoseconds for `s`, billionths of money, of grams and of rates, else in `unit`; "
-        "null if it is a fraction",
-    ),
-)  # fmt: skip
 
 _ATTRIBUTES = (
-    Column("provenance", ColumnType.TEXT, "how the value was obtained"),
-    Column("hw_id", ColumnType.TEXT, ""),
-    Column("hw_type", ColumnType.TEXT, ""),
-    Column("hw_name", ColumnType.TEXT, ""),
-    Column("hw_parent", ColumnType.TEXT, "null for the cover, which alone may be summed"),
-    Column("pid", ColumnType.INTEGER, ""),
-    Column("command", ColumnType.TEXT, ""),
-    Column("group_kind", ColumnType.TEXT, ""),
-    Column("group", ColumnType.TEXT, ""),
-    Column("service_name", ColumnType.TEXT, ""),
-    Column("span_name", ColumnType.TEXT, ""),
-    Column("direction", ColumnType.TEXT, ""),
-    Column("job", ColumnType.TEXT, "the tuned job's name"),
-    Column("knob", ColumnType.TEXT, ""),
-    Column("limit", ColumnType.TEXT, ""),
-    Column("reason", ColumnType.TEXT, ""),
+    *map(Column, ("provenance", "hw_id", "hw_type", "hw_name", "hw_parent")),
+    Column("pid", ColumnType.INTEGER),
+    *map(Column, ("command", "group_kind", "group", "service_name", "span_name", "direction")),
+    *map(Column, ("job", "knob", "limit", "reason")),
 )
-
-OTHER_ATTRIBUTES = Column(
-    "attributes", ColumnType.TEXT, "all other attributes, a JSON object as text"
-)
-
-ATTRIBUTES = tuple(column.name for column in _ATTRIBUTES)
 """The attributes with a column of their own."""
 
-COLUMNS = (*_STAMP, *_SERIES, *_VALUE, *_ATTRIBUTES, OTHER_ATTRIBUTES)
+OTHER_ATTRIBUTES = "attributes"
+"""The column of all other attributes, a JSON object as text."""
+
+COLUMNS = (*_SERIES, *_ATTRIBUTES, Column(OTHER_ATTRIBUTES))
 
 # --------------------------------------------------------------------------------------- rows
 
@@ -221,9 +183,9 @@ class CsvEncoder(RowEncoder):
 def attributes(metric: Metric, labels: Labels) -> Mapping[str, str]:
     """The columns of attributes and ``attributes``, "" for null."""
     given = {name: sanitize(text) for name, text in zip(metric.labels, labels, strict=True) if text}
-    cells = {name: given.pop(name, "") for name in ATTRIBUTES}
+    cells = {name: given.pop(name, "") for name, _ in _ATTRIBUTES}
     cells["pid"] = _number(cells["pid"])
-    return {**cells, OTHER_ATTRIBUTES.name: _json(given) if given else ""}
+    return {**cells, OTHER_ATTRIBUTES: _json(given) if given else ""}
 
 
 def _number(text: str) -> str:

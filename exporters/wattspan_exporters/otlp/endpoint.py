@@ -23,7 +23,7 @@ from wattspan.otlp.opening import address_errors, open_transport
 from wattspan.otlp.transport import Transport
 from wattspan.ports import Clock, ConfigError, ExporterError, error_sentences
 from wattspan.util.files import read_regular
-from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.otlp import OtlpSettings
 from wattspan_exporters.otlp.wire import Value
 

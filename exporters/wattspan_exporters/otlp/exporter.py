@@ -24,7 +24,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock, ExporterContext, SnapshotView
 from wattspan.util.backoff import RetryBackoff
-from wattspan_exporters.catalogue.selection import select_metrics
+from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.otlp import OtlpSettings
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.endpoint import (

@@ -1,0 +1,225 @@
+"""The reference page of the metrics: the catalogue with chapters and the meaning of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
+from wattspan_exporters.catalogue.definition import Metric, prometheus_name
+from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, OUTSIDE_COVER, SPANS
+from wattspan_exporters.catalogue.gpu import GPUS
+from wattspan_exporters.catalogue.tuning import TUNING
+from wattspan_exporters.prometheus.self_metrics import SelfMetrics
+
+
+class Chapter(NamedTuple):
+    """Related metrics with an introduction."""
+
+    title: str
+    prose: str
+    metrics: tuple[Metric, ...]
+
+
+_INTRODUCTION = """\
+# Metrics
+
+Every metric the agent exports, with its OpenTelemetry name and its Prometheus name. Prometheus
+names follow OpenTelemetry's translation rules; an exception is marked with an asterisk.
+
+**Exact.** Energy is counted in whole microjoules and written as an exact decimal number of
+joules, power in milliwatts, time in nanoseconds. A figure that is not known is absent, never
+zero.
+
+**Summing.** Domains overlap: a package contains its cores, a platform its packages. Only the
+*cover* is disjoint, and its members are the ones without `hw_parent`:
+
+```promql
+# each joule once: equals hw_host_energy_joules_total
+sum(hw_energy_joules_total{hw_parent=""})
+# watts
+sum by (hw_type) (rate(hw_energy_joules_total{hw_parent=""}[5m]))
+```
+
+**Honest.** Every energy and power series has a `provenance` label: `measured`, `derived`,
+`estimated` or `emulated`; limits and caps are settings and have none. It speaks of the
+joules; how they are divided among processes is `method` on `wattspan_domain_info`. A series
+changes its identity if its provenance changes, so aggregate with `without (provenance)` or
+`by (...)`.
+
+**Rates.** Use `rate()` or `increase()` on the counters; they survive a restart of the agent.
+Prometheus takes the first value of a new series as its starting point, so what a process was
+charged before its first scrape shows in its value and not in `increase()`.
+
+**Labels** longer than 128 characters, or with control characters, are made fit and end in `~`
+and a digest of the original. Labels that would be empty are left out.
+"""
+
+_SERVER = """\
+## The Prometheus endpoint itself
+
+Served beside the catalogue at `/metrics`, and by no other exporter. The `process_*` series are
+prometheus-client's own, about the agent's process.
+"""
+
+CHAPTERS = (
+    Chapter(
+        "Energy and power by domain",
+        "Settled energy is divided among processes, idle and unattributed energy: the accounts "
+        "below sum to it in every scrape. `wattspan_pending_energy_joules` is measured energy "
+        "before its division.",
+        ENERGY,
+    ),
+    Chapter(
+        "Attribution",
+        "For each attributed domain, energy = share of processes + idle + unattributed, to the "
+        "microjoule. The sum of increases of all process series of one `hw_type`, including "
+        "`other`, is the share of processes. The energy of a process that loses its series "
+        "counts in `other` from then on; its earlier energy stays in an account that is not "
+        "exported, so that no joule counts twice. Groups overlap (a process is in its container "
+        "*and* its user): sum within one `group_kind` only.",
+        ACCOUNTS,
+    ),
+    Chapter(
+        "Spans",
+        "Energy is *exclusive*: at every instant the agent divides the power of a process among "
+        "its innermost open spans, so the sum of spans never exceeds the energy of their "
+        "processes. A span counts in all of these series at once, when it has ended and its "
+        "energy has settled. A span with unknown energy counts in "
+        "`wattspan_span_outcomes_total` only. In OpenMetrics the energy has exemplars: trace "
+        "id, span id and joules of the span with the most energy in the last 15 s. [How to see "
+        "spans](../how-to/see-spans.md).",
+        SPANS,
+    ),
+    Chapter(
+        "GPUs",
+        "A series is absent if the device does not report the figure. Never add the compared "
+        "energies to `hw_energy_joules_total`: they are the same joules, measured in two ways.",
+        GPUS,
+    ),
+    Chapter(
+        "Tuning and caps",
+        "Whole-run figures include everything since the job was first seen, exploration too, "
+        "and are relative to its original setting. Savings are estimates from comparisons, with "
+        "an interval at the configured confidence. `wattspan_autotune_saved_joules_total` "
+        "counts the highest lower bound so far, so it never falls; `provenance` is that of the "
+        "compared energies. The counters of a job continue under another `knob` when that one "
+        "is tuned. `wattspan tune explain` shows the reasons of a job's state.",
+        TUNING,
+    ),
+    Chapter(
+        "Cost and carbon",
+        "Energy of the cover, multiplied by the rate of a kilowatt-hour at the time of "
+        "settlement. Absent unless `[cost]` and `[carbon]` set a rate "
+        "([how](../how-to/cost-and-carbon.md)). A rate is absent while it is unknown; a price "
+        "below zero counts as unknown. Energy without a known rate is in "
+        "`wattspan_unweighed_energy_joules_total` and in no total. On an emulated host the "
+        "figures are not measurements: `provenance` is `emulated`.",
+        FOOTPRINT,
+    ),
+    Chapter(
+        "Sources",
+        "Health of the counter sources. An unreadable counter affects its own series only.",
+        SOURCES,
+    ),
+    Chapter(
+        "The agent",
+        "Resources and losses of the agent itself.",
+        AGENT,
+    ),
+)
+
+ATTRIBUTES = {
+    "applied": "`true` if the tuner applies the job's decisions, `false` for advice only",
+    "bound": "`lower` or `upper` bound of the interval at the configured confidence level",
+    "clock": "`sm` or `memory`",
+    "command": "command of the process; `other` for all processes without their own series",
+    "currency": "currency of the amounts, from `[cost] currency`",
+    "direction": "`input` or `output`",
+    "emulated": "`true` on an emulated host; its figures are not measurements",
+    "exporter": "name of the exporter",
+    "footprint": "`cost` or `carbon`",
+    "group": "name of the container, pod, job, unit, cgroup or user",
+    "group_kind": "`container`, `pod`, `job`, `unit`, `cgroup` or `user`",
+    "host.name": "name of the host",
+    "holder": "owner of the cap: a job, `operator` for a fixed cap, `budget` for the power budget",
+    "hw.driver_version": "driver version of the device",
+    "hw.id": "stable identity of the domain: a zone such as `intel-rapl:0`, the UUID of a GPU",
+    "hw.model": "model of the device",
+    "hw.name": "display name of the domain",
+    "hw.parent": "absent for members of the cover; else the domain that contains or "
+    f"duplicates this one, or `{OUTSIDE_COVER}`",
+    "hw.type": "`cpu`, `gpu`, `memory` or `enclosure`",
+    "in_cover": "`true` if the domain is in the cover, whose sum is the energy of the host",
+    "job": "name of the tuned job, at most 100 characters. Prometheus calls it `exported_job`, "
+    "because `job` is the scrape job; rules and dashboards use that name. Keep the default of "
+    "`honor_labels`. OTLP sends `exported_job`",
+    "knob": "`gpu_power`, `gpu_clock` or `cpu_power`",
+    "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`; for a device "
+    "that can be capped, `original` is the limit before the first write of the capper, and "
+    "`ceiling` its share of the power budget",
+    "listener": "`prometheus`, `http`, `grpc`, `unix` (both Unix sockets for spans) or `api`",
+    "method": "attribution method of the domain's energy; for compared energy, `counter` or "
+    "`integrated`",
+    "mig": "`true` if the GPU is divided into MIG instances; absent if unknown",
+    "mode": "`off`, `advise` or `apply`",
+    "move": "`probe`, `hold`, `release` or `decline`",
+    "origin": "source of the rate: `constant`, `schedule` (a tariff file) or `metric` (a server "
+    "or a file that another program updates)",
+    "pid": "process id in the agent's pid namespace; absent for work that outlived its process",
+    "provenance": "origin of the figure: `measured` by an energy counter (for a power "
+    "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
+    "`emulated` on an emulated host; for a sum, the least reliable of its parts",
+    "reason": "reason, one of a fixed set of each metric",
+    "resolution": "update interval of the counter",
+    "service.name": "`service.name` of the spans' resource; with `span_name`, `other` for all "
+    "names beyond the limit",
+    "source": "name of the counter source",
+    "span.name": "name of the spans",
+    "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
+    "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
+}
+"""Description of each attribute in Markdown."""
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    parts = [_INTRODUCTION, *map(_chapter, CHAPTERS), _attributes(), _SERVER + _server()]
+    return "\n".join(parts)
+
+
+def _chapter(chapter: Chapter) -> str:
+    rows = "".join(map(_row, chapter.metrics))
+    return (
+        f"## {chapter.title}\n\n{chapter.prose}\n\n"
+        "| Prometheus | OpenTelemetry | instrument, unit | labels | meaning |\n"
+        "|---|---|---|---|---|\n" + rows
+    )
+
+
+def _row(metric: Metric) -> str:
+    translated = prometheus_name(metric.name, metric.unit, metric.instrument)
+    mark = "" if metric.series == translated else "*"
+    labels = " ".join(f"`{label}`" for label in metric.labels)
+    unit = f", {metric.unit}" if metric.unit else ""
+    kind = f"{metric.instrument}{unit}"
+    return f"| `{metric.series}`{mark} | `{metric.name}` | {kind} | {labels} | {metric.help} |\n"
+
+
+def _attributes() -> str:
+    rows = "".join(
+        f"| `{name.replace('.', '_')}` | {meaning} |\n"
+        for name, meaning in sorted(ATTRIBUTES.items())
+    )
+    return f"## Labels\n\n| label | meaning |\n|---|---|\n{rows}"
+
+
+def _server() -> str:
+    rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in _own_series())
+    return f"\n| Prometheus | meaning |\n|---|---|\n{rows}"
+
+
+def _own_series() -> Iterator[tuple[str, str]]:
+    for family in SelfMetrics("").collect():
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        yield f"{family.name}{suffix}", family.documentation
