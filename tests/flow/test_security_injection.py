@@ -29,7 +29,6 @@ from wattspan.api.requests import sanitized
 from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.run import one_line
 from wattspan.cli.top.controls import ViewOptions
-from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
 from wattspan.http.messages import HttpRequest, Peer
 from wattspan.ingest.trace_decoder import printable
@@ -234,7 +233,7 @@ def test_no_name_is_a_formula_or_a_line_of_its_own_in_a_file(
 
 @names
 def test_what_is_told_in_json_is_json(name: str) -> None:
-    assert json.loads(json.dumps(snapshot_facts(document(called(name)))))
+    assert json.loads(msgspec.json.encode(document(called(name))))
 
 
 @names

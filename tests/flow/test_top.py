@@ -60,7 +60,7 @@ def test_sort_filter_and_by_choose_what_is_shown(agent: Served) -> None:
 def test_programs_get_json(agent: Served) -> None:
     done = top("--json", "--interval", "10ms", "--address", f"127.0.0.1:{agent.port}")
     told = json.loads(done.stdout)
-    assert (told["host"], told["emulated"]) == ("node7", True)
+    assert (told["host_name"], told["emulated"]) == ("node7", True)
     assert {row["pid"] for row in told["processes"]} >= {4123, 4180}
 
 

@@ -10,7 +10,7 @@ from support.snapshots import CPU, GPU, busy_host, serving_host
 from support.top_view import document, drawn, line_with
 from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
-from wattspan.cli.top.rows import snapshot_facts, span_rows
+from wattspan.cli.top.tables import select_rows
 from wattspan.model import Provenance
 
 
@@ -74,7 +74,8 @@ def test_empty_span_section_has_a_message() -> None:
 
 def test_spans_are_sorted_by_joules_or_name_and_filtered_by_name_or_service() -> None:
     def names(**chosen: object) -> list[str]:
-        return [row.name[:5] for row in span_rows(document(serving_host()), ViewOptions(**chosen))]  # type: ignore[arg-type]
+        options = ViewOptions(**chosen)  # type: ignore[arg-type]
+        return [row.name[:5] for row in select_rows(document(serving_host()), options).spans.names]
 
     assert names() == names(sort=SortKey.JOULES) == ["train", "chat ", "other", "POST ", "evil?"]
     assert names(sort=SortKey.NAME) == ["chat ", "evil?", "other", "POST ", "train"]
@@ -109,14 +110,12 @@ def test_span_name_cannot_command_the_terminal() -> None:
     assert "\x1b" not in "\n".join(drawn(serving_host(), by=ViewSection.SPAN))
 
 
-def test_json_facts_of_spans_are_exact() -> None:
-    told = snapshot_facts(document(serving_host()))
-    chat = next(span for span in told["spans"] if span["name"] == "chat gpt-oss")
-    assert chat["energy_joules_by_type"] == {CPU: 620.0, GPU: 3310.0}
-    assert chat["tokens"] == {"input": 4 * 118_404, "output": 118_404}
-    assert chat["joules_per_output_token"] == 3930 / 118_404
-    assert told["spans"][0]["joules_per_output_token"] is None
-    assert told["outside_spans_joules"] == {"trainer": {CPU: 31.0, GPU: 899.0}, "llm": {CPU: 12.0}}
+def test_document_of_spans_is_exact() -> None:
+    spans = document(serving_host()).spans
+    chat = next(span for span in spans.names if span.name == "chat gpt-oss")
+    assert chat.energy_joules == {CPU: 620.0, GPU: 3310.0}
+    assert chat.tokens == {"input": 4 * 118_404, "output": 118_404}
+    assert spans.outside_joules == {"trainer": {CPU: 31.0, GPU: 899.0}, "llm": {CPU: 12.0}}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from support.snapshots import busy_host, serving_host
 from support.top_view import document, drawn
 from support.tuned import ACCOUNTS, DECLINED, HELD, HOLD, PROBED
 from wattspan.cli.top.controls import ViewOptions, ViewSection
-from wattspan.cli.top.rows import snapshot_facts
 from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Decision, DecisionReason, Move, Snapshot, TuningAccounts, TuningRow
 
@@ -120,5 +119,5 @@ def test_view_without_tuning_jobs_if_their_description_is_unknown() -> None:
 
 
 def test_json_has_the_tuning_jobs() -> None:
-    told = snapshot_facts(document(host()))["tuning"]
+    told = document(host()).tuning
     assert [job["job"] for job in told["jobs"]] == [row.job for row in ACCOUNTS.rows]

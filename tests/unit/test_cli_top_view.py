@@ -1,13 +1,15 @@
 import io
 from dataclasses import replace
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from support.snapshots import NOON, busy_host
 from support.top_view import document, drawn, line_with
+from wattspan.api.snapshot import SnapshotDocument
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
-from wattspan.cli.top.rows import device_tree, group_rows, process_rows, snapshot_facts
+from wattspan.cli.top.tables import device_tree, select_rows
 from wattspan.cli.top.view import BANNER, render_snapshot
 from wattspan.model import (
     Footprint,
@@ -19,6 +21,10 @@ from wattspan.model import (
     RateOrigin,
     Snapshot,
 )
+
+
+def selected(**chosen: object) -> SnapshotDocument:
+    return select_rows(document(busy_host()), ViewOptions(**chosen))  # type: ignore[arg-type]
 
 
 def test_view_shows_devices_groups_and_processes_with_watts_and_joules() -> None:
@@ -54,7 +60,7 @@ def test_first_line_ends_with_the_cost() -> None:
 
 def test_json_has_cost_and_carbon() -> None:
     cost = RatedEnergy("EUR", RateOrigin.METRIC, None, 2_500_000_000, Microjoules(3_000_000))
-    told = snapshot_facts(document(replace(busy_host(), footprint=Footprint(cost))))
+    told = msgspec.to_builtins(document(replace(busy_host(), footprint=Footprint(cost))))
     assert told["cost"] == {
         "unit": "EUR", "origin": "metric", "per_kilowatt_hour": None, "per_hour": None,
         "total": 2.5, "unknown_joules": 3.0,
@@ -67,7 +73,7 @@ def test_host_power_is_unknown_if_a_devices_power_is() -> None:
     first, *others = snapshot.domains
     unknown = replace(snapshot, domains=(replace(first, power=None), *others))
     assert " - " in drawn(unknown)[0].replace("  ", " ")
-    assert snapshot_facts(document(unknown))["power_watts"] is None
+    assert document(unknown).host.power_watts is None
 
 
 def test_domain_outside_the_cover_is_marked_below_its_parent() -> None:
@@ -141,7 +147,7 @@ def test_scrolling_shows_hidden_rows() -> None:
 
 def test_filter_selects_rows_by_name_group_or_pid() -> None:
     def names(text: str) -> list[str]:
-        return [row.name for row in process_rows(document(busy_host()), ViewOptions(filter=text))]
+        return [row.name for row in selected(filter=text).processes]
 
     assert names("TRITON") == names("serving") == names("4180") == ["tritonserver"]
     assert any("none with 'zzz'" in line for line in drawn(busy_host(), filter="zzz"))
@@ -149,9 +155,9 @@ def test_filter_selects_rows_by_name_group_or_pid() -> None:
 
 def test_rows_are_sorted_by_watts_joules_or_name() -> None:
     def first(sort: SortKey) -> str:
-        return group_rows(document(busy_host()), ViewOptions(sort=sort))[0].name
+        return selected(sort=sort).groups[0].name
 
-    by_watts = [row.name for row in group_rows(document(busy_host()), ViewOptions())]
+    by_watts = [row.name for row in selected().groups]
     assert by_watts == ["trainer-7f9c", "serving", "root", "containerd.service"]
     assert (first(SortKey.JOULES), first(SortKey.NAME)) == ("trainer-7f9c", "containerd.service")
 
@@ -163,7 +169,7 @@ def test_cyclic_parents_are_shown_once() -> None:
         replace(account, domain=replace(account.domain, id=name, parent=parent))
         for name, parent in (("a", "b"), ("b", "a"))
     )
-    tree = device_tree(document(replace(snapshot, domains=circle)), ViewOptions())
+    tree = device_tree(document(replace(snapshot, domains=circle)))
     assert sorted(nested.domain.hw_id for nested in tree) == ["a", "b"]
 
 
@@ -181,12 +187,12 @@ def test_help_lists_the_keys_on_a_narrow_terminal() -> None:
 
 
 def test_json_facts_are_exact() -> None:
-    told = snapshot_facts(document(busy_host(Provenance.EMULATED)))
+    told = msgspec.to_builtins(document(busy_host(Provenance.EMULATED)))
     assert told["emulated"] is True
     domain = told["domains"][0]
     assert (domain["energy_joules"], domain["power_watts"]) == (12_421.0, 84.2)
     assert told["domains"][1]["idle_joules"] is None
-    assert told["processes"][0]["energy_joules_by_type"] == {
+    assert told["processes"][0]["energy_joules"] == {
         HwType.CPU: 9120.0,
         HwType.GPU: 81000.0,
     }

@@ -35,14 +35,14 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
 )
 @click.option(
     "--by",
-    type=click.Choice([str(by) for by in ViewSection]),
+    type=click.Choice(ViewSection, case_sensitive=False),
     default="all",
     show_default=True,
     help="What to list.",
 )
 @click.option(
     "--sort",
-    type=click.Choice([str(sort) for sort in SortKey]),
+    type=click.Choice(SortKey, case_sensitive=False),
     default="watts",
     show_default=True,
     help="What to sort rows by.",
@@ -54,8 +54,8 @@ def command(
     address: str | None,
     interval: Duration,
     once: bool,
-    by: str,
-    sort: str,
+    by: ViewSection,
+    sort: SortKey,
     wanted: str,
     config_file: Path | None,
     settings: tuple[str, ...],
@@ -68,6 +68,7 @@ def command(
     """
     if interval <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--interval")
+    import msgspec
     from rich.console import Console
 
     from wattspan.cli.agent_client import (
@@ -77,7 +78,7 @@ def command(
         http_fetch,
     )
     from wattspan.cli.top.controls import Keyboard
-    from wattspan.cli.top.rows import snapshot_facts
+    from wattspan.cli.top.tables import select_rows
     from wattspan.cli.top.view import print_once, watch
     from wattspan.clock import SystemClock
 
@@ -88,9 +89,9 @@ def command(
         AgentCredentials() if address else credentials_for(cast("AccessSettings | None", table))
     )
     view = SnapshotClient(address or _configured_address(table), clock, http_fetch(credentials))
-    options = ViewOptions(by=ViewSection(by), sort=SortKey(sort), filter=wanted)
+    options = ViewOptions(by=by, sort=sort, filter=wanted)
     if as_json:
-        echo_json(snapshot_facts(view(), options))
+        echo_json(msgspec.to_builtins(select_rows(view(), options)))
         return
     console = Console()
     if once or not (console.is_terminal and sys.stdin.isatty()):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from wattspan.api.snapshot import DomainEntry, SnapshotDocument, SpanEntry, SpansEntry
+from wattspan.api.snapshot import (
+    DomainEntry,
+    GroupEntry,
+    ListedProcess,
+    SnapshotDocument,
+    SpanEntry,
+    SpansEntry,
+)
 from wattspan.cli import formatting
 from wattspan.cli.formatting import count, duration_each, energy_each
-from wattspan.cli.top.controls import ViewOptions, ViewSection
-from wattspan.cli.top.rows import ConsumerRow, NestedDomain, hw_types
+from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import against_original, budget_text, percent, signed_joules, state_text
 from wattspan.model import HwType, Provenance, TuningAccounts, TuningRow, TuningState
 from wattspan.util.text import printable
-
-T = TypeVar("T")
 
 WIDE_COLUMNS = 120  # from this width on: bars, attribution methods and the state of GPUs
 
@@ -36,10 +43,117 @@ _PROVENANCE_COLOURS = {
     Provenance.EMULATED: "magenta",
 }
 
+EnergyEntry = ListedProcess | GroupEntry | SpanEntry
+E = TypeVar("E", ListedProcess, GroupEntry, SpanEntry)
 
-def _table(options: ViewOptions, *columns: Column) -> Table:
-    return Table(
-        *columns,
+# ------------------------------------------------------------------------------------ selection
+
+
+def select_rows(document: SnapshotDocument, options: ViewOptions) -> SnapshotDocument:
+    """``document`` with the processes, groups and spans of the filter, sorted."""
+    return replace(
+        document,
+        processes=_select(document.processes, ("name", "group", "pid"), options),
+        groups=_select(document.groups, ("name", "kind"), options),
+        spans=replace(
+            document.spans, names=_select(document.spans.names, ("name", "service"), options)
+        ),
+    )
+
+
+def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E]:
+    wanted = options.filter.casefold()
+
+    def texts(row: E) -> list[str]:
+        return [str(getattr(row, name)) for name in names]
+
+    found = [row for row in rows if any(wanted in text.casefold() for text in texts(row))]
+    found.sort(key=lambda row: (row.name.casefold(), texts(row)))
+    if options.sort is SortKey.WATTS:
+        found.sort(
+            key=lambda row: (-1 if (w := watts(row)) is None else w, joules(row)), reverse=True
+        )
+    elif options.sort is SortKey.JOULES:
+        found.sort(key=joules, reverse=True)
+    return found
+
+
+def watts(row: EnergyEntry) -> float | None:
+    """The power of all types; None for spans, whose energy is known when they have ended."""
+    powers = {} if isinstance(row, SpanEntry) else row.power_watts
+    return sum(powers.values()) if powers else None
+
+
+def joules(row: EnergyEntry) -> float:
+    return sum(row.energy_joules.values())
+
+
+def hw_types(document: SnapshotDocument) -> list[HwType]:
+    """The hardware types whose energy is attributed."""
+    found = {domain.hw_type for domain in document.domains if domain.attributed}
+    return [kind for kind in HwType if kind in found]
+
+
+class NestedDomain(NamedTuple):
+    domain: DomainEntry
+    depth: int
+
+
+def device_tree(document: SnapshotDocument, wanted: str = "") -> list[NestedDomain]:
+    """Each domain, followed by the domains that it contains; siblings are sorted by name.
+
+    Only domains that contain ``wanted``.
+    """
+    known = {domain.hw_id for domain in document.domains}
+    children: dict[str | None, list[DomainEntry]] = {}
+    for domain in document.domains:
+        parent = domain.hw_parent if domain.hw_parent in known else None
+        children.setdefault(parent, []).append(domain)
+    tree: list[NestedDomain] = []
+
+    def descend(parent: str | None, depth: int) -> None:
+        for domain in sorted(children.pop(parent, ()), key=_device_order):
+            tree.append(NestedDomain(domain, depth))
+            descend(domain.hw_id, depth + 1)
+
+    descend(None, 0)
+    for cyclic in children.values():  # domains that are each other's parents
+        tree += [NestedDomain(domain, 0) for domain in cyclic]
+    return [nested for nested in tree if wanted.casefold() in _device_text(nested.domain)]
+
+
+def _device_order(domain: DomainEntry) -> tuple[int, str, str]:
+    return list(HwType).index(domain.hw_type), domain.hw_name, domain.hw_id
+
+
+def _device_text(domain: DomainEntry) -> str:
+    return f"{domain.hw_type} {domain.hw_name} {domain.hw_id} {domain.provenance}".casefold()
+
+
+# --------------------------------------------------------------------------------- common parts
+
+
+class TableField(NamedTuple):
+    """A column, and its cell in each row."""
+
+    column: Column
+    cell: Callable[[Any], RenderableType]
+
+
+def _text_field(title: str, ratio: int, cell: Callable[[Any], RenderableType]) -> TableField:
+    return TableField(Column(title, no_wrap=True, overflow="ellipsis", ratio=ratio), cell)
+
+
+def _number_field(
+    title: str, cell: Callable[[Any], RenderableType], width: int | None = None
+) -> TableField:
+    return TableField(Column(title, justify="right", no_wrap=True, width=width), cell)
+
+
+def _table(options: ViewOptions, fields: Iterable[TableField | None], rows: Iterable[Any]) -> Table:
+    shown = [field for field in fields if field is not None]
+    table = Table(
+        *(field.column for field in shown),
         box=None,
         expand=True,
         padding=(0, 2 if options.width >= WIDE_COLUMNS else 1, 0, 0),
@@ -47,36 +161,38 @@ def _table(options: ViewOptions, *columns: Column) -> Table:
         header_style="bold underline",
         collapse_padding=True,
     )
+    for row in rows:
+        table.add_row(*(field.cell(row) for field in shown))
+    return table
 
 
-def _text_column(title: str, ratio: int) -> Column:
-    return Column(title, no_wrap=True, overflow="ellipsis", ratio=ratio)
+class VisibleRows(NamedTuple):
+    """The rows of a table from ``offset`` on, at most ``limit``; None is unlimited."""
+
+    rows: Sequence[Any]
+    offset: int
+    limit: int | None
 
 
-def _number_column(title: str, width: int | None = None) -> Column:
-    return Column(title, justify="right", no_wrap=True, width=width)
+def _listing(
+    options: ViewOptions, fields: Iterable[TableField | None], visible: VisibleRows, empty: str = ""
+) -> RenderableType:
+    """The rows that fit, and a line with the number of the others, or ``empty``."""
+    rows, offset, limit = visible
+    shown, note = rows, ""
+    if limit is not None and len(rows) > limit:
+        first = min(offset, len(rows) - (limit - 1))
+        shown = rows[first : first + limit - 1]  # the last line is the number of hidden rows
+        note = f"... and {len(rows) - len(shown)} more"
+    elif not rows:
+        note = empty or (f"none with {options.filter!r}" if options.filter else "none yet")
+    table = _table(options, fields, shown)
+    return Group(table, Text(f"  {note}", style="dim")) if note else table
 
 
 def _joules(joules: float | None) -> str:
     """Joules for a column: a space in place of the prefix, so that digits line up."""
     return formatting.joules_text(joules).replace(" J", "  J")
-
-
-def _by_type(joules: Mapping[HwType, float], kind: HwType) -> str:
-    return _joules(joules[kind]) if kind in joules else ""
-
-
-def _visible_rows(rows: Sequence[T], offset: int, limit: int | None) -> tuple[Sequence[T], int]:
-    """The rows that fit, from ``offset`` on, and the number of those that do not."""
-    if limit is None or len(rows) <= limit:
-        return rows, 0
-    first = min(offset, len(rows) - (limit - 1))
-    shown = rows[first : first + limit - 1]  # the last line is the number of hidden rows
-    return shown, len(rows) - len(shown)
-
-
-def _with_hidden_rows(table: Table, hidden: int) -> RenderableType:
-    return Group(table, Text(f"  ... and {hidden} more", style="dim")) if hidden else table
 
 
 def one_line(line: Text, options: ViewOptions) -> Text:
@@ -85,63 +201,69 @@ def one_line(line: Text, options: ViewOptions) -> Text:
     return line
 
 
-def _empty_text(options: ViewOptions) -> Text:
-    text = f"none with {options.filter!r}" if options.filter else "none yet"
-    return Text(text, style="dim")
-
-
 # ------------------------------------------------------------------------------------- devices
+
+_PARTS = {
+    "procs": attrgetter("domain.consumers_joules"),
+    "idle": attrgetter("domain.idle_joules"),
+    "unattr.": attrgetter("domain.unattributed_joules"),
+}
 
 
 def device_table(
-    document: SnapshotDocument, options: ViewOptions, tree: list[NestedDomain], limit: int | None
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
     wide = options.width >= WIDE_COLUMNS
-    table = _table(
-        options,
-        _text_column("DEVICE", 4),
-        _number_column("watts"),
-        *([Column("", no_wrap=True)] if wide else []),
-        *map(_number_column, ("joules", "procs", "idle", "unattr.")),
-        Column("how", no_wrap=True),
-        *([_text_column("state", 5)] if wide else []),
+    whole = document.host.power_watts
+    fields = (
+        _text_field("DEVICE", 4, _device_label),
+        _number_field("watts", _device_watts),
+        TableField(Column("", no_wrap=True), partial(_bar, whole)) if wide else None,
+        _number_field("joules", lambda row: _joules(row.domain.energy_joules)),
+        *(_number_field(title, partial(_share, part)) for title, part in _PARTS.items()),
+        TableField(Column("how", no_wrap=True), _provenance),
+        _text_field("state", 5, _state) if wide else None,
     )
-    offset = options.offset if options.by is ViewSection.DEVICE else 0
-    shown, hidden = _visible_rows(tree, offset, limit)
-    for domain, depth in shown:
-        name = printable(domain.hw_name)
-        if domain.provenance is Provenance.EMULATED:  # the column `how` says so
-            name = name.removeprefix("Emulated ")
-        label = f"{'  ' * depth}{_HW_TYPE_LABELS[domain.hw_type]} {name}"
-        part = domain.power_watts if domain.in_cover else None
-        table.add_row(
-            Text(label if domain.in_cover else f"{label} *", "" if domain.in_cover else "dim"),
-            Text(formatting.watts(domain.power_watts), "bold" if domain.in_cover else "dim"),
-            *([_bar(part, document.host.power_watts)] if wide else []),
-            _joules(domain.energy_joules),
-            *_shares(domain),
-            Text(domain.provenance, style=_PROVENANCE_COLOURS[domain.provenance]),
-            *([Text(printable(_state(domain)))] if wide else []),
-        )
-    if not tree:
-        table.add_row(Text("no counter is read: see `wattspan doctor`", style="yellow"))
-    return _with_hidden_rows(table, hidden)
+    return _listing(options, fields, visible, "no counter is read: see `wattspan doctor`")
 
 
-def _shares(domain: DomainEntry) -> Iterator[str]:
-    """The shares of consumers, idle and unattributed energy."""
-    parts = (domain.consumers_joules, domain.idle_joules, domain.unattributed_joules)
-    settled = sum(part or 0 for part in parts)
-    yield from ("" if part is None else formatting.share(part, settled) for part in parts)
+def _device_label(row: NestedDomain) -> Text:
+    domain, depth = row
+    name = printable(domain.hw_name)
+    if domain.provenance is Provenance.EMULATED:  # the column `how` says so
+        name = name.removeprefix("Emulated ")
+    label = f"{'  ' * depth}{_HW_TYPE_LABELS[domain.hw_type]} {name}"
+    return Text(label) if domain.in_cover else Text(f"{label} *", "dim")
 
 
-def _state(domain: DomainEntry) -> str:
+def _device_watts(row: NestedDomain) -> Text:
+    return Text(formatting.watts(row.domain.power_watts), "bold" if row.domain.in_cover else "dim")
+
+
+def _bar(whole: float | None, row: NestedDomain) -> RenderableType:
+    """The domain's part of the host's power."""
+    part = row.domain.power_watts if row.domain.in_cover else None
+    return ProgressBar(total=whole, completed=part, width=10) if part and whole else ""
+
+
+def _share(part: Callable[[NestedDomain], float | None], row: NestedDomain) -> str:
+    """The share of consumers, idle or unattributed energy."""
+    settled = sum(each(row) or 0 for each in _PARTS.values())
+    energy = part(row)
+    return "" if energy is None else formatting.share(energy, settled)
+
+
+def _provenance(row: NestedDomain) -> Text:
+    return Text(row.domain.provenance, style=_PROVENANCE_COLOURS[row.domain.provenance])
+
+
+def _state(row: NestedDomain) -> Text:
     """The attribution method of a domain, or the state of a GPU."""
+    domain, gpu = row.domain, row.domain.gpu
     if not domain.present:
-        return "gone"
-    gpu = domain.gpu
+        return Text("gone")
     if gpu is None:
-        return "" if domain.method == "none" else f"by {domain.method}"
+        return Text("" if domain.method == "none" else f"by {printable(domain.method)}")
     parts = [
         None if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
         None if gpu.sm_clock_hertz is None else f"{gpu.sm_clock_hertz / 1e6:.0f} MHz",
@@ -149,94 +271,87 @@ def _state(domain: DomainEntry) -> str:
         None if gpu.limit_watts is None else f"cap {gpu.limit_watts:.0f} W",
         *(f"held down: {reason}" for reason in gpu.throttling or ()),
     ]
-    return "  ".join(part for part in parts if part)
-
-
-def _bar(part: float | None, whole: float | None) -> RenderableType:
-    """``part`` of the host's power."""
-    return ProgressBar(total=whole, completed=part, width=10) if part and whole else ""
+    return Text(printable("  ".join(part for part in parts if part)))
 
 
 # ------------------------------------------------------------------------- groups and processes
 
-_SMALL_WATTS = 0.05  # a brief view leaves rows of less out, unless there are few
 
-
-def consumer_table(
-    title: str,
-    document: SnapshotDocument,
-    options: ViewOptions,
-    rows: list[ConsumerRow],
-    offset: int,
-    limit: int | None,
+def process_table(
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
-    kinds = hw_types(document)
-    of_process = title == "PROCESS"
-    table = _table(
-        options,
-        *([_number_column("PID")] if of_process else []),
-        _text_column(title, 3),
-        _text_column("group" if of_process else "kind", 2),
-        *(_number_column(f"{_HW_TYPE_LABELS[kind]} W") for kind in kinds),
-        _number_column("watts"),
-        _number_column("joules"),
+    fields = (
+        _number_field("PID", lambda row: "" if row.pid is None else str(row.pid)),
+        _text_field("PROCESS", 3, _process_name),
+        _text_field("group", 2, lambda row: Text(printable(row.group), style="dim")),
+        *_energy_fields(document),
     )
-    shown, hidden = _visible_rows(rows, offset, limit)
-    if options.brief and hidden:
-        shown = [row for row in rows if (row.watts or 0) >= _SMALL_WATTS][:limit] or rows[:1]
-        hidden = len(rows) - len(shown)
-    for row in shown:
-        by_type = row.watts_by_type
-        table.add_row(
-            *([row.pid] if of_process else []),
-            Text(printable(row.name) + ("" if row.alive else " (ended)")),
-            Text(printable(row.detail), style="dim"),
-            *(formatting.watts(by_type[kind]) if kind in by_type else "" for kind in kinds),
-            Text(formatting.watts(row.watts), style="bold"),
-            _joules(row.joules),
-            style="" if row.alive else "dim",
-        )
-    if not rows:
-        table.add_row(*([""] if of_process else []), _empty_text(options))
-    return _with_hidden_rows(table, hidden)
+    return _listing(options, fields, visible)
+
+
+def group_table(
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
+) -> RenderableType:
+    fields = (
+        _text_field("GROUP", 3, _name),
+        _text_field("kind", 2, lambda row: Text(row.kind, style="dim")),
+        *_energy_fields(document),
+    )
+    return _listing(options, fields, visible)
+
+
+def _name(row: EnergyEntry) -> Text:
+    return Text(printable(row.name))
+
+
+def _process_name(row: ListedProcess) -> Text:
+    return _name(row) if row.alive else Text(f"{printable(row.name)} (ended)", style="dim")
+
+
+def _energy_fields(document: SnapshotDocument) -> Iterator[TableField]:
+    for kind in hw_types(document):
+        yield _number_field(f"{_HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
+    yield _number_field("watts", lambda row: Text(formatting.watts(watts(row)), style="bold"))
+    yield _number_field("joules", lambda row: _joules(joules(row)))
+
+
+def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
+    return formatting.watts(row.power_watts[kind]) if kind in row.power_watts else ""
 
 
 # --------------------------------------------------------------------------------------- spans
 
 
 def span_table(
-    rows: list[SpanEntry], kinds: list[HwType], options: ViewOptions, offset: int, limit: int | None
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
     """One line for each name: calls, joules, joules per call and per output token."""
     wide = options.width >= WIDE_COLUMNS
-    table = _table(
-        options,
-        _text_column("SPAN", 3),
-        _text_column("service", 2),
-        _number_column("calls"),
-        *(_number_column(f"{_HW_TYPE_LABELS[kind]} J") for kind in kinds if wide),
-        *map(_number_column, ("joules", "J/call", "time/call")),
-        *([_number_column("tokens out")] if wide else []),
-        _number_column("J/token"),
+    kinds = hw_types(document) if wide else ()
+    fields = (
+        _text_field("SPAN", 3, _name),
+        _text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
+        _number_field("calls", lambda row: count(row.calls)),
+        *(_number_field(f"{_HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
+        _number_field("joules", lambda row: Text(_joules(joules(row)), style="bold")),
+        _number_field("J/call", lambda row: energy_each(joules(row) * 1e6, row.calls)),
+        _number_field("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
+        _number_field("tokens out", lambda row: _tokens(row, count)) if wide else None,
+        _number_field(
+            "J/token",
+            lambda row: _tokens(row, lambda tokens: energy_each(joules(row) * 1e6, tokens)),
+        ),
     )
-    shown, hidden = _visible_rows(rows, offset, limit)
-    for row in shown:
-        joules, tokens = sum(row.energy_joules.values()), row.tokens.get("output", 0)
-        energy = joules * 1e6
-        table.add_row(
-            Text(printable(row.name)),
-            Text(printable(row.service), style="dim"),
-            count(row.calls),
-            *(_by_type(row.energy_joules, kind) for kind in kinds if wide),
-            Text(_joules(joules), style="bold"),
-            energy_each(energy, row.calls),
-            duration_each(row.seconds * 1e9, row.calls),
-            *([count(tokens) if tokens else ""] if wide else []),
-            energy_each(energy, tokens) if tokens else "",
-        )
-    if not rows:
-        table.add_row(_empty_text(options))
-    return _with_hidden_rows(table, hidden)
+    return _listing(options, fields, visible)
+
+
+def _joules_of(kind: HwType, row: SpanEntry) -> str:
+    return _joules(row.energy_joules[kind]) if kind in row.energy_joules else ""
+
+
+def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
+    tokens = row.tokens.get("output", 0)
+    return text(tokens) if tokens else ""
 
 
 def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
@@ -275,59 +390,62 @@ _STATE_COLOURS = {
 _STATE_ORDER = [*_STATE_COLOURS, *(one for one in TuningState if one not in _STATE_COLOURS)]
 
 
-def tuning_lines(accounts: TuningAccounts, options: ViewOptions) -> int:
-    """The number of lines that show every job; 0 if there is none."""
-    rows = _tuning_rows(accounts, options)
-    return TUNING_HEADING_LINES + TUNING_ROW_LINES * len(rows) if rows else 0
-
-
-def _tuning_rows(accounts: TuningAccounts, options: ViewOptions) -> list[TuningRow]:
-    """The jobs, those whose settings are applied first."""
+def tuning_rows(accounts: TuningAccounts, options: ViewOptions) -> list[TuningRow]:
+    """The jobs of the filter, those whose settings are applied first."""
     wanted = options.filter.casefold()
     rows = [row for row in accounts.rows if wanted in row.job.casefold()]
     return sorted(rows, key=lambda row: (_STATE_ORDER.index(row.state), row.job, row.knob))
 
 
 def tuning_table(
-    accounts: TuningAccounts, options: ViewOptions, room: int | None = None
+    rows: Sequence[TuningRow], accounts: TuningAccounts, options: ViewOptions, room: int | None
 ) -> RenderableType:
     """As many jobs as fit ``room`` lines, titles included; None is unlimited."""
-    rows = _tuning_rows(accounts, options)
     most = len(rows) if room is None else min(len(rows), max(0, room - 1) // TUNING_ROW_LINES)
     title = "TUNING" if most == len(rows) else f"TUNING ({most} of {len(rows)})"
+    wide = options.width >= WIDE_COLUMNS
     parts: list[RenderableType] = []
     # One table of equal widths for each job, because the sentence spans all columns.
     for row in rows[:most]:
-        parts.append(_tuning_line(row, accounts, options, "" if parts else title))
+        fields = (
+            _text_field(title, 1, lambda row: Text(printable(row.job))),
+            TableField(
+                Column("state", no_wrap=True, width=18 if wide else 10, overflow="ellipsis"),
+                partial(_tuning_state, wide),
+            ),
+            _number_field(
+                "setting",
+                lambda row: Text(against_original(row, accounts.caps), style="bold"),
+                16 if wide else 13,
+            ),
+            _number_field("slower", _slowdown, 6),
+            _number_field("bound", lambda row: percent(row.slowdown_bound), 6),
+            _number_field("budget", lambda row: budget_text(row.budget), 6),
+            _number_field("saving", _saving, 6),
+            _number_field("saved", _saved, 9) if wide else None,
+            _number_field("pairs", lambda row: str(row.pairs), 5) if wide else None,
+        )
+        table = _table(options, fields, [row])
+        table.show_header = not parts
         sentence = Text(f"  {printable(row.decision.sentence)}", style="dim")
-        parts.append(one_line(sentence, options))
+        parts += [table, one_line(sentence, options)]
     return Group(*parts)
 
 
-def _tuning_line(
-    row: TuningRow, accounts: TuningAccounts, options: ViewOptions, title: str
-) -> RenderableType:
-    wide = options.width >= WIDE_COLUMNS
-    table = _table(
-        options,
-        _text_column(title, 1),
-        Column("state", no_wrap=True, width=18 if wide else 10, overflow="ellipsis"),
-        _number_column("setting", 16 if wide else 13),
-        *(_number_column(name, 6) for name in ("slower", "bound", "budget", "saving")),
-        *([_number_column("saved", 9), _number_column("pairs", 5)] if wide else []),
-    )
-    table.show_header = bool(title)
+def _tuning_state(wide: bool, row: TuningRow) -> Text:
+    state = state_text(row)
+    text = state if wide else state.partition(" ")[0]
+    return Text(text, style=_STATE_COLOURS.get(row.state, "dim"))
+
+
+def _slowdown(row: TuningRow) -> Text:
     over = row.slowdown is not None and row.slowdown > row.budget
-    state = state_text(row) if wide else state_text(row).partition(" ")[0]
-    saved = "" if row.saved is None else signed_joules(row.saved)
-    table.add_row(
-        Text(printable(row.job)),
-        Text(state, style=_STATE_COLOURS.get(row.state, "dim")),
-        Text(against_original(row, accounts.caps), style="bold"),
-        Text(percent(row.slowdown), style="yellow" if over else ""),
-        percent(row.slowdown_bound),
-        budget_text(row.budget),
-        Text(percent(row.saving), style="bold green" if (row.saving or 0) > 0 else ""),
-        *([saved, str(row.pairs)] if wide else []),
-    )
-    return table
+    return Text(percent(row.slowdown), style="yellow" if over else "")
+
+
+def _saving(row: TuningRow) -> Text:
+    return Text(percent(row.saving), style="bold green" if (row.saving or 0) > 0 else "")
+
+
+def _saved(row: TuningRow) -> str:
+    return "" if row.saved is None else signed_joules(row.saved)

@@ -5,7 +5,7 @@ Words and marks carry the meaning; colour only repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,23 +17,19 @@ from rich.text import Text
 from wattspan.api.snapshot import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
-from wattspan.cli.top.rows import (
-    device_tree,
-    failures,
-    group_rows,
-    hw_types,
-    process_rows,
-    span_rows,
-)
 from wattspan.cli.top.tables import (
     TUNING_HEADING_LINES,
     TUNING_ROW_LINES,
-    consumer_table,
+    VisibleRows,
     device_table,
+    device_tree,
+    group_table,
     one_line,
+    process_table,
+    select_rows,
     span_table,
     spans_remainder,
-    tuning_lines,
+    tuning_rows,
     tuning_table,
 )
 from wattspan.model import TuningAccounts
@@ -68,7 +64,7 @@ def render_snapshot(document: SnapshotDocument, options: ViewOptions) -> Rendera
     room = None if options.height is None else options.height - len(head) - len(foot)
     if options.help:
         return Group(*head, Text(), Text(HELP), Text(), *foot)
-    body = list(_body(document, options, room))
+    body = list(_body(select_rows(document, options), options, room))
     return Group(*head, *body, *foot)
 
 
@@ -76,33 +72,35 @@ def _body(
     document: SnapshotDocument, options: ViewOptions, room: int | None
 ) -> Iterator[RenderableType]:
     by = options.by
-    devices = device_tree(document, options if by is ViewSection.DEVICE else ViewOptions())
-    tuning = _tuning_accounts(document)
-    for_tuning = _room_for_tuning(tuning, options, room)
+    devices = device_tree(document, options.filter if by is ViewSection.DEVICE else "")
+    accounts = _tuning_accounts(document)
+    jobs = tuning_rows(accounts, options)
+    for_tuning = _room_for_tuning(len(jobs), options, room)
     rest = None if room is None else room - (for_tuning or 0)
-    groups, processes = group_rows(document, options), process_rows(document, options)
-    space = _allot_rows(options, rest, len(devices), len(groups), len(document.spans.names))
+    spans = document.spans.names
+    space = _allot_rows(options, rest, len(devices), len(document.groups), len(spans))
+
+    def visible(rows: Sequence[object], limit: int | None) -> VisibleRows:
+        return VisibleRows(rows, 0 if by is ViewSection.ALL else options.offset, limit)
+
     if by in (ViewSection.ALL, ViewSection.DEVICE):
         yield Text()
-        yield device_table(document, options, devices, space.devices)
+        yield device_table(document, options, visible(devices, space.devices))
     if for_tuning != 0:
         yield Text()
-        yield tuning_table(tuning, options, None if for_tuning is None else for_tuning - 1)
+        lines = None if for_tuning is None else for_tuning - 1
+        yield tuning_table(jobs, accounts, options, lines)
     if by in (ViewSection.ALL, ViewSection.GROUP):
         yield Text()
-        offset = options.offset if by is ViewSection.GROUP else 0
-        yield consumer_table("GROUP", document, options, groups, offset, space.groups)
+        yield group_table(document, options, visible(document.groups, space.groups))
     if by in (ViewSection.ALL, ViewSection.PROCESS):
         yield Text()
-        yield consumer_table(
-            "PROCESS", document, options, processes, options.offset, space.processes
-        )
+        processes = VisibleRows(document.processes, options.offset, space.processes)
+        yield process_table(document, options, processes)
         yield _remainder(document, options)
     if space.spans != 0:
         yield Text()
-        offset = options.offset if by is ViewSection.SPAN else 0
-        rows = span_rows(document, options)
-        yield span_table(rows, hw_types(document), options, offset, space.spans)
+        yield span_table(document, options, visible(spans, space.spans))
         yield spans_remainder(document.spans, options)
 
 
@@ -126,16 +124,14 @@ class _RowBudget(NamedTuple):
 _BRIEF = _RowBudget(None, 8, 12, 8)
 
 
-def _room_for_tuning(
-    accounts: TuningAccounts, options: ViewOptions, room: int | None
-) -> int | None:
+def _room_for_tuning(jobs: int, options: ViewOptions, room: int | None) -> int | None:
     """Lines for tuning among all sections: a quarter of them, but at least one job."""
-    wanted = tuning_lines(accounts, options)
-    if options.by is not ViewSection.ALL or not wanted:
+    if options.by is not ViewSection.ALL or not jobs:
         return 0
     if room is None:
         return None
     least = TUNING_HEADING_LINES + TUNING_ROW_LINES
+    wanted = TUNING_HEADING_LINES + TUNING_ROW_LINES * jobs
     return min(wanted, max(least, room // 4)) if room >= 3 * least else 0
 
 
@@ -169,13 +165,9 @@ def _allot_rows(
 
 
 def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
-    name, banner = printable(document.host_name), ""
-    if document.emulated and options.brief:
-        name, banner = name.removeprefix("emulated-"), "EMULATED "
     left = Text.assemble(
         ("wattspan  ", "bold"),
-        (banner, "bold magenta"),
-        f"{name}  ",
+        f"{printable(document.host_name)}  ",
         (formatting.clock_time(document.at_unix_ns), "dim"),
     )
     started = document.agent.started_unix_ns
@@ -202,7 +194,7 @@ def _footprint_text(rated: RateEntry | None) -> str:
 
 
 def _notices(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
-    if document.emulated and not options.brief:
+    if document.emulated:
         yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
     if options.notice:
         yield Text(
@@ -229,7 +221,7 @@ def _remainder(document: SnapshotDocument, options: ViewOptions) -> Text:
 
 
 def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
-    sentences = failures(document)
+    sentences = [failure for source in document.sources for failure in source.failures]
     sentences += [
         f"{domain.hw_name}: {formatting.duration_text(round(seconds * 1e9))} unknown ({reason})"
         for domain in document.domains
