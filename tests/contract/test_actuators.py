@@ -197,7 +197,7 @@ def test_every_device_is_listed_under_the_id_of_its_domain(bench: Bench) -> None
     assert keys == [CapKey(bench.actuator.knob, device) for device in bench.ids]
 
 
-def test_device_reads_as_it_is_listed(bench: Bench) -> None:
+def test_device_reading_matches_its_listing(bench: Bench) -> None:
     listed = bench.actuator.devices()
     assert listed == (bench.state(0), bench.state(1))
     assert all(state.name and state.aliases for state in listed)
@@ -210,7 +210,7 @@ def test_default_is_within_the_range(bench: Bench) -> None:
     assert (state.minimum or 0) <= state.default <= state.maximum
 
 
-def test_listing_and_reading_change_nothing(bench: Bench) -> None:
+def test_listing_and_reading_write_nothing(bench: Bench) -> None:
     before = bench.actuator.devices()
     for _ in range(3):
         bench.actuator.devices()
@@ -221,7 +221,7 @@ def test_listing_and_reading_change_nothing(bench: Bench) -> None:
 # ----------------------------------------------------------------------------------- writing
 
 
-def test_what_is_written_is_read_back_requested_and_enforced(bench: Bench) -> None:
+def test_written_limit_is_read_back_as_requested_and_enforced(bench: Bench) -> None:
     answer = bench.actuator.write(bench.first, bench.lower)
     assert (answer.requested, answer.enforced) == (bench.lower, bench.lower)
     assert bench.state() == answer
@@ -241,7 +241,7 @@ def test_range_does_not_move_with_the_setting(bench: Bench) -> None:
     )  # fmt: skip
 
 
-def test_original_comes_back(bench: Bench, resets: int | None) -> None:
+def test_original_limit_is_restored(bench: Bench, resets: int | None) -> None:
     before = bench.state()
     bench.actuator.write(bench.first, bench.lower)
     assert bench.actuator.write(bench.first, resets) == before
@@ -252,14 +252,14 @@ def test_same_may_be_written_again(bench: Bench) -> None:
     assert bench.actuator.write(bench.first, bench.lower) == first
 
 
-def test_nonsense_is_refused_before_it_reaches_the_device(bench: Bench) -> None:
+def test_invalid_limit_is_rejected_before_the_device(bench: Bench) -> None:
     before = bench.state()
     for value in (0, -1):
         assert refused(bench, bench.first, value).trouble is Trouble.MALFORMED
     assert bench.state() == before
 
 
-def test_only_a_knob_without_a_number_of_its_own_can_be_taken_away(bench: Bench) -> None:
+def test_only_an_actuator_without_default_can_be_reset(bench: Bench) -> None:
     if bench.actuator.knob is Knob.GPU_CLOCK:
         assert bench.actuator.write(bench.first, None).requested is None
     else:
@@ -276,7 +276,7 @@ def test_device_that_is_not_here_is_named(bench: Bench) -> None:
         assert device in str(error)
 
 
-def test_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
+def test_missing_permission_is_reported_without_a_change(bench: Bench) -> None:
     before = bench.state()
     bench.deny()
     error = refused(bench, bench.first, bench.lower)
@@ -287,7 +287,7 @@ def test_missing_permission_is_told_and_changes_nothing(bench: Bench) -> None:
     assert bench.state() == before
 
 
-def test_lost_device_costs_only_itself(bench: Bench) -> None:
+def test_lost_device_affects_only_itself(bench: Bench) -> None:
     bench.actuator.devices()
     bench.lose(True)
     assert [state.key.device for state in bench.actuator.devices()] == [bench.ids[1]]
@@ -297,7 +297,7 @@ def test_lost_device_costs_only_itself(bench: Bench) -> None:
     assert bench.state(1).key.device == bench.ids[1]
 
 
-def test_device_that_comes_back_is_had_again(bench: Bench) -> None:
+def test_returning_device_is_controlled_again(bench: Bench) -> None:
     bench.actuator.devices()
     bench.lose(True)
     refused(bench, bench.first, bench.lower)

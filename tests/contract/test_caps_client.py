@@ -46,21 +46,19 @@ def client(server: CapperServer) -> Iterator[CapperClient]:
     client.close()
 
 
-def test_it_is_the_port(client: CapperClient) -> None:
+def test_client_implements_the_port(client: CapperClient) -> None:
     caps: Caps = client
     assert [row.state.name for row in caps.rows()] == ["GPU0", "GPU1"]
 
 
-def test_rows_come_back_as_they_are_kept(client: CapperClient, bench: Bench) -> None:
+def test_client_rows_equal_the_capper_rows(client: CapperClient, bench: Bench) -> None:
     client.hold("job", {bench.key(): 500 * W}, "because")
     told = client.rows()
     assert told == bench.manager.rows()
     assert (told[0].holder, told[0].wanted, told[0].why) == ("job", 500 * W, "because")
 
 
-def test_holding_again_replaces_and_releasing_gives_back(
-    client: CapperClient, bench: Bench
-) -> None:
+def test_new_lease_replaces_and_release_restores(client: CapperClient, bench: Bench) -> None:
     client.hold("job", {bench.key(0): 500 * W}, "why")
     rows = client.hold("job", {bench.key(1): 500 * W}, "why")
     assert [row.state.requested for row in rows] == [650 * W, 500 * W]
@@ -71,7 +69,7 @@ def test_holding_again_replaces_and_releasing_gives_back(
     assert bench.stands == [650 * W, 650 * W]
 
 
-def test_refusal_says_which_device_and_why(client: CapperClient, bench: Bench) -> None:
+def test_refusal_names_device_and_cause(client: CapperClient, bench: Bench) -> None:
     bench.board(1).locked = True
     with pytest.raises(CapsError, match="gpu1 is locked") as refused:
         client.hold("job", {bench.key(1): 500 * W}, "why")
@@ -89,7 +87,7 @@ def test_two_tuners_do_not_hold_one_device(
     second.close()
 
 
-def test_closing_gives_everything_back(
+def test_closing_the_client_restores_every_device(
     server: CapperServer, client: CapperClient, bench: Bench
 ) -> None:
     client.hold("job", {bench.key(): 500 * W}, "why")
@@ -97,7 +95,7 @@ def test_closing_gives_everything_back(
     eventually(lambda: bench.stands[0] == 650 * W, "the original")
 
 
-def test_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -> None:
+def test_client_reconnects_to_a_returning_capper(bench: Bench, path: Path) -> None:
     clock = ManualClock()
     client = CapperClient(path, clock, who="test", timeout=20.0)
     with CapperServer(bench, path):
@@ -111,7 +109,7 @@ def test_capper_that_comes_back_is_spoken_to_again(bench: Bench, path: Path) -> 
         client.close()
 
 
-def test_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
+def test_client_retries_a_missing_capper_with_backoff(path: Path) -> None:
     clock = ManualClock()
     client = CapperClient(path, clock, who="test", timeout=0.01)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -131,7 +129,7 @@ def test_capper_that_is_away_is_not_asked_all_the_time(path: Path) -> None:
     assert 15 <= attempts <= 60
 
 
-def test_capper_that_hangs_costs_no_more_than_the_timeout(path: Path) -> None:
+def test_client_waits_at_most_the_timeout_for_a_hung_capper(path: Path) -> None:
     clock = SystemClock()
     client = CapperClient(path, clock, who="test", timeout=0.05)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -146,7 +144,7 @@ def test_capper_that_hangs_costs_no_more_than_the_timeout(path: Path) -> None:
 @pytest.mark.parametrize(
     "answer", [b"hello\n", b"{}\n", b"\xff\n", b'{"is":"state"}\n', b"", b"x" * 5_000_000]
 )
-def test_nonsense_for_an_answer_is_an_error_and_no_crash(path: Path, answer: bytes) -> None:
+def test_invalid_capper_response_is_an_error(path: Path, answer: bytes) -> None:
     client = CapperClient(path, SystemClock(), who="test", timeout=20.0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -168,7 +166,7 @@ def test_nonsense_for_an_answer_is_an_error_and_no_crash(path: Path, answer: byt
         thread.join(20)
 
 
-def test_who_is_not_on_the_list_is_told_so(bench: Bench, path: Path) -> None:
+def test_unlisted_user_is_refused(bench: Bench, path: Path) -> None:
     with CapperServer(bench, path, allowed=frozenset({os.getuid() + 1})) as server:
         client = server.client()
         with pytest.raises(CapsError, match=r"name it in \[caps\] users") as refused:
@@ -178,7 +176,7 @@ def test_who_is_not_on_the_list_is_told_so(bench: Bench, path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may set a ceiling")
-def test_ceiling_outlives_its_writer_until_it_is_lifted(
+def test_ceiling_survives_its_writer_until_lifted(
     client: CapperClient, path: Path, bench: Bench
 ) -> None:
     (answer,) = spoken(path, b'{"do":"ceiling","limit":900000,"ttl":60000000000}')
@@ -242,7 +240,7 @@ def is_answered(path: Path) -> bool:
         b"[" * 30_000,
     ],
 )
-def test_line_that_is_no_request_is_answered_so(
+def test_invalid_request_line_is_answered_with_an_error(
     server: CapperServer, path: Path, bench: Bench, line: bytes
 ) -> None:
     refused, after = spoken(path, line, b'{"do":"status"}')
@@ -252,21 +250,19 @@ def test_line_that_is_no_request_is_answered_so(
     assert bench.events == []
 
 
-def test_who_holds_says_hello_first(server: CapperServer, path: Path) -> None:
+def test_lease_requires_a_hello(server: CapperServer, path: Path) -> None:
     hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu0","value":500000}]}'
     refused, greeted, held = spoken(path, hold, b'{"do":"hello","who":"me"}', hold)
     assert refused["sentence"] == "Send hello first."
     assert greeted["is"] == held["is"] == "state"
 
 
-def test_another_version_is_told_which_one_this_is(server: CapperServer, path: Path) -> None:
+def test_other_protocol_version_is_answered_with_ours(server: CapperServer, path: Path) -> None:
     (refused,) = spoken(path, b'{"do":"hello","who":"me","version":2}')
     assert "version 1" in str(refused["sentence"])
 
 
-def test_refusal_that_is_asked_for_again_and_again_is_on_record_once(
-    server: CapperServer, path: Path, bench: Bench
-) -> None:
+def test_repeated_refusal_is_audited_once(server: CapperServer, path: Path, bench: Bench) -> None:
     hold = b'{"do":"hold","job":"x","caps":[{"knob":"gpu_power","device":"gpu9","value":500000}]}'
     spoken(path, b'{"do":"hello","who":"me"}', *[hold] * 10)
     assert bench.deeds() == ["refuse"]

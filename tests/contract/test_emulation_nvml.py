@@ -143,7 +143,7 @@ def test_init_fails_until_the_driver_is_loaded(nvml: Any, gpus: EmulatedGpus) ->
     nvml.nvmlShutdown()
 
 
-def test_errors_are_the_bindings_own_classes(begun: Any) -> None:
+def test_errors_are_the_binding_classes(begun: Any) -> None:
     with pytest.raises(pynvml.NVMLError_InvalidArgument) as caught:
         begun.nvmlDeviceGetHandleByIndex(3)
     assert str(caught.value) == "Invalid Argument"
@@ -474,7 +474,7 @@ def test_mig_has_no_utilisation(begun: Any, gpus: EmulatedGpus, h100: Any) -> No
 
 
 @only_c
-def test_mig_instances_have_handles_of_their_own(
+def test_mig_instances_have_separate_handles(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
     gpus.attach(0, TRAINER, SteadyLoad())
@@ -519,7 +519,7 @@ def test_event_wait_times_out_without_an_xid(begun: Any, gpus: EmulatedGpus, h10
     begun.nvmlEventSetFree(watched)
 
 
-def test_board_labels_say_emulated(tmp_path: Path) -> None:
+def test_board_names_contain_emulated(tmp_path: Path) -> None:
     with EmulatedGpus(tmp_path / "all", list(BOARDS), SystemClock()) as gpus:
         labels = [gpus.label(index) for index in range(len(gpus))]
     assert all(label.startswith("Emulated ") for label in labels)

@@ -53,18 +53,14 @@ def test_source_is_a_counter_source(source: CounterSource) -> None:
     assert source.name in {"rapl", "estimate"}
 
 
-def test_domains_are_one_object_while_nothing_changes(
-    source: CounterSource, host: PowercapHost
-) -> None:
+def test_domain_list_is_reused_while_unchanged(source: CounterSource, host: PowercapHost) -> None:
     first = source.read().domains
     host.pass_time(7)
     assert first
     assert source.read().domains is first
 
 
-def test_every_reading_is_of_a_known_domain_and_in_order(
-    source: CounterSource, host: PowercapHost
-) -> None:
+def test_readings_are_of_known_domains_in_order(source: CounterSource, host: PowercapHost) -> None:
     before: dict[str, Reading] = {}
     for _ in range(5):
         host.pass_time(1.5)

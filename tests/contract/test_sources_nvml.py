@@ -149,7 +149,7 @@ def test_status_has_limits_and_throttling(host: Host) -> None:
     assert None not in {status.sm_clock_hz, status.temperature_celsius, status.memory_used}
 
 
-def test_lost_board_comes_back_in_a_new_epoch_and_costs_the_other_nothing(host: Host) -> None:
+def test_returning_board_starts_a_new_epoch_without_affecting_the_other(host: Host) -> None:
     host.run(1)
     GpuFaults(host.gpus).lost(0)
     host.run(5)

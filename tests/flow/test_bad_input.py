@@ -44,7 +44,7 @@ def run(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
 # ----------------------------------------------------------------------------- configuration
 
 
-def test_every_mistake_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_all_configuration_errors_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[agent]\nintervall = 1\n[store]\ninterval = 'x'\n[nonsense]\n")
     done = wattspan("run", "--config", str(file))
@@ -66,7 +66,7 @@ def test_options_that_cannot_be_are_refused(arguments: list[str], sentence: str)
     assert (code, said[: len(sentence)]) == (2, sentence)
 
 
-def test_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_mistyped_environment_variable_is_only_a_warning(tmp_path: Path) -> None:
     with Running(tmp_path, environ={"WATTSPAN_AGENT_INTERVALL": "1s"}) as agent:
         agent.measuring()
         assert "WATTSPAN_AGENT_INTERVALL is ignored: no such setting. Did you mean" in agent.said
@@ -76,7 +76,7 @@ def test_mistyped_variable_is_told_and_does_no_harm(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the exporter
 
 
-def test_port_in_use_is_refused_with_what_finds_its_user(tmp_path: Path) -> None:
+def test_port_in_use_error_names_a_diagnostic_command(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listen = f"127.0.0.1:{port}"
@@ -86,7 +86,7 @@ def test_port_in_use_is_refused_with_what_finds_its_user(tmp_path: Path) -> None
     assert f"ss -ltnp sport = :{port}" in said
 
 
-def test_what_was_measured_before_is_kept_when_the_port_is_in_use(tmp_path: Path) -> None:
+def test_port_in_use_keeps_stored_measurements(tmp_path: Path) -> None:
     with Running(tmp_path) as agent:
         before = agent.measuring().energy()
         agent.end()
@@ -98,7 +98,7 @@ def test_what_was_measured_before_is_kept_when_the_port_is_in_use(tmp_path: Path
 
 
 @pytest.mark.parametrize("bad", ["junk", "absent", "another's key"])
-def test_certificate_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
+def test_invalid_certificate_is_rejected(tmp_path: Path, bad: str) -> None:
     authority = Authority(tmp_path)
     pair, other = authority.issue("one"), authority.issue("two")
     certificate, key = pair.certificate, pair.key
@@ -122,7 +122,7 @@ def test_certificate_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
 # ------------------------------------------------------------------------------- the counters
 
 
-def test_without_any_counter_it_says_what_helps(tmp_path: Path) -> None:
+def test_host_without_counters_error_names_the_remedy(tmp_path: Path) -> None:
     code, said = run(tmp_path, sources__rapl__sysfs=tmp_path, sources__nvml__enabled="false")
     assert code == 3
     assert said.startswith("No energy counter can be read on this host")
@@ -149,9 +149,7 @@ def zone_file(host: EmulatedHost, zone: str, name: str) -> Path:
     return (host.sysfs / "class" / "powercap" / zone / name).resolve()
 
 
-def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
-    tmp_path: Path, host: EmulatedHost
-) -> None:
+def test_unreadable_counters_error_names_the_remedy(tmp_path: Path, host: EmulatedHost) -> None:
     for zone in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl:1:0"):
         zone_file(host, zone, "energy_uj").chmod(0)
     assert host.sysfs is not None
@@ -167,7 +165,7 @@ def test_counters_nobody_lets_us_read_are_one_sentence_with_the_remedy(
     assert "udev" in said
 
 
-def test_malformed_zone_costs_only_itself(tmp_path: Path, host: EmulatedHost) -> None:
+def test_malformed_zone_affects_only_itself(tmp_path: Path, host: EmulatedHost) -> None:
     host.ask(do="fault", zone="intel-rapl:0", fault="freeze")
     bad = zone_file(host, "intel-rapl:0", "energy_uj")
     bad.unlink()
@@ -212,7 +210,7 @@ def test_corrupted_store_is_moved_aside_and_no_counter_falls(tmp_path: Path) -> 
     assert fallen(lasting(before), after) == {}
 
 
-def test_where_no_store_can_be_it_goes_on_without_unless_one_insists(tmp_path: Path) -> None:
+def test_unavailable_store_ends_the_agent_only_if_required(tmp_path: Path) -> None:
     fixed = tmp_path / "state"
     fixed.mkdir()
     fixed.chmod(0o555)
@@ -262,7 +260,7 @@ def test_state_directory_that_is_a_file_has_its_sentence(tmp_path: Path) -> None
         assert "state_dir" in said
 
 
-def test_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None:
+def test_store_of_another_agent_is_not_written(tmp_path: Path) -> None:
     with Running(tmp_path) as first:
         first.measuring()
         second_folder = tmp_path / "second"
@@ -283,7 +281,7 @@ def test_store_that_another_agent_writes_is_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None:
+def test_full_disk_stops_only_the_store(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with Running(tmp_path, within=on_a_disk_of("8k", folder)) as agent:
         agent.measuring()
@@ -294,7 +292,7 @@ def test_disk_without_room_stops_nothing_but_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_disk_that_fills_loses_nothing_once_there_is_room_again(tmp_path: Path) -> None:
+def test_filling_disk_loses_no_energy_once_space_returns(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with Running(tmp_path, within=on_a_disk_of("2m", folder), store__interval="1s") as agent:
         agent.measuring()
@@ -366,7 +364,7 @@ def install(folder: Path, entry: str) -> dict[str, str]:
         ("exporters = bad_plugin:exports_not", "[exporters.bad]: it does not open, RuntimeError"),
     ],
 )
-def test_broken_plugin_is_named_and_costs_only_itself(
+def test_broken_plugin_is_named_and_affects_only_itself(
     tmp_path: Path, entry: str, sentence: str
 ) -> None:
     with Running(tmp_path, environ=install(tmp_path, entry)) as agent:

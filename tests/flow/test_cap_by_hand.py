@@ -116,7 +116,7 @@ def originals(host: EmulatedHost) -> dict[str, int]:
     return limits
 
 
-def test_what_the_guide_shows_can_be_configured(tmp_path: Path) -> None:
+def test_guide_examples_are_valid_configurations(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
     configs = [block for block in blocks if "caps" in tomllib.loads(block)]
     assert len(configs) == 3
@@ -127,7 +127,7 @@ def test_what_the_guide_shows_can_be_configured(tmp_path: Path) -> None:
         assert answer.returncode == 0, answer.stderr
 
 
-def test_budget_is_shared_outlives_its_capper_and_is_lifted_by_hand(
+def test_budget_survives_its_capper_until_restored(
     host: EmulatedHost, operator: Callable[[str], Operator], tmp_path: Path
 ) -> None:
     before = originals(host)
@@ -177,7 +177,7 @@ def test_budget_that_cannot_be_had_leaves_every_device_its_minimum(
     assert originals(host) == before
 
 
-def test_fixed_limit_is_kept_and_restored_by_hand(
+def test_fixed_limit_is_held_until_restored(
     host: EmulatedHost, operator: Callable[[str], Operator]
 ) -> None:
     before = originals(host)

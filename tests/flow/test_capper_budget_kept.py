@@ -88,7 +88,7 @@ def test_budget_is_kept_over_kills_stops_and_restarts(
     assert limits.restored(set(limits.originals))
 
 
-def test_budget_that_is_no_longer_configured_is_lifted_by_the_next_capper(
+def test_removed_budget_is_lifted_by_the_next_capper(
     host: EmulatedHost, tmp_path: Path, limits: PowerLimits
 ) -> None:
     with CapperProcess(host, tmp_path, **SETTINGS) as capper:

@@ -56,7 +56,7 @@ def test_agents_user_cannot_set_a_ceiling(capper: CapperProcess, gpu: Gpu) -> No
     assert recorded(capper, "refuse")[0]["uid"] == AGENT
 
 
-def test_ceiling_stops_at_the_floor_and_restore_lifts_it_for_good(
+def test_ceiling_stops_at_the_floor_and_restore_lifts_it(
     host: EmulatedHost, capper: CapperProcess, gpu: Gpu, tmp_path: Path
 ) -> None:
     assert '"is":"state"' in ceiling(capper, POWER_MANAGER, 1)
@@ -83,7 +83,7 @@ def kept(capper: CapperProcess) -> list[int]:
     return [one["uid"] for one in told["requested"]]
 
 
-def test_only_the_operators_own_restore_lifts_the_ceilings_of_a_killed_capper(
+def test_ceilings_of_a_killed_capper_are_lifted_by_operator_restore_only(
     capper: CapperProcess, gpu: Gpu
 ) -> None:
     ceiling(capper, POWER_MANAGER, 1)

@@ -24,7 +24,7 @@ from wattspan.testing import ManualClock
 CAP = 600_000
 
 
-def test_one_that_hangs_is_not_waited_for_as_often_as_it_is_asked(tmp_path: Path) -> None:
+def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) -> None:
     clock, asked = ManualClock(), list[int]()
 
     def answered() -> bool:

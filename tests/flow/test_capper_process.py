@@ -78,9 +78,7 @@ def killed_while_it_holds(capper: CapperProcess, gpu: Gpu) -> None:
     client.close()
 
 
-def test_killed_it_leaves_the_cap_and_restore_gives_it_back(
-    capper: CapperProcess, gpu: Gpu
-) -> None:
+def test_restore_lifts_the_cap_of_a_killed_capper(capper: CapperProcess, gpu: Gpu) -> None:
     killed_while_it_holds(capper, gpu)
     assert gpu.limit == CAP
     done = caps(capper, "restore", "--json")
@@ -109,7 +107,7 @@ def test_one_damaged_copy_of_the_journal_does_not_keep_a_cap(
     assert gpu.limit == ORIGINAL
 
 
-def test_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
+def test_lost_journal_exits_with_6_until_the_device_is_accepted(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -130,9 +128,7 @@ def test_lost_journal_exits_with_6_and_names_the_device_until_it_is_accepted(
         assert successor.end() == 0
 
 
-def test_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
-    capper: CapperProcess, gpu: Gpu
-) -> None:
+def test_limit_of_an_earlier_boot_is_restored_if_in_force(capper: CapperProcess, gpu: Gpu) -> None:
     killed_while_it_holds(capper, gpu)
     left = Journal(
         capper.directory, open_capper_host(capper.state_dir, capper.host.directory).boot_id
@@ -145,7 +141,7 @@ def test_limit_of_an_earlier_boot_that_is_in_force_is_given_back(
     assert (gpu.limit, list(capper.directory.glob("journal-*"))) == (ORIGINAL, [])
 
 
-def test_killed_its_successor_gives_the_cap_back(
+def test_successor_of_a_killed_capper_restores_the_limit(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -158,7 +154,7 @@ def test_killed_its_successor_gives_the_cap_back(
 
 
 @pytest.mark.parametrize(("when", "stands"), [("before", ORIGINAL), ("after", CAP)])
-def test_killed_in_the_middle_of_a_write_it_is_given_back(
+def test_limit_of_a_capper_killed_during_a_write_is_restored(
     host: EmulatedHost, tmp_path: Path, gpu: Gpu, when: str, stands: int
 ) -> None:
     program = [sys.executable, "-m", "support.blocking_capper", when]
@@ -181,16 +177,14 @@ def test_killed_in_the_middle_of_a_write_it_is_given_back(
         assert capper.journal() == []
 
 
-def test_capper_that_hangs_is_named_by_whoever_wants_to_restore(
-    capper: CapperProcess, gpu: Gpu
-) -> None:
+def test_restore_names_a_hung_capper(capper: CapperProcess, gpu: Gpu) -> None:
     capper.process.send_signal(signal.SIGSTOP)
     done = caps(capper, "restore")
     assert done.returncode == 6
     assert f"Process {capper.process.pid} is the one capper of this host" in done.stderr
 
 
-def test_it_ends_and_restores_with_the_standard_input_it_follows(
+def test_capper_restores_and_ends_with_its_standard_input(
     host: EmulatedHost, tmp_path: Path, gpu: Gpu
 ) -> None:
     words = ["--follow-stdin"]
@@ -207,16 +201,14 @@ def test_it_ends_and_restores_with_the_standard_input_it_follows(
 # -------------------------------------------------------------------------- the tuner's process
 
 
-def test_tuner_that_is_killed_lets_go_at_once(capper: CapperProcess, gpu: Gpu) -> None:
+def test_lease_of_a_killed_tuner_ends_at_once(capper: CapperProcess, gpu: Gpu) -> None:
     holder = capper.holder(gpu.key, CAP)
     assert gpu.limit == CAP
     finish(holder)
     eventually(lambda: gpu.limit == ORIGINAL, "the original", within=8)
 
 
-def test_tuner_that_stands_still_lets_go_when_its_lease_lapses(
-    host: EmulatedHost, tmp_path: Path, gpu: Gpu
-) -> None:
+def test_lease_of_a_stopped_tuner_expires(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> None:
     with CapperProcess(host, tmp_path, caps__lease="5s") as capper:
         holder = capper.ready().holder(gpu.key, CAP)
         holder.send_signal(signal.SIGSTOP)
@@ -231,9 +223,7 @@ def test_tuner_that_stands_still_lets_go_when_its_lease_lapses(
 
 
 @pytest.mark.needs_root
-def test_on_a_full_disk_nothing_is_written_to_a_device(
-    host: EmulatedHost, tmp_path: Path, gpu: Gpu
-) -> None:
+def test_full_disk_prevents_device_writes(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> None:
     state = tmp_path / "state"
     with CapperProcess(host, tmp_path, within=on_a_disk_of("64k", state)) as capper:
         client = capper.ready().client()
@@ -252,7 +242,7 @@ def test_on_a_full_disk_nothing_is_written_to_a_device(
 
 
 @pytest.mark.needs_root
-def test_on_a_disk_that_has_become_read_only_what_a_killed_one_left_is_given_back(
+def test_limit_of_a_killed_capper_is_restored_from_a_read_only_disk(
     capper: CapperProcess, gpu: Gpu
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -270,7 +260,7 @@ def test_on_a_disk_that_has_become_read_only_what_a_killed_one_left_is_given_bac
 
 
 @pytest.mark.needs_root
-def test_successor_on_a_read_only_disk_gives_the_cap_back_and_sets_none(
+def test_successor_on_a_read_only_disk_only_restores(
     capper: CapperProcess, gpu: Gpu, tmp_path: Path, host: EmulatedHost
 ) -> None:
     killed_while_it_holds(capper, gpu)
@@ -299,7 +289,7 @@ def fill(path: Path) -> None:
             pass
 
 
-def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, gpu: Gpu) -> None:
+def test_foreign_limit_is_never_overwritten(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
     client.hold("job", {gpu.key: CAP}, "why")
     gpu.set(THEIRS)
@@ -316,7 +306,7 @@ def test_what_somebody_else_sets_is_never_touched_again(capper: CapperProcess, g
     assert deeds == ["start", "write", "foreign", "refuse", "end"]
 
 
-def test_what_somebody_else_sets_may_be_accepted(
+def test_foreign_limit_can_be_accepted(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost, tmp_path: Path
 ) -> None:
     client = capper.client()
@@ -333,7 +323,7 @@ def test_what_somebody_else_sets_may_be_accepted(
     assert gpu.limit == 580_000
 
 
-def test_lost_gpu_is_given_back_when_it_is_found_again(
+def test_lost_gpu_is_restored_on_return(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -351,7 +341,7 @@ def test_lost_gpu_is_given_back_when_it_is_found_again(
     client.close()
 
 
-def test_killed_while_its_gpu_is_lost_the_original_comes_back_later(
+def test_gpu_lost_during_a_kill_is_restored_later(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -381,7 +371,7 @@ def test_reloaded_driver_keeps_its_default(
     assert gpu.limit == 700_000
 
 
-def test_driver_that_hangs_takes_the_capper_along_and_not_the_original(
+def test_hung_driver_does_not_lose_the_original_limit(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -399,7 +389,7 @@ def test_driver_that_hangs_takes_the_capper_along_and_not_the_original(
     assert gpu.limit == ORIGINAL
 
 
-def test_gpu_that_takes_caps_and_does_nothing_is_refused(
+def test_gpu_without_effective_caps_is_refused(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
@@ -414,7 +404,7 @@ def test_gpu_that_takes_caps_and_does_nothing_is_refused(
     assert capper.journal() == []
 
 
-def test_there_is_one_capper_a_host(
+def test_second_capper_of_a_host_is_refused(
     capper: CapperProcess, host: EmulatedHost, tmp_path: Path
 ) -> None:
     with CapperProcess(host, tmp_path) as second:
@@ -423,7 +413,7 @@ def test_there_is_one_capper_a_host(
     assert capper.process.poll() is None
 
 
-def test_nonsense_and_floods_do_not_end_it(capper: CapperProcess, gpu: Gpu) -> None:
+def test_capper_survives_invalid_requests_and_floods(capper: CapperProcess, gpu: Gpu) -> None:
     holder = capper.holder(gpu.key, CAP)
     assert holder.stdin is not None
     assert holder.stdout is not None
@@ -479,7 +469,7 @@ def test_fixed_caps_and_a_budget_hold_without_any_tuner(
     assert gpu.limit == ORIGINAL
 
 
-def test_status_says_who_holds_what_and_why(capper: CapperProcess, gpu: Gpu) -> None:
+def test_status_lists_holders_limits_and_reasons(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
     client.hold("trainer", {gpu.key: CAP}, "Hold 500 W: 3.1 % slower.")
     shown = caps(capper, "status").stdout
@@ -492,7 +482,7 @@ def test_status_says_who_holds_what_and_why(capper: CapperProcess, gpu: Gpu) -> 
     client.close()
 
 
-def test_asked_while_it_runs_it_gives_everything_back(capper: CapperProcess, gpu: Gpu) -> None:
+def test_running_capper_restores_on_request(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
     client.hold("job", {gpu.key: CAP}, "why")
     done = caps(capper, "restore", "--json")
@@ -506,7 +496,7 @@ def test_asked_while_it_runs_it_gives_everything_back(capper: CapperProcess, gpu
     client.close()
 
 
-def test_status_without_a_capper_says_so(tmp_path: Path) -> None:
+def test_status_reports_a_missing_capper(tmp_path: Path) -> None:
     words = ["--set", f"agent.run_dir={tmp_path}"]
     done = subprocess.run(
         [*PROGRAM, "caps", "status", *words],
@@ -520,7 +510,7 @@ def test_status_without_a_capper_says_so(tmp_path: Path) -> None:
     assert "No capper answers" in done.stderr
 
 
-def test_it_is_small(capper: CapperProcess) -> None:
+def test_capper_memory_is_small(capper: CapperProcess) -> None:
     status = Path(f"/proc/{capper.process.pid}/status").read_text()
     resident = int(status.split("VmRSS:")[1].split()[0])
     assert resident < 40_000, f"{resident} kB"

@@ -71,7 +71,7 @@ def test_clock_of_a_test_can_be_set(wall: WallClock) -> None:
     assert off == pytest.approx(-HOUR, abs=60)
 
 
-def test_lease_is_counted_by_a_clock_that_nobody_sets(
+def test_lease_time_is_unaffected_by_clock_steps(
     wall: WallClock, host: TunedHost, tmp_path: Path
 ) -> None:
     within = ["env", *(f"{key}={value}" for key, value in wall.environ.items())]
@@ -93,7 +93,7 @@ def test_lease_is_counted_by_a_clock_that_nobody_sets(
         assert capper.end() == 0
 
 
-def test_tuning_goes_on_over_a_step_either_way(
+def test_tuning_continues_over_clock_steps(
     wall: WallClock, host: TunedHost, tmp_path: Path
 ) -> None:
     with Tuned(host, tmp_path, environ=wall.environ) as agent:

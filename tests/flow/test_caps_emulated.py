@@ -131,9 +131,7 @@ def test_foreign_and_out_of_band_limits_are_visible(host: EmulatedHost, board: B
     eventually(lambda: board.GetEnforcedPowerLimit() == 550_000, "it is over")
 
 
-def test_limit_may_be_refused_ignored_or_lost_with_the_board(
-    host: EmulatedHost, board: Board
-) -> None:
+def test_emulated_limit_can_be_refused_ignored_or_lost(host: EmulatedHost, board: Board) -> None:
     host.ask(do="fault", gpu=0, fault="no_permission", on=True)
     with pytest.raises(board.nvml.NVMLError_NoPermission):
         board.SetPowerManagementLimit(500_000)
@@ -166,7 +164,7 @@ def test_reloaded_driver_has_default_limits(host: EmulatedHost, board: Board) ->
     eventually(lambda: not board.GetCurrentClocksEventReasons() & 0x2, "no clock is locked")
 
 
-def test_hot_board_slows_down_for_a_reason_of_its_own(host: EmulatedHost, board: Board) -> None:
+def test_hot_board_has_a_thermal_throttle_reason(host: EmulatedHost, board: Board) -> None:
     host.ask(do="fault", gpu=0, fault="hw_thermal", on=True)
     eventually(lambda: board.GetCurrentClocksEventReasons() & 0x40, "the reason shows")
     stretch(host, 0.25)
@@ -194,7 +192,7 @@ def test_unknown_fault_is_rejected(host: EmulatedHost, question: dict[str, Any])
 # ------------------------------------------------------------------------------------ packages
 
 
-def test_limit_written_to_a_package_slows_the_job_on_it() -> None:
+def test_package_limit_slows_its_job() -> None:
     with FaultyHost(profile_named("batch")) as host:
         host.start_jobs()
         assert host.sysfs is not None
@@ -299,7 +297,7 @@ def test_jobs_of_every_profile_make_progress(profile: str) -> None:
                 assert all(unit[0] <= unit[1] <= unit[2] for unit in done["finished"])
 
 
-def test_client_can_steer_jobs_and_reads_its_own_work_only(host: EmulatedHost) -> None:
+def test_client_controls_jobs_and_reads_its_own_work(host: EmulatedHost) -> None:
     guest = ControlClient(host.directory)
     assert guest.ask(do="finished", gpu=0, since=0, pid=1)["units"] == 0
     guest.ask(do="steer", job="trainer", seed=3)

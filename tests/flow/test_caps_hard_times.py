@@ -35,7 +35,7 @@ def agent(host: TunedHost, tmp_path: Path) -> Iterator[Tuned]:
 
 
 @pytest.mark.needs_root
-def test_on_a_full_disk_nothing_is_written_and_the_job_goes_on_uncapped_until_there_is_room(
+def test_full_disk_leaves_the_job_uncapped_until_space_returns(
     host: TunedHost, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -64,7 +64,7 @@ def fill(path: Path) -> None:
             pass
 
 
-def test_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
+def test_board_lost_while_capped_is_restored_on_return(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     capper = still_while_capped(agent)
@@ -81,7 +81,7 @@ def test_board_that_is_lost_while_capped_has_its_original_once_it_is_back(
     assert agent.journal() == []
 
 
-def test_board_that_is_lost_until_after_the_end_is_given_back_by_restore(
+def test_board_lost_at_shutdown_is_restored_by_the_restore_command(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     capper = still_while_capped(agent)
@@ -97,9 +97,7 @@ def test_board_that_is_lost_until_after_the_end_is_given_back_by_restore(
     assert agent.journal() == []
 
 
-def test_what_somebody_else_sets_while_a_level_is_tried_stays_for_good(
-    agent: Tuned, host: TunedHost
-) -> None:
+def test_foreign_limit_during_a_trial_is_kept(agent: Tuned, host: TunedHost) -> None:
     capper = still_while_capped(agent)
     host.gpu.set(THEIRS)
     go_on(agent.process.pid, capper)

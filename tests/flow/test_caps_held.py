@@ -23,9 +23,7 @@ def host() -> Iterator[TunedHost]:
         yield host
 
 
-def test_held_cap_gives_way_to_somebody_else_and_is_taken_up_again_after_a_restart(
-    host: TunedHost, tmp_path: Path
-) -> None:
+def test_held_cap_yields_to_a_foreign_write_until_restart(host: TunedHost, tmp_path: Path) -> None:
     with Tuned(host, tmp_path, block="200ms", floor=0.85) as agent:
         agent.until(lambda: agent.told().get("state") == "holding", "a setting is held", 180)
 

@@ -28,7 +28,7 @@ def agent(host: TunedHost, tmp_path: Path) -> Iterator[Tuned]:
         yield agent
 
 
-def test_asked_to_end_it_gives_back_what_it_holds(agent: Tuned, record_property: Note) -> None:
+def test_terminated_agent_restores_its_caps(agent: Tuned, record_property: Note) -> None:
     agent.caps()
     took = agent.restoring(lambda: agent.send(signal.SIGTERM))
     record_property("SIGTERM of the agent", took)
@@ -37,7 +37,7 @@ def test_asked_to_end_it_gives_back_what_it_holds(agent: Tuned, record_property:
     assert agent.journal() == []
 
 
-def test_killed_its_capper_gives_back_and_ends_and_the_next_agent_caps_again(
+def test_killed_agent_has_its_caps_restored_and_the_next_caps_again(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     agent.caps()
@@ -56,7 +56,7 @@ def test_killed_its_capper_gives_back_and_ends_and_the_next_agent_caps_again(
 
 
 @pytest.mark.exhaustive
-def test_stopped_its_lease_lapses_and_once_it_goes_on_it_tunes_on(
+def test_stopped_agent_loses_its_lease_and_resumes_tuning(
     agent: Tuned, record_property: Note
 ) -> None:
     agent.caps()
@@ -88,7 +88,7 @@ def test_agent_that_ends_continues_its_stopped_capper_which_restores_the_limit(
 
 
 @pytest.mark.exhaustive
-def test_killed_together_with_its_capper_the_next_agent_gives_the_cap_back(
+def test_next_agent_restores_after_both_are_killed(
     agent: Tuned, host: TunedHost, record_property: Note
 ) -> None:
     os.kill(still_while_capped(agent), signal.SIGKILL)

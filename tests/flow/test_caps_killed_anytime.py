@@ -27,7 +27,7 @@ def host() -> Iterator[TunedHost]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
+def test_kill_at_a_random_moment_restores_the_original(
     host: TunedHost, tmp_path: Path, seed: int
 ) -> None:
     draw, clock = random.Random(seed), SystemClock()
@@ -52,7 +52,7 @@ def test_whoever_is_killed_at_a_random_moment_the_original_is_back(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_program_as_it_is_leaves_the_original_behind(
+def test_unmodified_program_leaves_the_original_limit(
     tmp_path: Path, record_property: Note, number: signal.Signals
 ) -> None:
     host = OwnHost()

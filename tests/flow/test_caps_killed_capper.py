@@ -45,7 +45,7 @@ def ended(pid: int) -> None:
     ],
     ids=lambda numbers: " then ".join(one.name for one in numbers),
 )
-def test_capper_that_ends_is_followed_by_one_that_gives_back_and_the_agent_caps_again(
+def test_next_capper_restores_and_the_agent_caps_again(
     agent: Tuned, record_property: Note, numbers: tuple[signal.Signals, ...]
 ) -> None:
     first = agent.caps().capper
@@ -66,7 +66,7 @@ def test_capper_that_ends_is_followed_by_one_that_gives_back_and_the_agent_caps_
 
 
 @pytest.mark.exhaustive
-def test_capper_that_stands_still_is_waited_for_and_its_lapsed_cap_given_back(
+def test_stopped_capper_restores_its_expired_cap_on_resume(
     agent: Tuned, record_property: Note
 ) -> None:
     capper = agent.caps().capper

@@ -43,7 +43,7 @@ def system_capper(agent: Tuned, **how: object) -> CapperProcess:
     )
 
 
-def test_upgrade_ends_one_capper_and_starts_another_while_the_agent_lives(
+def test_upgrade_replaces_the_capper_of_a_running_agent(
     client: Tuned, record_property: Note
 ) -> None:
     with system_capper(client) as old:

@@ -78,7 +78,7 @@ def hostile(tmp_path: Path) -> Path:
     [ENGINE_AND_WORKLOAD, CAPPER, CONVERSION],
     ids=["emulated host", "capper", "conversion"],
 )
-def test_child_imports_nothing_of_the_working_directory(
+def test_child_imports_no_module_of_the_working_directory(
     hostile: Path, tmp_path: Path, parent: str
 ) -> None:
     state = tmp_path / "s"
@@ -124,7 +124,7 @@ def test_agents_capper_uses_the_agents_relative_directories(hostile: Path) -> No
     assert agent.returncode == 0, said
 
 
-def test_python_m_wattspan_imports_nothing_of_the_working_directory(hostile: Path) -> None:
+def test_python_m_wattspan_imports_no_module_of_the_working_directory(hostile: Path) -> None:
     (hostile / "wattspan.py").unlink()  # Python itself chooses the program, before its first line
     for name in ("sitecustomize", "usercustomize"):
         (hostile / f"{name}.py").unlink()

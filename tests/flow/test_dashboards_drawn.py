@@ -163,7 +163,7 @@ def test_panel_of_every_other_board_is_drawn_with_its_data(
     assert drawing.console == ()
 
 
-def test_browser_finds_nothing_wrong_and_asks_nobody_else(drawing: Drawing) -> None:
+def test_dashboards_render_without_errors_or_external_requests(drawing: Drawing) -> None:
     assert drawing.console == ()
     assert drawing.strangers == ()
 
@@ -180,7 +180,7 @@ def test_every_plot_has_been_painted(drawing: Drawing) -> None:
     assert [title for title, colors in drawing.plots.items() if colors < 3] == []
 
 
-def test_picture_is_as_wide_as_asked(drawing: Drawing) -> None:
+def test_picture_has_the_requested_width(drawing: Drawing) -> None:
     width, height = struct.unpack(">II", drawing.image[16:24])
     assert width == Picture().width
     assert height > 1000
@@ -189,7 +189,7 @@ def test_picture_is_as_wide_as_asked(drawing: Drawing) -> None:
 Fared = dict[str, tuple[str, ...]]
 
 
-def test_unit_that_grafana_does_not_know_is_noticed(spoiled: Fared) -> None:
+def test_unknown_grafana_unit_is_detected(spoiled: Fared) -> None:
     assert spoiled["unit"] == ("error", "Grafana knows no unit joulez")
 
 

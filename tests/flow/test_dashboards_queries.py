@@ -181,7 +181,7 @@ def test_every_query_of_every_panel_has_data_or_a_reason(watched: Watched) -> No
     until_none(unanswered)
 
 
-def test_what_stands_without_an_answer_is_on_a_dashboard_and_can_be_asked(
+def test_known_empty_queries_exist_on_dashboards(
     watched: Watched,
 ) -> None:
     known = {label(query): query for query in dashboards.queries()}
@@ -215,7 +215,7 @@ def exemplars(watched: Watched, query: Query) -> list[Any]:
     )
 
 
-def test_on_a_host_where_nothing_is_wrong_no_alert_fires(watched: Watched) -> None:
+def test_healthy_host_fires_no_alert(watched: Watched) -> None:
     """Asked last, when all that begins has begun: an alert may stand until something is known."""
 
     def firing() -> set[str]:

@@ -28,7 +28,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.exhaustive
-def test_same_tree_makes_the_same_bytes_whoever_builds_it(tmp_path: Path) -> None:
+def test_package_build_is_reproducible(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     once = the_package().read_bytes()
     old = os.umask(0o077)
@@ -41,13 +41,13 @@ def test_same_tree_makes_the_same_bytes_whoever_builds_it(tmp_path: Path) -> Non
     assert again.read_bytes() == once
 
 
-def test_it_asks_for_the_python_that_it_was_made_of_and_for_no_other() -> None:
+def test_package_depends_on_its_build_python() -> None:
     minor = _told("/usr/bin/python3", "-c", "import sys; print(sys.version_info.minor)").strip()
     depends = _told("dpkg-deb", "--field", the_package(), "Depends")
     assert f"python3 (>= 3.{minor}), python3 (<< 3.{int(minor) + 1})" in depends
 
 
-def test_everything_belongs_to_root_and_only_the_configuration_is_kept_from_others() -> None:
+def test_package_files_belong_to_root() -> None:
     listed = [
         line.split(maxsplit=5) for line in _told("dpkg-deb", "-c", the_package()).splitlines()
     ]
@@ -57,7 +57,7 @@ def test_everything_belongs_to_root_and_only_the_configuration_is_kept_from_othe
     assert [line[5] for line in listed if line[0] == "-rw-r-----"] == ["./etc/wattspan/config.toml"]
 
 
-def test_only_what_an_administrator_edits_is_a_configuration_file(opened: Path) -> None:
+def test_conffiles_are_the_editable_files(opened: Path) -> None:
     listed = (opened / "DEBIAN" / "conffiles").read_text().split()
     assert listed == ["/etc/default/wattspan", "/etc/wattspan/config.toml"]
 
@@ -70,7 +70,7 @@ def test_units_are_those_of_the_tree(opened: Path) -> None:
     ).read_bytes()
 
 
-def test_nothing_in_it_tells_where_it_was_built(opened: Path) -> None:
+def test_package_has_no_build_paths(opened: Path) -> None:
     places = (str(ROOT).encode(), b"/stage/opt/wattspan")
     found = [
         str(path.relative_to(opened))
@@ -92,7 +92,7 @@ def test_every_module_is_compiled_and_no_build_tool_is_carried(opened: Path) -> 
     assert (opened / "usr/bin/wattspan").readlink() == Path("/opt/wattspan/bin/wattspan")
 
 
-def test_configuration_it_brings_is_the_defaults_commented(opened: Path, tmp_path: Path) -> None:
+def test_packaged_configuration_has_commented_defaults(opened: Path, tmp_path: Path) -> None:
     shipped = (opened / "etc/wattspan/config.toml").read_text()
     (tmp_path / "shipped").write_text(shipped)
     settings, _, emulation = shipped.partition("# true of any machine.\n")

@@ -37,7 +37,7 @@ def _left(before: dict[str, str], after: dict[str, str]) -> list[str]:
     ]
 
 
-def test_removal_gives_caps_back_and_leaves_nothing_running_and_a_purge_leaves_nothing(
+def test_removal_restores_caps_and_purge_leaves_no_files(
     machine: Machine,
 ) -> None:
     before = machine.root.files()
@@ -67,7 +67,7 @@ def test_removal_gives_caps_back_and_leaves_nothing_running_and_a_purge_leaves_n
     assert machine.host.run("getent", "passwd", "wattspan").stdout.endswith("/nologin\n")
 
 
-def test_where_no_systemd_runs_it_installs_and_works_and_starts_nothing() -> None:
+def test_package_installs_without_systemd() -> None:
     with DebianRoot() as root:
         before = root.files()
         (name,) = root.put(the_package())
@@ -92,7 +92,7 @@ def test_where_no_systemd_runs_it_installs_and_works_and_starts_nothing() -> Non
         assert _left(before, root.files()) == []
 
 
-def test_what_a_killed_capper_left_is_given_back_even_with_a_broken_configuration(
+def test_removal_restores_caps_with_a_broken_configuration(
     machine: Machine,
 ) -> None:
     machine.install(the_package())
@@ -117,7 +117,7 @@ def test_what_a_killed_capper_left_is_given_back_even_with_a_broken_configuratio
     assert machine.restored()
 
 
-def test_administrator_who_forbids_starts_is_obeyed_and_a_removal_leaves_nothing_running(
+def test_policy_against_starts_is_obeyed(
     machine: Machine,
 ) -> None:
     policy = machine.root.path / "usr/sbin/policy-rc.d"

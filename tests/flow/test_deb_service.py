@@ -34,7 +34,7 @@ def config(machine: Machine) -> Iterator[Path]:
     machine.host.systemctl("restart", "wattspan.service")
 
 
-def test_it_measures_as_soon_as_it_is_installed_and_after_every_boot(machine: Machine) -> None:
+def test_packaged_service_measures_after_installation_and_boot(machine: Machine) -> None:
     assert machine.active("wattspan.service")
     assert machine.host.property("wattspan.service", "UnitFileState") == "enabled"
     assert machine.host.property("wattspan-capper.socket", "UnitFileState") == "enabled"
@@ -49,7 +49,7 @@ def test_it_measures_as_soon_as_it_is_installed_and_after_every_boot(machine: Ma
     }
 
 
-def test_start_starts_what_was_stopped_and_the_totals_go_on(machine: Machine) -> None:
+def test_restarted_service_continues_its_totals(machine: Machine) -> None:
     before = machine.measuring()
     machine.host.systemctl("stop", "wattspan")
     assert machine.totals() == {}
@@ -57,7 +57,7 @@ def test_start_starts_what_was_stopped_and_the_totals_go_on(machine: Machine) ->
     assert machine.measuring() >= before
 
 
-def test_agent_is_nobody_and_reads_the_counters_by_its_group(machine: Machine) -> None:
+def test_packaged_agent_is_unprivileged_and_reads_counters_by_group(machine: Machine) -> None:
     pid = machine.host.property("wattspan.service", "MainPID")
     status = machine.host.run("cat", f"/proc/{pid}/status").stdout
     user = machine.host.run("id", "-u", "wattspan").stdout.strip()
@@ -67,16 +67,14 @@ def test_agent_is_nobody_and_reads_the_counters_by_its_group(machine: Machine) -
     assert passwd.strip().endswith(":/usr/sbin/nologin")
 
 
-def test_nobody_else_reads_the_configuration_and_the_totals(machine: Machine) -> None:
+def test_configuration_and_totals_are_private(machine: Machine) -> None:
     for path in (CONFIG, "/var/lib/wattspan"):
         told = machine.host.run("stat", "--format=%a", path).stdout
         assert int(told, 8) & 0o007 == 0, path
     assert machine.host.run("stat", "--format=%U:%G", CONFIG).stdout == "root:wattspan\n"
 
 
-def test_capper_killed_while_a_cap_is_in_force_gives_the_original_back(
-    machine: Machine, config: Path
-) -> None:
+def test_killed_packaged_capper_restores_the_original(machine: Machine, config: Path) -> None:
     machine.configure(CPU_MAY_BE_CAPPED)
     machine.hold_a_cap()
     (entry,) = machine.journal()

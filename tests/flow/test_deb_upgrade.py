@@ -25,7 +25,7 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-def test_upgrade_keeps_the_totals_the_configuration_and_gives_caps_back_before(
+def test_upgrade_keeps_totals_and_configuration_and_restores_caps_first(
     machine: Machine, newer: Path
 ) -> None:
     machine.configure(CPU_MAY_BE_CAPPED)
@@ -53,9 +53,7 @@ def test_upgrade_keeps_the_totals_the_configuration_and_gives_caps_back_before(
     assert machine.measuring() >= back
 
 
-def test_what_the_administrator_has_stopped_or_disabled_stays_so(
-    machine: Machine, newer: Path
-) -> None:
+def test_upgrade_keeps_stopped_and_disabled_states(machine: Machine, newer: Path) -> None:
     machine.host.systemctl("stop", "wattspan.service")
     machine.host.systemctl("disable", "wattspan-capper.socket")
     machine.install(newer)

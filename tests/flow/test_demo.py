@@ -184,7 +184,7 @@ def test_two_demos_use_different_ports(tmp_path: Path, free_port: Callable[[], i
 
 
 @pytest.mark.parametrize("after", ["EMULATED", "The host is idle", "Running jobs"])
-def test_interrupted_demo_ends_with_success_and_leaves_nothing(tmp_path: Path, after: str) -> None:
+def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -> None:
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints(after)
         children = descendants(shown.process.pid)

@@ -75,7 +75,7 @@ def test_host_without_counters_gets_advice_and_exit_code_3(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("counters")
-def test_every_counter_is_listed_with_why_it_is_counted_or_not(tmp_path: Path) -> None:
+def test_doctor_lists_every_counter_with_its_coverage(tmp_path: Path) -> None:
     done = doctor(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     source, both = section("Source rapl", done.stdout), section("RAPL by powercap", done.stdout)
@@ -86,7 +86,7 @@ def test_every_counter_is_listed_with_why_it_is_counted_or_not(tmp_path: Path) -
     assert f"{tmp_path}/state will be created" in " ".join(done.stdout.split())
 
 
-def test_one_unreadable_counter_costs_only_its_own_line(counters: Path, tmp_path: Path) -> None:
+def test_unreadable_counter_affects_only_its_own_line(counters: Path, tmp_path: Path) -> None:
     energy = counters / "class/powercap/intel-rapl:1/energy_uj"
     energy.unlink()
     energy.mkdir()
@@ -121,7 +121,7 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
     ]
 
 
-def test_knobs_of_an_emulated_host_are_told_and_nothing_is_turned(tmp_path: Path) -> None:
+def test_doctor_lists_emulated_actuators_without_writes(tmp_path: Path) -> None:
     tuned = '[autotune]\nmode = "advise"\nknobs = ["gpu_power", "cpu_power"]\n'
     done = doctor(tmp_path, "--emulate", "two-socket-h100", config=tuned)
     told = " ".join(section("Tuning and caps", done.stdout).split())
@@ -145,11 +145,11 @@ def test_broken_configuration_is_a_finding_and_the_rest_is_examined(tmp_path: Pa
     assert facts["readable_counters"]
 
 
-def test_without_a_terminal_there_is_no_colour(tmp_path: Path) -> None:
+def test_output_without_a_terminal_has_no_colour(tmp_path: Path) -> None:
     assert "\x1b" not in doctor(tmp_path).stdout
 
 
-def test_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path) -> None:
+def test_doctor_labels_an_emulated_host(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--emulate", "laptop")
     assert done.returncode == 0
     told = section("Source rapl", done.stdout)
@@ -158,7 +158,7 @@ def test_emulated_host_can_be_examined_and_says_that_it_is_one(tmp_path: Path) -
     assert "of an emulated host" in done.stdout.splitlines()[-1]
 
 
-def test_emulated_host_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+def test_unknown_emulation_profile_is_a_one_line_error(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--emulate", "mainframe")
     assert (done.returncode, done.stdout) == (2, "")
     assert "There is no emulated host 'mainframe'. Choose one of: two-socket-h100," in done.stderr

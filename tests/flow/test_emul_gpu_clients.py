@@ -134,7 +134,7 @@ print(json.dumps([times, data.gpu_energy * 3.6e6, data.gpu_count, data.gpu_model
     assert joules <= sum(truth.joules(gpu, before, after) for gpu in (0, 1)) + edges
 
 
-def test_nvitop_lists_both_gpus_and_who_uses_them(stage: Stage) -> None:
+def test_nvitop_lists_both_gpus_and_their_processes(stage: Stage) -> None:
     _, lines = run(
         stage,
         """

@@ -92,7 +92,7 @@ def test_steps_in_time_with_the_polls_deceive_a_sensor_that_looks_for_10_ms(agen
     assert integration_error(agent, Training(StepTiming(step=0.6))) > 0.05
 
 
-def test_processes_are_seen_in_proportion_to_what_they_used(agent: Agent) -> None:
+def test_process_shares_are_proportional_to_use(agent: Agent) -> None:
     agent.run(30)
     resource = f"gpu:{agent.gpus.uuid(0)}"
     train, serve = agent.spent[resource, TRAIN], agent.spent[resource, SERVE]

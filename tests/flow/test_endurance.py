@@ -20,7 +20,7 @@ SECONDS = float(os.environ.get("WATTSPAN_ENDURANCE", "60"))
 CHURN = 100  # short-lived processes a second, at the very least
 
 
-def test_books_balance_in_every_snapshot_through_churn_wraps_resets_and_losses(
+def test_snapshots_balance_through_churn_wraps_resets_and_losses(
     tmp_path: Path,
 ) -> None:
     with LiveAgent("wrapping", tmp_path) as live:

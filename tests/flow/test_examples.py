@@ -166,7 +166,7 @@ def test_unmodified_flask_script_appears_in_metrics_and_in_the_report(
 
 
 @pytest.mark.needs_apps
-def test_request_that_waits_costs_little_beside_one_that_computes(
+def test_waiting_request_has_less_energy_than_a_computing_one(
     agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(FLASK)
@@ -193,7 +193,7 @@ def test_request_that_waits_costs_little_beside_one_that_computes(
 
 
 @pytest.mark.needs_apps
-def test_workers_that_gunicorn_forks_are_told_apart(
+def test_gunicorn_workers_are_separate_processes(
     agent: SpanAgent, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(FLASK)
@@ -211,7 +211,7 @@ def test_workers_that_gunicorn_forks_are_told_apart(
 
 @pytest.mark.needs_apps
 @pytest.mark.needs_torch
-def test_training_loop_costs_joules_by_step(agent: SpanAgent) -> None:
+def test_training_loop_reports_joules_per_step(agent: SpanAgent) -> None:
     subprocess.run(
         [INSTRUMENT, str(APPS), "train.py", "--epochs", "2", "--steps", "20"],
         cwd=EXAMPLES / "training",
@@ -230,7 +230,7 @@ def test_training_loop_costs_joules_by_step(agent: SpanAgent) -> None:
 
 
 @pytest.mark.needs_apps
-def test_serving_on_an_emulated_gpu_costs_joules_by_request_and_token(agent: SpanAgent) -> None:
+def test_emulated_serving_reports_joules_per_request_and_token(agent: SpanAgent) -> None:
     seconds, speed = 8.0, 4.0
     subprocess.run(
         [INSTRUMENT, str(APPS), "serve.py", "--seconds", str(seconds), "--speed", str(speed)],

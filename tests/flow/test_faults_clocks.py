@@ -22,5 +22,5 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", [*STOPPED, *WALL], ids=of)
-def test_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)

@@ -23,5 +23,5 @@ def stage() -> Iterator[DiskStage]:
 
 
 @pytest.mark.parametrize("fault", HERE, ids=of)
-def test_agent_stands(stage: DiskStage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: DiskStage, fault: Fault) -> None:
     stands(stage, fault)

@@ -21,18 +21,18 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", SHORT, ids=of)
-def test_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)
 
 
 @pytest.mark.parametrize("after", [0.0, 0.15, 0.4, 0.8, 1.2, 1.8])
-def test_agent_that_is_stopped_while_it_starts_leaves_nothing_behind(after: float) -> None:
+def test_agent_stopped_during_start_leaves_no_files(after: float) -> None:
     end = end_after(after)
     assert end.wrong == []
     assert end.took < STOP_LIMIT
 
 
-def test_agent_that_is_stopped_while_it_caps_leaves_every_limit_as_it_was() -> None:
+def test_agent_stopped_while_capping_restores_every_limit() -> None:
     end = end_after(0.0, capping=True)
     assert end.capped
     assert end.wrong == []

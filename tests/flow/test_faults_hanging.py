@@ -20,6 +20,6 @@ def stage() -> Iterator[HangingStage]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)
-def test_agent_stands(stage: HangingStage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: HangingStage, fault: Fault) -> None:
     stands(stage, fault)
     assert not stage.lost, "spans that were kept did not arrive"

@@ -26,10 +26,10 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", [*AT_ONCE, COUNTERS[-1], *HANG_LOSS_RESET], ids=of)
-def test_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)
 
 
-def test_nothing_that_was_told_is_lost_when_it_is_killed(stage: Stage) -> None:
+def test_killed_agent_loses_no_published_energy(stage: Stage) -> None:
     fault = next(one for one in COUNTERS if "backwards" in one.name)
     stands(stage, fault, restart=True)

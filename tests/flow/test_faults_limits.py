@@ -20,5 +20,5 @@ def stage() -> Iterator[LimitStage]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)
-def test_agent_stands(stage: LimitStage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: LimitStage, fault: Fault) -> None:
     stands(stage, fault)

@@ -21,5 +21,5 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)
-def test_agent_stands(stage: Stage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: Stage, fault: Fault) -> None:
     stands(stage, fault)

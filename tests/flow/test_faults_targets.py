@@ -23,5 +23,5 @@ def stage() -> Iterator[TargetStage]:
 
 
 @pytest.mark.parametrize("fault", HERE, ids=of)
-def test_agent_stands(stage: TargetStage, fault: Fault) -> None:
+def test_agent_survives_fault(stage: TargetStage, fault: Fault) -> None:
     stands(stage, fault)

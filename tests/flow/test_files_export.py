@@ -62,7 +62,7 @@ def test_agent_that_ends_leaves_whole_files_that_add_up(tmp_path: Path, form: st
     assert not list(folder.glob("*.part"))
 
 
-def test_what_a_killed_agent_wrote_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_agent_are_finished_by_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     with Running(tmp_path, **writing(folder)) as agent:
         agent.measuring()
@@ -78,7 +78,7 @@ def test_what_a_killed_agent_wrote_is_finished_by_the_next(tmp_path: Path) -> No
 
 
 @pytest.mark.needs_root
-def test_full_disk_is_said_once_counted_and_outlived(tmp_path: Path) -> None:
+def test_full_disk_is_logged_once_and_counted(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     more = writing(folder, rotate="1s", keep_size="10MiB")
     with Running(tmp_path, within=on_a_disk_of("256k", folder), **more) as agent:
@@ -120,7 +120,7 @@ while True:
 @pytest.mark.parametrize(
     ("form", "compression"), [("jsonl", "none"), ("csv", "none"), ("jsonl", "gzip")]
 )
-def test_killed_at_any_moment_what_was_written_is_there_once(
+def test_kill_at_any_moment_keeps_written_rows_once(
     tmp_path: Path, form: str, compression: str
 ) -> None:
     chance = random.Random(f"{form} {compression}")
@@ -163,7 +163,7 @@ def started(folder: Path, log: list[str], **keys: object) -> FilesExporter:
     return made
 
 
-def test_first_snapshot_is_written_at_once_and_the_last_one_when_it_ends(
+def test_first_and_last_snapshots_are_written(
     tmp_path: Path,
 ) -> None:
     log: list[str] = []
@@ -180,7 +180,7 @@ def test_first_snapshot_is_written_at_once_and_the_last_one_when_it_ends(
     assert log == []
 
 
-def test_snapshot_that_cannot_be_written_for_a_reason_nobody_foresaw_costs_itself(
+def test_unexpected_write_error_loses_one_snapshot(
     tmp_path: Path,
 ) -> None:
     log: list[str] = []
@@ -213,7 +213,7 @@ def test_directory_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, pla
         started(tmp_path / place, [])
 
 
-def test_metric_nobody_knows_ends_the_program_with_a_remedy(tmp_path: Path) -> None:
+def test_unknown_metric_name_is_a_startup_error(tmp_path: Path) -> None:
     chosen = {"exporters.files.directory": tmp_path, "exporters.files.metrics": '["hw.enrgy"]'}
     chosen |= {"agent.state_dir": tmp_path / "state", "agent.run_dir": tmp_path / "run"}
     done = wattspan("run", "--emulate", "laptop", *options(chosen))

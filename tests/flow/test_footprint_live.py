@@ -48,7 +48,7 @@ def balanced(agent: LiveAgent, price: int) -> bool:
     return abs(weighed.total - known * price * 10**9 // KILOWATT_HOUR) <= 1
 
 
-def test_server_that_goes_away_leaves_energy_unweighed_and_totals_where_they_were(
+def test_lost_rate_server_leaves_energy_unpriced(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as server:
@@ -82,7 +82,7 @@ def test_server_that_goes_away_leaves_energy_unweighed_and_totals_where_they_wer
         assert balanced(agent, 2000)
 
 
-def test_tariff_file_weighs_what_an_agent_measures(tmp_path: Path) -> None:
+def test_tariff_file_prices_measured_energy(tmp_path: Path) -> None:
     tariff = tmp_path / "tariff.toml"
     tariff.write_text('zone = "UTC"\notherwise = 1000\n')
     with LiveAgent(PROFILE, tmp_path, **{"cost.schedule": str(tariff)}) as agent:

@@ -74,7 +74,7 @@ def test_spans_reach_the_collector_with_their_energy():
         assert forwarder.stats.forwarded == 1
 
 
-def test_over_grpc_it_is_the_same():
+def test_grpc_collector_receives_the_same_spans():
     with GrpcCollector() as collector:
         with forwarding(collector.url, headers="X-Tenant=a") as forwarder:
             for number in range(20):
@@ -117,7 +117,7 @@ def test_over_grpc_through_every_failure_spans_arrive_in_order():
         assert collector.names == names
 
 
-def test_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_say_so():
+def test_unconfirmed_spans_are_sent_again_and_counted():
     with HttpCollector() as collector:
         collector.script(Break("answer", takes=True))
         with forwarding(collector.url) as forwarder:
@@ -128,7 +128,7 @@ def test_collector_that_took_spans_without_saying_so_gets_them_twice_and_we_say_
         assert forwarder.stats.perhaps_twice == 1
 
 
-def test_collector_that_comes_late_gets_everything(free_port: Callable[[], int]):
+def test_late_collector_receives_every_span(free_port: Callable[[], int]):
     port = free_port()
     with forwarding(f"http://127.0.0.1:{port}") as forwarder:
         offer(forwarder, "a")
@@ -149,7 +149,7 @@ def test_spans_that_a_collector_rejects_are_counted():
         assert forwarder.stats.drops == {"rejected": 1}
 
 
-def test_at_the_end_what_waits_is_still_sent():
+def test_waiting_spans_are_sent_at_shutdown():
     with HttpCollector() as collector:
         with forwarding(collector.url) as forwarder:
             for number in range(200):
@@ -187,7 +187,7 @@ def test_collector_that_is_away_does_not_hold_up_the_end(free_port: Callable[[],
     assert "forward_spool = true" in said[-1]
 
 
-def test_what_waits_on_disk_goes_on_after_a_restart(tmp_path: Path, free_port: Callable[[], int]):
+def test_spooled_spans_are_sent_after_a_restart(tmp_path: Path, free_port: Callable[[], int]):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with forwarding(url, tmp_path) as before:
@@ -266,9 +266,7 @@ for number in range(10**6):
 """
 
 
-def test_after_kill_9_everything_that_was_kept_goes_on(
-    tmp_path: Path, free_port: Callable[[], int]
-):
+def test_spooled_spans_survive_sigkill(tmp_path: Path, free_port: Callable[[], int]):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -60,14 +60,14 @@ def test_unix_socket_is_a_destination(tmp_path: Path):
     assert collector.names == ["a"]
 
 
-def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
+def test_rejected_spans_are_counted_separately():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(rejecting(2, "no trace id"))
         answer = transport.send(body("a", "b", "c"))
     assert (answer.verdict, answer.rejected) == (ExportStatus.TAKEN, 2)
 
 
-def test_overloaded_collector_is_asked_again_when_it_says():
+def test_overloaded_collector_is_retried_after_its_delay():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(
             GrpcStatus(UNAVAILABLE, "busy"),
@@ -96,14 +96,14 @@ def test_refusal_is_final(code: int):
     assert "because" in answer.why
 
 
-def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
+def test_refused_connection_is_retried(free_port: Callable[[], int]):
     with grpc_to(f"grpc://127.0.0.1:{free_port()}") as transport:
         answer = transport.send(body("a"))
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert "refused" in answer.why
 
 
-def test_request_without_an_answer_may_have_been_taken():
+def test_request_without_response_has_unknown_delivery():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(Break())
         answer = transport.send(body("a"))
@@ -112,7 +112,7 @@ def test_request_without_an_answer_may_have_been_taken():
     assert collector.names == ["b"]
 
 
-def test_connection_that_the_collector_closed_meanwhile_costs_nothing():
+def test_connection_closed_by_the_collector_is_reopened():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         transport.send(body("a"))
         collector.hang_up()
@@ -121,14 +121,14 @@ def test_connection_that_the_collector_closed_meanwhile_costs_nothing():
     assert collector.names == ["a", "b"]
 
 
-def test_collector_that_never_answers_is_given_up():
+def test_silent_collector_times_out():
     with GrpcCollector() as collector, grpc_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, True)
 
 
-def test_wait_for_an_answer_can_be_broken_off():
+def test_wait_for_a_response_is_cancellable():
     with GrpcCollector() as collector, grpc_to(collector.url) as transport:
         collector.script(Silence())
         answers = []
@@ -153,7 +153,7 @@ def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
     assert collector.names == ["b"]
 
 
-def test_collector_that_speaks_http_only_is_asked_again():
+def test_http_only_collector_is_retried():
     with (
         HttpCollector() as collector,
         grpc_to(collector.url.replace("http", "grpc"), answer_within=5) as transport,
@@ -162,7 +162,7 @@ def test_collector_that_speaks_http_only_is_asked_again():
     assert collector.taken == []
 
 
-def test_frames_that_http2_tells_to_pass_over_are(caplog: pytest.LogCaptureFixture):
+def test_unknown_http2_frames_are_ignored(caplog: pytest.LogCaptureFixture):
     unknown = b"\0\0\3\xbe\0\0\0\0\0abc"
     elsewhere = b"\0\0\x0e\x0a\0\0\0\0\0\0\x07a.b:443h2=:1"
     with WireServer(frames=unknown + elsewhere) as server, grpc_to(server.url) as transport:
@@ -181,7 +181,7 @@ def test_frames_that_break_http2_end_the_connection_without_a_noise(
     assert caplog.records == []
 
 
-def test_without_grpclib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_missing_grpclib_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "grpclib.client", None)
     with pytest.raises(ConfigError, match=r"pip install wattspan\[grpc\]"):
         open_transport(parse_destination("grpc://collector"), {}, SystemClock(), "")

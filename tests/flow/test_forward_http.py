@@ -32,7 +32,7 @@ def body(*names: str) -> bytes:
     return wire
 
 
-def test_request_arrives_as_it_was_sent():
+def test_request_arrives_unchanged():
     with HttpCollector() as collector, http_to(collector.url, {"x-tenant": "a"}) as transport:
         assert transport.send(body("a", "b")).verdict is ExportStatus.TAKEN
     assert collector.taken == [request("a", "b")]
@@ -43,13 +43,13 @@ def test_request_arrives_as_it_was_sent():
     assert seen.headers["user-agent"] == "wattspan/test"
 
 
-def test_what_stays_on_this_machine_is_not_compressed():
+def test_local_requests_are_not_compressed():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         transport.send(body("a"))
     assert "content-encoding" not in collector.seen[0].headers
 
 
-def test_what_leaves_this_machine_is_compressed():
+def test_remote_requests_are_compressed():
     with HttpCollector() as collector, http_to(collector.url, compress=True) as far:
         assert far.send(body(*["the same name"] * 100)).verdict is ExportStatus.TAKEN
     (seen,) = collector.seen
@@ -66,7 +66,7 @@ def test_one_connection_serves_many_requests():
     assert collector.names == list("01234")
 
 
-def test_connection_that_the_collector_closed_meanwhile_costs_nothing():
+def test_connection_closed_by_the_collector_is_reopened():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         transport.send(body("a"))
         collector.hang_up()
@@ -84,7 +84,7 @@ def test_unix_socket_is_a_destination(tmp_path: Path):
     assert collector.names == ["a"]
 
 
-def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
+def test_rejected_spans_are_counted_separately():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(rejecting(3, "no trace id"))
         answer = transport.send(body("a", "b", "c", "d"))
@@ -93,7 +93,7 @@ def test_spans_that_the_collector_rejects_are_told_from_those_it_takes():
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_overloaded_collector_is_asked_again_when_it_says(status: int):
+def test_overloaded_collector_is_retried_after_its_delay(status: int):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(status, headers={"Retry-After": "7"}))
         answer = transport.send(body("a"))
@@ -111,7 +111,7 @@ def test_refusal_is_final(status: int):
     assert "because" in answer.why
 
 
-def test_redirect_is_not_followed_but_told():
+def test_redirect_is_reported_not_followed():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(308, headers={"Location": "https://elsewhere/v1/traces?key=s3cret"}))
         answer = transport.send(body("a"))
@@ -120,34 +120,34 @@ def test_redirect_is_not_followed_but_told():
     assert "s3cret" not in answer.why
 
 
-def test_refusal_by_size_is_known_as_one():
+def test_size_refusal_is_recognised():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(413))
         assert transport.send(body("a")).verdict is ExportStatus.TOO_LARGE
 
 
-def test_refusal_that_comes_before_the_body_is_read_is_heard():
+def test_early_refusal_is_read():
     large = body(*(os.urandom(500).hex() for _ in range(20_000)))  # beyond any socket's buffer
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(EarlyRefusal(413))
         assert transport.send(large).verdict is ExportStatus.TOO_LARGE
 
 
-def test_nobody_there_is_asked_again_and_has_not_taken_it(free_port: Callable[[], int]):
+def test_refused_connection_is_retried(free_port: Callable[[], int]):
     with http_to(f"http://127.0.0.1:{free_port()}") as transport:
         answer = transport.send(body("a"))
     assert (answer.verdict, answer.perhaps_taken) == (ExportStatus.AGAIN, False)
     assert "refused" in answer.why
 
 
-def test_unknown_host_is_asked_again_and_named():
+def test_unknown_host_is_named_and_retried():
     with http_to("http://no-such-host.invalid:4318") as transport:
         answer = transport.send(body("a"))
     assert answer.verdict is ExportStatus.AGAIN
     assert "name cannot be resolved" in answer.why
 
 
-def test_half_a_request_is_never_taken():
+def test_partial_request_is_never_accepted():
     large = body(*(os.urandom(500).hex() for _ in range(20_000)))
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Break("request"))
@@ -158,7 +158,7 @@ def test_half_a_request_is_never_taken():
 
 
 @pytest.mark.parametrize("fault", [Break("answer"), Break("in answer"), Garbage()])
-def test_request_without_a_proper_answer_may_have_been_taken(fault: Break | Garbage):
+def test_request_with_an_invalid_response_has_unknown_delivery(fault: Break | Garbage):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(fault)
         answer = transport.send(body("a"))
@@ -182,7 +182,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\n"
         HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n\n\3",
     ],
 )
-def test_success_that_breaks_off_may_be_none(answer: bytes):
+def test_truncated_success_has_unknown_delivery(answer: bytes):
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(answer))
         said = transport.send(body("a"))
@@ -198,14 +198,14 @@ def test_success_that_ends_with_its_connection_is_one():
         assert transport.send(body("a")).verdict is ExportStatus.TAKEN
 
 
-def test_refusal_stands_though_its_words_are_cut():
+def test_truncated_refusal_is_a_refusal():
     words = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nno "
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(CutShort(words))
         assert transport.send(body("a")).verdict is ExportStatus.REFUSED
 
 
-def test_collector_that_never_answers_is_given_up():
+def test_silent_collector_times_out():
     with HttpCollector() as collector, http_to(collector.url, answer_within=1) as transport:
         collector.script(Silence())
         answer = transport.send(body("a"))
@@ -213,7 +213,7 @@ def test_collector_that_never_answers_is_given_up():
     assert "did not answer within" in answer.why
 
 
-def test_wait_for_an_answer_can_be_broken_off():
+def test_wait_for_a_response_is_cancellable():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Silence())
         answers = []
@@ -226,7 +226,7 @@ def test_wait_for_an_answer_can_be_broken_off():
     assert answers[0].perhaps_taken
 
 
-def test_success_that_is_no_otlp_is_taken_and_told():
+def test_non_otlp_success_is_accepted_and_logged():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, b"<html>Welcome!</html>", "text/html", takes=True))
         answer = transport.send(body("a"))
@@ -247,7 +247,7 @@ def test_tls_is_verified_by_the_authorities_of_this_host(tmp_path: Path):
     assert collector.names == ["b"]
 
 
-def test_tls_where_there_is_none_is_told(tmp_path: Path):
+def test_missing_tls_is_reported(tmp_path: Path):
     with (
         HttpCollector() as collector,
         http_to(collector.url.replace("http", "https")) as transport,
@@ -257,7 +257,7 @@ def test_tls_where_there_is_none_is_told(tmp_path: Path):
     assert "TLS" in answer.why + answer.remedy
 
 
-def test_answer_may_go_on_for_ever_without_filling_memory():
+def test_endless_response_uses_bounded_memory():
     with HttpCollector() as collector, http_to(collector.url) as transport:
         collector.script(Reply(200, bytes(5 << 20), takes=True), None)
         assert transport.send(body("a")).verdict is ExportStatus.TAKEN
@@ -265,7 +265,7 @@ def test_answer_may_go_on_for_ever_without_filling_memory():
     assert collector.names == ["a", "b"]
 
 
-def test_answer_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
+def test_slow_response_has_a_total_timeout() -> None:
     over = threading.Event()
 
     def trickle() -> None:

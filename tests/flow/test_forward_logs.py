@@ -56,9 +56,7 @@ def text_of(record: LogRecord, name: str) -> str:
 
 
 @pytest.mark.parametrize("open_collector", [HttpCollector, GrpcCollector])
-def test_what_the_capper_records_arrives_at_the_place_of_logs(
-    tmp_path: Path, open_collector: Collector
-) -> None:
+def test_audit_rows_reach_the_logs_endpoint(tmp_path: Path, open_collector: Collector) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl", 300)
     whys = [f"Reason {number}." for number in range(20)]
     with open_collector() as collector, sending(collector.url) as records:
@@ -75,7 +73,7 @@ def test_what_the_capper_records_arrives_at_the_place_of_logs(
         assert {seen.path for seen in collector.seen} <= {"/v1/logs", ""}
 
 
-def test_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Path) -> None:
+def test_busy_collector_receives_every_record_later(tmp_path: Path) -> None:
     with HttpCollector() as collector, sending(collector.url) as records:
         collector.script(Reply(503), Reply(429), Reply(503))
         for number in range(5):
@@ -85,7 +83,7 @@ def test_collector_that_is_busy_gets_every_record_once_it_is_not(tmp_path: Path)
         assert records.drops == {}
 
 
-def test_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> None:
+def test_dead_collector_loses_only_counted_records() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can meanwhile
         port = taken.getsockname()[1]
@@ -98,7 +96,7 @@ def test_dead_collector_costs_nothing_but_what_is_dropped_and_counted() -> None:
     assert records.sent == 0
 
 
-def test_agent_that_tunes_tells_the_collector_what_it_decides_and_what_is_written(
+def test_tuning_agent_sends_decisions_and_writes_as_logs(
     tmp_path: Path,
 ) -> None:
     def told(name: str) -> list[LogRecord]:

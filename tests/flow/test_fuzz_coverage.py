@@ -31,7 +31,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_target_fails_in_a_moment_of_fuzzing(tmp_path: Path) -> None:
+def test_fuzz_targets_pass_briefly(tmp_path: Path) -> None:
     done = fuzz("--seconds", "1", "--jobs", "2", "--seed", "1", "--findings", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -39,7 +39,7 @@ def test_no_target_fails_in_a_moment_of_fuzzing(tmp_path: Path) -> None:
     assert all(line.endswith("clean") for line in lines)
 
 
-def test_finding_is_kept_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
+def test_fuzz_finding_has_its_reproduction_command(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import sys\n"

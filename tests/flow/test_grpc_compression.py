@@ -43,7 +43,7 @@ def rejected(spans: int, why: str = "") -> bytes:
 # --------------------------------------------------------------------------------- what is sent
 
 
-def test_message_is_compressed_and_says_how():
+def test_message_is_compressed_with_its_encoding():
     with WireServer() as server, grpc_to(server.url, compress=True) as transport:
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
@@ -55,7 +55,7 @@ def test_message_is_compressed_and_says_how():
 
 
 @pytest.mark.parametrize("compress", [None, False])
-def test_what_stays_on_this_machine_or_is_asked_for_so_goes_as_it_is(compress: bool | None):
+def test_local_or_configured_messages_are_uncompressed(compress: bool | None):
     with WireServer() as server, grpc_to(server.url, compress=compress) as transport:
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
     (call,) = server.calls
@@ -75,7 +75,7 @@ def elsewhere(server: WireServer) -> str:
     ("compression", "far", "flag"),
     [("auto", True, 1), ("auto", False, 0), ("gzip", False, 1), ("none", True, 0)],
 )
-def test_pushes_are_compressed_as_the_operator_says(compression: str, far: bool, flag: int):
+def test_push_compression_follows_the_configuration(compression: str, far: bool, flag: int):
     with WireServer() as server:
         url = elsewhere(server) if far else server.url
         with pushing(url, compression=compression):
@@ -86,7 +86,7 @@ def test_pushes_are_compressed_as_the_operator_says(compression: str, far: bool,
     assert ExportMetricsServiceRequest.FromString(body).resource_metrics
 
 
-def test_receiver_that_knows_no_gzip_is_told_of_and_gets_every_push():
+def test_receiver_without_gzip_receives_every_push():
     with GrpcCollector() as collector:
         with pushing(collector.url, compression="gzip") as pusher:
             eventually(lambda: len(collector.metrics) >= 3, "three pushes")
@@ -116,7 +116,7 @@ def test_forwarded_spans_are_compressed_on_their_way_to_another_machine():
 # --------------------------------------------------------------- a server that does not know gzip
 
 
-def test_server_without_gzip_gets_everything_as_it_is_and_that_is_said_once():
+def test_server_without_gzip_receives_uncompressed_messages():
     refusal = failing(UNIMPLEMENTED, "no decompressor", grpc_accept_encoding="identity,deflate")
     with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
         answers = [transport.send(MANY) for _ in range(3)]
@@ -130,14 +130,14 @@ def test_server_without_gzip_gets_everything_as_it_is_and_that_is_said_once():
     assert [call.message for call in server.calls[1:]] == [MANY] * 3
 
 
-def test_real_server_whose_library_knows_no_compression_loses_nothing():
+def test_grpclib_server_without_compression_receives_every_message():
     with GrpcCollector() as collector, grpc_to(collector.url, compress=True) as transport:
         answers = [transport.send(request(name).SerializeToString()) for name in "ab"]
     assert [answer.verdict for answer in answers] == [ExportStatus.TAKEN] * 2
     assert collector.names == ["a", "b"]
 
 
-def test_server_that_lists_gzip_does_not_refuse_it():
+def test_server_advertising_gzip_is_trusted():
     refusal = failing(UNIMPLEMENTED, "no such service", grpc_accept_encoding="identity, gzip")
     with WireServer(refusal) as server, grpc_to(server.url, compress=True) as transport:
         answer = transport.send(MANY)
@@ -145,7 +145,7 @@ def test_server_that_lists_gzip_does_not_refuse_it():
     assert len(server.calls) == 1
 
 
-def test_server_that_refuses_either_way_is_not_said_to_know_no_gzip():
+def test_refusal_of_both_encodings_does_not_disable_gzip():
     refusal = failing(UNIMPLEMENTED, "unknown service")
     with WireServer(refusal, refusal) as server, grpc_to(server.url, compress=True) as transport:
         first, second = transport.send(MANY), transport.send(MANY)
@@ -156,7 +156,7 @@ def test_server_that_refuses_either_way_is_not_said_to_know_no_gzip():
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, UNIMPLEMENTED, INTERNAL])
-def test_server_that_has_taken_gzip_is_believed_when_it_refuses(code: int):
+def test_refusal_after_accepted_gzip_is_final(code: int):
     with WireServer(Told(), failing(code)) as server, grpc_to(server.url, compress=True) as it:
         answers = [it.send(MANY) for _ in range(3)]
     verdicts = [answer.verdict for answer in answers]
@@ -171,7 +171,7 @@ def test_other_failures_are_not_laid_to_gzip(code: int):
     assert [call.flag for call in server.calls] == [1]
 
 
-def test_server_that_is_busy_when_asked_without_gzip_is_asked_again():
+def test_busy_server_is_retried_without_gzip():
     refusal, busy = failing(UNIMPLEMENTED), failing(UNAVAILABLE, "busy")
     with WireServer(refusal, busy) as server, grpc_to(server.url, compress=True) as transport:
         first = transport.send(MANY)
@@ -180,7 +180,7 @@ def test_server_that_is_busy_when_asked_without_gzip_is_asked_again():
     assert [call.flag for call in server.calls] == [1, 0, 1]
 
 
-def test_what_a_server_rejects_is_told_beside_that_it_knows_no_gzip():
+def test_partial_rejection_is_reported_with_the_missing_gzip():
     partial = saying(framed(rejected(2, "too old")))
     with (
         WireServer(failing(UNIMPLEMENTED), partial) as server,
@@ -194,7 +194,7 @@ def test_what_a_server_rejects_is_told_beside_that_it_knows_no_gzip():
 
 
 @pytest.mark.parametrize("code", [UNIMPLEMENTED, UNAUTHENTICATED, UNAVAILABLE])
-def test_server_that_refuses_before_it_has_read_everything_is_heard(code: int):
+def test_early_grpc_refusal_is_read(code: int):
     large = request(*(os.urandom(50).hex() for _ in range(5000))).SerializeToString()
     early = replace(failing(code, "not so"), early=True)
     with WireServer(early, early) as server, grpc_to(server.url, compress=True) as transport:
@@ -209,7 +209,7 @@ def test_server_that_refuses_before_it_has_read_everything_is_heard(code: int):
 # ---------------------------------------------------------------------------- answers by gzip
 
 
-def test_answer_that_comes_compressed_is_read():
+def test_compressed_response_is_read():
     zipped = saying(framed(gzip.compress(rejected(3)), compressed=1), grpc_encoding="gzip")
     with WireServer(zipped) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
@@ -231,7 +231,7 @@ BOMB = gzip.compress(bytes(100 * MAX_RESPONSE_SIZE))
     ],
     ids=["bomb", "no encoding", "another", "no gzip", "flags"],
 )
-def test_answer_that_cannot_be_read_is_said_and_its_status_holds(told: Told, said: str):
+def test_undecodable_response_keeps_its_status(told: Told, said: str):
     with WireServer(told) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
         assert transport.send(MANY).verdict is ExportStatus.TAKEN
@@ -248,7 +248,7 @@ def test_failure_after_an_answer_that_cannot_be_read_is_a_failure():
     assert server.calls
 
 
-def test_answer_that_is_too_long_is_not_waited_for():
+def test_oversized_response_is_not_read():
     endless = saying(struct.pack(">BI", 0, MAX_RESPONSE_SIZE + 1) + bytes(1000))
     with WireServer(endless) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
@@ -258,7 +258,7 @@ def test_answer_that_is_too_long_is_not_waited_for():
     assert server.calls
 
 
-def test_answer_that_breaks_off_may_have_been_of_a_request_that_was_taken():
+def test_truncated_response_has_unknown_delivery():
     half = saying(struct.pack(">BI", 0, 100) + b"half")
     with WireServer(half) as server, grpc_to(server.url) as transport:
         answer = transport.send(MANY)
@@ -270,7 +270,7 @@ def test_answer_that_breaks_off_may_have_been_of_a_request_that_was_taken():
 
 
 @pytest.mark.needs_apps
-def test_grpcs_own_library_reads_what_is_sent():
+def test_grpcio_server_reads_the_messages():
     with grpcio_collector() as collector, grpc_to(collector.url, compress=True) as transport:
         answers = [transport.send(MANY) for _ in range(2)]
         collector.has(MANY, MANY)
@@ -280,7 +280,7 @@ def test_grpcs_own_library_reads_what_is_sent():
 
 
 @pytest.mark.needs_apps
-def test_grpcs_own_library_without_gzip_gets_everything_as_it_is():
+def test_grpcio_server_without_gzip_receives_uncompressed_messages():
     with (
         grpcio_collector(knows_gzip=False) as collector,
         grpc_to(collector.url, compress=True) as transport,
@@ -295,7 +295,7 @@ def test_grpcs_own_library_without_gzip_gets_everything_as_it_is():
 
 
 @pytest.mark.needs_apps
-def test_answer_that_grpcs_own_library_compressed_is_read():
+def test_response_compressed_by_grpcio_is_read():
     why = "too old, " * 200
     with (
         grpcio_collector(zips=True, answer=rejected(3, why)) as collector,

@@ -141,7 +141,7 @@ def test_signals_ignored_from_the_start_stay_ignored(agent: QueryServer) -> None
 # ---------------------------------------------------------------------------- the whole program
 
 
-def test_command_is_run_untouched_and_its_energy_told_beside_it(agent: QueryServer) -> None:
+def test_measure_runs_the_command_unchanged_and_reports_energy(agent: QueryServer) -> None:
     done = subprocess.run(
         words(agent, "sh", "-c", "cat; echo oops >&2; exit 3"),
         env=environment(agent),
@@ -179,7 +179,7 @@ def test_figures_are_those_of_the_command(agent: QueryServer, tmp_path: Path) ->
     assert len(watched) == 3  # the program, and each run of the command
 
 
-def test_with_another_pid_namespace_in_between_it_asks_about_itself(tmp_path: Path) -> None:
+def test_measure_works_in_another_pid_namespace(tmp_path: Path) -> None:
     with QueryServer(tmp_path, ConstantPast(until=FAR, others=2000), Anybody()) as agent:
         done = measured(agent, "true")
     assert done.returncode == 0
@@ -192,7 +192,7 @@ def test_options_after_the_command_are_the_commands(agent: QueryServer) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("nonesuch", 127), ("/", 126)])
-def test_what_cannot_be_run_is_told_as_a_shell_does(
+def test_unrunnable_command_has_the_shell_exit_code(
     agent: QueryServer, command: str, code: int
 ) -> None:
     done = measured(agent, "--", command)
@@ -201,7 +201,7 @@ def test_what_cannot_be_run_is_told_as_a_shell_does(
     assert done.stderr.startswith(f"wattspan: Cannot run '{command}': ")
 
 
-def test_first_code_that_is_not_0_is_kept(agent: QueryServer, tmp_path: Path) -> None:
+def test_first_nonzero_exit_code_is_returned(agent: QueryServer, tmp_path: Path) -> None:
     script = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) -ne 2 || exit 9"
     done = measured(agent, "-r", "3", "--", "sh", "-c", script)
     assert done.returncode == 9
@@ -209,7 +209,7 @@ def test_first_code_that_is_not_0_is_kept(agent: QueryServer, tmp_path: Path) ->
     assert "Some runs ended with exit code 9." in done.stderr
 
 
-def test_where_the_figures_cannot_go_is_told_before_the_command_runs(
+def test_unwritable_output_is_reported_before_the_command_runs(
     agent: QueryServer, tmp_path: Path
 ) -> None:
     done = measured(agent, "-o", "/nonexistent/x", "--", "touch", str(tmp_path / "ran"))
@@ -218,7 +218,7 @@ def test_where_the_figures_cannot_go_is_told_before_the_command_runs(
     assert not (tmp_path / "ran").exists()
 
 
-def test_without_agent_and_counters_it_says_so_and_does_not_run(tmp_path: Path) -> None:
+def test_measure_without_agent_and_counters_does_not_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [*PROGRAM, "measure", "--set", "sources.rapl.enabled=false",
          "--set", "sources.nvml.enabled=false", "--", "touch", str(tmp_path / "ran")],

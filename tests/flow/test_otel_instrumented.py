@@ -110,7 +110,7 @@ def exported(output: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("server", list(COMMANDS))
-def test_every_span_that_is_exported_was_told_of_by_the_process_it_names(
+def test_exported_spans_were_announced_by_their_process(
     server: str, feed: SideChannelServer, serve: Shop
 ) -> None:
     program, url = serve(server)

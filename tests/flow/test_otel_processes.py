@@ -54,9 +54,7 @@ def assert_whole(records: list[SpanStart | SpanEnd], spans: int) -> None:
     assert all(begun[id_].at <= done[id_].at for id_ in begun)
 
 
-def test_process_is_told_of_and_is_gone_when_it_has_ended(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_process_is_announced_until_it_ends(feed: SideChannelServer, tmp_path: Path) -> None:
     pid = int(
         run(
             tmp_path,
@@ -72,9 +70,7 @@ def test_process_is_told_of_and_is_gone_when_it_has_ended(
     assert_whole(report.records, 2)
 
 
-def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_threads_report_identity_and_cpu_time(feed: SideChannelServer, tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """
@@ -106,9 +102,7 @@ def test_threads_tell_who_they_are_and_what_cpu_time_they_spent(
     assert all(4_000_000 < cpu < 10**9 for cpu in spent)
 
 
-def test_no_span_is_missed_when_many_threads_begin_at_once(
-    feed: SideChannelServer, tmp_path: Path
-) -> None:
+def test_concurrent_first_spans_are_all_announced(feed: SideChannelServer, tmp_path: Path) -> None:
     run(
         tmp_path,
         """
@@ -150,7 +144,7 @@ def test_interleaved_spans_of_one_event_loop(feed: SideChannelServer, tmp_path: 
     assert len({each.thread for each in begun.values()}) == 1
 
 
-def test_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_forked_child_announces_its_own_spans(feed: SideChannelServer, tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """
@@ -175,7 +169,7 @@ def test_child_of_a_fork_tells_for_itself(feed: SideChannelServer, tmp_path: Pat
     assert_whole(told[parent], 1)
 
 
-def test_parent_that_dies_is_gone_though_its_child_lives(
+def test_exited_parent_ends_while_its_child_runs(
     feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -256,7 +250,7 @@ def test_pool_of_processes(method: str, feed: SideChannelServer, tmp_path: Path)
     assert sum(map(len, told.values())) == 16
 
 
-def test_process_that_is_killed_has_told_all_until_then(
+def test_killed_process_has_announced_every_span(
     feed: SideChannelServer, tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -277,7 +271,7 @@ def test_process_that_is_killed_has_told_all_until_then(
 
 
 @pytest.mark.parametrize("where", ["nowhere", "a dead socket", "a closed directory"])
-def test_without_an_agent_an_application_runs_and_ends_as_ever(where: str, tmp_path: Path) -> None:
+def test_application_is_unaffected_without_an_agent(where: str, tmp_path: Path) -> None:
     if where == "a dead socket":
         with listening(tmp_path) as feed:
             feed.stop = lambda: None  # type: ignore[method-assign]  # killed, its socket stays
@@ -297,7 +291,7 @@ def test_without_an_agent_an_application_runs_and_ends_as_ever(where: str, tmp_p
     assert output == "True\n"
 
 
-def test_agent_that_dies_and_comes_again_is_told_anew(
+def test_restarted_agent_receives_announcements(
     tmp_path: Path, programs: list[subprocess.Popen[str]]
 ) -> None:
     program = start(
@@ -366,7 +360,7 @@ def test_records_that_are_read_while_they_are_written_are_whole(
 
 
 @pytest.mark.parametrize("told_before", [False, True])
-def test_program_that_closes_all_it_finds_open_is_told_of_again(
+def test_program_closing_all_descriptors_reconnects(
     told_before: bool, feed: SideChannelServer, tmp_path: Path
 ) -> None:
     run(
@@ -388,7 +382,7 @@ def test_program_that_closes_all_it_finds_open_is_told_of_again(
 
 
 @pytest.mark.needs_root  # only root can be somebody else
-def test_application_of_another_user_is_told_by_that_user() -> None:
+def test_application_of_another_user_is_identified() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         run_dir.chmod(0o755)
@@ -403,7 +397,7 @@ def test_application_of_another_user_is_told_by_that_user() -> None:
             assert [report.uid for report in feed.drain()] == [65534]
 
 
-def test_many_processes_at_once(feed: SideChannelServer, tmp_path: Path) -> None:
+def test_many_concurrent_processes_are_announced(feed: SideChannelServer, tmp_path: Path) -> None:
     run(
         tmp_path,
         """

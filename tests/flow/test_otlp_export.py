@@ -53,7 +53,7 @@ def pushed(collector: Collector, count: int = 1) -> None:
 # ----------------------------------------------------------------------------------- what is sent
 
 
-def test_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
+def test_sink_receives_the_values_of_a_scrape(collector: Collector) -> None:
     with pushing(collector.url) as pusher:
         pusher.stands_still = True
         pushed(collector)
@@ -63,7 +63,7 @@ def test_sink_receives_what_a_scrape_shows(collector: Collector) -> None:
     assert pusher.log == []
 
 
-def test_resource_says_which_host_and_which_agent(collector: Collector) -> None:
+def test_resource_has_host_and_agent_attributes(collector: Collector) -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=ml,site=a%2Cb", "OTEL_SERVICE_NAME": "watts"}
     settings = {"resource": "deployment.environment.name=prod,site=here"}
     with pushing(collector.url, environ=environ, **settings):
@@ -94,7 +94,7 @@ def test_headers_of_the_table_and_of_a_file_are_sent(collector: Collector, tmp_p
 @pytest.mark.parametrize(
     ("compression", "sent"), [("gzip", "gzip"), ("none", None), ("auto", None)]
 )
-def test_pushes_are_compressed_as_the_operator_says(compression: str, sent: str | None) -> None:
+def test_push_compression_follows_the_configuration(compression: str, sent: str | None) -> None:
     with HttpCollector() as collector:
         with pushing(collector.url, compression=compression):
             pushed(collector)
@@ -103,7 +103,7 @@ def test_pushes_are_compressed_as_the_operator_says(compression: str, sent: str 
         assert (seen.size < seen.message.ByteSize() / 4) is (sent == "gzip")
 
 
-def test_metrics_of_another_path_go_there() -> None:
+def test_metrics_use_the_configured_path() -> None:
     with HttpCollector() as collector:
         with pushing(f"{collector.url}/api/otlp"):
             pushed(collector)
@@ -146,7 +146,7 @@ def test_receiver_is_trusted_by_the_authority_that_is_named(
 
 
 @pytest.mark.parametrize("kind", [HttpCollector, GrpcCollector], ids=["http", "grpc"])
-def test_receiver_of_another_authority_gets_nothing(
+def test_receiver_of_an_unknown_authority_receives_no_data(
     kind: type[Collector], authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -230,9 +230,7 @@ def test_receiver_that_was_away_misses_no_joule() -> None:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_whatever_a_receiver_does_is_said_and_the_next_push_is_made(
-    fault: Reply, said: str
-) -> None:
+def test_receiver_failure_is_logged_and_the_next_push_is_sent(fault: Reply, said: str) -> None:
     with HttpCollector() as collector:
         collector.script(fault)
         with pushing(collector.url) as pusher:
@@ -243,7 +241,7 @@ def test_whatever_a_receiver_does_is_said_and_the_next_push_is_made(
         assert "takes metrics again" in pusher.log[1]
 
 
-def test_grpc_status_is_said_and_the_next_push_is_made() -> None:
+def test_grpc_failure_is_logged_and_the_next_push_is_sent() -> None:
     with GrpcCollector() as collector:
         collector.script(GrpcStatus(16, "who are you?"))
         with pushing(collector.url) as pusher:
@@ -251,7 +249,7 @@ def test_grpc_status_is_said_and_the_next_push_is_made() -> None:
         assert "UNAUTHENTICATED (who are you?). Give the collector's credentials" in pusher.log[0]
 
 
-def test_receiver_that_asks_for_time_gets_it() -> None:
+def test_receiver_delay_request_is_honoured() -> None:
     with HttpCollector() as collector:
         collector.script(Reply(429, headers={"retry-after": "2"}))
         with pushing(collector.url):
@@ -268,7 +266,7 @@ def test_points_that_are_rejected_are_counted(collector: Collector) -> None:
     assert "it rejected 5 metrics (too old)" in pusher.log[0]
 
 
-def test_receiver_that_never_answers_holds_up_nobody(collector: Collector) -> None:
+def test_silent_receiver_does_not_block(collector: Collector) -> None:
     collector.script(Silence())
     with pushing(collector.url, timeout=Duration.parse("100ms")) as pusher:
         pushed(collector)
@@ -284,7 +282,7 @@ def test_agent_that_ends_pushes_once_more(collector: Collector) -> None:
     assert pusher.world.at.wall > last
 
 
-def test_agent_that_ends_waits_for_no_dead_receiver(collector: Collector) -> None:
+def test_shutdown_does_not_wait_for_a_dead_receiver(collector: Collector) -> None:
     collector.script(*[Silence()] * 5)
     clock = SystemClock()
     with pushing(collector.url, timeout=Duration.parse("10m")):
@@ -299,9 +297,7 @@ def test_agent_that_ends_waits_for_no_dead_receiver(collector: Collector) -> Non
 # ------------------------------------------------------------------------------- settings that err
 
 
-def test_certificates_that_do_not_fit_are_said_at_the_start(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_mismatched_certificates_are_a_startup_error(authority: Authority, tmp_path: Path) -> None:
     mine, other = authority.issue("agent"), authority.issue("other")
     mixed = Pair(mine.certificate, other.key)
     garbage = tmp_path / "garbage.pem"

@@ -50,7 +50,7 @@ def at(scraped: Mapping[Series, float]) -> float:
     return scraped["wattspan_snapshot_time_seconds", frozenset()]
 
 
-def test_sink_receives_what_metrics_shows(tmp_path: Path) -> None:
+def test_sink_receives_the_values_of_metrics(tmp_path: Path) -> None:
     with HttpCollector() as collector, agent(collector, tmp_path) as live:
         live.host.start_jobs()
         scrapes: dict[float, dict[Series, float]] = {}
@@ -103,7 +103,7 @@ def test_totals_and_their_start_times_survive_a_restart_of_the_agent(tmp_path: P
     assert len(instances) == 1
 
 
-def test_emulated_host_says_so_and_claims_no_machine(tmp_path: Path) -> None:
+def test_emulated_host_is_labelled_without_a_machine_id(tmp_path: Path) -> None:
     with HttpCollector() as collector, agent(collector, tmp_path):
         eventually(lambda: collector.metrics, "a push")
     resource = resource_of(collector.metrics[0])
@@ -112,7 +112,7 @@ def test_emulated_host_says_so_and_claims_no_machine(tmp_path: Path) -> None:
     assert "host.id" not in resource
 
 
-def test_receiver_that_is_away_is_seen_in_the_metrics(tmp_path: Path) -> None:
+def test_missing_receiver_is_visible_in_the_metrics(tmp_path: Path) -> None:
     with HttpCollector() as collector, agent(collector, tmp_path) as live:
         eventually(lambda: collector.metrics, "a push")
         collector.script(*[Reply(503)] * 100)

@@ -45,7 +45,7 @@ def mutual(tmp_path: Path, keys: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("guard", ["nothing", "token", "tls", "both", "mutual"])
-def test_agent_is_known_behind_every_guard(
+def test_agent_is_recognised_behind_every_access_policy(
     guard: str, tokens: str, keys: dict[str, str], tmp_path: Path
 ) -> None:
     asked = {
@@ -62,14 +62,14 @@ def test_agent_is_known_behind_every_guard(
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_receiver_of_spans_is_known(guarded: bool, tokens: str, tmp_path: Path) -> None:
+def test_span_receiver_is_recognised(guarded: bool, tokens: str, tmp_path: Path) -> None:
     asked = tokens if guarded else ""
     with receiving(tmp_path, token_file=asked) as agent:
         listen = Listen(Listen.written(*agent.http))
         assert is_local_agent(listen, SpansSettings(http=listen, token_file=asked))
 
 
-def test_somebody_else_on_the_port_is_no_agent(keys: dict[str, str], tmp_path: Path) -> None:
+def test_foreign_program_on_the_port_is_not_an_agent(keys: dict[str, str], tmp_path: Path) -> None:
     """Neither who says nothing nor a stranger who speaks TLS."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         listen = Listen(f"127.0.0.1:{silent.getsockname()[1]}")
@@ -82,7 +82,7 @@ def test_somebody_else_on_the_port_is_no_agent(keys: dict[str, str], tmp_path: P
         assert not is_local_agent(listen, plugin.settings(listen=listen, **keys))
 
 
-def test_top_comes_in_by_the_token_and_the_certificate(tokens: str, keys: dict[str, str]) -> None:
+def test_top_uses_the_token_and_the_certificate(tokens: str, keys: dict[str, str]) -> None:
     settings = plugin.settings(**keys, token_file=tokens)
     with serving(**keys, token_file=tokens) as served:
         address = f"https://127.0.0.1:{served.port}"
@@ -94,7 +94,7 @@ def test_top_comes_in_by_the_token_and_the_certificate(tokens: str, keys: dict[s
             SnapshotClient(address, SystemClock(), http_fetch(entry))()
 
 
-def test_top_gives_its_token_to_nobody_with_another_certificate(
+def test_top_sends_no_token_to_an_unknown_certificate(
     tokens: str, keys: dict[str, str], tmp_path: Path
 ) -> None:
     """Not even to one of the same authority, whose name would be right."""

@@ -121,7 +121,7 @@ def test_flow_as_drawn_conserves(browser: Browser) -> None:
         assert out <= watts + 1e-6, node
 
 
-def test_ribbon_has_a_colour_only_where_most_of_it_certainly_is_that(browser: Browser) -> None:
+def test_ribbon_colour_needs_a_certain_majority(browser: Browser) -> None:
     told = page_worlds.world()
     for link in told["now"]["links"]:
         del link["type"]  # as the agent tells it: by type up to the groups, then together
@@ -193,7 +193,7 @@ def test_page_fits_every_width(browser: Browser, world: str) -> None:
             fits(tab, width)
 
 
-def test_words_of_tables_are_not_broken(browser: Browser) -> None:
+def test_table_words_are_not_wrapped(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         for width in (1280, 900, 800, 768, 700, 390):
             tab.page.set_viewport_size({"width": width, "height": 844})
@@ -201,7 +201,7 @@ def test_words_of_tables_are_not_broken(browser: Browser) -> None:
             assert tab.page.evaluate(BROKEN_WORDS) == [], width
 
 
-def test_throttling_is_none_listed_or_unknown(browser: Browser) -> None:
+def test_throttling_is_shown_as_none_reasons_or_unknown(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         throttling = tab.page.locator("#devices td[data-title=Throttling]").all_inner_texts()
     assert throttling == ["none", "sw power cap", "–", "–", "–"]
@@ -329,7 +329,7 @@ def test_page_reports_a_stopped_server_and_recovers(
         assert tab.page.locator("body.stale").count() == 0
 
 
-def test_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
+def test_stalled_agent_is_distinguished_from_a_missing_one(
     browser: Browser,
 ) -> None:
     told = page_worlds.world() | {"age": 40}
@@ -338,7 +338,7 @@ def test_agent_that_measures_nothing_new_is_told_from_one_that_is_gone(
         assert "measured nothing new since" in tab.text("#stale")
 
 
-def test_part_that_fails_costs_only_itself(browser: Browser) -> None:
+def test_failed_page_part_affects_only_itself(browser: Browser) -> None:
     told = page_worlds.world() | {"power": None}
     with PageServer(told) as server, opened(browser, server.url) as tab:
         assert len(tab.texts("#devices tbody tr")) == 5
@@ -366,7 +366,7 @@ def test_missing_figures_are_explained(browser: Browser) -> None:
         assert tab.page.locator("#stretch [value=hour]").is_disabled()
 
 
-def test_power_that_is_not_known_is_a_dash_and_no_zero(browser: Browser) -> None:
+def test_unknown_power_is_a_dash(browser: Browser) -> None:
     with PageServer(page_worlds.blind()) as server, opened(browser, server.url) as tab:
         for form in ("drawing", "list"):
             tab.page.locator(f"#form [value={form}]").check()
@@ -422,7 +422,7 @@ def test_every_control_and_region_has_a_name(browser: Browser) -> None:
     assert re.search(r'rowheader "NVIDIA H100 80GB HBM3 0 gpu', tree)
 
 
-def test_everything_is_reached_with_tab_alone(browser: Browser) -> None:
+def test_page_is_operable_by_keyboard(browser: Browser) -> None:
     focused = (
         "(e => e.getAttribute('name') ?? e.getAttribute('class') ?? e.getAttribute('href'))"
         "(document.activeElement)"
@@ -439,7 +439,7 @@ def test_everything_is_reached_with_tab_alone(browser: Browser) -> None:
     ]
 
 
-def test_list_says_what_the_drawing_says(browser: Browser) -> None:
+def test_flow_list_matches_the_drawing(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         drawn = tab.page.evaluate(BALANCES)
         tab.page.locator("#form [value=list]").check()
@@ -453,7 +453,7 @@ def test_list_says_what_the_drawing_says(browser: Browser) -> None:
     assert listed == pytest.approx(wanted)
 
 
-def test_tuner_over_its_budget_says_so(browser: Browser) -> None:
+def test_tuner_over_budget_is_marked(browser: Browser) -> None:
     with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
         held, released, declined = tab.texts("#tuner .job")
     assert "Hold 520 W: 3.1 % slower" in held

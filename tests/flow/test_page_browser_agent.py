@@ -39,9 +39,7 @@ def page_of(agent: Running) -> str:
     return agent.address().removesuffix("metrics")
 
 
-def test_devices_groups_processes_and_spans_are_seen_and_move_without_a_reload(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_devices_groups_processes_and_spans_update_live(tmp_path: Path, browser: Browser) -> None:
     with Running(tmp_path) as agent, opened(browser, page_of(agent.measuring())) as tab:
         assert "EMULATED" in tab.text("header")
         tab.page.evaluate("window.untouched = true")
@@ -74,9 +72,7 @@ def test_devices_groups_processes_and_spans_are_seen_and_move_without_a_reload(
             assert node["out"] <= node["watts"] + 0.002, node
 
 
-def test_agent_that_ends_is_missed_and_one_that_comes_back_is_shown(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_agent_outage_and_recovery_are_shown(tmp_path: Path, browser: Browser) -> None:
     with kept_port() as port:
         listen = {"exporters__prometheus__listen": f"127.0.0.1:{port}"}
         with (

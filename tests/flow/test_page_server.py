@@ -53,7 +53,7 @@ def snapshot_of(body: bytes) -> str:
 # ---------------------------------------------------------------------------------- its own files
 
 
-def test_page_and_all_that_it_asks_for_are_served(served: Served) -> None:
+def test_page_and_its_resources_are_served(served: Served) -> None:
     page = served.ask("/")
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
     wanted: list[str] = []
@@ -117,7 +117,7 @@ def test_whole_page_is_small(served: Served) -> None:
         "/PAGE.CSS",
     ],
 )
-def test_only_the_pages_own_files_are_there(served: Served, path: str) -> None:
+def test_only_page_files_are_served(served: Served, path: str) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as client:
         client.sendall(
             f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
@@ -143,13 +143,13 @@ def test_figures_are_those_of_the_newest_snapshot(served: Served) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_head_says_what_get_would(served: Served) -> None:
+def test_head_matches_get(served: Served) -> None:
     got, head = served.ask("/live.json"), served.ask("/live.json", method="HEAD")
     assert head.body == b""
     assert head.headers["Content-Length"] == str(len(got.body))
 
 
-def test_fifty_viewers_see_one_world(served: Served) -> None:
+def test_fifty_viewers_see_equal_data(served: Served) -> None:
     start = threading.Barrier(50)
 
     def look(_: int) -> bytes:
@@ -223,7 +223,7 @@ def test_host_of_ten_thousand_rows_is_shown_in_few() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/live.json", "/metrics", "/healthz"])
-def test_name_that_is_not_this_machines_reads_nothing(served: Served, path: str) -> None:
+def test_foreign_host_name_is_rejected(served: Served, path: str) -> None:
     answer = served.ask(path, host="rebound.example:9949")
     assert answer.status == 421
     assert b"Host: localhost" in answer.body
@@ -238,7 +238,7 @@ def test_name_that_is_not_this_machines_reads_nothing(served: Served, path: str)
         assert served.ask("/live.json", host=name).status == 200
 
 
-def test_network_may_call_a_host_as_it_likes() -> None:
+def test_network_listener_accepts_any_host_name() -> None:
     with serving(listen="0.0.0.0:0") as served:
         assert served.ask("/live.json", host="node7.example:9949").status == 200
 

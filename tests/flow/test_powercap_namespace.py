@@ -22,7 +22,7 @@ def _needs_namespaces() -> None:
         pytest.skip(f"no private mount namespaces here: {tried.stderr.strip()}")
 
 
-def test_unmodified_pyrapl_reads_what_the_tree_shows(tmp_path: Path) -> None:
+def test_unmodified_pyrapl_reads_the_tree(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
         host.pass_time(100)
         host.work(1, 7)
@@ -36,7 +36,7 @@ def test_unmodified_pyrapl_reads_what_the_tree_shows(tmp_path: Path) -> None:
         assert json.loads(done.stdout) == shown
 
 
-def test_agents_readers_agree_on_the_hosts_own_sys(tmp_path: Path) -> None:
+def test_readers_agree_on_the_host_sysfs(tmp_path: Path) -> None:
     code = """
 import json, sys
 from pathlib import Path
@@ -66,7 +66,7 @@ print(json.dumps({
     }
 
 
-def test_pyrapl_refuses_dies_and_the_agent_says_which_reader_would_do(tmp_path: Path) -> None:
+def test_pyrapl_refusal_of_dies_names_the_other_reader(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
 from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSensor
@@ -80,7 +80,7 @@ except PyRaplError as error:
     assert "pyRAPL refuses this host" in done.stdout, done.stderr
 
 
-def test_machines_own_sys_is_untouched_by_the_namespace(tmp_path: Path) -> None:
+def test_host_sysfs_is_unchanged_by_the_namespace(tmp_path: Path) -> None:
     before = Path("/sys").stat()
     with PowercapHost(tmp_path):
         python_on(tmp_path, "pass")

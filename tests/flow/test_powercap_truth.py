@@ -90,7 +90,7 @@ def test_stopped_runner_leaves_no_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_lives_on_this_machine(tmp_path: Path, layout: str) -> None:
+def test_emulated_layouts_run_on_this_host(tmp_path: Path, layout: str) -> None:
     clock = SystemClock()
     tree = FaultyPowercapTree(tmp_path, LAYOUTS[layout])
     engine = FaultyPowercapEngine(

@@ -98,7 +98,7 @@ def test_process_is_charged_its_own_time_to_a_hundredth(any_watch: Watch) -> Non
     assert pid in {payer.pid for payer in any_watch.exited if isinstance(payer, Consumer)}
 
 
-def test_all_threads_of_a_process_are_in_its_charge(any_watch: Watch) -> None:
+def test_process_charge_includes_all_threads(any_watch: Watch) -> None:
     def work() -> None:
         from threading import Thread
 
@@ -176,7 +176,7 @@ def own_cgroup() -> Iterator[Path]:
 @pytest.mark.exhaustive
 @rooted
 @pytest.mark.needs_root
-def test_without_events_brief_work_is_charged_to_its_cgroup(own_cgroup: Path) -> None:
+def test_short_work_without_events_is_charged_to_its_cgroup(own_cgroup: Path) -> None:
     with watching(False) as watch:
         (own_cgroup / "cgroup.procs").write_text(str(os.getpid()))
         burn(5 * MS)
@@ -195,7 +195,7 @@ def test_without_events_brief_work_is_charged_to_its_cgroup(own_cgroup: Path) ->
 
 
 @pytest.mark.skipif(not (CPUACCT / "cpuacct.usage").exists(), reason="needs cgroup v1's cpuacct")
-def test_charges_and_unclaimed_add_up_to_what_the_host_did(any_watch: Watch) -> None:
+def test_charges_and_remainder_sum_to_the_host_cpu_time(any_watch: Watch) -> None:
     def usage() -> int:
         return int((CPUACCT / "cpuacct.usage").read_text())
 

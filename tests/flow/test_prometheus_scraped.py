@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs_prometheus
     [full_host(), busy_host(), busy_host(Provenance.EMULATED)],
     ids=["full", "busy", "emulated"],
 )
-def test_promtool_finds_nothing_to_complain_of(snapshot: Any) -> None:
+def test_promtool_accepts_the_scrape(snapshot: Any) -> None:
     scrape = Renderer().render(
         snapshot, ExpositionFormat.TEXT, SelfMetrics("1.2.3").render(ExpositionFormat.TEXT)
     )

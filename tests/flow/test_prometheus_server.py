@@ -73,7 +73,7 @@ def test_new_snapshot_is_a_new_scrape(served: Served) -> None:
     assert value(scrape, "wattspan_scrapes_total", format="text") == 1
 
 
-def test_head_says_what_get_would(served: Served) -> None:
+def test_head_matches_get(served: Served) -> None:
     got, head = served.ask(), served.ask(method="HEAD")
     assert head.status == 200
     assert head.body == b""
@@ -81,14 +81,14 @@ def test_head_says_what_get_would(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metric", "/metrics/", "/../etc/passwd", "/%2e%2e/"])
-def test_elsewhere_is_nothing(served: Served, path: str) -> None:
+def test_unknown_path_is_not_found(served: Served, path: str) -> None:
     answer = served.ask(path)
     assert answer.status == 404
     assert b"/metrics" in answer.body
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_snapshot_is_served_beside_the_metrics(served: Served, zipped: bool) -> None:
+def test_snapshot_is_served_with_the_metrics(served: Served, zipped: bool) -> None:
     encoding = "gzip" if zipped else "identity"
     answer = served.ask("/v1/snapshot", accept_encoding=encoding)
     body = gzip.decompress(answer.body) if zipped else answer.body
@@ -108,7 +108,7 @@ def test_other_methods_are_refused(served: Served, method: str) -> None:
     assert answer.headers["Allow"] == "GET, HEAD"
 
 
-def test_body_of_a_request_is_not_taken_for_the_next_request(served: Served) -> None:
+def test_request_body_is_not_parsed_as_the_next_request(served: Served) -> None:
     with closing(served.connect()) as connection:
         for _ in range(2):
             connection.request("GET", "/healthz", body=b"GET /metric HTTP/1.1\r\n\r\n")
@@ -126,7 +126,7 @@ def pageless() -> Iterator[Served]:
         yield running
 
 
-def test_landing_page_needs_nothing_from_elsewhere(pageless: Served) -> None:
+def test_landing_page_has_no_external_resources(pageless: Served) -> None:
     answer = pageless.ask("/")
     links: list[str] = []
 
@@ -148,7 +148,7 @@ def test_landing_page_names_an_emulated_host(pageless: Served) -> None:
     assert b"&lt;b&gt;host" in body
 
 
-def test_without_the_live_page_there_is_nothing_of_it(pageless: Served) -> None:
+def test_disabled_live_page_is_not_served(pageless: Served) -> None:
     assert [pageless.ask(path).status for path in ("/live.json", "/page.js")] == [404, 404]
 
 
@@ -174,7 +174,7 @@ def test_failed_page_is_answered_with_500_and_logged(pageless: Served) -> None:
 # -------------------------------------------------------------------------------- connections
 
 
-def test_fifty_scrapers_see_one_world(served: Served) -> None:
+def test_fifty_scrapers_see_equal_data(served: Served) -> None:
     start = threading.Barrier(50)
 
     def scrape(_: int) -> bytes:
@@ -363,7 +363,7 @@ def test_stopping_ends_idle_connections_and_frees_the_port() -> None:
         assert again.ask().status == 200
 
 
-def test_request_in_hand_is_finished_when_the_agent_stops() -> None:
+def test_active_request_finishes_at_shutdown() -> None:
     entered, release = threading.Event(), threading.Event()
     with serving(page=False) as served:  # nobody but the scrape looks
 
@@ -432,7 +432,7 @@ def test_ipv6_is_served_where_there_is_any() -> None:
         pytest.skip(str(error))
 
 
-def test_serving_the_network_without_tls_is_said_aloud() -> None:
+def test_network_listener_without_tls_is_logged() -> None:
     with serving(listen=":0") as served:
         assert "without TLS" in served.log[0]
     with serving() as served:

@@ -46,7 +46,7 @@ def test_key_may_be_in_the_certificates_file(authority: Authority, server: Pair)
         assert served.ask(tls=authority.client()).status == 200
 
 
-def test_plain_http_gets_nothing_from_a_tls_port(authority: Authority, server: Pair) -> None:
+def test_plain_http_to_a_tls_port_fails(authority: Authority, server: Pair) -> None:
     with serving(**settings(server)) as served:
         with pytest.raises((ConnectionError, OSError)):
             served.ask()
@@ -63,7 +63,7 @@ def test_old_tls_is_not_spoken(authority: Authority, server: Pair) -> None:
             served.ask(tls=old)
 
 
-def test_mutual_tls_serves_those_it_knows(authority: Authority, server: Pair) -> None:
+def test_mutual_tls_serves_known_clients(authority: Authority, server: Pair) -> None:
     with serving(**settings(server, authority.certificate)) as served:
         known = authority.client(authority.issue("prometheus"))
         assert served.ask(tls=known).status == 200
@@ -79,7 +79,7 @@ def test_mutual_tls_refuses_strangers(authority: Authority, server: Pair, tmp_pa
         assert served.log == []
 
 
-def test_handshake_that_stalls_keeps_nobody_waiting(authority: Authority, server: Pair) -> None:
+def test_stalled_handshake_does_not_block_others(authority: Authority, server: Pair) -> None:
     with serving(**settings(server)) as served:
         stalled = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
         assert served.ask(tls=authority.client()).status == 200
@@ -107,19 +107,19 @@ def test_key_of_another_certificate_gets_one_sentence(authority: Authority, serv
 
 
 @pytest.mark.parametrize("content", [b"", b"not PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_file_that_is_no_certificate_gets_one_sentence(server: Pair, content: bytes) -> None:
+def test_invalid_certificate_file_is_a_one_line_error(server: Pair, content: bytes) -> None:
     server.certificate.write_bytes(content)
     with pytest.raises(ExporterError, match="do not hold a certificate and a key in PEM form"):
         start(**settings(server))
 
 
-def test_client_authority_that_is_none_gets_one_sentence(server: Pair, tmp_path: Path) -> None:
+def test_invalid_client_authority_is_a_one_line_error(server: Pair, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"nothing")
     with pytest.raises(ExporterError, match="holds no certificate in PEM form"):
         start(**settings(server, tmp_path / "ca.pem"))
 
 
-def test_key_with_a_passphrase_is_refused_and_not_asked_for(server: Pair) -> None:
+def test_encrypted_key_is_rejected_without_a_prompt(server: Pair) -> None:
     server.key.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1()), b"secret"))
     with pytest.raises(ExporterError, match="the key is encrypted; give tls_key"):
         start(**settings(server))

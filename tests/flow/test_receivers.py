@@ -61,7 +61,7 @@ def test_spans_come_in_over_a_unix_socket_that_proves_their_sender(running: Rece
     assert (peer.pid, peer.uid) == (os.getpid(), os.getuid())
 
 
-def test_errors_in_between_cost_only_themselves(running: Receiving) -> None:
+def test_invalid_requests_affect_only_themselves(running: Receiving) -> None:
     with closing(running.connect()) as client:
         bodies = [BODY, b"garbage", BODY, BODY[:-7], BODY]
         client.sendall(b"".join(post(body, TYPE, path=TRACES) for body in bodies))
@@ -70,7 +70,7 @@ def test_errors_in_between_cost_only_themselves(running: Receiving) -> None:
     assert running.sink.count == 3 * 64
 
 
-def test_sender_is_told_to_come_again_and_loses_nothing(running: Receiving) -> None:
+def test_busy_receiver_asks_for_a_retry_without_loss(running: Receiving) -> None:
     running.sink.busy = 2
     with closing(http.client.HTTPConnection(*running.http)) as client:
         answers = []
@@ -94,7 +94,7 @@ def test_two_hundred_senders_at_once_are_all_heard(tmp_path: Path) -> None:
         assert running.sink.count == 200 * 64
 
 
-def test_more_senders_than_there_is_room_for_do_not_keep_others_out(tmp_path: Path) -> None:
+def test_excess_senders_do_not_block_others(tmp_path: Path) -> None:
     with receiving(tmp_path, ServerLimits(connections=8)) as running:
 
         def sent() -> bool:
@@ -159,7 +159,7 @@ for name, (body, encoding) in requests.items():
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak to be had")
-def test_no_request_takes_many_times_its_size() -> None:
+def test_request_memory_is_proportional_to_its_size() -> None:
     """By its whole schema, a request of messages of two bytes takes seventy times its size."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE],
@@ -190,7 +190,7 @@ garbage = st.one_of(
 )
 
 
-def test_whatever_is_sent_is_answered_as_http_or_not_at_all(tmp_path: Path) -> None:
+def test_arbitrary_input_gets_an_http_response_or_none(tmp_path: Path) -> None:
     with receiving(tmp_path) as running:
 
         @given(st.lists(garbage, max_size=3))
@@ -224,7 +224,7 @@ def opened(
     return addresses, log
 
 
-def test_nothing_listens_where_spans_are_turned_off(tmp_path: Path) -> None:
+def test_disabled_spans_open_no_listener(tmp_path: Path) -> None:
     assert opened(tmp_path, SpansSettings(enabled=False)) == ((), [])
     assert opened(tmp_path, SpansSettings(http=Listen(""), unix=False)) == ((), [])
 
@@ -238,7 +238,7 @@ def test_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path
     )
 
 
-def test_what_was_asked_for_must_be_had(running: Receiving, tmp_path: Path) -> None:
+def test_explicit_listener_is_required(running: Receiving, tmp_path: Path) -> None:
     taken = Listen(Listen.written(*running.http))
     with pytest.raises(ListenError, match="the port is in use"):
         opened(tmp_path / "other", SpansSettings(http=taken), "http")
@@ -246,7 +246,7 @@ def test_what_was_asked_for_must_be_had(running: Receiving, tmp_path: Path) -> N
         opened(tmp_path, SpansSettings(http=Listen("")), "unix")
 
 
-def test_grpc_is_imported_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_grpc_is_imported_only_if_configured(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
@@ -321,7 +321,7 @@ def foreign_exporter(protocol: str, endpoint: str, **settings: str) -> str:
 @pytest.mark.needs_apps
 @pytest.mark.parametrize("compression", ["", "gzip"])
 @pytest.mark.parametrize("way", ["http", "grpc", "grpc on a socket"])
-def test_opentelemetrys_own_exporters_are_understood(
+def test_opentelemetry_exporters_are_accepted(
     running: Receiving, way: str, compression: str
 ) -> None:
     endpoint = {
@@ -339,9 +339,7 @@ def test_opentelemetrys_own_exporters_are_understood(
 
 @pytest.mark.needs_apps
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_opentelemetrys_own_exporters_come_again_when_they_are_told(
-    running: Receiving, protocol: str
-) -> None:
+def test_opentelemetry_exporters_retry_on_request(running: Receiving, protocol: str) -> None:
     running.sink.busy, running.sink.seconds = 1, 2
     host, port = running.http if protocol == "http" else running.grpc
     told = foreign_exporter(protocol, f"http://{host}:{port}")

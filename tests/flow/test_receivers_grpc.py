@@ -126,7 +126,7 @@ def test_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receiving
     assert running.sink.count == 64
 
 
-def test_well_behaved_client_sees_our_errors_as_its_own(running: Receiving) -> None:
+def test_client_receives_grpc_status_errors(running: Receiving) -> None:
     running.sink.busy = 1
     with pytest.raises(GRPCError) as caught:
         export(WHOLE, at=running.grpc)
@@ -164,7 +164,7 @@ def test_well_behaved_client_sees_our_errors_as_its_own(running: Receiving) -> N
         (framed(BODY), {"content_type": ""}, 3, "no gRPC call"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_with_its_reason(
+def test_unacceptable_call_is_refused_with_its_cause(
     running: Receiving, data: bytes, headers: dict[str, str], status: int, sentence: str
 ) -> None:
     answer = call(running, data, **headers)
@@ -189,7 +189,7 @@ def test_call_that_does_not_arrive_in_time_ends(tmp_path: Path) -> None:
         eventually(lambda: client.call(framed(BODY)).status == 0, "another call is in time")
 
 
-def test_calls_that_are_given_up_leave_nothing(tmp_path: Path) -> None:
+def test_cancelled_calls_leave_no_state(tmp_path: Path) -> None:
     limits = ServerLimits(body=0, bodies=len(BODY) + 1000)
     with receiving(tmp_path, limits) as running, http2(running.connect("grpc")) as client:
         for _ in range(20):
@@ -211,7 +211,7 @@ def test_calls_together_have_the_same_bound_as_bodies(tmp_path: Path) -> None:
         assert client.answer(first).status == 0
 
 
-def test_who_rests_longest_makes_way_for_who_comes(tmp_path: Path) -> None:
+def test_longest_idle_grpc_connection_is_closed_first(tmp_path: Path) -> None:
     with receiving(tmp_path, ServerLimits(connections=3)) as running, ExitStack() as stack:
         clients = [stack.enter_context(http2(running.connect("grpc"))) for _ in range(3)]
         for client in clients:
@@ -221,7 +221,7 @@ def test_who_rests_longest_makes_way_for_who_comes(tmp_path: Path) -> None:
         assert clients[1].call(framed(BODY)).status == 0
 
 
-def test_half_a_call_and_gone_is_no_trouble(running: Receiving) -> None:
+def test_abandoned_partial_call_is_tolerated(running: Receiving) -> None:
     for _ in range(10):
         with http2(running.connect("grpc")) as client:
             client.send(client.open(), framed(BODY)[:-1], end=False)
@@ -242,7 +242,7 @@ frame = st.builds(
 frames = st.lists(frame, max_size=6).map(b"".join)
 
 
-def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path) -> None:
+def test_arbitrary_frames_do_not_affect_the_next_client(tmp_path: Path) -> None:
     with receiving(tmp_path, ServerLimits(receive=0.2)) as running:
 
         @given(st.one_of(frames.map(lambda told: preface + told), st.binary(max_size=100)))
@@ -255,7 +255,7 @@ def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path) -> N
         assert running.log == []
 
 
-def test_client_that_asks_and_does_not_listen_is_given_up(running: Receiving) -> None:
+def test_nonreading_grpc_client_is_disconnected(running: Receiving) -> None:
     ping = struct.pack(">I", 8)[1:] + struct.pack(">BBI", 6, 0, 0) + bytes(8)
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.settimeout(120)  # for all that is sent

@@ -73,7 +73,7 @@ def test_processes_come_with_their_group_and_the_greatest_first(
     assert lines[0]["energy_microjoules_by_type"] == {"cpu": 100 * J, "gpu": 100 * J}
 
 
-def test_users_leave_out_nobody(tmp_path: Path, host: Books, report: Report) -> None:
+def test_report_by_user_covers_all_energy(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     lines = json.loads(report("--by", "user", "--json").stdout)["lines"]
     energy = {line["name"]: line["energy_microjoules"] for line in lines}
@@ -119,9 +119,7 @@ def test_table_names_unit_provenance_idle_and_gaps(
     assert "EMULATED" not in "".join(lines)
 
 
-def test_domain_table_shows_what_is_unknown_as_a_dash(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_domain_table_shows_unknown_as_a_dash(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     lines = report("--by", "domain").stdout.splitlines()
     core = next(line for line in lines if line.startswith("core-0"))
@@ -140,14 +138,18 @@ def test_unit_fits_the_total(
     assert report("--unit", "J").stdout.splitlines()[0].endswith("in J")
 
 
-def test_emulated_host_is_plainly_called_so(tmp_path: Path, host: Books, report: Report) -> None:
+def test_report_of_an_emulated_host_is_labelled(
+    tmp_path: Path, host: Books, report: Report
+) -> None:
     host.emulated = True
     write(tmp_path, host, emulated=True)
     assert "EMULATED: " in report().stdout
     assert json.loads(report("--json").stdout)["emulated"] is True
 
 
-def test_real_store_comes_first(tmp_path: Path, host: Books, report: Report) -> None:
+def test_real_store_is_preferred_to_an_emulated_one(
+    tmp_path: Path, host: Books, report: Report
+) -> None:
     write(tmp_path, host)
     other = Books(ManualClock(wall=host.clock.now().wall), emulated=True)
     write(tmp_path, other, emulated=True)
@@ -192,7 +194,7 @@ def test_name_cannot_command_the_terminal(tmp_path: Path, host: Books, report: R
     assert json.loads(report("--json").stdout)["lines"][0]["name"].startswith("\x1b[2Jevil\n")
 
 
-def test_no_store_yet_is_one_sentence(report: Report, tmp_path: Path) -> None:
+def test_missing_store_is_a_one_line_error(report: Report, tmp_path: Path) -> None:
     done = report()
     assert done.exit_code == 5
     assert done.stderr.startswith(f"wattspan: There is no store at {tmp_path}/wattspan.sqlite")
@@ -200,7 +202,7 @@ def test_no_store_yet_is_one_sentence(report: Report, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_empty_store_and_an_empty_stretch_say_so(
+def test_empty_store_and_empty_range_have_messages(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     Store.open(tmp_path, Settings(), host.clock).close()
@@ -241,7 +243,7 @@ def test_configured_state_directory_is_read(tmp_path: Path, host: Books) -> None
     assert json.loads(done.stdout)["store"] == str(tmp_path / "wattspan.sqlite")
 
 
-def test_reading_changes_nothing(tmp_path: Path, host: Books, report: Report) -> None:
+def test_report_writes_nothing_to_the_store(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     report()
@@ -255,7 +257,7 @@ def test_reading_changes_nothing(tmp_path: Path, host: Books, report: Report) ->
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("words", [("report",), ("tune", "history")])
-def test_who_may_not_look_into_the_agents_directory_is_told_who_may(
+def test_unreadable_store_error_names_permitted_users(
     tmp_path: Path, host: Books, words: tuple[str, ...]
 ) -> None:
     state_dir = tmp_path / "state"

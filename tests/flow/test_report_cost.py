@@ -77,7 +77,7 @@ def euros(microjoules: float, price: float) -> float:
 
 @pytest.mark.parametrize("by", ["process", "group", "kind", "domain", "user"])
 @pytest.mark.parametrize("limit", ["0", "1"])
-def test_every_way_of_dividing_costs_the_same(
+def test_total_cost_is_independent_of_the_grouping(
     by: str, limit: str, tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -96,7 +96,7 @@ def test_every_way_of_dividing_costs_the_same(
         assert sum(cover) == pytest.approx(total, abs=1e-8)
 
 
-def test_without_rates_a_report_is_what_it_was(tmp_path: Path, host: Books, report: Report) -> None:
+def test_report_without_rates_has_no_cost(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     told = facts(report("--json"))
     assert "cost" not in told["total"]
@@ -104,9 +104,7 @@ def test_without_rates_a_report_is_what_it_was(tmp_path: Path, host: Books, repo
     assert "cost" not in report("--csv").stdout
 
 
-def test_table_has_a_column_for_each_and_says_them_in_four_digits(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_cost_columns_have_four_digits(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     lines = report(price="0.3", carbon__intensity="380").stdout.splitlines()
     heading = next(line for line in lines if line.startswith("process"))
@@ -117,7 +115,7 @@ def test_table_has_a_column_for_each_and_says_them_in_four_digits(
     assert not any("not known" in line for line in lines)
 
 
-def test_much_carbon_is_told_in_kilograms(tmp_path: Path, host: Books, report: Report) -> None:
+def test_large_carbon_mass_is_in_kilograms(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host, turns=1)
     host.spent[1] += 50_000 * 10**6
     write(tmp_path, host, turns=1)
@@ -127,7 +125,7 @@ def test_much_carbon_is_told_in_kilograms(tmp_path: Path, host: Books, report: R
     assert float(total) == pytest.approx(euros(2 * host.package, 1000), abs=0.001)
 
 
-def test_rows_for_programs_carry_amounts_and_what_is_unknown(
+def test_machine_readable_rows_have_amounts_and_unknowns(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -140,9 +138,7 @@ def test_rows_for_programs_carry_amounts_and_what_is_unknown(
             assert row["cost_unknown_uj"] == "0"
 
 
-def test_only_one_kind_of_hardware_costs_its_own(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_cost_is_filtered_by_hardware_type(tmp_path: Path, host: Books, report: Report) -> None:
     write(tmp_path, host)
     told = facts(report("--json", "--hw-type", "gpu", price="5"))
     assert told["total"]["cost"]["amount"] == pytest.approx(euros(host.package, 5), abs=1e-9)
@@ -159,9 +155,7 @@ def tariff(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_each_minute_costs_what_its_time_of_day_does(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_minutes_have_their_time_of_day_rate(tmp_path: Path, host: Books, report: Report) -> None:
     """Half an hour at one rate, half an hour at another, and a quarter that nobody priced."""
     start = datetime.fromtimestamp(host.clock.now().wall // 10**9, UTC)
     hour = start.hour
@@ -183,7 +177,7 @@ def test_each_minute_costs_what_its_time_of_day_does(
     assert "(25%), which is in no cost." in text
 
 
-def test_within_an_hour_energy_is_taken_as_spent_evenly(
+def test_energy_within_an_hour_is_spread_evenly(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     host.clock.advance(-3600 * 24 * 3)
@@ -208,7 +202,7 @@ def test_within_an_hour_energy_is_taken_as_spent_evenly(
     assert "spent evenly" in report(*arguments, cost__schedule=path).stdout
 
 
-def test_tariff_that_cannot_be_read_costs_the_report_its_costs_only(
+def test_unreadable_tariff_removes_only_the_costs(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -224,9 +218,7 @@ def test_tariff_that_cannot_be_read_costs_the_report_its_costs_only(
 # ------------------------------------------------------------------------------------ as recorded
 
 
-def test_where_somebody_is_asked_a_report_takes_what_they_said_then(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_report_uses_stored_polled_rates(tmp_path: Path, host: Books, report: Report) -> None:
     for rate, unknown in ((10**9, 0), (None, 5), (3 * 10**9, 5)):
         said = Footprint(cost=RatedEnergy("EUR", RateOrigin.METRIC, rate, 0, Microjoules(unknown)))
         # the minute in which it is said is not the first that it holds of
@@ -242,7 +234,7 @@ def test_where_somebody_is_asked_a_report_takes_what_they_said_then(
     assert not path.exists()  # a report asks nobody
 
 
-def test_first_minutes_of_an_agent_that_had_to_ask_first_are_weighed_whole(
+def test_first_minutes_with_a_polled_rate_are_priced_completely(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     host.clock.advance(42)

@@ -87,7 +87,7 @@ def test_energies_in_parquet_are_whole_microjoules(tmp_path: Path, report: Repor
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_file_is_what_would_have_been_printed(tmp_path: Path, report: Report, form: str) -> None:
+def test_output_file_equals_the_printed_report(tmp_path: Path, report: Report, form: str) -> None:
     path = tmp_path / f"r.{form}"
     done = report("--output", str(path))
     assert (done.exit_code, done.stdout) == (0, "")
@@ -95,7 +95,7 @@ def test_file_is_what_would_have_been_printed(tmp_path: Path, report: Report, fo
     assert path.read_text() == printed
 
 
-def test_table_may_go_to_a_file_too(tmp_path: Path, report: Report) -> None:
+def test_table_can_be_written_to_a_file(tmp_path: Path, report: Report) -> None:
     report("--output", str(tmp_path / "r.txt"))
     assert "unattributed" in (tmp_path / "r.txt").read_text()
 
@@ -140,7 +140,7 @@ def test_link_is_followed_and_stays(tmp_path: Path, report: Report) -> None:
     assert path.read_text().startswith("kind,role")
 
 
-def test_no_cell_of_a_report_is_a_formula(tmp_path: Path) -> None:
+def test_report_cells_are_never_formulas(tmp_path: Path) -> None:
     host = Books(ManualClock(wall=SystemClock().now().wall - 1800 * 10**9))
     opening = host.spend({1: 1})
     info = replace(opening.processes[0].info, command="=HYPERLINK(1)")
@@ -154,7 +154,7 @@ def test_no_cell_of_a_report_is_a_formula(tmp_path: Path) -> None:
     assert "=HYPERLINK(1)" in {row["name"] for row in lines}
 
 
-def test_spans_of_an_emulated_host_say_so(tmp_path: Path) -> None:
+def test_spans_of_an_emulated_host_are_labelled(tmp_path: Path) -> None:
     host = Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9), emulated=True)
     with closing(Store.open(tmp_path, Settings(), host.clock, emulated=True)) as store:
         store.write(host.spend({1: 10}, seconds=60))
@@ -184,7 +184,7 @@ def test_bad_arguments_are_usage_errors(
     assert complaint in done.stderr
 
 
-def test_without_pyarrow_the_remedy_is_said(
+def test_missing_pyarrow_error_names_the_remedy(
     tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "has_pyarrow", lambda: False)

@@ -92,7 +92,7 @@ def test_lines_sum_to_the_total_even_if_spans_spent_more_than_this_time_did(
     assert all(x["energy_microjoules"] < 0 for x in before)
 
 
-def test_what_is_beyond_the_limit_is_one_line_with_its_calls(
+def test_spans_beyond_the_limit_are_one_row_with_calls(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host)
@@ -124,7 +124,7 @@ def test_table_is_for_people(tmp_path: Path, host: Books, report: Report) -> Non
     assert "without spans" in "\n".join(lines)
 
 
-def test_without_tokens_there_are_no_columns_for_them(
+def test_token_columns_are_absent_without_tokens(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     write(tmp_path, host, chats=0)
@@ -140,9 +140,7 @@ def test_csv_has_a_row_for_each_line(tmp_path: Path, host: Books, report: Report
     assert sum(int(row["energy_uj"]) for row in parts) == int(total["energy_uj"])
 
 
-def test_without_spans_it_says_so_and_shows_the_rest(
-    tmp_path: Path, host: Books, report: Report
-) -> None:
+def test_report_without_spans_has_a_message(tmp_path: Path, host: Books, report: Report) -> None:
     with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
     out = report().stdout

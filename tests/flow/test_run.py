@@ -51,7 +51,7 @@ def seconds_to_end(agent: Running, number: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_it_promptly_with_success_and_nothing_left(tmp_path: Path, number: int) -> None:
+def test_signal_ends_the_agent_with_success(tmp_path: Path, number: int) -> None:
     with Running(tmp_path) as agent:
         agent.measuring()
         (engine,) = (Path(f"/proc/{pid}") for pid in descendants(agent.process.pid))
@@ -64,7 +64,7 @@ def test_signal_ends_it_promptly_with_success_and_nothing_left(tmp_path: Path, n
         assert "Traceback" not in agent.said
 
 
-def test_signal_while_it_starts_ends_it_with_success_too(tmp_path: Path) -> None:
+def test_signal_during_start_ends_the_agent_with_success(tmp_path: Path) -> None:
     def caught(folder: Path) -> bool:
         folder.mkdir()
         with Running(folder, emulate="two-socket-h100") as agent:
@@ -80,7 +80,7 @@ def test_signal_while_it_starts_ends_it_with_success_too(tmp_path: Path) -> None
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_at_no_moment_does_a_signal_catch_it_off_guard(tmp_path: Path, number: int) -> None:
+def test_signal_at_any_moment_ends_the_agent_with_success(tmp_path: Path, number: int) -> None:
     """Before its first own line the interpreter decides; from then on the code is 0."""
     moments, pause = random.Random(number), threading.Event()
     for turn in range(10):
@@ -97,7 +97,7 @@ def test_at_no_moment_does_a_signal_catch_it_off_guard(tmp_path: Path, number: i
             eventually(lambda left=children: not alive(left), "its processes are gone")
 
 
-def test_same_signal_twice_at_once_is_one_wish(tmp_path: Path) -> None:
+def test_repeated_signal_is_handled_once(tmp_path: Path) -> None:
     """`timeout` sends it to the program and to its group."""
     with Running(tmp_path) as agent:
         agent.address()
@@ -124,7 +124,7 @@ def test_long_interval_delays_no_end(tmp_path: Path) -> None:
         assert "does not return" not in agent.said
 
 
-def test_killed_it_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
+def test_killed_agent_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
     with Running(tmp_path) as agent:
         agent.measuring()
         children = descendants(agent.process.pid)
@@ -151,7 +151,7 @@ def without_the_agent(totals: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_counter_falls_over_a_restart(tmp_path: Path, number: int) -> None:
+def test_counters_do_not_fall_over_a_restart(tmp_path: Path, number: int) -> None:
     everybody = {"emulate": "two-socket-h100", "processes__top": 10_000}
     with Running(tmp_path, **everybody) as agent:
         agent.measuring()
@@ -182,9 +182,7 @@ def test_no_counter_falls_over_a_restart(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_within_one_boot_processes_and_counters_go_on_where_they_were(
-    tmp_path: Path, number: int
-) -> None:
+def test_processes_and_counters_continue_within_one_boot(tmp_path: Path, number: int) -> None:
     with EmulatedHost(profile_named("laptop")) as host:
         host.start_jobs()
         counters = {"emulate": None, "sources__rapl__sysfs": host.sysfs}
@@ -215,7 +213,7 @@ def charged(agent: Running, command: str) -> float:
 
 
 @pytest.mark.exhaustive
-def test_no_counter_falls_however_often_it_is_killed(tmp_path: Path) -> None:
+def test_counters_do_not_fall_over_repeated_kills(tmp_path: Path) -> None:
     moments, pause = random.Random(1), threading.Event()
     last: dict[str, float] = {}
     for _ in range(6):
@@ -251,7 +249,7 @@ def test_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -
 
 
 @pytest.mark.needs_prometheus
-def test_real_prometheus_sees_rates_that_add_up_and_no_reset(
+def test_real_prometheus_has_consistent_rates_without_resets(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     """Scraped while jobs work; every joule a device drew is somebody's, in watts as well."""
@@ -294,7 +292,7 @@ def test_real_prometheus_sees_rates_that_add_up_and_no_reset(
             assert agent.end() == 0
 
 
-def test_first_figure_comes_within_seconds(tmp_path: Path) -> None:
+def test_first_energy_is_published_within_seconds(tmp_path: Path) -> None:
     clock = SystemClock()
     began = clock.monotonic()
     with Running(tmp_path, emulate="two-socket-h100") as agent:
@@ -308,7 +306,7 @@ def test_first_figure_comes_within_seconds(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- without privilege
 
 
-def test_it_measures_and_attributes_without_any_privilege(tmp_path: Path) -> None:
+def test_agent_measures_and_attributes_unprivileged(tmp_path: Path) -> None:
     if not find_program("setpriv"):
         pytest.skip("no setpriv; install Debian's util-linux")
     with Running(tmp_path, emulate="two-socket-h100", within=UNPRIVILEGED) as agent:

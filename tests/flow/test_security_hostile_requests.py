@@ -94,7 +94,7 @@ def floods(size: int) -> list[Body]:
 # ------------------------------------------------------------------------------------- ending
 
 
-def test_sigterm_ends_the_agent_whatever_is_decoded(agent: Running) -> None:
+def test_sigterm_ends_the_agent_during_decoding(agent: Running) -> None:
     slow = [
         packed("varint", PROTOBUF, PROTOBUFS["varint"](MIB)),
         Body("fields", PROTOBUF, "", PERMITTED["permitted fields"](0)),
@@ -119,7 +119,7 @@ def unanswered(send: Callable[[Running, Body], object], agent: Running, body: Bo
 # ---------------------------------------------------------------------------------------- cost
 
 
-def test_no_request_exceeds_its_budget_of_cpu_time_and_memory(agent: Running) -> None:
+def test_requests_stay_within_cpu_and_memory_budgets(agent: Running) -> None:
     limit = 16 * MIB
     worst = [
         packed("varint", PROTOBUF, PROTOBUFS["varint"](MIB)),

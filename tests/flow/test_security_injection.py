@@ -132,7 +132,7 @@ def ordinary(form: ExpositionFormat) -> tuple[Mapping[Series, float], int]:
 
 @names
 @pytest.mark.parametrize("form", list(ExpositionFormat), ids=lambda form: form.name.lower())
-def test_no_name_changes_what_a_scrape_says(name: str, form: ExpositionFormat) -> None:
+def test_names_cannot_inject_into_a_scrape(name: str, form: ExpositionFormat) -> None:
     written = Renderer().render(called(name), form)
     told = parse(written, form)
     benign, size = ordinary(form)
@@ -144,7 +144,7 @@ def test_no_name_changes_what_a_scrape_says(name: str, form: ExpositionFormat) -
 
 
 @names
-def test_no_name_is_more_than_text_on_the_page(name: str) -> None:
+def test_names_are_only_text_on_the_page(name: str) -> None:
     snapshot = called(name)
     for path in ("/live.json", "/v1/snapshot"):
         body = pages(snapshot)(path)
@@ -157,7 +157,7 @@ def test_no_name_is_more_than_text_on_the_page(name: str) -> None:
 
 
 @names
-def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
+def test_names_are_sanitised_in_terminal_and_log(name: str) -> None:
     snapshot = called(name)
     console = Console(width=200, height=60, color_system=None)
     with console.capture() as captured:
@@ -185,7 +185,7 @@ def test_no_name_reaches_a_terminal_or_a_log_as_it_is(name: str) -> None:
 
 
 @names
-def test_caps_status_prints_no_name_as_it_is(name: str, tmp_path: Path) -> None:
+def test_names_are_sanitised_in_caps_status(name: str, tmp_path: Path) -> None:
     name = name.replace("\udcff", "")[:200]  # JSON in UTF-8 carries no lone surrogate
     row = KnobRow(
         knob=Knob.GPU_POWER, device=name, name=name, requested=300_000, enforced=200_000,
@@ -212,9 +212,7 @@ def test_error_names_a_hostile_path_in_printable_characters(tmp_path: Path) -> N
 
 @names
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_no_name_is_a_formula_or_a_line_of_its_own_in_a_file(
-    tmp_path: Path, name: str, form: str
-) -> None:
+def test_names_cannot_inject_into_files(tmp_path: Path, name: str, form: str) -> None:
     with desk(tmp_path, format=form, compression="none") as writing:
         writing.snapshot = called(name)
         writing.turn()
@@ -232,7 +230,7 @@ def test_no_name_is_a_formula_or_a_line_of_its_own_in_a_file(
 
 
 @names
-def test_what_is_told_in_json_is_json(name: str) -> None:
+def test_json_output_is_valid_for_any_name(name: str) -> None:
     assert json.loads(msgspec.json.encode(document(called(name))))
 
 

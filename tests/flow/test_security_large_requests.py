@@ -63,7 +63,7 @@ def delays(running: Receiving) -> list[str]:
     return [] if slowest < seconds / 2 else [f"one of {slowest:.2f} s beside {seconds:.2f} s"]
 
 
-def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
+def test_json_requests_have_a_separate_bound(tmp_path: Path) -> None:
     with receiving(tmp_path, max_request=64 << 20) as running:
         body = json.dumps({"resourceSpans": [], "padding": "x" * MAX_JSON}).encode()
         assert answered(running, body)[0] == 413

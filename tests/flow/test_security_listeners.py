@@ -94,7 +94,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/live.json", "/nowhere", "//metrics", "/%2e/"])
-def test_without_the_token_nothing_is_served_but_health(guarded: Guarded, path: str) -> None:
+def test_missing_token_permits_only_health(guarded: Guarded, path: str) -> None:
     status, headers, body = guarded.ask(path, {})
     assert status == 401
     assert headers["WWW-Authenticate"].startswith("Bearer realm=")
@@ -102,12 +102,12 @@ def test_without_the_token_nothing_is_served_but_health(guarded: Guarded, path: 
     assert guarded.ask(path, {"Authorization": f"Bearer {NEW}"})[0] == 401
 
 
-def test_health_is_open_and_says_nothing_else(guarded: Guarded) -> None:
+def test_health_is_open_and_minimal(guarded: Guarded) -> None:
     assert guarded.ask("/healthz", {})[0] == 200
     assert guarded.ask("/healthz", {})[2] == b"ok\n"
 
 
-def test_token_is_taken_as_bearer_and_as_a_browsers_password(guarded: Guarded) -> None:
+def test_token_is_accepted_as_bearer_and_basic_password(guarded: Guarded) -> None:
     password = base64.b64encode(f"me:{TOKEN}".encode()).decode()
     for headers in (BEARER, {"Authorization": f"Basic {password}"}):
         assert guarded.ask("/metrics", headers)[0] == 200
@@ -201,7 +201,7 @@ def test_page_in_a_browser_cannot_send_spans(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("table", "key"), [("spans", "http"), ("exporters.prometheus", "listen")])
-def test_doctor_tells_of_a_listener_that_is_open_to_the_network(
+def test_doctor_reports_a_listener_exposed_to_the_network(
     tmp_path: Path, table: str, key: str
 ) -> None:
     config = tmp_path / "config.toml"
@@ -213,7 +213,7 @@ def test_doctor_tells_of_a_listener_that_is_open_to_the_network(
     assert "without TLS and for everybody" in found["detail"] + (found["remedy"] or "")
 
 
-def test_every_listener_is_on_loopback_unless_somebody_chooses(tmp_path: Path) -> None:
+def test_listeners_are_on_loopback_by_default(tmp_path: Path) -> None:
     from wattspan.config.tables import SpansSettings
 
     assert plugin.settings().listen.loopback

@@ -92,7 +92,7 @@ def test_slow_clients_of_a_user_refuse_no_connection_of_another(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_large_requests_of_a_user_refuse_none_of_another(folder: Path, transport: str) -> None:
+def test_large_requests_of_a_user_do_not_refuse_another(folder: Path, transport: str) -> None:
     body = hostile(2 * LARGE_REQUEST)
     large = folder / "large"
     large.write_bytes(f"{SPANS}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -123,7 +123,7 @@ def test_slow_clients_of_a_user_refuse_no_scrape_of_another(folder: Path) -> Non
                 assert asks(HONEST, at, request).startswith("HTTP/1.1 200")
 
 
-def test_user_whose_questions_wait_does_not_keep_anothers_from_waiting(folder: Path) -> None:
+def test_waiting_queries_of_a_user_do_not_block_another(folder: Path) -> None:
     past = ConstantPast(until=0)  # nothing is ever settled
     waits = "GET /v1/energy?start=-1s&wait=60s HTTP/1.1\r\nHost: here\r\n\r\n"
     with QueryServer(folder, past=past), greedy(GREEDY, folder / "api.sock", 60, waits):

@@ -75,7 +75,7 @@ def test_request_beyond_the_rate_is_refused_for_a_second(
     assert running.sink.count == BURST_SECONDS + 1
 
 
-def test_one_connection_is_not_let_off(running: Receiving) -> None:
+def test_rate_limit_applies_to_one_connection(running: Receiving) -> None:
     with closing(running.connect()) as connection:
         for _ in range(BURST_SECONDS):
             connection.sendall(SPANS)
@@ -139,7 +139,7 @@ def test_refusal_is_delayed_and_does_not_delay_the_stop(tmp_path: Path) -> None:
         assert read_all(waiting) == b"", "it was ended, not answered"
 
 
-def test_call_too_many_is_put_off_as_otlp_says(
+def test_excess_grpc_call_is_delayed_as_otlp_specifies(
     running: Receiving, clock: ManualClock, refusals: RejectionCounter
 ) -> None:
     with http2(running.connect("grpc")) as client:
@@ -153,7 +153,7 @@ def test_call_too_many_is_put_off_as_otlp_says(
     assert running.sink.count == BURST_SECONDS + 1
 
 
-def test_agent_keeps_to_the_rate_that_is_set_and_tells_of_it(tmp_path: Path) -> None:
+def test_configured_rate_is_enforced_and_reported(tmp_path: Path) -> None:
     with Running(tmp_path, agent__max_rate=1, spans__http="127.0.0.1:0") as agent:
         metrics = f"127.0.0.1:{urlsplit(agent.address()).port}"
         spans = re.search(r"Serving http://(\S+)/v1/traces", agent.said)
@@ -185,7 +185,7 @@ provider.shutdown()
 
 @pytest.mark.needs_apps
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_opentelemetrys_exporters_come_again_and_lose_nothing(
+def test_opentelemetry_exporters_retry_without_loss(
     tmp_path: Path, clock: ManualClock, refusals: RejectionCounter, protocol: str
 ) -> None:
     with receiving(tmp_path, PROMPT, clock=clock, refusals=refusals) as running:

@@ -86,7 +86,7 @@ def kept_in(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("names", ["command", "script"])
-def test_no_command_line_and_no_environment_is_ever_told(tmp_path: Path, names: str) -> None:
+def test_command_lines_and_environments_are_never_published(tmp_path: Path, names: str) -> None:
     files = tmp_path / "files"
     with HttpCollector() as collector, keeper() as pid, interpreters(tmp_path) as scripts:
         settings = {
@@ -140,7 +140,7 @@ def bodies(collector: HttpCollector) -> list[bytes]:
     return [one.message.SerializeToString() for one in list(collector.seen)]
 
 
-def test_keeper_of_the_secret_is_what_it_seems() -> None:
+def test_secret_fixture_process_runs() -> None:
     """What is looked for would be found by whoever looked where it is."""
     with keeper() as pid:
         line = Path(f"/proc/{pid}/cmdline")

@@ -42,19 +42,19 @@ def guesses(past: VictimPast, *, resolution: int, peer: Peer = STRANGER) -> list
     return found
 
 
-def test_at_the_agents_interval_the_secret_is_read_from_power() -> None:
+def test_secret_is_recoverable_at_the_sampling_interval() -> None:
     """What was offered before there was a bound; root is offered it still."""
     assert guesses(modulated(SECRET), resolution=0) == SECRET
     assert guesses(modulated(SECRET), resolution=OFFERED, peer=ROOT) == SECRET
     assert guesses(modulated(SECRET), resolution=OFFERED, peer=Peer(uid=os.geteuid())) == SECRET
 
 
-def test_at_what_is_offered_to_other_users_the_secret_is_not_seen() -> None:
+def test_secret_is_not_recoverable_at_the_published_resolution() -> None:
     assert guesses(modulated(SECRET), resolution=OFFERED) == [None] * len(SECRET)
 
 
 @pytest.mark.parametrize("peer", [STRANGER, Peer(), Peer(uid=None, address=("10.0.0.1", 5))])
-def test_whoever_is_not_known_to_be_trusted_is_not(peer: Peer) -> None:
+def test_unknown_user_is_untrusted(peer: Peer) -> None:
     assert guesses(modulated(SECRET[:4]), resolution=OFFERED, peer=peer) == [None] * 4
 
 
@@ -84,13 +84,13 @@ def accuracy(windows: int, *, resolution: int, rounds: int = 40) -> float:
     return right / rounds
 
 
-def test_what_remains_is_slower_and_the_more_so_the_shorter_the_secret_work_is() -> None:
+def test_residual_leak_is_slower_for_shorter_work() -> None:
     before, after = accuracy(25, resolution=0), accuracy(25, resolution=OFFERED)
     assert before > 0.8
     assert after < before
 
 
-def test_cell_that_is_still_going_on_is_not_told() -> None:
+def test_unfinished_cell_is_not_published() -> None:
     past = modulated([True])
     for until in range(0, SECOND, INTERVAL):
         past.until = until
@@ -99,7 +99,7 @@ def test_cell_that_is_still_going_on_is_not_told() -> None:
         assert answer["complete"] is False
 
 
-def test_how_coarse_the_figures_are_is_told_beside_them() -> None:
+def test_published_figures_have_their_resolution() -> None:
     past = modulated(SECRET[:2])
     assert told(past, 0, SECOND, resolution=OFFERED)["device_resolution_seconds"] == 1.0
     assert told(past, 0, SECOND, resolution=OFFERED, peer=ROOT)["device_resolution_seconds"] is None

@@ -116,7 +116,7 @@ class Service(Running):
 # ----------------------------------------------------------------------------- ready and alive
 
 
-def test_it_is_ready_once_and_not_before_metrics_answer(
+def test_readiness_is_notified_once_after_metrics_respond(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:
@@ -134,7 +134,7 @@ def test_it_is_ready_once_and_not_before_metrics_answer(
         assert manager.lines.index("STOPPING=1") > manager.lines.index("READY=1")
 
 
-def test_what_it_starts_is_not_the_service(
+def test_child_process_does_not_notify_the_service_manager(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     """The emulated host, and a capper of its own, have nothing to tell the service manager."""
@@ -147,7 +147,7 @@ def test_what_it_starts_is_not_the_service(
             assert not re.search(rb"NOTIFY_SOCKET|WATCHDOG_", environ)
 
 
-def test_poller_that_hangs_gives_no_sign_of_life_though_all_else_answers(
+def test_hung_poller_stops_watchdog_notifications(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     source = BlockingSource(tmp_path)
@@ -212,7 +212,7 @@ def hanging(agent: Service) -> bool:
 # ------------------------------------------------------------------------------------- reloads
 
 
-def test_reload_changes_what_was_changed_and_no_total_falls(
+def test_reload_applies_changes_and_keeps_totals(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:
@@ -232,7 +232,7 @@ def test_reload_changes_what_was_changed_and_no_total_falls(
         assert agent.end() == 0
 
 
-def test_without_a_store_totals_go_on_over_a_reload_all_the_same(
+def test_totals_survive_a_reload_without_a_store(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port(), store__enabled="false") as agent:
@@ -243,7 +243,7 @@ def test_without_a_store_totals_go_on_over_a_reload_all_the_same(
         assert sum(before.values()) > 0
 
 
-def test_what_cannot_be_is_said_fault_by_fault_and_nothing_is_disturbed(
+def test_invalid_reload_reports_every_error_and_changes_nothing(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:
@@ -268,7 +268,7 @@ def test_what_cannot_be_is_said_fault_by_fault_and_nothing_is_disturbed(
         )
 
 
-def test_what_cannot_start_gives_way_to_what_could(
+def test_failed_reload_falls_back_to_the_previous_configuration(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with socket.socket() as taken:
@@ -291,7 +291,7 @@ def test_what_cannot_start_gives_way_to_what_could(
             assert agent.process.poll() is None
 
 
-def test_what_would_read_nothing_gives_way_and_no_total_falls(
+def test_reload_without_counters_falls_back_and_keeps_totals(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     text = '[store]\nenabled = false\n[emulation]\nprofile = "laptop"\n'
@@ -305,7 +305,7 @@ def test_what_would_read_nothing_gives_way_and_no_total_falls(
         assert fallen(before, agent.energies()) == {}
 
 
-def test_another_emulated_host_takes_the_place_of_the_one_before(
+def test_reload_replaces_the_emulated_host(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     profile = '[emulation]\nprofile = "{}"\n'
@@ -323,14 +323,14 @@ def test_another_emulated_host_takes_the_place_of_the_one_before(
         assert agent.end() == 0
 
 
-def test_on_a_terminal_a_hangup_ends_it(tmp_path: Path) -> None:
+def test_sighup_on_a_terminal_ends_the_agent(tmp_path: Path) -> None:
     with Running(tmp_path, within=[sys.executable, "-c", ON_A_TERMINAL]) as agent:
         agent.address()
         assert agent.end(signal.SIGHUP) == 0
         assert "Reload" not in agent.said
 
 
-def test_where_there_is_neither_terminal_nor_manager_a_hangup_reloads(tmp_path: Path) -> None:
+def test_sighup_without_terminal_or_manager_reloads(tmp_path: Path) -> None:
     """As in a container, where nothing but somebody's wish can send it."""
     with Running(tmp_path) as agent:
         agent.address()
@@ -339,7 +339,7 @@ def test_where_there_is_neither_terminal_nor_manager_a_hangup_reloads(tmp_path: 
         assert agent.end() == 0
 
 
-def test_wish_to_end_in_the_middle_of_reloads_ends_it(
+def test_sigterm_during_reloads_ends_the_agent(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     with Service(tmp_path, manager, free_port()) as agent:

@@ -70,7 +70,7 @@ def activated(
     )
 
 
-def test_it_serves_the_socket_that_it_is_handed_and_leaves_it_for_the_next_one(
+def test_capper_serves_an_inherited_socket_and_leaves_it(
     host: EmulatedHost,
     gpu: Gpu,
     tmp_path: Path,
@@ -107,7 +107,7 @@ def _holds(client: CapperClient, gpu: Gpu) -> bool:
     return True
 
 
-def test_socket_that_it_cannot_serve_ends_it_with_a_sentence(
+def test_invalid_inherited_socket_is_a_one_line_error(
     host: EmulatedHost, tmp_path: Path, manager: ServiceManager
 ) -> None:
     with (
@@ -120,7 +120,7 @@ def test_socket_that_it_cannot_serve_ends_it_with_a_sentence(
         assert manager.count("READY=1") == 0
 
 
-def test_with_a_configuration_that_cannot_be_it_leaves_nobody_waiting_and_ends(
+def test_capper_with_an_invalid_configuration_ends_and_closes_clients(
     host: EmulatedHost, tmp_path: Path, listener: socket.socket, manager: ServiceManager
 ) -> None:
     # Whoever still waited would have the service manager start it again at once, and for ever.
@@ -132,7 +132,7 @@ def test_with_a_configuration_that_cannot_be_it_leaves_nobody_waiting_and_ends(
         assert b"cannot start" in waiting.makefile("rb").read()
 
 
-def test_limits_are_given_back_whatever_the_configuration_is_like(
+def test_limits_are_restored_with_any_configuration(
     host: EmulatedHost, gpu: Gpu, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.toml"
@@ -154,7 +154,7 @@ def test_limits_are_given_back_whatever_the_configuration_is_like(
 
 
 @pytest.mark.needs_root
-def test_over_a_directory_that_was_only_guessed_no_success_is_told(
+def test_restore_from_a_guessed_directory_is_not_a_success(
     host: EmulatedHost, gpu: Gpu, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.toml"
@@ -178,9 +178,7 @@ def test_over_a_directory_that_was_only_guessed_no_success_is_told(
     assert gpu.limit == ORIGINAL
 
 
-def test_knob_that_the_configuration_names_no_more_is_given_back_all_the_same(
-    host: EmulatedHost, gpu: Gpu, tmp_path: Path
-) -> None:
+def test_unconfigured_actuator_is_restored(host: EmulatedHost, gpu: Gpu, tmp_path: Path) -> None:
     clock = CapKey(Knob.GPU_CLOCK, gpu.key.device)
     with CapperProcess(host, tmp_path, autotune__knobs="gpu_clock") as capper:
         client = capper.ready().client()
@@ -199,7 +197,7 @@ def test_knob_that_the_configuration_names_no_more_is_given_back_all_the_same(
         assert capper.journal() == []
 
 
-def test_reload_keeps_what_is_held_and_imposes_what_is_new(
+def test_reload_keeps_leases_and_imposes_new_limits(
     host: EmulatedHost, gpu: Gpu, tmp_path: Path, manager: ServiceManager
 ) -> None:
     file = tmp_path / "config.toml"
@@ -233,7 +231,7 @@ def test_reload_keeps_what_is_held_and_imposes_what_is_new(
 
 
 @pytest.mark.exhaustive
-def test_agent_that_wants_caps_says_that_no_capper_answers_and_finds_the_one_that_comes(
+def test_agent_reports_a_missing_capper_and_finds_a_later_one(
     tmp_path: Path, manager: ServiceManager
 ) -> None:
     with Running(

@@ -60,7 +60,7 @@ def tree(host: SystemdHost) -> dict[str, tuple[str, str]]:
     return {path: (paths[path], digest) for digest, path in (d.split("  ", 1) for d in digests)}
 
 
-def test_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
+def test_service_installation_lifecycle_leaves_no_files(host: SystemdHost) -> None:
     before = tree(host)
 
     said = service(host, "install", "--dry-run")
@@ -103,7 +103,7 @@ def test_services_life_from_nothing_to_nothing(host: SystemdHost) -> None:
     assert not [path for path in tree(host) if path.startswith("/var/lib/wattspan")]
 
 
-def test_what_an_administrator_has_changed_survives_both(host: SystemdHost) -> None:
+def test_administrator_changes_survive_install_and_uninstall(host: SystemdHost) -> None:
     service(host, "install")
     unit = host.units / AGENT
     unit.write_text(unit.read_text() + "# ours\n")
@@ -115,7 +115,7 @@ def test_what_an_administrator_has_changed_survives_both(host: SystemdHost) -> N
     host.systemctl("daemon-reload")
 
 
-def test_nobody_but_root_changes_anything(host: SystemdHost) -> None:
+def test_installation_requires_root(host: SystemdHost) -> None:
     before = tree(host)
     done = host.run("setpriv", "--reuid=65534", PROGRAM, "service", "install", check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -167,7 +167,7 @@ def test_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None:
         assert ticks > 0
 
 
-def test_sender_that_is_gone_is_still_who_it_was(agent: Agent) -> None:
+def test_exited_known_sender_keeps_its_identity(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
         consumer = agent.consumer(pid)
@@ -176,7 +176,7 @@ def test_sender_that_is_gone_is_still_who_it_was(agent: Agent) -> None:
     assert agent.whose(peer) == consumer
 
 
-def test_unknown_sender_that_is_gone_is_nobody(agent: Agent) -> None:
+def test_exited_unknown_sender_is_unidentified(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
     assert agent.whose(peer) == Outcome.UNKNOWN_PROCESS
@@ -195,14 +195,14 @@ def test_forked_worker_with_its_parents_resource_is_itself(agent: Agent) -> None
             assert agent.whose(peer, claim) == agent.consumer(worker)
 
 
-def test_program_started_by_another_may_speak_for_it(agent: Agent) -> None:
+def test_child_program_may_send_for_its_parent(agent: Agent) -> None:
     with sending(agent.path):
         assert agent.whose(agent.peer(), ResourceClaim(pid=os.getpid())) == agent.consumer(
             os.getpid()
         )
 
 
-def test_worker_on_the_connection_of_its_dead_parent_is_believed(agent: Agent) -> None:
+def test_worker_on_a_connection_of_its_exited_parent_is_accepted(agent: Agent) -> None:
     with sending(agent.path, "fork after") as (worker, _):
         peer = agent.peer()
         assert peer.pid is not None
@@ -252,7 +252,7 @@ def test_kernels_answer_and_its_table_agree(agent: Agent, tmp_path: Path) -> Non
     asked.close()
 
 
-def test_worker_that_inherits_a_tcp_connection_is_found_when_its_parent_is_gone(
+def test_worker_inheriting_a_tcp_connection_is_found_after_parent_exit(
     agent: Agent,
 ) -> None:
     port = agent.listen_tcp("127.0.0.1")
@@ -275,7 +275,7 @@ def _holders(peer: Peer) -> list[int]:
     return holders
 
 
-def test_thread_is_no_process() -> None:
+def test_thread_id_is_not_a_process() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
@@ -290,7 +290,7 @@ def test_thread_is_no_process() -> None:
         witness.close()
 
 
-def test_what_the_kernel_shows_of_this_process_is_read_right() -> None:
+def test_kernel_data_of_this_process_is_read_correctly() -> None:
     witness = ProcessInspector()
     me = witness.look(os.getpid())
     witness.close()
@@ -304,7 +304,7 @@ def test_what_the_kernel_shows_of_this_process_is_read_right() -> None:
 
 
 @pytest.mark.needs_root
-def test_another_users_pid_is_not_believed(agent: Agent) -> None:
+def test_pid_of_another_user_is_rejected(agent: Agent) -> None:
     port = int(agent.listen_tcp("127.0.0.1"))
     kept = []
 
@@ -321,7 +321,7 @@ def test_another_users_pid_is_not_believed(agent: Agent) -> None:
 
 
 @pytest.mark.needs_root
-def test_unprivileged_agent_sees_users_but_not_descriptors(agent: Agent) -> None:
+def test_unprivileged_agent_reads_users_without_descriptors(agent: Agent) -> None:
     port = agent.listen_tcp("127.0.0.1")
     with sending(f"127.0.0.1 {port}") as (pid, _):
         peer = agent.peer()
@@ -341,7 +341,7 @@ needs_unshare = pytest.mark.skipif(shutil.which("unshare") is None, reason="no u
 
 @needs_unshare
 @pytest.mark.needs_root
-def test_pid_namespace_is_seen_through(agent: Agent) -> None:
+def test_pid_namespace_is_translated(agent: Agent) -> None:
     unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with sending(agent.path, prefix=unshare) as (inside, _):
         peer = agent.peer()

@@ -42,7 +42,7 @@ def ended_now(result: SpanEnergy, now: Instant) -> SpanEnergy:
     return result._replace(span=result.span._replace(start=now.mono - 10**9, end=now.mono))
 
 
-def test_real_prometheus_knows_joules_a_token_and_the_telling_span(
+def test_real_prometheus_has_joules_per_token_and_exemplars(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     clock = SystemClock()

@@ -26,7 +26,7 @@ def at(time: int, span: int, *, opens: bool) -> Mark:
     return Mark(Edge(time / 1e9, opens, span), time, time, time)
 
 
-def test_truth_divides_what_was_spent_among_the_innermost_spans_that_are_open() -> None:
+def test_truth_divides_energy_among_innermost_open_spans() -> None:
     trial = Trial("made", 1.0, [], [-1, 0, -1], [])
     marks = [
         at(0, 0, opens=True),
@@ -44,7 +44,7 @@ def test_truth_divides_what_was_spent_among_the_innermost_spans_that_are_open() 
     assert sum(exclusive) == course[-1] - course[0]
 
 
-def test_every_kind_of_trial_opens_each_span_before_it_closes_it() -> None:
+def test_trials_open_spans_before_closing_them() -> None:
     kinds = ("single", "inside", "nested", "concurrent")
     for trial in trials(kinds, (0.1, 1.0), (2, 1), seed=5):
         for span, parent in enumerate(trial.parents):
@@ -100,7 +100,7 @@ def test_cpu_energy_of_spans_is_true(bench: tuple[SpanAgent, Collector]) -> None
     holds_once(lambda: list(complaints()))
 
 
-def test_gpu_energy_of_spans_is_as_uncertain_as_the_agent_says(
+def test_gpu_span_energy_error_is_within_its_uncertainty(
     bench: tuple[SpanAgent, Collector],
 ) -> None:
     agent, collector = bench

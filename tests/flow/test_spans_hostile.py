@@ -28,7 +28,7 @@ def page(agent: Running) -> Scrape:
     return Scrape(agent.scrape("text/plain"))
 
 
-def test_flood_of_announced_spans_stays_small_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_flood_of_announced_spans_is_bounded(tmp_path: Path) -> None:
     with Running(tmp_path, spans__open_spans=OPEN) as agent:
         agent.measuring()
         before = resident(agent)
@@ -57,7 +57,7 @@ def test_flood_of_announced_spans_stays_small_and_holds_up_nobody(tmp_path: Path
         assert "failed" not in agent.said
 
 
-def test_who_breaks_the_protocol_is_put_out_and_counted(tmp_path: Path) -> None:
+def test_protocol_violation_disconnects_and_is_counted(tmp_path: Path) -> None:
     with Running(tmp_path) as agent, ByHand(agent.measuring().run_dir) as honest:
         honest.flood(time.monotonic_ns(), 3)
         with ByHand(agent.run_dir) as liar:
@@ -73,7 +73,7 @@ def test_who_breaks_the_protocol_is_put_out_and_counted(tmp_path: Path) -> None:
         assert agent.end() == 0
 
 
-def test_too_many_spans_are_asked_to_come_again_and_none_that_was_taken_is_lost(
+def test_excess_spans_are_delayed_and_accepted_ones_kept(
     tmp_path: Path,
 ) -> None:
     answers: Counter[int] = Counter()

@@ -44,7 +44,7 @@ def ended(agent: Running) -> tuple[int, str]:
     return code, agent.said.strip().splitlines()[-1]
 
 
-def test_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path: Path) -> None:
+def test_explicit_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     with taken_port() as port, Running(tmp_path, spans__http=f"127.0.0.1:{port}") as agent:
         code, said = ended(agent)
     assert code == 4
@@ -52,7 +52,7 @@ def test_port_that_was_asked_for_and_is_taken_ends_it_with_a_sentence(tmp_path: 
     assert "[spans] http" in said
 
 
-def test_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
+def test_default_port_in_use_is_skipped(tmp_path: Path) -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -93,9 +93,7 @@ def test_port_that_nobody_asked_for_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["closed", "longer than a socket's address may be"])
-def test_directory_that_cannot_hold_sockets_costs_only_the_sockets(
-    where: str, tmp_path: Path
-) -> None:
+def test_unusable_run_directory_disables_only_sockets(where: str, tmp_path: Path) -> None:
     run_dir = tmp_path / where
     run_dir.mkdir(mode=0o555)
     if where != "closed":
@@ -112,7 +110,7 @@ def test_directory_that_cannot_hold_sockets_costs_only_the_sockets(
         assert agent.end() == 0
 
 
-def test_sockets_that_were_asked_for_and_cannot_be_had_end_it(tmp_path: Path) -> None:
+def test_explicit_sockets_are_required(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     settings = {"agent__run_dir": tmp_path / "a file", "spans__unix": "true"}
     with Running(tmp_path, **settings) as agent:
@@ -121,7 +119,7 @@ def test_sockets_that_were_asked_for_and_cannot_be_had_end_it(tmp_path: Path) ->
     assert "is no directory; set another [agent] run_dir." in said
 
 
-def test_of_two_agents_with_the_same_directory_the_first_keeps_its_sockets(tmp_path: Path) -> None:
+def test_first_of_two_agents_keeps_its_sockets(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with Running(tmp_path) as first:
         first.measuring()
@@ -134,7 +132,7 @@ def test_of_two_agents_with_the_same_directory_the_first_keeps_its_sockets(tmp_p
     assert not any((first.run_dir / name).exists() for name in SOCKETS)
 
 
-def test_what_a_killed_agent_left_behind_is_replaced(tmp_path: Path) -> None:
+def test_sockets_of_a_killed_agent_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with Running(tmp_path) as first:
         first.measuring()
@@ -151,7 +149,7 @@ def test_what_a_killed_agent_left_behind_is_replaced(tmp_path: Path) -> None:
             assert second.end() == 0
 
 
-def test_spans_turned_off_open_nothing_but_the_questions(tmp_path: Path) -> None:
+def test_disabled_spans_leave_only_the_query_socket(tmp_path: Path) -> None:
     with Running(tmp_path, spans__enabled="false") as agent:
         agent.measuring()
         assert [path.name for path in agent.run_dir.iterdir()] == ["api.sock"]
@@ -159,7 +157,7 @@ def test_spans_turned_off_open_nothing_but_the_questions(tmp_path: Path) -> None
         assert agent.end() == 0
 
 
-def test_questions_turned_off_open_no_socket_for_them(tmp_path: Path) -> None:
+def test_disabled_queries_open_no_socket(tmp_path: Path) -> None:
     with Running(tmp_path, agent__api="false") as agent:
         agent.measuring()
         assert {path.name for path in agent.run_dir.iterdir()} == {"otlp.sock", "feed.sock"}
@@ -187,7 +185,7 @@ def test_failed_start_leaves_no_socket(tmp_path: Path) -> None:
         assert {path.name for path in Path(run_dir).iterdir()} == {"api.sock"}
 
 
-def test_spans_that_no_collector_took_by_the_end_are_told(tmp_path: Path) -> None:
+def test_unsent_spans_are_logged_at_shutdown(tmp_path: Path) -> None:
     with (
         kept_port() as port,
         Running(tmp_path, spans__forward=f"http://127.0.0.1:{port}") as agent,
@@ -201,7 +199,7 @@ def test_spans_that_no_collector_took_by_the_end_are_told(tmp_path: Path) -> Non
         assert "forward_spool = true" in agent.said
 
 
-def test_doctor_knows_a_running_agent_by_its_port_and_its_sockets(tmp_path: Path) -> None:
+def test_doctor_recognises_a_running_agent(tmp_path: Path) -> None:
     with Running(tmp_path) as agent:
         address = agent.spans_address().removeprefix("http://")
         settings = {"agent.run_dir": agent.run_dir, "spans.http": address}

@@ -107,7 +107,7 @@ def spent(agent: Running, pid: int) -> float:
     return sum(facts["process"]["joules"].values())
 
 
-def test_spans_never_claim_more_than_their_processes_spent_whatever_is_told(
+def test_span_energy_never_exceeds_process_energy(
     tmp_path: Path,
 ) -> None:
     with Running(
@@ -152,7 +152,7 @@ def test_spans_never_claim_more_than_their_processes_spent_whatever_is_told(
         assert agent.end() == 0
 
 
-def test_at_the_end_everything_that_was_taken_is_joined_and_sent_on(tmp_path: Path) -> None:
+def test_accepted_spans_are_joined_and_forwarded_at_shutdown(tmp_path: Path) -> None:
     with HttpCollector() as collector:
         with (
             Running(tmp_path, spans__forward=collector.url, store__enabled="true") as agent,
@@ -181,7 +181,7 @@ def test_at_the_end_everything_that_was_taken_is_joined_and_sent_on(tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "away"), [(HttpCollector, Reply(503)), (GrpcCollector, GrpcStatus(14))]
 )
-def test_spans_reach_a_collector_that_comes_late_in_order_and_with_their_energy(
+def test_late_collector_receives_ordered_spans_with_energy(
     kind: type[HttpCollector | GrpcCollector], away: Fault, tmp_path: Path
 ) -> None:
     with kind() as collector, Running(tmp_path, spans__forward=collector.url) as agent:

@@ -36,9 +36,7 @@ MOST_IN_A_WRITE = (29 + 1 + 3) * J
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_at_any_moment_it_loses_no_more_than_the_write_in_hand(
-    tmp_path: Path, seed: int
-) -> None:
+def test_kill_at_any_moment_loses_at_most_one_write(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(4):
         told = _write_until_killed(tmp_path, chance)

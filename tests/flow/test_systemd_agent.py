@@ -34,7 +34,7 @@ def _joules(it: Installed) -> float:
     return joules
 
 
-def test_it_is_active_when_it_serves_and_not_before(it: Installed) -> None:
+def test_unit_is_active_once_it_serves(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     assert it.host.property(AGENT, "ActiveState") == "active"
     page = it.page()  # at once: nothing is awaited
@@ -43,7 +43,7 @@ def test_it_is_active_when_it_serves_and_not_before(it: Installed) -> None:
     assert "energy counters" in it.host.property(AGENT, "StatusText")
 
 
-def test_it_runs_as_nobody_in_particular_with_no_capability(everything: Installed) -> None:
+def test_unit_runs_unprivileged_without_capabilities(everything: Installed) -> None:
     it = everything
     it.running(AGENT)
     status = it.host.run("cat", f"/proc/{it.main_pid(AGENT)}/status").stdout
@@ -56,7 +56,7 @@ def test_it_runs_as_nobody_in_particular_with_no_capability(everything: Installe
     assert facts["Seccomp"].strip() == "2"
 
 
-def test_it_may_take_from_the_host_what_the_unit_says_and_no_more(everything: Installed) -> None:
+def test_unit_resource_limits_are_enforced(everything: Installed) -> None:
     it = everything
     it.running(AGENT)
     seen = {
@@ -74,7 +74,7 @@ def test_it_may_take_from_the_host_what_the_unit_says_and_no_more(everything: In
     assert adjusted.strip() == "300"
 
 
-def test_it_charges_the_work_of_other_users(everything: Installed) -> None:
+def test_unit_attributes_other_users(everything: Installed) -> None:
     it = everything
     it.running(AGENT)
     work = "import os\nos.setuid(12345)\nprint('begun', flush=True)\nwhile True: pass"
@@ -95,7 +95,7 @@ def test_it_charges_the_work_of_other_users(everything: Installed) -> None:
             worker.kill()
 
 
-def test_reload_takes_the_new_configuration_in_the_same_process(it: Installed) -> None:
+def test_unit_reload_keeps_the_process(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     pid, before = it.main_pid(AGENT), _joules(it)
     it.configure('[exporters.prometheus]\nlisten = "127.0.0.1:9950"\n')
@@ -106,7 +106,7 @@ def test_reload_takes_the_new_configuration_in_the_same_process(it: Installed) -
     assert float(joules.split()[-1]) >= before
 
 
-def test_bad_configuration_is_told_and_the_old_one_stays(it: Installed) -> None:
+def test_unit_reload_with_an_invalid_configuration_keeps_the_old_one(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     it.configure("[agent]\ninterwal = 1\n")
     it.host.systemctl("reload", AGENT)
@@ -117,7 +117,7 @@ def test_bad_configuration_is_told_and_the_old_one_stays(it: Installed) -> None:
     assert it.metrics()
 
 
-def test_bad_configuration_at_the_start_is_no_reason_to_try_again(it: Installed) -> None:
+def test_unit_with_an_invalid_configuration_is_not_restarted(it: Installed) -> None:
     it.configure("[agent]\ninterwal = 1\n")
     with pytest.raises(HostError, match="interwal"):
         it.host.systemctl("start", AGENT)
@@ -135,7 +135,7 @@ def test_agent_that_finds_no_counter_yet_is_tried_until_there_is_one(it: Install
     assert it.metrics()
 
 
-def test_agent_that_hangs_is_ended_and_started_anew(it: Installed) -> None:
+def test_hung_unit_is_restarted(it: Installed) -> None:
     it.drop_in(AGENT, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", AGENT)
     pid = it.main_pid(AGENT)
@@ -146,7 +146,7 @@ def test_agent_that_hangs_is_ended_and_started_anew(it: Installed) -> None:
     assert it.metrics()
 
 
-def test_totals_go_on_after_a_kill_and_after_a_restart(it: Installed) -> None:
+def test_totals_continue_after_kill_and_restart(it: Installed) -> None:
     it.drop_in(AGENT, "[Service]\nRestartSec=100ms\n")
     it.configure('[store]\ninterval = "1s"\n')
     it.host.systemctl("start", AGENT)
@@ -160,7 +160,7 @@ def test_totals_go_on_after_a_kill_and_after_a_restart(it: Installed) -> None:
     assert _joules(it) >= before  # what the restart had closed
 
 
-def test_stop_closes_the_books_and_leaves_nothing(it: Installed) -> None:
+def test_unit_stop_writes_the_checkpoint_and_leaves_no_files(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     it.host.systemctl("stop", AGENT)
     assert it.host.property(AGENT, "Result") == "success"
@@ -169,9 +169,7 @@ def test_stop_closes_the_books_and_leaves_nothing(it: Installed) -> None:
     assert it.host.inside("/var/lib/wattspan").is_dir()
 
 
-def test_upgrade_of_the_files_is_taken_up_by_a_restart_and_loses_no_total(
-    it: Installed, tmp_path: Path
-) -> None:
+def test_unit_upgrade_by_restart_keeps_totals(it: Installed, tmp_path: Path) -> None:
     it.host.systemctl("start", AGENT)
     before, pid = _joules(it), it.main_pid(AGENT)
     unit = it.host.units / AGENT

@@ -24,7 +24,7 @@ def _unit(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_two_of_them_run_side_by_side_and_are_gone_at_the_end(tmp_path: Path) -> None:
+def test_two_systemd_instances_run_concurrently_and_end(tmp_path: Path) -> None:
     unit = _unit(tmp_path, "sleeper.service", SLEEPER)
     with (
         SystemdHost(tmp_path / "one", units=[unit]) as one,
@@ -40,7 +40,7 @@ def test_two_of_them_run_side_by_side_and_are_gone_at_the_end(tmp_path: Path) ->
     assert not {one.name, two.name} & cgroups()
 
 
-def test_what_it_writes_does_not_reach_the_machine(tmp_path: Path) -> None:
+def test_systemd_instance_does_not_write_to_the_host(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     shown.write_text("from the machine")
     with SystemdHost(tmp_path / "host", binds={Path("/opt/deep/shown"): shown}) as host:
@@ -52,7 +52,7 @@ def test_what_it_writes_does_not_reach_the_machine(tmp_path: Path) -> None:
         assert not [place for place in places if Path(place, host.name).exists()]
 
 
-def test_failure_shows_what_systemd_and_the_service_said(tmp_path: Path) -> None:
+def test_systemd_failure_shows_the_journal(tmp_path: Path) -> None:
     unit = _unit(
         tmp_path, "broken.service", "[Service]\nType=oneshot\nExecStart=sh -c 'echo woe; exit 3'\n"
     )
@@ -63,7 +63,7 @@ def test_failure_shows_what_systemd_and_the_service_said(tmp_path: Path) -> None
         assert "status=3" in str(caught.value)
 
 
-def test_it_ends_with_whoever_was_killed_while_using_it(tmp_path: Path) -> None:
+def test_systemd_instance_ends_with_its_killed_user(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from support.systemd_host import SystemdHost\n"
         "with SystemdHost(Path(sys.argv[1])) as host: print(host.pid, flush=True); time.sleep(1000)"

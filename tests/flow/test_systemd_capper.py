@@ -58,7 +58,7 @@ def it(everything: Installed) -> Installed:
     return everything
 
 
-def test_who_asks_starts_it_and_only_its_socket_waits_until_then(it: Installed) -> None:
+def test_capper_unit_is_socket_activated(it: Installed) -> None:
     it.host.systemctl("start", SOCKET)
     assert it.host.property(CAPPER, "ActiveState") == "inactive"
     with it.held(ZONE, CAP * 1000):
@@ -67,7 +67,7 @@ def test_who_asks_starts_it_and_only_its_socket_waits_until_then(it: Installed) 
     eventually(lambda: it.limit() == ORIGINAL, "given back when the holder was killed")
 
 
-def test_socket_is_for_root_and_the_group_and_another_user_is_kept_out(it: Installed) -> None:
+def test_capper_socket_is_for_root_and_its_group(it: Installed) -> None:
     it.host.systemctl("start", SOCKET)
     ls = it.host.run("stat", "-c", "%U:%G %a", CAPPER_SOCKET).stdout
     assert ls == "root:wattspan 660\n"
@@ -78,14 +78,14 @@ def test_socket_is_for_root_and_the_group_and_another_user_is_kept_out(it: Insta
     assert it.host.run(PROGRAM, "caps", "status").returncode == 0
 
 
-def test_it_sets_a_gpus_limit_as_well_and_gives_it_back(it: Installed) -> None:
+def test_capper_unit_sets_and_restores_a_gpu_limit(it: Installed) -> None:
     it.host.systemctl("start", SOCKET)
     with it.held(GPU, 600_000, knob="gpu_power"):
         assert it.gpu_limit() == 600_000
     eventually(lambda: it.gpu_limit() == 700_000, "given back")
 
 
-def test_killed_capper_gives_the_original_back_and_is_started_anew(it: Installed) -> None:
+def test_killed_capper_unit_restores_and_restarts(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     with it.held(ZONE, CAP * 1000):
         assert it.limit() == CAP
@@ -98,7 +98,7 @@ def test_killed_capper_gives_the_original_back_and_is_started_anew(it: Installed
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 
-def test_killed_capper_gives_the_original_back_though_its_disk_has_become_read_only(
+def test_killed_capper_unit_restores_from_a_read_only_disk(
     it: Installed,
 ) -> None:
     it.host.systemctl("start", CAPPER)
@@ -154,7 +154,7 @@ def in_the_agents_place(it: Installed, script: str) -> None:
     )
 
 
-def test_whoever_holds_a_cap_in_the_agents_unit_leaves_the_original_when_killed(
+def test_lease_holder_killed_in_the_agent_unit_is_released(
     it: Installed,
 ) -> None:
     # What the agent's tuner does, in its own sandbox and as its user, and then nothing more.
@@ -169,7 +169,7 @@ def test_whoever_holds_a_cap_in_the_agents_unit_leaves_the_original_when_killed(
 
 
 @pytest.mark.exhaustive
-def test_agent_that_wants_caps_has_the_capper_started_and_says_if_it_goes(
+def test_agent_unit_activates_the_capper_and_reports_its_loss(
     it: Installed,
 ) -> None:
     it.configure(CONFIGURED + 'mode = "apply"\n')
@@ -218,7 +218,7 @@ def test_fixed_limit_outlives_a_kill_with_a_broken_configuration(it: Installed) 
     eventually(lambda: it.limit() == ORIGINAL, "lifted by the configuration")
 
 
-def test_capper_that_hangs_is_ended_and_gives_the_original_back(it: Installed) -> None:
+def test_hung_capper_unit_is_ended_and_restores(it: Installed) -> None:
     it.drop_in(CAPPER, "[Service]\nWatchdogSec=5s\nTimeoutAbortSec=1s\nRestartSec=100ms\n")
     it.host.systemctl("start", CAPPER)
     pid, before = it.main_pid(CAPPER), it.host.journal().count(BY_THE_JOURNAL)
@@ -241,7 +241,7 @@ def test_shipped_watchdog_acts_on_a_stopped_capper_within_half_a_minute(it: Inst
     assert it.host.property(CAPPER, "Restart") == "always"
 
 
-def test_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: Installed) -> None:
+def test_capper_unit_stop_restores_and_is_not_reactivated(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     with it.held(ZONE, CAP * 1000):
         it.host.systemctl("stop", CAPPER)
@@ -251,7 +251,7 @@ def test_stop_gives_back_and_what_runs_afterwards_does_not_start_it_again(it: In
     assert it.host.property(SOCKET, "ActiveState") == "active"
 
 
-def test_restart_keeps_the_socket_and_nobody_who_asks_is_refused(it: Installed) -> None:
+def test_capper_unit_restart_keeps_its_socket(it: Installed) -> None:
     it.host.systemctl("start", CAPPER)
     inode = it.host.run("stat", "-c", "%i", CAPPER_SOCKET).stdout
     it.host.systemctl("restart", CAPPER)
@@ -259,7 +259,7 @@ def test_restart_keeps_the_socket_and_nobody_who_asks_is_refused(it: Installed) 
     assert it.host.run(PROGRAM, "caps", "status").returncode == 0
 
 
-def test_who_reloads_the_agent_reloads_both_and_what_is_held_stays(it: Installed) -> None:
+def test_agent_reload_reloads_the_capper_and_keeps_leases(it: Installed) -> None:
     it.host.systemctl("start", AGENT, CAPPER)
     pid = it.main_pid(CAPPER)
     with it.held(ZONE, CAP * 1000):
@@ -282,7 +282,7 @@ def test_stopping_everything_leaves_the_original_and_no_process(it: Installed) -
     assert not it.host.inside(CAPPER_SOCKET).exists()
 
 
-def test_agents_own_rights_do_not_reach_what_the_capper_believes(it: Installed) -> None:
+def test_agent_unit_cannot_write_capper_files(it: Installed) -> None:
     it.host.systemctl("start", AGENT, CAPPER)
     with it.held(ZONE, CAP * 1000):
         modes = it.host.run(
@@ -292,7 +292,7 @@ def test_agents_own_rights_do_not_reach_what_the_capper_believes(it: Installed) 
 
 
 @pytest.mark.exhaustive
-def test_whoever_waits_for_the_lock_in_the_agents_unit_keeps_no_cap_after_the_cappers_end(
+def test_lock_waiter_in_the_agent_unit_does_not_keep_a_cap(
     it: Installed,
 ) -> None:
     # One of an earlier version, which the group could open.

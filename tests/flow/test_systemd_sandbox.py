@@ -152,13 +152,13 @@ def test_outside_of_a_sandbox_every_act_can_be_done(it: Installed, outside: dict
     assert it.host.run(*nobody).stdout == "0\n"
 
 
-def test_agent_can_do_its_work_and_nothing_else(it: Installed, outside: dict[str, str]) -> None:
+def test_agent_sandbox_permits_only_its_work(it: Installed, outside: dict[str, str]) -> None:
     told = _in_the_sandbox_of(it, AGENT)
     denied = {act for act, why in outside.items() if why}
     assert _stopped(told, outside) == AGENT_CANNOT - denied, told
 
 
-def test_capper_can_set_limits_and_nothing_else(it: Installed, outside: dict[str, str]) -> None:
+def test_capper_sandbox_permits_only_limits(it: Installed, outside: dict[str, str]) -> None:
     told = _in_the_sandbox_of(it, CAPPER)
     denied = {act for act, why in outside.items() if why}
     assert _stopped(told, outside) - ROOT_ALREADY == CAPPER_CANNOT - denied, told

@@ -133,9 +133,7 @@ def records(it: Installed) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def test_tuner_of_an_agent_without_rights_turns_a_limit_through_the_capper(
-    it: Installed, gpu: Gpu
-) -> None:
+def test_unprivileged_tuner_writes_through_the_capper(it: Installed, gpu: Gpu) -> None:
     with a_limit_is_tried(it, gpu) as trial:
         assert trial.row["holder"] == "trainer/train_step"
         assert trial.row["original"] == ORIGINAL
@@ -145,9 +143,7 @@ def test_tuner_of_an_agent_without_rights_turns_a_limit_through_the_capper(
         assert written["uid"] == int(it.host.run("id", "-u", "wattspan").stdout) != 0
 
 
-def test_what_the_tuner_turned_stands_as_before_when_the_agent_is_killed(
-    it: Installed, gpu: Gpu
-) -> None:
+def test_tuned_limit_is_restored_after_an_agent_kill(it: Installed, gpu: Gpu) -> None:
     with a_limit_is_tried(it, gpu):
         capper = it.main_pid(CAPPER)
         it.host.kill(AGENT, signal.SIGKILL)

@@ -43,7 +43,7 @@ def _directives(unit: str) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", [AGENT, CAPPER])
-def test_exposure_is_what_the_reference_says_and_at_most_two(unit: str) -> None:
+def test_unit_exposure_matches_the_reference(unit: str) -> None:
     measured = _exposure(unit)
     assert measured <= MOST
     row = re.search(rf"^\| `{re.escape(unit)}` \| \*\*([\d.]+)\*\* \|", REFERENCE, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_unit_that_is_looser_is_found(tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
-def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+def test_systemd_verify_accepts_the_units(tmp_path: Path) -> None:
     for unit in UNITS:
         (tmp_path / unit).write_text(_text(unit).replace(SHIPPED_PROGRAM, "/bin/true"))
     done = _analyze("verify", *(tmp_path / unit for unit in UNITS))
@@ -85,7 +85,7 @@ def test_only_the_path_of_the_program_is_to_be_changed_elsewhere(unit: str) -> N
     assert _text(unit).count(SHIPPED_PROGRAM) == len(ours)
 
 
-def test_udev_lets_the_group_read_a_counter_that_appears(tmp_path: Path) -> None:
+def test_udev_rule_grants_the_group_a_new_counter(tmp_path: Path) -> None:
     if find_program("udevadm") is None:
         pytest.skip("no udevadm; install Debian's udev")
     rule = (SHIPPED / "udev" / "60-wattspan.rules").read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ def test_one_view_of_a_running_agent(agent: Served) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_sort_filter_and_by_choose_what_is_shown(agent: Served) -> None:
+def test_sort_filter_and_by_select_the_rows(agent: Served) -> None:
     done = top(
         "--once", "--interval", "10ms", "--by", "group", "--sort", "name", "--filter", "e",
         "--address", f"http://127.0.0.1:{agent.port}/metrics",
@@ -64,7 +64,7 @@ def test_programs_get_json(agent: Served) -> None:
     assert {row["pid"] for row in told["processes"]} >= {4123, 4180}
 
 
-def test_where_no_agent_runs_one_sentence_says_so() -> None:
+def test_top_without_an_agent_is_a_one_line_error() -> None:
     with kept_port() as port:
         done = top("--once", "--address", f"127.0.0.1:{port}")
     assert (done.returncode, done.stdout) == (1, "")
@@ -84,14 +84,14 @@ def test_address_that_cannot_be_is_one_sentence_too(address: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_address_comes_from_the_configuration(agent: Served) -> None:
+def test_top_address_comes_from_the_configuration(agent: Served) -> None:
     done = top(
         "--once", "--interval", "10ms", "--set", f"exporters.prometheus.listen=:{agent.port}"
     )
     assert "tritonserver" in done.stdout, done.stderr
 
 
-def test_on_a_terminal_it_lives_until_q_and_gives_the_screen_back(agent: Served) -> None:
+def test_top_on_a_terminal_runs_until_q(agent: Served) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*PROGRAM, "--address", f"127.0.0.1:{agent.port}"],

@@ -87,7 +87,7 @@ def line_with(text: str, output: str) -> str:
 
 
 @pytest.mark.usefixtures("agent")
-def test_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
+def test_tune_status_line_has_state_and_reason(tune: Tune) -> None:
     line = line_with("trainer/train_step", tune.told("status"))
     assert line.split()[:13] == [
         *("trainer/train_step", "holding", "560", "of", "700", "W", "2.4%", "3.1%", "5%"),
@@ -97,7 +97,7 @@ def test_line_tells_how_a_job_stands_and_why(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_first_line_tells_what_holds_for_all(tune: Tune) -> None:
+def test_tune_status_first_line_is_the_mode(tune: Tune) -> None:
     first = tune.told("status").splitlines()[0]
     assert first == (
         "apply: limits are written; 9 writes, 2 restores; the host's ceiling is 2400 W"
@@ -108,7 +108,7 @@ def test_first_line_tells_what_holds_for_all(tune: Tune) -> None:
     "word", ["trainer/train_step", "trainer", "train_step", "TRAINER/", "er/train"]
 )
 @pytest.mark.usefixtures("agent")
-def test_job_is_meant_by_its_name_its_service_its_span_or_a_part(word: str, tune: Tune) -> None:
+def test_job_is_selected_by_name_service_span_or_part(word: str, tune: Tune) -> None:
     assert [one["job"] for one in tune.facts("status", word)["jobs"]] == [HELD.job]
 
 
@@ -121,14 +121,14 @@ def test_job_that_is_not_there_is_bad_usage_and_names_the_nearest(command: str, 
 
 
 @pytest.mark.usefixtures("agent")
-def test_programs_get_what_the_agent_tells(tune: Tune) -> None:
+def test_json_output_is_the_agent_response(tune: Tune) -> None:
     facts = tune.facts("status")
     assert [one["job"] for one in facts["jobs"]] == [row.job for row in ACCOUNTS.rows]
     assert facts["jobs"][0]["slowdown_bound"] == HELD.slowdown_bound
     assert len(facts["caps"]) == 4
 
 
-def test_capper_that_does_not_answer_is_said_first(tune: Tune, run_dir: Path) -> None:
+def test_unresponsive_capper_is_reported_first(tune: Tune, run_dir: Path) -> None:
     accounts = TuningAccounts("apply", capper=False, capper_trouble="No capper answers. Start it.")
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
@@ -140,7 +140,7 @@ def test_capper_that_does_not_answer_is_said_first(tune: Tune, run_dir: Path) ->
 
 
 @pytest.mark.usefixtures("agent")
-def test_all_is_explained_of_one_job(tune: Tune) -> None:
+def test_explain_covers_one_job(tune: Tune) -> None:
     told = tune.told("explain", HELD.job)
     for title in ("Observations", "Setting", "Tried", "Ledger", "Why this setting", "Next"):
         assert f"\n{title}\n" in told
@@ -163,7 +163,7 @@ def test_programs_get_the_explanation_in_sentences_too(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_every_job_is_explained_if_none_is_named(tune: Tune) -> None:
+def test_explain_covers_every_job_by_default(tune: Tune) -> None:
     told = tune.told("explain")
     assert all(f"\n{row.job}, gpu_power: " in told for row in ACCOUNTS.rows)
 
@@ -172,7 +172,7 @@ def test_every_job_is_explained_if_none_is_named(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_decisions_are_told_newest_last(tune: Tune) -> None:
+def test_decisions_are_listed_newest_last(tune: Tune) -> None:
     lines = tune.told("history").splitlines()
     assert [line.split()[4:6] for line in lines] == [
         ["probe", "certifying"],
@@ -183,32 +183,32 @@ def test_decisions_are_told_newest_last(tune: Tune) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_history_of_one_job_is_asked_for_by_a_part_of_its_name(tune: Tune) -> None:
+def test_history_is_filtered_by_a_part_of_the_job_name(tune: Tune) -> None:
     facts = tune.facts("history", "trainer", "--limit", "1")
     assert [(one["job"], one["reason"]) for one in facts["decisions"]] == [(HELD.job, "certified")]
 
 
 @pytest.mark.parametrize(("since", "count"), [("1h", 0), ("36500d", 3), ("2023-11-14T22:05Z", 1)])
 @pytest.mark.usefixtures("agent")
-def test_history_is_told_from_a_time_on(since: str, count: int, tune: Tune) -> None:
+def test_history_starts_at_the_given_time(since: str, count: int, tune: Tune) -> None:
     assert len(tune.facts("history", "--since", since)["decisions"]) == count
 
 
 @pytest.mark.usefixtures("agent")
-def test_that_nothing_was_decided_is_said(tune: Tune) -> None:
+def test_empty_history_has_a_message(tune: Tune) -> None:
     assert tune.told("history", "--since", "1s") == "No decision in that time.\n"
     assert "about 'nobody'" in tune.told("history", "nobody")
 
 
 @pytest.mark.usefixtures("agent")
-def test_time_that_is_none_is_an_error_in_one_sentence(tune: Tune) -> None:
+def test_invalid_time_is_a_one_line_error(tune: Tune) -> None:
     done = tune("history", "--since", "yesterday")
     assert done.exit_code == 1
     assert "since=yesterday: that is no time" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_without_an_agent_the_history_is_read_from_disk(tune: Tune, run_dir: Path) -> None:
+def test_history_without_an_agent_is_read_from_disk(tune: Tune, run_dir: Path) -> None:
     book = DecisionLog(decisions_path(run_dir / "state"), ManualClock())
     for one in DECISIONS:
         book.add(one)
@@ -220,7 +220,7 @@ def test_without_an_agent_the_history_is_read_from_disk(tune: Tune, run_dir: Pat
     assert tune("history", "--since", "yesterday").exit_code == 2
 
 
-def test_what_was_decided_on_an_emulated_host_is_labelled(tune: Tune, run_dir: Path) -> None:
+def test_emulated_decisions_are_labelled(tune: Tune, run_dir: Path) -> None:
     book = DecisionLog(decisions_path(run_dir / "state", emulated=True), SystemClock())
     book.add(decided(1, HOLD))
     assert tune.told("history").startswith("EMULATED")
@@ -231,7 +231,7 @@ def test_what_was_decided_on_an_emulated_host_is_labelled(tune: Tune, run_dir: P
 
 
 @pytest.mark.parametrize("command", ["status", "explain", "history"])
-def test_where_no_agent_answers_one_sentence_says_what_to_do(command: str, tune: Tune) -> None:
+def test_tune_without_an_agent_is_a_one_line_error(command: str, tune: Tune) -> None:
     done = tune(command)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "No wattspan agent answers" in done.stderr
@@ -240,9 +240,7 @@ def test_where_no_agent_answers_one_sentence_says_what_to_do(command: str, tune:
 
 
 @pytest.mark.parametrize("command", ["status", "explain"])
-def test_where_tuning_is_off_one_sentence_says_how_to_turn_it_on(
-    command: str, tune: Tune, run_dir: Path
-) -> None:
+def test_disabled_tuning_error_names_its_setting(command: str, tune: Tune, run_dir: Path) -> None:
     with QueryServer(run_dir):
         done = tune(command)
         as_json = tune(command, "--json")
@@ -253,7 +251,7 @@ def test_where_tuning_is_off_one_sentence_says_how_to_turn_it_on(
     assert json.loads(as_json.stdout)["mode"] == "off"
 
 
-def test_agent_of_another_version_is_called_so(tune: Tune, run_dir: Path) -> None:
+def test_agent_of_another_version_is_reported(tune: Tune, run_dir: Path) -> None:
     facts = accounts_to_json(ACCOUNTS)
     facts["jobs"][0]["state"] = "dreaming"
 

@@ -119,7 +119,7 @@ def test_setting_held_is_within_the_budget_and_truly_saves(season: Season) -> No
     assert holding.saving(season.free) > 0.02
 
 
-def test_metrics_say_what_is_true(season: Season) -> None:
+def test_tuning_metrics_match_the_truth(season: Season) -> None:
     told, true = season.metrics, season.later
     assert told["wattspan_autotune_state holding"] == 1
     assert told["wattspan_autotune_budget_ratio"] == BUDGET
@@ -132,7 +132,7 @@ def test_metrics_say_what_is_true(season: Season) -> None:
     assert told["wattspan_autotune_saved_bound_joules upper"] >= saved * 0.9
 
 
-def test_status_says_it_in_one_line(season: Season) -> None:
+def test_tuning_status_is_one_line(season: Season) -> None:
     told = season.says["tune status"]
     assert told.startswith("EMULATED: ")
     (line,) = [line for line in told.splitlines() if line.startswith(JOB)]
@@ -145,7 +145,7 @@ def test_status_says_it_in_one_line(season: Season) -> None:
     )
 
 
-def test_explain_says_what_was_tried_and_why_nothing_else_stands(season: Season) -> None:
+def test_explain_lists_trials_and_reasons(season: Season) -> None:
     told = season.says["tune explain"]
     for expected in (
         "Tried",
@@ -158,13 +158,13 @@ def test_explain_says_what_was_tried_and_why_nothing_else_stands(season: Season)
         assert expected in told
 
 
-def test_caps_status_says_who_holds_the_limit_and_why(season: Season) -> None:
+def test_caps_status_lists_holder_and_reason(season: Season) -> None:
     told = season.says["caps status"]
     assert f"held for {JOB}: {season.limit / 1000:g} W; the original is 700 W" in told
     assert "because: " in told
 
 
-def test_end_of_the_job_is_told(season: Season) -> None:
+def test_end_of_the_job_is_logged(season: Season) -> None:
     (line,) = [line for line in season.says["the end"].splitlines() if line.startswith(JOB)]
     assert line.split()[1] == "ended"
     assert "the job has ended" in line
@@ -177,7 +177,7 @@ def test_history_outlives_the_agent(season: Season) -> None:
     assert set(before) <= set(after)
 
 
-def test_next_start_of_the_same_job_begins_with_what_was_held(season: Season) -> None:
+def test_next_start_of_the_job_uses_the_held_setting(season: Season) -> None:
     assert season.limit_again == pytest.approx(season.limit, abs=1000)
     watts = round(season.limit_again / 1000)
     assert f"{watts} W anew, which was certified before" in season.first_again

@@ -128,9 +128,7 @@ def test_capper_that_is_of_no_use_leaves_advice_one_line_and_no_storm(
         impostor.close()
 
 
-def test_user_who_is_put_on_the_list_is_served_from_then_on(
-    tmp_path: Path, path: Path, closing: Way
-) -> None:
+def test_newly_permitted_user_is_served(tmp_path: Path, path: Path, closing: Way) -> None:
     impostor = Impostor(path, told(STRANGER))
     host = Host(caps=closing)
     host.train()
@@ -145,7 +143,7 @@ def test_user_who_is_put_on_the_list_is_served_from_then_on(
 
 
 @pytest.mark.exhaustive
-def test_second_agent_says_so_and_does_not_disturb_the_first(tmp_path: Path) -> None:
+def test_second_agent_reports_the_first_and_does_not_disturb_it(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()

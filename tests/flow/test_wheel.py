@@ -126,7 +126,7 @@ def test_sdist_can_be_tested_and_packaged(sdist: Path) -> None:
         assert needed in inside
 
 
-def test_metadata_says_what_the_project_says(wheel: Path) -> None:
+def test_wheel_metadata_matches_the_project(wheel: Path) -> None:
     told = about(wheel)
     assert (told["Name"], told["Version"]) == ("wattspan", PROJECT["version"])
     assert told["License-Expression"] == "Apache-2.0"
@@ -146,14 +146,14 @@ def test_every_python_that_is_promised_is_named(wheel: Path) -> None:
 # ------------------------------------------------------------------------- for who runs the agent
 
 
-def test_it_comes_from_the_wheel_and_knows_its_version(program: Path) -> None:
+def test_installed_program_comes_from_the_wheel(program: Path) -> None:
     done = called(program, "--version")
     assert done.stdout == f"wattspan {PROJECT['version']}\n", done.stderr
     where = python(program, "import wattspan, wattspan_exporters as e; print(wattspan, e)")
     assert where.count(str(program.parents[1])) == 2
 
 
-def test_doctor_finds_every_part_of_it(program: Path) -> None:
+def test_doctor_finds_every_installed_part(program: Path) -> None:
     done = called(program, "doctor", "--emulate", "laptop", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -188,14 +188,14 @@ def _serving(log: Path) -> str:
     return found[1] if found else ""
 
 
-def test_its_services_files_come_with_it(program: Path) -> None:
+def test_wheel_has_the_service_files(program: Path) -> None:
     done = called(program, "service", "install", "--print")
     assert "==> /usr/local/lib/systemd/system/wattspan.service <==" in done.stdout
     assert f"ExecStart={program} run\n" in done.stdout
     assert "/usr/bin/wattspan" not in done.stdout
 
 
-def test_environment_below_tmp_is_no_place_for_a_service(program: Path) -> None:
+def test_environment_below_tmp_is_rejected_for_a_service(program: Path) -> None:
     if not str(program).startswith(("/tmp/", "/var/", "/home/", "/root/")):
         pytest.skip("the tests' folders are where a service could run from")
     done = called(program, "service", "install", "--dry-run")
@@ -226,11 +226,11 @@ print(json.dumps(sorted(sys.modules)))
     return frozenset(json.loads(python(program, code).splitlines()[-1]))
 
 
-def test_application_gets_its_spans_seen_by_an_entry_point(loaded: frozenset[str]) -> None:
+def test_application_spans_are_announced_by_entry_point(loaded: frozenset[str]) -> None:
     assert "wattspan.otel" in loaded
 
 
-def test_application_loads_nothing_of_the_agent(loaded: frozenset[str]) -> None:
+def test_application_loads_no_agent_module(loaded: frozenset[str]) -> None:
     ours = {name.split(".")[1] for name in loaded if name.startswith("wattspan.")}
     assert ours <= {"otel", "sdk"}
     # psutil is not among them: OpenTelemetry's SDK loads it itself where there is one.

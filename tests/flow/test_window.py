@@ -99,7 +99,7 @@ def test_nested_windows_add_up_to_no_more_than_the_one_around_them(agent: Runnin
     assert sum(outer["devices"].values()) == pytest.approx(sum(outer["host"].values()), abs=1e-4)
 
 
-def test_window_in_which_nothing_is_done_costs_the_process_next_to_nothing(
+def test_idle_window_has_almost_no_process_energy(
     agent: Running,
 ) -> None:
     idle, busy = program(
@@ -120,7 +120,7 @@ def test_window_in_which_nothing_is_done_costs_the_process_next_to_nothing(
     assert idle["host"]["cpu"] > busy["process"]["cpu"] * 0.1  # the host goes on drawing
 
 
-def test_each_thread_has_windows_of_its_own(agent: Running) -> None:
+def test_windows_are_per_thread(agent: Running) -> None:
     windows = program(
         agent,
         """
@@ -166,7 +166,7 @@ def test_forked_child_measures_itself_and_counts_for_its_parent(agent: Running) 
 
 
 @pytest.mark.needs_root
-def test_another_users_process_is_refused_and_ones_own_is_told(agent: Running) -> None:
+def test_process_of_another_user_is_refused(agent: Running) -> None:
     agent.run_dir.chmod(0o755)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     told = program(
@@ -187,7 +187,7 @@ def test_another_users_process_is_refused_and_ones_own_is_told(agent: Running) -
     assert f"process {os.getpid()}: it belongs to another user" in refusal
 
 
-def test_command_is_measured_with_all_that_it_starts(agent: Running, tmp_path: Path) -> None:
+def test_command_window_includes_its_children(agent: Running, tmp_path: Path) -> None:
     out = tmp_path / "figures"
     burn = f"{sys.executable} -S -c 'import time\nwhile time.process_time() < 0.7: pass'"
     done = subprocess.run(
@@ -228,7 +228,7 @@ def test_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path
     assert list(tmp_path.iterdir()) == [out]  # it serves nobody and keeps nothing
 
 
-def test_agent_that_has_ended_is_told_and_one_started_anew_goes_on(tmp_path: Path) -> None:
+def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:
     with Running(tmp_path) as first:
         knows_all(first)
         with subprocess.Popen(

@@ -141,7 +141,7 @@ def test_power_fields_answer_by_scope(nvml: Any, gpu: Any, record_property: Reco
     assert entries[0].nvmlReturn == 0
 
 
-def test_source_reads_it_without_a_stumble(nvml: Any, record_property: Record) -> None:
+def test_source_reads_the_board_without_failures(nvml: Any, record_property: Record) -> None:
     context = SourceContext(CLOCK, FakeDirectory())
     session = new_session(nvml, NvmlSettings(), context)
     batches: list[Batch] = []

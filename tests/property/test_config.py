@@ -120,7 +120,7 @@ def from_flags(flags: dict[str, FlagValue]) -> Config:
 
 @given(flags=given_values(), origins=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_show_prints_check_reads_as_the_same(
+def test_shown_configuration_reads_back_unchanged(
     flags: dict[str, FlagValue], origins: bool, tmp_path: Path
 ) -> None:
     config = from_flags(flags)
@@ -157,7 +157,7 @@ def file_of(rows: list[dict[str, Any]], array: str = "autotune.job") -> str:
 
 @given(rows=jobs(), origins=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_tables_of_an_array_are_what_was_written_and_show_prints_them_all(
+def test_arrays_of_tables_round_trip(
     rows: list[dict[str, Any]], origins: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "jobs.toml"
@@ -173,7 +173,7 @@ def test_tables_of_an_array_are_what_was_written_and_show_prints_them_all(
 
 
 @given(flags=given_values())
-def test_environment_can_say_what_a_flag_can_say(flags: dict[str, FlagValue]) -> None:
+def test_environment_and_flags_are_equivalent(flags: dict[str, FlagValue]) -> None:
     texts = {dotted: flag for dotted, flag in flags.items() if isinstance(flag.value, str)}
     environ = {
         environment_variable(dotted): str(flag.value)
@@ -216,7 +216,9 @@ NAMES = st.sampled_from(
 
 @given(entries=st.lists(st.tuples(NAMES, TOML_VALUES), max_size=4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_value_makes_a_traceback(entries: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_arbitrary_values_raise_no_traceback(
+    entries: list[tuple[str, str]], tmp_path: Path
+) -> None:
     path = tmp_path / "fuzz.toml"
     path.write_text("\n".join(f"{name} = {value}" for name, value in entries))
     for fault in told(lambda: load(path, environ={}, schema=SCHEMA)).splitlines():
@@ -225,7 +227,7 @@ def test_no_value_makes_a_traceback(entries: list[tuple[str, str]], tmp_path: Pa
 
 
 @given(text=st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
-def test_no_text_makes_a_traceback(text: str) -> None:
+def test_arbitrary_text_raises_no_traceback(text: str) -> None:
     sentence = told(lambda: parse_toml(text, Path("x.toml")))
     assert not sentence or sentence.startswith("x.toml:")
 
@@ -237,12 +239,12 @@ def test_file_nested_beyond_all_measure_is_refused(opening: str) -> None:
 
 
 @given(name=TEXT, value=TEXT)
-def test_no_variable_makes_a_traceback(name: str, value: str) -> None:
+def test_arbitrary_variables_raise_no_traceback(name: str, value: str) -> None:
     environ = {f"WATTSPAN_{name}": value, "WATTSPAN_AGENT_INTERVAL": value}
     sentence = told(lambda: load(None, environ=environ, schema=SCHEMA, default=NOWHERE))
     assert not sentence or sentence.startswith("WATTSPAN_AGENT_INTERVAL: ")
 
 
-def test_strategy_knows_every_kind_of_key() -> None:
+def test_strategy_covers_every_kind_of_key() -> None:
     for key in keys(Odd).values():
         assert isinstance(values(key), st.SearchStrategy)

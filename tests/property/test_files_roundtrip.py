@@ -96,7 +96,7 @@ def told(rows: list[Any]) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
 @given(data=st.data())
-def test_text_files_hold_exactly_what_the_snapshots_did(form: str, data: st.DataObject) -> None:
+def test_text_files_equal_the_snapshots(form: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         wanted: list[tuple[object, ...]] = []
         compression = data.draw(st.sampled_from(["none", "gzip"]))
@@ -114,7 +114,7 @@ def test_text_files_hold_exactly_what_the_snapshots_did(form: str, data: st.Data
 
 
 @given(snapshots=st.lists(hosts(), min_size=1, max_size=3))
-def test_parquet_holds_exactly_what_the_text_does(snapshots: list[dict[str, Any]]) -> None:
+def test_parquet_equals_the_text_files(snapshots: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with desk(Path(folder)) as it:
             for changes in snapshots:
@@ -132,7 +132,7 @@ def test_parquet_holds_exactly_what_the_text_does(snapshots: list[dict[str, Any]
 
 
 @given(hosts())
-def test_no_cell_is_a_formula(changes: dict[str, Any]) -> None:
+def test_cells_are_never_formulas(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with desk(Path(folder), format="csv") as it:
             it.turn(**changes)
@@ -148,7 +148,7 @@ def cells(text: str) -> list[str]:
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
 @given(host=hosts(), cut=st.floats(0, 1), garbage=st.sampled_from([b"", b"\0" * 99, b"x", b"\n\n"]))
-def test_wherever_a_part_is_torn_the_rows_before_are_kept_and_no_other(
+def test_truncated_part_keeps_exactly_the_rows_before(
     form: str, host: dict[str, Any], cut: float, garbage: bytes
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:

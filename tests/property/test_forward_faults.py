@@ -195,7 +195,7 @@ class World:
 
 
 @given(steps)
-def test_in_memory_every_span_is_delivered_in_order_or_counted(taken: list[Offer | Turn]):
+def test_memory_queue_delivers_in_order_or_counts(taken: list[Offer | Turn]):
     world = World(None)
     for step in taken:
         world.take(step)
@@ -204,7 +204,7 @@ def test_in_memory_every_span_is_delivered_in_order_or_counted(taken: list[Offer
 
 
 @given(steps_with_restarts)
-def test_on_disk_every_span_is_delivered_in_order_or_counted(taken: list[Offer | Turn | Restart]):
+def test_disk_queue_delivers_in_order_or_counts(taken: list[Offer | Turn | Restart]):
     with TemporaryDirectory() as folder:
         world = World(Path(folder) / "forward")
         for step in taken:
@@ -216,7 +216,7 @@ def test_on_disk_every_span_is_delivered_in_order_or_counted(taken: list[Offer |
 
 
 @given(steps_on_a_bad_disk)
-def test_on_a_hanging_disk_every_span_is_delivered_in_order_or_counted(
+def test_hanging_disk_queue_delivers_in_order_or_counts(
     taken: list[Offer | Turn | Restart | Disk],
 ):
     with TemporaryDirectory() as folder:

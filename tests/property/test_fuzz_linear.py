@@ -44,7 +44,7 @@ def seconds(run: Callable[[bytes], None], data: bytes) -> float:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_is_repeated_takes_no_time_squared(name: str) -> None:
+def test_repeated_input_takes_linear_time(name: str) -> None:
     target = TARGETS[name]
     begin = target.samples[0]
     for word in (*GENERIC, *target.words):

@@ -42,7 +42,7 @@ def inputs(target: Target) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_input_breaks_what_a_target_holds(name: str) -> None:
+def test_fuzz_targets_hold_for_any_input(name: str) -> None:
     target = TARGETS[name]
     chosen = settings(max_examples=settings().max_examples // (4 if name in _SLOW else 1))
 
@@ -55,7 +55,7 @@ def test_no_input_breaks_what_a_target_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_samples_and_what_once_failed_hold(name: str) -> None:
+def test_fuzz_corpus_and_past_failures_pass(name: str) -> None:
     for seed in TARGETS[name].seeds():
         TARGETS[name].run(seed)
 
@@ -65,7 +65,7 @@ def test_reference_page_lists_every_target() -> None:
     assert [name for name in TARGETS if f"| `{name}` |" not in page] == []
 
 
-def test_every_target_says_whose_bytes_it_reads_and_the_corpus_is_small() -> None:
+def test_fuzz_targets_are_documented_with_a_small_corpus() -> None:
     assert all(target.whose and target.holds and target.samples for target in TARGETS.values())
     kept = [path for path in Path(CORPUS).rglob("*") if path.is_file()]
     assert {path.parent.name for path in kept} <= TARGETS.keys()

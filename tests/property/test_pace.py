@@ -13,7 +13,7 @@ gaps = st.one_of(st.integers(0, 10), st.integers(0, SECOND), st.integers(0, 100 
 
 
 @given(rates, bursts, st.integers(0, 2**62), st.lists(gaps, max_size=200))
-def test_in_no_window_does_more_of_a_peer_come_through(
+def test_peer_rate_is_bounded_in_every_window(
     rate: int, burst: int, start: int, waits: list[int]
 ) -> None:
     pace, now, taken = RateLimiter(rate, burst), start, list[int]()
@@ -40,9 +40,7 @@ def test_peer_within_the_rate_is_never_refused(
 
 
 @given(rates, bursts, st.integers(0, 2**62))
-def test_burst_is_taken_at_once_and_is_there_again_when_its_time_has_passed(
-    rate: int, burst: int, start: int
-) -> None:
+def test_burst_is_admitted_and_refilled(rate: int, burst: int, start: int) -> None:
     pace = RateLimiter(rate, burst)
     for now in (start, start - (-burst * SECOND // rate)):
         assert [pace.admits("peer", now) for _ in range(burst + 1)] == [True] * burst + [False]

@@ -164,7 +164,7 @@ def test_stretches_that_follow_each_other_add_up(
 
 
 @given(rules=rules, history=histories)
-def test_few_names_are_as_many_joules(rules: LedgerSettings, history: list[object]) -> None:
+def test_truncated_names_keep_total_energy(rules: LedgerSettings, history: list[object]) -> None:
     snapshots = lived(rules, history)
     stretch = delta_between(snapshots[0], snapshots[-1])
     assert stretch is not None
@@ -242,9 +242,7 @@ def test_spans_never_exceed_their_process(
 
 @given(rules=rules, history=histories)
 @settings(max_examples=30)
-def test_books_opened_again_are_another_beginning(
-    rules: LedgerSettings, history: list[object]
-) -> None:
+def test_reopened_totals_start_a_new_interval(rules: LedgerSettings, history: list[object]) -> None:
     """What was spent before a restart is history, and no burst of power after it."""
     memory = PageHistory()
     world = World(Ledger(rules, boot_id="b", now=0))

@@ -94,7 +94,7 @@ def test_every_host_makes_a_valid_scrape(
 
 
 @given(span_rows, forms)
-def test_joules_are_read_back_for_any_span_name(
+def test_energy_round_trips_for_any_span_name(
     named: dict[tuple[str, str], SpanRow], form: ExpositionFormat
 ) -> None:
     snapshot = replace(full_host(), spans=SpanAccounts(tuple(named.values())))
@@ -117,7 +117,7 @@ def test_joules_are_read_back_for_any_span_name(
     energies,
     forms,
 )
-def test_savings_are_read_back_for_any_job_name(
+def test_savings_round_trip_for_any_job_name(
     jobs: list[tuple[str, Knob]], slowdown: float | None, saved: int, form: ExpositionFormat
 ) -> None:
     held = full_host().tuning.rows[0]

@@ -45,9 +45,7 @@ def numbers(records: list[SpanStart | SpanEnd]) -> list[int]:
 
 
 @given(counts, st.lists(st.integers(0, 1300), max_size=12))
-def test_every_record_comes_once_and_in_order_or_is_counted_lost(
-    count: int, bursts: list[int]
-) -> None:
+def test_records_arrive_once_in_order_or_count_as_lost(count: int, bursts: list[int]) -> None:
     written = told = lost = 0
     seen: list[int] = []
     with ring(count) as (writer, reader):
@@ -81,9 +79,7 @@ def test_records_have_the_written_values(count: int, upto: int, drains: int) -> 
 
 
 @given(st.permutations(range(1, 13)), st.sets(st.integers(0, 11)))
-def test_records_written_out_of_order_are_read_in_order_or_lost(
-    order: list[int], drains: set[int]
-) -> None:
+def test_out_of_order_records_are_read_in_order_or_lost(order: list[int], drains: set[int]) -> None:
     seen: list[int] = []
     lost = 0
     with ring(64) as (writer, reader):
@@ -99,7 +95,7 @@ def test_records_written_out_of_order_are_read_in_order_or_lost(
     assert len(seen) + lost + missing == 12
 
 
-def test_record_that_is_late_is_waited_for_once() -> None:
+def test_late_record_is_waited_for_once() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, 1)
         write(writer, 64, 3)
@@ -112,7 +108,7 @@ def test_record_that_is_late_is_waited_for_once() -> None:
         assert (numbers(records), lost) == ([5], 1)
 
 
-def test_last_drain_waits_for_no_record() -> None:
+def test_last_drain_does_not_wait() -> None:
     with ring(64) as (writer, reader):
         write(writer, 64, 2)
         records, lost = reader.drain(last=True)

@@ -55,7 +55,7 @@ def test_neighbouring_windows_add_up(secret: list[list[int]], a: int, b: int, c:
 
 @settings(max_examples=40)
 @given(SECRETS, MOMENTS, MOMENTS)
-def test_doubt_that_is_told_reaches_to_the_truth(
+def test_reported_uncertainty_covers_the_truth(
     secret: list[list[int]], one: int, other: int
 ) -> None:
     past = VictimPast(until=LENGTH, energies=[e for cell in secret for e in cell])

@@ -59,7 +59,7 @@ def test_records_tile_time_and_are_never_negative(
 
 
 @given(samples, loads, st.integers(1, 12_000))
-def test_no_process_gets_more_than_all_of_the_time(
+def test_process_share_is_at_most_all_of_the_time(
     made: list[tuple[int, int, int]], load: list[tuple[int, int]], end: int
 ) -> None:
     usage = fed(made, load).usage(instant(end), frozenset(), named=True)

@@ -150,7 +150,7 @@ ZONES = st.builds(
 
 
 @given(st.lists(ZONES, max_size=12, unique_by=lambda zone: zone.directory))
-def test_any_zones_at_all_have_unique_ids_and_a_cover_without_nesting(zones: list[Zone]) -> None:
+def test_zones_have_unique_ids_and_a_flat_cover(zones: list[Zone]) -> None:
     topology = resolve_topology(zones)
     ids = [domain.id for domain in topology.domains]
     assert len(set(ids)) == len(ids)
@@ -164,7 +164,7 @@ def test_any_zones_at_all_have_unique_ids_and_a_cover_without_nesting(zones: lis
 
 
 @given(st.lists(ZONES, max_size=12, unique_by=lambda zone: zone.directory))
-def test_known_mirrors_are_kept(zones: list[Zone]) -> None:
+def test_known_mirrors_are_retained(zones: list[Zone]) -> None:
     first = resolve_topology(zones)
     blind = [replace(zone, samples=()) for zone in zones]
     again = resolve_topology(blind, mirrors=first.mirrors)

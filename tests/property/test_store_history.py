@@ -104,7 +104,7 @@ class Agent:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(bounds=bounds, top=st.integers(1, 4), story=st.lists(steps, min_size=8, max_size=30))
-def test_history_adds_up_to_the_books_at_every_step(
+def test_history_sums_to_the_totals_at_every_step(
     bounds: Settings, top: int, story: list[tuple[Any, ...]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -157,7 +157,7 @@ def _every_report_adds_up(path: Path) -> None:
 @given(
     top=st.integers(1, 4), story=st.lists(turns, min_size=5, max_size=25), every=st.integers(1, 4)
 )
-def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domains(
+def test_deltas_are_nonnegative_and_within_their_domain(
     top: int, story: list[dict[str, Any]], every: int
 ) -> None:
     world = World(Ledger(LedgerSettings(top=top, groups=3)))
@@ -189,7 +189,7 @@ def test_no_difference_of_books_is_negative_and_names_never_outweigh_their_domai
     names=st.lists(st.text(), min_size=1, max_size=5),
     wall=st.integers(-(2**62), 2**62),
 )
-def test_any_name_and_any_wall_clock_can_be_kept(names: list[str], wall: int) -> None:
+def test_arbitrary_names_and_wall_clocks_are_stored(names: list[str], wall: int) -> None:
     """Also lone surrogates, which is how Python shows undecodable bytes; and years before 1970."""
     host = Books()
     opening = host.spend(dict.fromkeys(range(len(names)), 3))

@@ -63,7 +63,7 @@ class Told:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, min_size=1, max_size=12), st.integers(1, 3))
-def test_history_of_spans_adds_up_to_what_was_told(
+def test_span_history_sums_to_the_totals(
     story: list[tuple[list[SpanEnergy], int, int, str]], bound: int
 ) -> None:
     bounds = Settings(spans=bound, minutes=Duration.parse("1h"), hours=Duration.parse("1d"))

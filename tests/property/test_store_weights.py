@@ -38,7 +38,7 @@ def amounts(draw: st.DrawFn) -> EnergyWithWeights:
 
 
 @given(st.lists(amounts(), min_size=1))
-def test_sums_weigh_what_their_parts_weigh(parts: list[EnergyWithWeights]) -> None:
+def test_cost_of_a_sum_equals_its_parts(parts: list[EnergyWithWeights]) -> None:
     whole = sum(parts)
     assert whole == sum(int(part) for part in parts)
     for kind in (0, 1):
@@ -61,7 +61,7 @@ def test_difference_and_its_subtrahend_weigh_the_minuend(
 
 
 @given(st.lists(st.tuples(st.integers(1, HOUR), RATES), min_size=1, max_size=5))
-def test_bucket_is_worth_the_mean_of_what_was_known(
+def test_bucket_rate_is_the_mean_of_known_rates(
     pieces: list[tuple[int, int | None]],
 ) -> None:
     measured = sum(length for length, _ in pieces)
@@ -73,7 +73,7 @@ def test_bucket_is_worth_the_mean_of_what_was_known(
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), RATES), min_size=1, max_size=5))
-def test_nothing_is_lost_to_rounding_in_a_bucket_that_was_measured_whole(
+def test_complete_bucket_has_no_rounding_loss(
     some: list[tuple[int, int | None]],
 ) -> None:
     for bucket in (MINUTE, HOUR, DAY_SECONDS):
@@ -94,7 +94,7 @@ def test_kilowatt_hour_at_a_rate_weighs_the_rate() -> None:
     assert rated_totals(5) == ()
 
 
-def test_energy_of_a_bucket_that_was_never_measured_is_not_known() -> None:
+def test_unmeasured_bucket_has_unknown_energy() -> None:
     assert rated_totals(EnergyWithWeights.of(KILOWATT_HOUR, (bucket_rate([]),))) == (
         RatedTotal(0, KILOWATT_HOUR),
     )
@@ -145,7 +145,7 @@ NOTHING = RateChange(0, UNKNOWN_UNIT, None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), RATES), min_size=1, max_size=20))
-def test_what_was_in_force_is_what_is_told_of_it(
+def test_stored_rate_is_the_rate_in_force(
     turns: list[tuple[int, int | None]],
 ) -> None:
     at, expected = 1000, dict[int, int | None]()
@@ -165,21 +165,21 @@ def test_what_was_in_force_is_what_is_told_of_it(
     assert found == dict.fromkeys(range(990, 1000), None) | expected
 
 
-def test_agent_that_begins_lacks_no_rate_before_anything_is_spent() -> None:
+def test_new_agent_lacks_no_rate_before_its_first_energy() -> None:
     with database() as store:
         found = told(store, books(1003, None, unknown=0), books(1008, 7, unknown=0))
     assert found == (NOTHING, RateChange(1003, "EUR", 7))
     assert bucket_rate(pieces(found, 960, 1020)) == BucketRate(7 * DAY_SECONDS, 0)
 
 
-def test_day_is_worth_what_was_known_since_the_agent_first_measured_in_it() -> None:
+def test_day_rate_covers_time_since_the_first_measurement() -> None:
     evening = 18 * HOUR
     with database() as store:
         found = told(store, books(evening, 7, unknown=0))
     assert bucket_rate(pieces(found, 0, DAY_SECONDS)) == BucketRate(7 * DAY_SECONDS, 0)
 
 
-def test_what_an_agent_measures_before_its_first_answer_stays_not_known() -> None:
+def test_energy_before_the_first_rate_stays_unpriced() -> None:
     with database() as store:
         found = told(
             store,
@@ -193,57 +193,57 @@ def test_what_an_agent_measures_before_its_first_answer_stays_not_known() -> Non
     )
 
 
-def test_what_was_measured_before_anybody_said_a_rate_stays_not_known() -> None:
+def test_energy_before_any_configured_rate_stays_unpriced() -> None:
     with database() as store:
         found = told(store, unpriced(12 * HOUR), books(18 * HOUR, 8, unknown=0))
     assert pieces(found, 0, DAY_SECONDS) == [(6 * HOUR, None), (6 * HOUR, 8)]
 
 
-def test_time_before_what_an_older_release_wrote_down_stays_not_known() -> None:
+def test_time_before_the_first_stored_rate_stays_unpriced() -> None:
     with database() as store:
         measured_before(store)
         found = told(store, books(12 * HOUR, 8, unknown=0))
     assert pieces(found, 0, DAY_SECONDS) == [(12 * HOUR, None), (12 * HOUR, 8)]
 
 
-def test_restart_in_which_nothing_is_spent_unweighed_changes_no_rate() -> None:
+def test_restart_without_unpriced_energy_changes_no_rate() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(20, None), books(25, 5))
     assert found == (NOTHING, RateChange(10, "EUR", 5))
 
 
-def test_rate_that_came_before_anything_was_spent_holds_from_where_none_was_known() -> None:
+def test_rate_before_the_first_energy_applies_from_the_gap() -> None:
     with database() as store:
         found = told(store, unpriced(10), books(20, None, unknown=0), books(25, 5, unknown=0))
     assert found == (NOTHING, RateChange(10, "", None), RateChange(20, "EUR", 5))
 
 
-def test_energy_without_a_rate_is_without_one_from_where_none_was_first_known() -> None:
+def test_unpriced_energy_starts_at_the_first_unknown_rate() -> None:
     with database() as store:
         known, silent = books(10, 5), books(20, None)
         found = told(store, known, silent, books(25, None, unknown=7), books(30, None, unknown=8))
     assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(20, "EUR", None))
 
 
-def test_energy_without_a_rate_is_not_forgotten_when_the_rate_is_back_at_the_next_look() -> None:
+def test_unpriced_energy_is_kept_when_the_rate_returns() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(20, None), books(25, 5, unknown=7))
     assert pieces(found, 10, 30) == [(10, 5), (5, None), (5, 5)]
 
 
-def test_what_was_unknown_of_another_currency_is_not_taken_for_this_one() -> None:
+def test_unknown_rate_of_another_currency_is_separate() -> None:
     with database() as store:
         found = told(store, books(10, 5, unknown=9), books(20, None, unit="CHF", unknown=1))
     assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(20, "CHF", None))
 
 
-def test_clock_that_is_set_back_while_no_rate_is_known_begins_anew_there() -> None:
+def test_clock_set_back_without_a_rate_restarts_there() -> None:
     with database() as store:
         found = told(store, books(10, 5), books(90, None), books(25, None, unknown=7))
     assert found == (NOTHING, RateChange(10, "EUR", 5), RateChange(25, "EUR", None))
 
 
-def test_only_changes_are_written_down_and_only_so_many() -> None:
+def test_rate_changes_are_stored_and_bounded() -> None:
     with database() as store:
         for second in range(10):
             record_rates(store, books(second, second // 2), limit=3)
@@ -255,7 +255,7 @@ def test_only_changes_are_written_down_and_only_so_many() -> None:
         assert rate_changes(store, "carbon", 100) == (NOTHING._replace(unit=""),)
 
 
-def test_that_nobody_says_a_rate_any_more_is_a_change() -> None:
+def test_loss_of_the_rate_is_a_change() -> None:
     with database() as store:
         record_rates(store, books(10, 5))
         record_rates(store, unpriced(20))
@@ -271,7 +271,7 @@ def test_that_nobody_says_a_rate_any_more_is_a_change() -> None:
         assert found == [(5, None), (20, None), (10, 5)]
 
 
-def test_clock_that_was_set_back_begins_anew_there() -> None:
+def test_clock_set_back_restarts_the_rates_there() -> None:
     with database() as store:
         record_rates(store, books(100, 1))
         record_rates(store, books(200, 2))
@@ -282,7 +282,7 @@ def test_clock_that_was_set_back_begins_anew_there() -> None:
         )
 
 
-def test_rate_is_known_from_where_the_clock_was_set_back_to_though_it_is_the_same() -> None:
+def test_unchanged_rate_is_known_from_the_clock_step() -> None:
     with database() as store:
         record_rates(store, books(200, 1))
         record_rates(store, books(150, 1))

@@ -52,7 +52,7 @@ plants = st.builds(
 
 @RUNS
 @given(plants)
-def test_no_cap_is_above_the_original_or_below_the_floor(plant: Plant) -> None:
+def test_caps_are_between_floor_and_original(plant: Plant) -> None:
     run = Run(plant)
     run.on(900)
     for decision in run.decisions:
@@ -67,9 +67,7 @@ def test_no_cap_is_above_the_original_or_below_the_floor(plant: Plant) -> None:
     st.integers(1, 900),
     st.sampled_from([DecisionReason.THROTTLED, DecisionReason.SHARED, DecisionReason.MIG]),
 )
-def test_veto_releases_within_one_step_whatever_goes_on(
-    plant: Plant, turns: int, veto: DecisionReason
-) -> None:
+def test_veto_releases_within_one_step(plant: Plant, turns: int, veto: DecisionReason) -> None:
     run = Run(plant)
     run.on(turns)
     plant.vetoes = frozenset({veto})
@@ -79,7 +77,7 @@ def test_veto_releases_within_one_step_whatever_goes_on(
 @pytest.mark.slow
 @RUNS
 @given(plants)
-def test_what_exploring_costs_stays_within_what_may_be_lost(plant: Plant) -> None:
+def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
     """By the tuner's own account, at any moment until something is held for long."""
     run = Run(plant)
     for _ in range(60):
@@ -92,7 +90,7 @@ def test_what_exploring_costs_stays_within_what_may_be_lost(plant: Plant) -> Non
 
 @RUNS
 @given(plants, st.integers(1, 600))
-def test_state_does_not_change_by_being_asked_and_steps_repeat(plant: Plant, turns: int) -> None:
+def test_decision_steps_are_pure_and_repeatable(plant: Plant, turns: int) -> None:
     run = Run(plant)
     run.on(turns)
     assert run.state is not None
@@ -117,7 +115,7 @@ def test_state_does_not_change_by_being_asked_and_steps_repeat(plant: Plant, tur
         max_size=60,
     )
 )
-def test_nonsense_is_survived(steps: list[tuple[object, ...]]) -> None:
+def test_tuner_survives_invalid_observations(steps: list[tuple[object, ...]]) -> None:
     state = begin(QUICK, (KnobRange(GPU, TOP, FLOOR),), now=0)
     now = energy = 0
     for passed, units, spent, level, obeyed, turn in steps:
@@ -175,7 +173,7 @@ def test_bound_that_is_watched_all_the_time_is_broken_as_seldom_as_promised() ->
 
 
 @pytest.mark.slow
-def test_heavy_tails_do_not_break_it_more_often() -> None:
+def test_heavy_tails_do_not_raise_the_error_rate() -> None:
     random, error, broken, runs = Random(11), 0.05, 0, 300
     for _ in range(runs):
         values: list[float] = []
@@ -189,7 +187,7 @@ def test_heavy_tails_do_not_break_it_more_often() -> None:
 
 
 @pytest.mark.slow
-def test_job_at_the_budget_is_hardly_ever_certified() -> None:
+def test_job_at_the_budget_is_rarely_certified() -> None:
     """Every cap costs exactly the budget; nothing may be held."""
     held = 0
     for seed in range(20):
@@ -201,7 +199,7 @@ def test_job_at_the_budget_is_hardly_ever_certified() -> None:
 
 
 @pytest.mark.slow
-def test_account_ends_within_the_budget_where_a_probe_costs_most() -> None:
+def test_budget_holds_with_the_costliest_probe() -> None:
     plant = Plant(curve=lambda at: (1 + 2.5 * (TOP - at) / TOP, 0.9), cv=0.02)
     run = Run(plant)
     run.on(1_500)

@@ -41,7 +41,7 @@ parts = st.floats(0.001, 0.2)
 
 
 @given(requests=st.integers(1, 10**6), part=st.floats(0, 1), error=parts)
-def test_what_was_seen_lies_between_its_bounds(requests: int, part: float, error: float) -> None:
+def test_observed_rate_is_within_its_bounds(requests: int, part: float, error: float) -> None:
     misses = round(requests * part)
     tally = MissCounts().add(requests, misses)
     slip = 1e-6
@@ -62,7 +62,7 @@ def test_bounds_hold_for_any_groups(groups: list[tuple[int, float]], error: floa
 
 
 @given(requests=st.integers(0, 2000), more=st.integers(1, 2000), error=parts)
-def test_more_requests_without_a_miss_are_better_news(
+def test_more_requests_without_a_miss_tighten_the_bound(
     requests: int, more: int, error: float
 ) -> None:
     assert MissCounts().add(requests + more, 0).at_most(error) <= MissCounts().add(
@@ -71,7 +71,7 @@ def test_more_requests_without_a_miss_are_better_news(
 
 
 @given(allowed=st.floats(0, 1), told=st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1))))
-def test_alarm_takes_whatever_is_told(allowed: float, told: list[tuple[int, float]]) -> None:
+def test_alarm_accepts_any_input(allowed: float, told: list[tuple[int, float]]) -> None:
     alarm = MissAlarm(allowed)
     for requests, part in told:
         alarm = alarm.add(requests, round(requests * part))
@@ -116,9 +116,7 @@ blocks = st.builds(
 
 
 @given(one=blocks, other=blocks)
-def test_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
-    one: Block, other: Block
-) -> None:
+def test_ratio_needs_equal_load_or_a_growing_queue(one: Block, other: Block) -> None:
     ratio = log_ratio(one, other)
     if ratio is None:
         return
@@ -130,7 +128,7 @@ def test_ratio_is_told_only_of_the_same_load_or_of_a_server_that_falls_behind(
 
 
 @given(told=st.lists(st.tuples(blocks, st.booleans()), max_size=40))
-def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[Block, bool]]) -> None:
+def test_blocks_are_paired_skipped_or_waiting(told: list[tuple[Block, bool]]) -> None:
     serving = ServingComparison()
     for block, capped in sorted(told):
         serving = serving.add(block, capped)
@@ -151,7 +149,7 @@ def test_each_stretch_is_paired_passed_over_or_waits(told: list[tuple[Block, boo
     cuts=st.lists(st.integers(0, 120), max_size=10),
     lost=st.sets(st.integers(0, 119), max_size=6),
 )
-def test_steps_come_out_the_same_however_units_are_handed_over(
+def test_steps_are_independent_of_unit_batching(
     ranks: int, steps: int, cuts: list[int], lost: set[int]
 ) -> None:
     units = [
@@ -247,7 +245,7 @@ acts = st.lists(
 
 
 @given(acts=acts)
-def test_book_survives_being_written(
+def test_certificate_file_round_trips(
     acts: list[tuple[str, Fingerprint, CertifiedLevels]],
 ) -> None:
     book = CertifiedSettings()
@@ -275,11 +273,11 @@ keys = st.sampled_from(["version", "entries", "fingerprint", "setting", "knob", 
     | st.dictionaries(keys, anything)
     | st.lists(anything).map(lambda entries: {"version": 1, "entries": entries})
 )
-def test_no_damage_to_a_book_raises(facts: object) -> None:
+def test_damaged_certificate_file_raises_no_error(facts: object) -> None:
     assert len(from_json(facts).entries) <= MAX_CERTIFIED
 
 
 @given(command=st.text() | st.lists(st.text()))
-def test_digest_is_sixteen_digits_of_anything(command: str | list[str]) -> None:
+def test_digest_has_sixteen_digits(command: str | list[str]) -> None:
     assert len(command_digest(command)) == 16
     assert command_digest(command) == command_digest(command)

@@ -45,7 +45,7 @@ def holding(told: list[tuple[float, int]], slope: float) -> TunerState:
 
 
 @given(told=ranks, slope=slopes)
-def test_only_ranks_that_wait_have_less_and_none_leaves_its_range(
+def test_only_waiting_ranks_are_lowered_within_their_range(
     told: list[tuple[float, int]], slope: float
 ) -> None:
     before = holding(told, slope)

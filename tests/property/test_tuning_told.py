@@ -38,7 +38,7 @@ decided = st.builds(
 
 
 @given(decided)
-def test_decision_comes_back_from_json(one: RecordedDecision) -> None:
+def test_decision_round_trips_through_json(one: RecordedDecision) -> None:
     assert (
         recorded_decision_from_json(
             msgspec.json.decode(msgspec.json.encode(recorded_decision_to_json(one)))
@@ -57,7 +57,7 @@ def test_event_holds_the_decision(one: RecordedDecision) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(decided, max_size=12), st.integers(100, 2_000), st.integers(0, 200))
-def test_whatever_is_torn_off_the_book_what_is_told_was_decided(
+def test_truncated_decision_log_yields_only_real_decisions(
     several: list[RecordedDecision], size: int, torn: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
