@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from wattspan import __version__
 from wattspan.ports import WattspanError
+from wattspan.sdk.agent import MeasurementError
 from wattspan.util.text import printable
 
 COMMANDS = {
@@ -108,6 +109,8 @@ class LazyGroup(click.Group):
 def _message_and_code(error: Exception) -> tuple[str, int]:
     if isinstance(error, WattspanError):
         return str(error), error.exit_code
+    if isinstance(error, MeasurementError):
+        return str(error), 1
     cause = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     return (
         f"This is an internal error of wattspan ({cause}). "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +21,9 @@ from wattspan.cli.options import (
 )
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.model import RecordedDecision, TuningAccounts, TuningRow
+from wattspan.model import Instant, TuningAccounts, TuningRow
 from wattspan.ports import WattspanError
-from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
+from wattspan.sdk.agent import AgentUnavailableError
 from wattspan.util.text import printable
 
 DEFAULT_LIMIT = 20
@@ -55,17 +57,11 @@ def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_jso
     SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
     at the configured confidence. SAVING is of the energy per unit of work at the held setting.
     """
-    from wattspan.cli.tune.text import EMULATED_NOTICE, status_lines
+    from wattspan.cli.tune.text import status_lines
+    from wattspan.tuning.serialization import row_to_json
 
-    answer = _tuning(_config(config_file, settings))
-    accounts = _select(_accounts(answer), job)
-    if as_json:
-        wanted = {row.job for row in accounts.rows}
-        echo_json(answer | {"jobs": [one for one in answer["jobs"] if one["job"] in wanted]})
-    elif accounts.mode != "off":
-        _echo([EMULATED_NOTICE] if answer["emulated"] else [])
-        _echo(status_lines(accounts, SystemClock().now(), _width()))
-    _refuse_off(accounts, answer)
+    config = load_configuration(config_file, settings).config
+    _show(config, job, as_json, lambda row, _: row_to_json(row), status_lines)
 
 
 @command.command()
@@ -76,23 +72,10 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     Also shows why no lower or higher setting was chosen, the next step, a remedy, and the caps of
     its devices with their holders.
     """
-    from wattspan.cli.tune.explanation import explain_facts, explain_lines
-    from wattspan.cli.tune.text import EMULATED_NOTICE, sort_rows, summary_lines
+    from wattspan.cli.tune.explanation import explain_all, explain_facts
 
-    answer = _tuning(_config(config_file, settings))
-    accounts = _select(_accounts(answer), job)
-    if as_json:
-        facts = [explain_facts(row, accounts) for row in accounts.rows]
-        echo_json(answer | {"jobs": facts})
-    elif accounts.mode != "off":
-        _echo([EMULATED_NOTICE] if answer["emulated"] else [])
-        _echo(summary_lines(accounts))
-        for row in sort_rows(accounts.rows):
-            click.echo()
-            _echo(explain_lines(row, accounts, SystemClock().now(), _width()))
-        if not accounts.rows:
-            click.echo("No job yet: see `wattspan tune status`.")
-    _refuse_off(accounts, answer)
+    config = load_configuration(config_file, settings).config
+    _show(config, job, as_json, explain_facts, explain_all)
 
 
 @command.command()
@@ -123,85 +106,62 @@ def history(
     A decision is listed once, however long it holds; a setting in brackets was not applied.
     Without an agent, the history is read from its state directory.
     """
-    from wattspan.cli.tune.text import EMULATED_NOTICE, history_lines
+    from wattspan.cli.tune.text import history_lines
+    from wattspan.tuning.serialization import recorded_decision_from_json
 
-    config = _config(config_file, settings)
+    config = load_configuration(config_file, settings).config
     parameters = {"limit": str(limit)}
     if since:
         parameters["since"] = f"-{since}" if _is_duration(since) else since
     try:
         if job:
-            accounts = _accounts(_tuning(config))
-            parameters["job"] = _unambiguous(
-                job, [row.job for row in _matching_rows(job, accounts.rows)]
-            )
+            _, accounts = _tuning(config)
+            parameters["job"] = _unambiguous(job, [row.job for row in accounts.rows])
         answer = _ask("/v1/tuning/history", config, parameters)
-    except _NoAgentError as error:
+    except AgentUnavailableError as error:
         answer = _stored_history(config, error, parameters, job)
     if as_json:
         echo_json(answer)
         return
-    decisions = _decisions(answer)
+    with _known_version():
+        decisions = [recorded_decision_from_json(one) for one in answer["decisions"]]
     if not decisions:
         click.echo(f"No decision{f' about {job!r}' if job else ''} in that time.")
         return
-    _echo([EMULATED_NOTICE] if answer["emulated"] else [])
-    _echo(history_lines(decisions, _width()))
+    _echo(answer, history_lines(decisions, _width()))
 
 
 # ----------------------------------------------------------------------------------- requests
-
-
-class _NoAgentError(WattspanError):
-    """No agent answers."""
-
-
-def _config(config_file: Path | None, settings: tuple[str, ...]) -> Config:
-    return load_configuration(config_file, settings).config
 
 
 def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
     from wattspan.sdk.client import request_json
     from wattspan.service.configuration import agent_directories
 
-    try:
-        return request_json(path, parameters or {}, directories=agent_directories(config))
-    except AgentUnavailableError as error:
-        raise _NoAgentError(str(error)) from None
-    except MeasurementError as error:
-        raise WattspanError(str(error)) from None
+    return request_json(path, parameters or {}, directories=agent_directories(config))
 
 
-def _tuning(config: Config) -> dict[str, Any]:
+def _tuning(config: Config) -> tuple[dict[str, Any], TuningAccounts]:
     """The tuning of the agent's snapshot, with the fields of GET /v1/tuning."""
     from wattspan.api.snapshot import SNAPSHOT_PATH
+    from wattspan.tuning.serialization import accounts_from_json
 
     snapshot = _ask(SNAPSHOT_PATH, config)
-    try:
-        return {
+    with _known_version():
+        answer = {
             "host_name": snapshot["host_name"],
             "now_mono_ns": snapshot["at_mono_ns"],
             "emulated": snapshot["emulated"],
             **snapshot["tuning"],
         }
-    except (KeyError, TypeError):
-        raise WattspanError(_OTHER_VERSION) from None
+        return answer, accounts_from_json(answer)
 
 
-def _accounts(answer: Mapping[str, Any]) -> TuningAccounts:
-    from wattspan.tuning.serialization import accounts_from_json
-
+@contextmanager
+def _known_version() -> Iterator[None]:
+    """WattspanError if the block does not understand the agent's answer."""
     try:
-        return accounts_from_json(answer)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise WattspanError(_OTHER_VERSION) from None
-
-
-def _decisions(answer: Mapping[str, Any]) -> list[RecordedDecision]:
-    from wattspan.tuning.serialization import recorded_decision_from_json
-
-    try:
-        return [recorded_decision_from_json(one) for one in answer["decisions"]]
+        yield
     except (LookupError, TypeError, ValueError, AttributeError):
         raise WattspanError(_OTHER_VERSION) from None
 
@@ -212,56 +172,55 @@ _OTHER_VERSION = (
 )
 
 
-def _refuse_off(accounts: TuningAccounts, answer: Mapping[str, Any]) -> None:
-    """TuningOffError if tuning is off; called last, so that programs have the JSON."""
-    if accounts.mode == "off":
+def _show(
+    config: Config,
+    job: str,
+    as_json: bool,
+    facts: Callable[[TuningRow, TuningAccounts], dict[str, Any]],
+    lines: Callable[[TuningAccounts, Instant, int | None], Iterable[str]],
+) -> None:
+    """Print the matching jobs; then, so that programs have the JSON, refuse if tuning is off."""
+    answer, accounts = _tuning(config)
+    off = accounts.mode == "off"
+    names = {row.job for row in accounts.rows}
+    matching = _matching(job, names)
+    if job and not matching and not off:
+        near = difflib.get_close_matches(job, names, n=1)
+        known = ", ".join(sorted(names)) or "none yet"
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {known}."
+        raise click.UsageError(f"There is no job {job!r}. {hint}")
+    accounts = replace(accounts, rows=tuple(row for row in accounts.rows if row.job in matching))
+    if as_json:
+        echo_json(answer | {"jobs": [facts(row, accounts) for row in accounts.rows]})
+    elif not off:
+        _echo(answer, lines(accounts, SystemClock().now(), _width()))
+    if off:
         raise TuningOffError(
-            f"Tuning is off in the agent of {answer.get('host_name', 'this host')}. Set"
+            f"Tuning is off in the agent of {answer['host_name']}. Set"
             ' mode = "advise" in [autotune] and restart it to get advice;'
             ' "apply" applies it.'
         )
 
 
-# ------------------------------------------------------------------------------------ choosing
+def _matching(job: str, names: Iterable[str]) -> list[str]:
+    """The job of that name; else those with that part of a name."""
+    known = sorted(set(names))
+    return [job] if job in known else [one for one in known if job.casefold() in one.casefold()]
 
 
-def _select(accounts: TuningAccounts, job: str) -> TuningAccounts:
-    """The accounts with the rows that match ``job``; a usage error if there is none."""
-    from dataclasses import replace
-
-    rows = _matching_rows(job, accounts.rows)
-    if job and not rows and accounts.mode != "off":
-        known = sorted({row.job for row in accounts.rows})
-        near = difflib.get_close_matches(job, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none yet'}."
-        raise click.UsageError(f"There is no job {job!r}. {hint}")
-    return replace(accounts, rows=tuple(rows))
-
-
-def _matching_rows(job: str, rows: Sequence[TuningRow]) -> list[TuningRow]:
-    """The rows of that name; else of that service or span; else with that part of a name."""
-    wanted = job.casefold()
-    tests: tuple[Callable[[TuningRow], bool], ...] = (
-        lambda row: job in ("", row.job),
-        lambda row: job in (row.service, row.span),
-        lambda row: wanted in row.job.casefold(),
-    )
-    return next((found for test in tests if (found := [*filter(test, rows)])), [])
-
-
-def _unambiguous(job: str, found: Iterable[str]) -> str:
-    """The only one of ``found``, or ``job`` if there is none; a usage error for several."""
-    names = sorted(set(found))
-    if len(names) > 1:
-        raise click.UsageError(f"{job!r} matches {', '.join(names)}. Write more of the name.")
-    return names[0] if names else job
+def _unambiguous(job: str, names: Iterable[str]) -> str:
+    """The only matching name, or ``job`` if there is none; a usage error for several."""
+    found = _matching(job, names)
+    if len(found) > 1:
+        raise click.UsageError(f"{job!r} matches {', '.join(found)}. Write more of the name.")
+    return found[0] if found else job
 
 
 # ---------------------------------------------------------------------------- without an agent
 
 
 def _stored_history(
-    config: Config, why: WattspanError, parameters: Mapping[str, str], job: str
+    config: Config, why: AgentUnavailableError, parameters: Mapping[str, str], job: str
 ) -> dict[str, Any]:
     """The history on disk; raises ``why`` if it cannot be read."""
     from wattspan.api.requests import TIME_FORMATS, parse_time
@@ -284,8 +243,8 @@ def _stored_history(
         raise why
     note = f"No agent answers; these decisions are from {path}."
     click.echo(f"wattspan: {printable(note)}", err=True)
-    if job and job not in (names := {one.job for one in known}):
-        job = _unambiguous(job, [name for name in names if job.casefold() in name.casefold()])
+    if job:
+        job = _unambiguous(job, [one.job for one in known])
     decisions = select_decisions(known, job, int(parameters["limit"]), since)
     return {
         "emulated": emulated,
@@ -296,7 +255,9 @@ def _stored_history(
 # ------------------------------------------------------------------------------------ output
 
 
-def _echo(lines: Iterable[str]) -> None:
+def _echo(answer: Mapping[str, Any], lines: Iterable[str]) -> None:
+    if answer["emulated"]:
+        click.echo("EMULATED: these are figures of an emulated host and true of no machine.")
     for line in lines:
         click.echo(printable(line))
 

@@ -17,7 +17,9 @@ from wattspan.cli.tune.text import (
     percent,
     saved_text,
     setting_text,
+    sort_rows,
     state_text,
+    summary_lines,
     wrap_lines,
 )
 from wattspan.model import (
@@ -45,6 +47,16 @@ def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
         "not_higher": why_not_higher(row, accounts),
         "held_by": [cap_line(cap) for cap in caps_of(row, accounts)],
     }
+
+
+def explain_all(accounts: TuningAccounts, now: Instant, width: int | None) -> Iterator[str]:
+    """The state of tuning, and the explanation of each job."""
+    yield from summary_lines(accounts)
+    for row in sort_rows(accounts.rows):
+        yield ""
+        yield from explain_lines(row, accounts, now, width)
+    if not accounts.rows:
+        yield "No job yet: see `wattspan tune status`."
 
 
 def explain_lines(

@@ -21,60 +21,47 @@ class ReasonExplanation(NamedTuple):
 
 
 _LATER = "The tuner tries again after the dwell time, which doubles each time."
-_AGAIN = (
-    "Tuning resumes when the condition ends; after the dwell time, if a cap had to be restored."
-)
+_AGAIN = "Tuning resumes when the condition ends, or after the dwell time if a cap was restored."
 
 REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     # probing
     DecisionReason.BASELINE: ReasonExplanation(
-        "The tuner observes the original setting: the time of a unit of work, its variation, and "
-        "the power of the devices.",
+        "The tuner observes the original setting: time of a unit of work, noise and power.",
         "The first lower setting is tried when the noise is known.",
     ),
     DecisionReason.SCREENING: ReasonExplanation(
-        "The tuner tries lower settings in sequence, from just above the present power downwards, "
-        "each for a few pairs: one block at the setting, one at the original.",
-        "Screening stops before the budget is reached; the most promising setting is then "
-        "certified.",
+        "The tuner compares lower settings with the original, a few pairs of blocks each.",
+        "The most promising setting within the budget is certified.",
     ),
     DecisionReason.CERTIFYING: ReasonExplanation(
         "One setting is compared with the original, in alternation, until its bound is certain.",
-        "The setting is held once its bound is within the budget, and abandoned if that becomes "
-        "unlikely or too expensive.",
+        "The setting is held if its bound is within the budget, and abandoned if that is unlikely.",
     ),
     DecisionReason.SENTINEL: ReasonExplanation(
         "The original temporarily replaces a held setting, to renew the comparison.",
         "The setting is held again, or released immediately if it has become too slow.",
     ),
     DecisionReason.RECERTIFYING: ReasonExplanation(
-        "A setting that was certified for the same program on the same hardware is certified "
-        "again.",
+        "A setting that was certified for the same program and hardware is certified again.",
         "It is held if it keeps the budget; otherwise the search starts from the beginning.",
     ),
     # holding
     DecisionReason.CERTIFIED: ReasonExplanation(
-        "The setting keeps the budget at the declared confidence, and needs the least energy, or "
-        "best meets the `objective`, of those that do.",
-        "It is occasionally compared with the original, and released immediately when it no "
-        "longer keeps the budget.",
+        "The setting keeps the budget at the declared confidence, and best meets the `objective`.",
+        "It is occasionally compared with the original, and released when it breaks the budget.",
     ),
     # releasing
     DecisionReason.OVER_BUDGET: ReasonExplanation(
-        "The job is slower than the budget permits, or probably is. The original is restored.",
-        "After the dwell time a setting nearer to the original is certified; the time doubles "
-        "with each release within an hour.",
-        "If it happens often, check for other causes of a varying speed, or permit more with "
-        "`max_slowdown`.",
+        "The job is, or probably is, slower than the budget permits. The original is restored.",
+        "After the dwell time a higher setting is certified; frequent releases double the time.",
+        "Check for other causes of a varying speed, or permit more with `max_slowdown`.",
     ),
     DecisionReason.CHANGED: ReasonExplanation(
-        "The job has changed: its time per unit of work or its power has shifted permanently. "
-        "The original is restored.",
+        "The job's time or power per unit of work has shifted. The original is restored.",
         "The original is observed again, and then the setting is certified again or abandoned.",
     ),
     DecisionReason.PAUSED: ReasonExplanation(
-        "No unit of work has ended for far longer than usual, so the effect of a cap on speed is "
-        "unknown. The original is restored.",
+        "No unit of work has ended for far longer than usual. The original is restored.",
         "Tuning resumes when units end again: the certified setting is certified again.",
     ),
     DecisionReason.ENDED: ReasonExplanation(
@@ -103,8 +90,7 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "Add them to `gpus` or `groups` in `[autotune]`.",
     ),
     DecisionReason.NO_SIGNAL: ReasonExplanation(
-        "No unit of work was received, so the effect of a cap on speed is unknown; or the energy "
-        "of its devices is unknown.",
+        "No unit of work was received, or the energy of the job's devices is unknown.",
         "Tuning starts when both are available.",
         "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
     ),
@@ -118,22 +104,19 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "A longer run of the same program is searched.",
     ),
     DecisionReason.TOO_NOISY: ReasonExplanation(
-        "The time per unit varies so much that certification would cost more than could be saved.",
+        "The time per unit varies too much: certification would cost more than it could save.",
         _LATER,
-        "If units differ in size, count their work with `work`; otherwise permit more with "
-        "`max_slowdown`.",
+        "Count the work of units of different sizes with `work`, or increase `max_slowdown`.",
     ),
     DecisionReason.NOT_MONOTONE: ReasonExplanation(
-        "A lower setting was clearly faster than a higher one, so another factor determines the "
-        "speed.",
+        "A lower setting was clearly faster than a higher one: another factor sets the speed.",
         _LATER,
         "Look for heat, and for other work on the devices and their host.",
     ),
     DecisionReason.INERT: ReasonExplanation(
         "No permitted setting has an effect: the devices draw less than the lowest of them.",
         _LATER,
-        "Permit lower ones with `floor`, or add `gpu_clock` to `knobs`: clocks save energy where "
-        "caps have no effect.",
+        "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`.",
     ),
     DecisionReason.NO_SAVING: ReasonExplanation(
         "No setting within the budget needs less energy for the same work.",
@@ -142,8 +125,7 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     DecisionReason.NO_ROOM: ReasonExplanation(
         "The budget, the floor or the device's range leaves no setting to try.",
         "Nothing, until one of them changes.",
-        "Check `max_slowdown` and `floor` in `[autotune]`, and `floor_watts` and `fixed` in "
-        "`[caps]`.",
+        "Check `max_slowdown` and `floor`, and `floor_watts` and `fixed` in `[caps]`.",
     ),
     DecisionReason.WAITING: ReasonExplanation(
         "Another job of this host explores, and two would disturb each other.",
@@ -153,18 +135,15 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     DecisionReason.FOREIGN_WRITER: ReasonExplanation(
         "Another program has set the device's limit. It is left unchanged.",
         "The device is not tuned while the foreign limit is in force.",
-        "Find the writer: `nvidia-smi -pl`, DCGM, a scheduler's prolog, another tuner. Then see "
-        "`wattspan caps status`.",
+        "Find the writer (`nvidia-smi -pl`, DCGM, a scheduler); see `wattspan caps status`.",
     ),
     DecisionReason.THROTTLED: ReasonExplanation(
-        "The device throttles itself, for example for heat or a power brake, so a comparison "
-        "would be invalid.",
+        "The device throttles itself, for example for heat, so a comparison would be invalid.",
         _AGAIN,
         "Check cooling and power; `wattspan top` names the reason beside the device.",
     ),
     DecisionReason.SHARED: ReasonExplanation(
-        "Another tenant of the device sends no signal or does not agree, and a cap would affect "
-        "it too.",
+        "Another tenant of the device, which a cap would affect too, does not agree.",
         _AGAIN,
         "Give every tenant a `[[autotune.job]]`, or the device to one of them.",
     ),

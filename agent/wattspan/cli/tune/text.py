@@ -21,7 +21,6 @@ from wattspan.model import (
 from wattspan.tuning.serialization import unit
 from wattspan.util.text import printable
 
-EMULATED_NOTICE = "EMULATED: these are figures of an emulated host and true of no machine."
 _MAX_NAME = 40
 
 # ------------------------------------------------------------------------------------- figures
