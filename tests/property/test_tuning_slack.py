@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, step
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
-from wattspan.tuning.decisions.rank_balancing import lower_waiting_ranks
 from wattspan.tuning.decisions.ranks import MIN_SLACK, STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, lower_waiting_ranks
 from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.decisions.state import ProbePlan, TunerPhase
 
 W = 1_000
 TOP, BASE = 700 * W, 600 * W

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from wattspan import tuning
 from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
 from wattspan.tuning import EnergyPoint, KnobRange, Observation, TunerPolicy, WorkUnit
@@ -56,7 +54,7 @@ def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
     policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
     state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
     tape = set_level(state.samples, CAP, 0)
-    state = state._replace(samples=tape, plan=replace(state.plan, level=CAP, blocks=100))
+    state = state._replace(samples=tape, plan=state.plan._replace(level=CAP, blocks=100))
     seen = sampler()
     seen.read_caps(host(last, CAP))
     seen.read_caps(host(end, ORIGINAL))
@@ -65,5 +63,5 @@ def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
     state, decision = tuning.step(
         state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)
     )
-    assert 0 < state.account.metered[CAP] <= last
+    assert 0 < state.account.levels[CAP].metered <= last
     assert decision.move is not Move.RELEASE, "the cap is requested again"

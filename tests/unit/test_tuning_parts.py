@@ -19,19 +19,14 @@ from wattspan.tuning.decisions.blocks import (
     set_level,
 )
 from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
-from wattspan.tuning.decisions.drift import (
-    Cusum,
-    LevelShift,
-    add_inconclusive_pair,
-    add_pair,
-    update_level_shift,
-)
 from wattspan.tuning.decisions.estimates import (
     Estimates,
     LevelEstimate,
     Pair,
     Pairing,
+    ResponsePoint,
     add_block,
+    fit_curve,
     with_block,
     with_pair,
 )
@@ -42,8 +37,14 @@ from wattspan.tuning.decisions.report import (
     saving_text,
     slowdown_text,
 )
-from wattspan.tuning.decisions.search import ResponsePoint, fit_curve
-from wattspan.tuning.decisions.sequential_test import Evidence, evidence, half_width, pairs_needed
+from wattspan.tuning.decisions.sequential_test import (
+    Cusum,
+    Evidence,
+    LevelShift,
+    evidence,
+    half_width,
+    pairs_needed,
+)
 from wattspan.tuning.decisions.step import observe
 from wattspan.tuning.decisions.values import LevelLadder
 
@@ -335,37 +336,36 @@ def test_zero_spending_is_no_slowdown() -> None:
 def test_jump_to_eight_percent_alarms_within_five_pairs_at_five_percent_noise() -> None:
     cusum = Cusum()
     while not cusum.alarmed:
-        cusum = add_pair(cusum, math.log(1.08), 0.04, math.log(1.05), 0.012)
+        cusum = cusum.add(math.log(1.08), 0.04, math.log(1.05), 0.012)
     assert cusum.pairs <= 5
 
 
 def test_jump_to_fifteen_percent_alarms_within_two() -> None:
     cusum = Cusum()
     while not cusum.alarmed:
-        cusum = add_pair(cusum, math.log(1.15), 0.04, math.log(1.05), 0.012)
+        cusum = cusum.add(math.log(1.15), 0.04, math.log(1.05), 0.012)
     assert cusum.pairs == 2
 
 
 def test_one_pair_alone_never_alarms() -> None:
-    assert not add_pair(Cusum(), 3.0, 0.04, 0.05, 0.01).alarmed
-    assert add_inconclusive_pair(Cusum()).suspicious
+    assert not Cusum().add(3.0, 0.04, 0.05, 0.01).alarmed
+    assert Cusum(inconclusive=True).suspicious
 
 
 def test_lasting_shift_of_blocks_is_detected() -> None:
     raw = LevelShift()
     for at in range(8):
-        raw = update_level_shift(raw, block(FLOOR, at), 0.01)
+        raw = raw.add(block(FLOOR, at), 0.01)
     assert raw.blocks == 8
     for at in range(12):
-        raw = update_level_shift(raw, block(FLOOR, at, 2.5), 0.01)
+        raw = raw.add(block(FLOOR, at, 2.5), 0.01)
     assert raw.suspected
     assert raw.changed
-    power = update_level_shift(
-        LevelShift(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9), block(FLOOR, 1), 0.01
-    )
+    power = LevelShift(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9)
+    power = power.add(block(FLOOR, 1), 0.01)
     assert power.shifted == 0
-    assert update_level_shift(power, block(FLOOR, 2, 2.0, 260.0), 0.01).shifted == 1
-    assert update_level_shift(power, block(FLOOR, 2, 2.0, None), 0.01).power == power.power
+    assert power.add(block(FLOOR, 2, 2.0, 260.0), 0.01).shifted == 1
+    assert power.add(block(FLOOR, 2, 2.0, None), 0.01).power == power.power
 
 
 # -------------------------------------------------------------------------------------- ladder

@@ -9,23 +9,24 @@ import pytest
 
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, certified_levels
-from wattspan.tuning.decisions.drift import Cusum
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.phases import decide, relearn
-from wattspan.tuning.decisions.rank_balancing import (
-    DEEPEST,
-    TRIES,
-    WINDOW,
+from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.report import setting_text
+from wattspan.tuning.decisions.search import (
+    BALANCING_DEPTH,
+    BALANCING_TRIES,
+    MAX_CANDIDATES,
+    SLACK_WINDOW,
+    ProbePlan,
+    TunerPhase,
     lower_waiting_ranks,
-    observe_steps,
     saves_energy,
     slack_outdated,
     step_time_certified,
 )
-from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.report import setting_text
-from wattspan.tuning.decisions.sequential_test import Evidence
-from wattspan.tuning.decisions.state import MAX_CANDIDATES, ProbePlan, TunerPhase
+from wattspan.tuning.decisions.sequential_test import Cusum, Evidence
+from wattspan.tuning.decisions.step import observe_steps
 from wattspan.tuning.decisions.values import LevelLadder
 
 W = 1_000
@@ -143,9 +144,9 @@ def test_waits_at_one_setting_do_not_apply_to_another() -> None:
 
 def test_recent_waits_decide_with_lowered_ranks() -> None:
     before, level = lowered()
-    long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(WINDOW)]
+    long = [step(3 + at, 0.9, 0.9, 0.85) for at in range(SLACK_WINDOW)]
     after = observe_steps(before, long)
-    assert (after.slack.level, after.slack.waiting.steps) == (level, WINDOW)
+    assert (after.slack.level, after.slack.waiting.steps) == (level, SLACK_WINDOW)
     assert observe_steps(after, [step(200, 0.9, 0.9, 0.85)]).slack.waiting.steps == 1
 
 
@@ -158,7 +159,7 @@ def test_only_waiting_ranks_are_lowered() -> None:
     assert proposed.slack.lowered is not None
     caps = proposed.ladder.caps(proposed.slack.lowered)
     assert caps["GPU-0"] == caps["GPU-1"] == BASE
-    assert DEEPEST * BASE <= caps["GPU-2"] < BASE
+    assert BALANCING_DEPTH * BASE <= caps["GPU-2"] < BASE
     assert (proposed.slack.critical, proposed.slack.tries) == (0, 1)
     assert 0.03 < proposed.slack.remaining[2] < 0.1
 
@@ -178,7 +179,7 @@ def test_ranks_are_lowered_to_their_floor_at_most() -> None:
         {"certified": 500 * W},
         {"slack": RankSlack(waited(STEPS - 1, 0.9, 0.9, 0.8), BASE)},
         {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.88), BASE)},
-        {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=TRIES)},
+        {"slack": RankSlack(waited(STEPS, 0.9, 0.9, 0.8), BASE, tries=BALANCING_TRIES)},
         {"refined_pairs": 14},
         {"failed_candidates": MAX_CANDIDATES},
         {"cusum": Cusum(inconclusive=True)},
@@ -255,13 +256,13 @@ def test_few_comparisons_give_no_proof() -> None:
 )
 def test_changed_waits_release_lowered_ranks(computed: tuple[float, ...], gives_back: bool) -> None:
     before, _ = lowered()
-    after = observe_steps(before, [step(3 + at, *computed) for at in range(WINDOW)])
+    after = observe_steps(before, [step(3 + at, *computed) for at in range(SLACK_WINDOW)])
     assert slack_outdated(after) is gives_back
 
 
 def test_few_steps_release_nothing() -> None:
     before, _ = lowered()
-    after = observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW - 1)])
+    after = observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(SLACK_WINDOW - 1)])
     assert not slack_outdated(after)
     assert not slack_outdated(before)
 
@@ -277,7 +278,7 @@ def changed(*, stage: TunerPhase) -> tuple[TunerState, int]:
     """Less for the last rank is in force, which waits no more."""
     before, level = lowered()
     before = before._replace(phase=stage, plan=ProbePlan(level, 24))
-    return observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(WINDOW)]), level
+    return observe_steps(before, [step(3 + at, 0.9, 0.9, 0.9) for at in range(SLACK_WINDOW)]), level
 
 
 @pytest.mark.parametrize("stage", [TunerPhase.HOLD, TunerPhase.PROVE])

@@ -5,7 +5,7 @@ one observation to the next and decides, ``report`` says where it stands.
 """
 
 from wattspan.tuning.decisions.report import certified_levels, report
-from wattspan.tuning.decisions.state import TunerState
+from wattspan.tuning.decisions.search import TunerState
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from typing import NamedTuple
 
 from wattspan.tuning.decisions.blocks import Block, LevelTime
-
-_EMPTY: Mapping[int, int] = MappingProxyType({})
 
 
 def lost_part(slower: float) -> float:
@@ -21,22 +19,33 @@ def lost_part(slower: float) -> float:
     return 1 - math.exp(-slower)
 
 
+def allowance(budget: float, elapsed: float) -> float:
+    """The time that may be lost of ``elapsed`` within ``budget``."""
+    return elapsed * budget / (1 + budget)
+
+
+class LevelUse(NamedTuple):
+    """Nanoseconds of work at a level, ``held`` of them while it was certified.
+
+    ``energy`` and ``metered`` are the energy and time of the blocks with known energy.
+    """
+
+    time: int = 0
+    held: int = 0
+    energy: float = 0.0
+    metered: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SlowdownAccount:
-    """Nanoseconds of work by level since the job last changed; ``closed_*`` are from before.
-
-    ``energy`` and ``metered`` are the energy and time of the blocks with known energy, by level.
-    """
+    """Use of each level since the job last changed; ``closed_*`` are from before."""
 
     elapsed: int = 0
     units: int = 0
-    times: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
-    energy: Mapping[int, float] = field(default_factory=lambda: _EMPTY)
-    metered: Mapping[int, int] = field(default_factory=lambda: _EMPTY)
+    levels: Mapping[int, LevelUse] = field(default_factory=dict)
     closed_lost: float = 0.0
     closed_bound: float = 0.0
     closed_saved: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    held: Mapping[int, int] = field(default_factory=lambda: _EMPTY)  # of ``times``
     closed_explored: float = 0.0
 
     def lost(self, slower: Callable[[int], float]) -> float:
@@ -48,11 +57,11 @@ class SlowdownAccount:
         return self.closed_bound + self._sum(slower)
 
     def _sum(self, slower: Callable[[int], float]) -> float:
-        return sum([span * lost_part(slower(level)) for level, span in self.times.items()])
+        return sum([use.time * lost_part(slower(level)) for level, use in self.levels.items()])
 
     def explored(self, slower: Callable[[int], float]) -> float:
         """Nanoseconds lost while no certified level was held."""
-        held = sum([span * lost_part(slower(level)) for level, span in self.held.items()])
+        held = sum([use.held * lost_part(slower(level)) for level, use in self.levels.items()])
         return max(self.closed_explored + self._sum(slower) - held, 0.0)
 
     def slowdown(self, lost: float) -> float:
@@ -60,69 +69,56 @@ class SlowdownAccount:
         undisturbed = self.elapsed - lost
         return lost / undisturbed if undisturbed > 0 else 0.0
 
+    @property
+    def metered(self) -> bool:
+        """True if the energy of any capped work is known."""
+        return any(use.metered for use in self.levels.values()) or any(self.closed_saved)
+
     def saved(self, energy: Callable[[int], float], settling: float) -> float:
         """Microjoules saved since the job last changed, for this log ratio of energy per level.
 
         ``settling`` is the ratio of the saving that is assumed while a setting settles.
         """
         total = 0.0
-        for level, metered in self.metered.items():
-            lasted = metered + settling * max(self.times.get(level, 0) - metered, 0)
-            total += self.energy[level] * lasted / metered * (math.exp(-energy(level)) - 1)
+        for level, use in self.levels.items():
+            if use.metered:
+                lasted = use.metered + settling * max(use.time - use.metered, 0)
+                total += use.energy * lasted / use.metered * (math.exp(-energy(level)) - 1)
         return total
 
+    def add_time(self, time: LevelTime, level: int, top: int, *, held: bool) -> SlowdownAccount:
+        """Add time at ``level``; ``held`` if it was certified and held."""
+        levels = self.levels
+        if level != top:
+            use = levels.get(level, LevelUse())
+            use = use._replace(time=use.time + time.span, held=use.held + time.span * held)
+            levels = {**levels, level: use}
+        elapsed, units = self.elapsed + time.span, self.units + time.units
+        return replace(self, elapsed=elapsed, units=units, levels=levels)
 
-def allowance(budget: float, elapsed: float) -> float:
-    """The time that may be lost of ``elapsed`` within ``budget``."""
-    return elapsed * budget / (1 + budget)
-
-
-def charge_time(
-    account: SlowdownAccount, time: LevelTime, level: int, top: int, *, held: bool
-) -> SlowdownAccount:
-    """Add time at ``level``; ``held`` if a certified level was held."""
-    if level == top:
-        return replace(
-            account, elapsed=account.elapsed + time.span, units=account.units + time.units
+    def add_energy(self, block: Block, top: int) -> SlowdownAccount:
+        """Add the energy of a block, if it is known."""
+        if block.energy is None or block.level == top:
+            return self
+        use = self.levels.get(block.level, LevelUse())
+        use = use._replace(
+            energy=use.energy + block.energy, metered=use.metered + block.end - block.start
         )
-    times = {**account.times, level: account.times.get(level, 0) + time.span}
-    return replace(
-        account,
-        elapsed=account.elapsed + time.span,
-        units=account.units + time.units,
-        times=MappingProxyType(times),
-        held=MappingProxyType({**account.held, level: account.held.get(level, 0) + time.span})
-        if held
-        else account.held,
-    )
+        return replace(self, levels={**self.levels, block.level: use})
 
-
-def charge_energy(account: SlowdownAccount, block: Block, top: int) -> SlowdownAccount:
-    """Add the energy of a block, if it is known."""
-    if block.energy is None or block.level == top:
-        return account
-    level = block.level
-    energy = {**account.energy, level: account.energy.get(level, 0.0) + block.energy}
-    metered = {**account.metered, level: account.metered.get(level, 0) + block.end - block.start}
-    return replace(account, energy=MappingProxyType(energy), metered=MappingProxyType(metered))
-
-
-def close_account(
-    account: SlowdownAccount,
-    likely: Callable[[int], float],
-    bound: Callable[[int], float],
-    saved: tuple[float, float, float],
-) -> SlowdownAccount:
-    """Close the account because the job changed: losses at levels are unknown from now on."""
-    before = account.closed_saved
-    return replace(
-        account,
-        closed_lost=account.lost(likely),
-        closed_bound=account.bound(bound),
-        closed_explored=account.explored(likely),
-        closed_saved=(before[0] + saved[0], before[1] + saved[1], before[2] + saved[2]),
-        times=_EMPTY,
-        held=_EMPTY,
-        energy=_EMPTY,
-        metered=_EMPTY,
-    )
+    def close(
+        self,
+        likely: Callable[[int], float],
+        bound: Callable[[int], float],
+        saved: tuple[float, float, float],
+    ) -> SlowdownAccount:
+        """Close the account because the job changed: losses at levels are unknown from now on."""
+        low, middle, high = self.closed_saved
+        return replace(
+            self,
+            levels={},
+            closed_lost=self.lost(likely),
+            closed_bound=self.bound(bound),
+            closed_explored=self.explored(likely),
+            closed_saved=(low + saved[0], middle + saved[1], high + saved[2]),
+        )

@@ -1,15 +1,17 @@
 """Paired comparisons of blocks, and the estimates of levels and noise that they give.
 
 A run of blocks at one setting is compared with the runs before and after it (A B A), so that a
-steady drift of the job cancels.
+steady drift of the job cancels. For levels that were not tried, log time per work rises with depth
+as a*x + b*x^2 with non-negative a and b, fitted to all pairs and corrected by nearby measurements
+as far as these are more accurate than the fit. Log power falls in the same way.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.tuning.decisions.blocks import Block
@@ -178,7 +180,7 @@ class Estimates:
     ``draws`` are powers of the device with the highest one, uncapped.
     """
 
-    levels: Mapping[int, LevelEstimate] = field(default_factory=lambda: MappingProxyType({}))
+    levels: Mapping[int, LevelEstimate] = field(default_factory=dict)
     variance: float = 0.0
     blocks: int = 0
     energies: int = 0  # blocks whose energy is known
@@ -245,4 +247,99 @@ def with_pair(known: Estimates, pair: Pair) -> Estimates:
     time = evidence([one.span for one in pairs] if misleading else busy, expected)
     powers = [one.power for one in pairs if one.power is not None]
     new = LevelEstimate(pairs, time, evidence(powers, expected / 2), misleading)
-    return replace(known, levels=MappingProxyType({**known.levels, pair.level: new}))
+    return replace(known, levels={**known.levels, pair.level: new})
+
+
+_CURVE_MODEL_ERROR = 0.004
+"""Deviation of real curves from the parabola, in log time."""
+
+
+class ResponsePoint(NamedTuple):
+    """Measured log ratios of a level, and the variance of the mean of the time."""
+
+    level: int
+    time: float
+    power: float
+    variance: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCurve:
+    """Predictions for every level below ``origin``, at which caps have no effect yet."""
+
+    origin: float
+    linear: float
+    square: float
+    levels: tuple[float, ...]  # ascending, the origin last
+    bends: tuple[float, ...]
+    power_linear: float = 0.0
+    power_square: float = 0.0
+    power_bends: tuple[float, ...] = ()
+
+    def time(self, level: float) -> float:
+        """The predicted log ratio of time per work."""
+        x = max(self.origin - level, 0.0) / self.origin
+        return max(self.linear * x + self.square * x * x + self._along(self.bends, level), 0.0)
+
+    def power(self, level: float) -> float:
+        """The predicted log ratio of mean power."""
+        x = max(self.origin - level, 0.0) / self.origin
+        fallen = self.power_linear * x + self.power_square * x * x
+        return self._along(self.power_bends, level) - fallen
+
+    def _along(self, values: tuple[float, ...], level: float) -> float:
+        levels = self.levels
+        if level >= self.origin:
+            return 0.0
+        right = bisect_left(levels, level)
+        if right == 0:  # below every level that was tried
+            return values[0]
+        low, high = levels[right - 1], levels[right]
+        part = (level - low) / (high - low)
+        return values[right - 1] + part * (values[right] - values[right - 1])
+
+
+def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
+    """The curve through ``points``; those at or above the origin are ignored."""
+    used = sorted(point for point in points if point.level < origin)
+    depths = [(origin - one.level) / origin for one in used]
+    weights = [1 / one.variance for one in used]
+    linear, square = _parabola(list(zip(depths, [one.time for one in used], weights, strict=True)))
+    falls = [-one.power for one in used]
+    power_linear, power_square = _parabola(list(zip(depths, falls, weights, strict=True)))
+    bends, power_bends = [], []
+    for x, one in zip(depths, used, strict=True):
+        weight = _CURVE_MODEL_ERROR**2 / (_CURVE_MODEL_ERROR**2 + one.variance)
+        bends.append(weight * (one.time - linear * x - square * x * x))
+        power_bends.append(weight * (one.power + power_linear * x + power_square * x * x))
+    return ResponseCurve(
+        origin,
+        linear,
+        square,
+        (*(float(one.level) for one in used), origin),
+        (*bends, 0.0),
+        power_linear,
+        power_square,
+        (*power_bends, 0.0),
+    )
+
+
+def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Weighted least squares with both coefficients at least 0."""
+    if not terms:
+        return 0.0, 0.0
+    x2 = sum(w * x**2 for x, _, w in terms)
+    x3 = sum(w * x**3 for x, _, w in terms)
+    x4 = sum(w * x**4 for x, _, w in terms)
+    xy = sum(w * x * y for x, y, w in terms)
+    xxy = sum(w * x * x * y for x, y, w in terms)
+    if len(terms) == 1:  # half and half: one point cannot determine both
+        return max(xy / x2, 0.0) / 2, max(xxy / x4, 0.0) / 2
+    determinant = x2 * x4 - x3 * x3
+    linear = (xy * x4 - xxy * x3) / determinant
+    square = (x2 * xxy - x3 * xy) / determinant
+    if linear < 0:
+        return 0.0, max(xxy / x4, 0.0)
+    if square < 0:
+        return max(xy / x2, 0.0), 0.0
+    return linear, square

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 
 from wattspan.model import DecisionReason, Move
-from wattspan.tuning.decisions import rank_balancing, search
-from wattspan.tuning.decisions.budget import close_account
-from wattspan.tuning.decisions.drift import Cusum, LevelShift
+from wattspan.tuning.decisions import search
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
 from wattspan.tuning.decisions.ranks import RankSlack
 from wattspan.tuning.decisions.report import (
@@ -25,16 +22,18 @@ from wattspan.tuning.decisions.safety import (
     latency_missed,
     release_and_pause,
 )
-from wattspan.tuning.decisions.search import affordable, block_time, pair_deviation
-from wattspan.tuning.decisions.sequential_test import pairs_needed
-from wattspan.tuning.decisions.state import (
+from wattspan.tuning.decisions.search import (
     MAX_CANDIDATES,
     MIN_BASELINE_BLOCKS,
     ProbePlan,
     TunerPhase,
     TunerState,
+    affordable,
+    block_time,
+    pair_deviation,
     random_choice,
 )
+from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, pairs_needed
 from wattspan.tuning.decisions.values import Observation
 
 _MAX_NEEDED_PAIRS = 500.0
@@ -111,8 +110,7 @@ def relearn(state: TunerState) -> TunerState:
         power=state.estimates.power,
     )
     shape = search.fitted_curve(state)
-    account = close_account(
-        state.account,
+    account = state.account.close(
         lambda level: search.expected_slowdown(state, level, shape)[0],
         lambda level: search.slowdown_bound(state, level, shape),
         search.saved_energy(state),
@@ -125,7 +123,7 @@ def relearn(state: TunerState) -> TunerState:
         pairing=Pairing(),
         cusum=Cusum(),
         level_shift=LevelShift(),
-        serving=MappingProxyType({}),
+        serving={},
         ladder=state.ladder.plain(),
         resume_level=None if state.resume_level is None else state.ladder.base(state.resume_level),
         slack=RankSlack(),
@@ -297,7 +295,7 @@ def _safety_release(state: TunerState, observation: Observation) -> TunerState |
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
     if state.phase is TunerPhase.HOLD and state.level_shift.changed:
         return _restart_for_changed_job(state, observation)
-    if rank_balancing.slack_outdated(state):
+    if search.slack_outdated(state):
         return _equalize_ranks(state, observation)
     return None
 
@@ -312,7 +310,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
         return _alternate(state, observation, level)
     state = state._replace(judged_pairs=time.n)
     certain = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
-    if certain and latency_holds(state, level) and rank_balancing.step_time_certified(state, level):
+    if certain and latency_holds(state, level) and search.step_time_certified(state, level):
         return _certified(state, observation, level)
     if time.n >= 6:
         mean, error = search.expected_slowdown(state, level)
@@ -329,7 +327,7 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
     value = search.objective_value(state, estimate.time.mean, estimate.power.mean)
     error = math.hypot(estimate.time.deviation, estimate.power.deviation)
     error /= math.sqrt(estimate.time.n)
-    if value + 2 * error > -0.001 or not rank_balancing.saves_energy(state, level):
+    if value + 2 * error > -0.001 or not search.saves_energy(state, level):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
     state = state._replace(
         phase=TunerPhase.HOLD,
@@ -405,7 +403,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         if lower is not None:
             state = state._replace(refined_pairs=estimate.time.n, refinements=state.refinements + 1)
             return _begin_certification(state, observation, lower)
-        lowered = rank_balancing.lower_waiting_ranks(state)
+        lowered = search.lower_waiting_ranks(state)
         if lowered is not None and lowered.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.slack.lowered)
     complete = _plan_complete(state)

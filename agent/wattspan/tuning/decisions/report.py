@@ -8,7 +8,7 @@ from wattspan.model import Decision, DecisionReason, Knob, Move, SettingResult
 from wattspan.tuning.decisions import search
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.estimates import LevelEstimate
-from wattspan.tuning.decisions.state import MIN_BASELINE_BLOCKS, TunerPhase, TunerState
+from wattspan.tuning.decisions.search import MIN_BASELINE_BLOCKS, TunerPhase, TunerState
 from wattspan.tuning.decisions.values import CertifiedLevels, TunerReport
 
 
@@ -28,7 +28,6 @@ def report(state: TunerState) -> TunerReport:
     )
     low, likely, high = search.saved_energy(state)
     before = account.closed_saved
-    metered = bool(account.metered) or any(before)
     return TunerReport(
         exploring=state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
         or (state.phase is TunerPhase.LEARN and state.estimates.blocks >= MIN_BASELINE_BLOCKS),
@@ -37,9 +36,9 @@ def report(state: TunerState) -> TunerReport:
         held_slowdown=math.expm1(held.time.mean) if held else None,
         held_bound=math.expm1(held.time.upper(state.error)) if held else None,
         saving=-math.expm1(held.energy) if held else None,
-        saved=round(likely + before[1]) if metered else None,
-        saved_low=round(low + before[0]) if metered else None,
-        saved_high=round(high + before[2]) if metered else None,
+        saved=round(likely + before[1]) if account.metered else None,
+        saved_low=round(low + before[0]) if account.metered else None,
+        saved_high=round(high + before[2]) if account.metered else None,
         exploration=round(account.explored(likely_slowdown)),
         pairs=sum(one.time.n for one in state.estimates.levels.values()),
         units=account.units,

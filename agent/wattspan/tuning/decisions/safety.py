@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import MappingProxyType
-
 from wattspan.model import SECOND, DecisionReason
-from wattspan.tuning.decisions.blocks import Block, LevelTime, SampleBuffer, add_energy
-from wattspan.tuning.decisions.drift import LevelShift
 from wattspan.tuning.decisions.report import decline_decision, release_decision
-from wattspan.tuning.decisions.sequential_test import MissAlarm
-from wattspan.tuning.decisions.serving import (
-    ServingComparison,
-    add_requests,
-    latency_limit,
-    units_to_learn,
-)
-from wattspan.tuning.decisions.state import ProbePlan, TunerPhase, TunerState
+from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
+from wattspan.tuning.decisions.serving import ServingComparison
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
 ENFORCEMENT_TIMEOUT = 30 * SECOND
@@ -26,9 +15,6 @@ SIGNAL_TIMEOUT = 60 * SECOND
 _SIGNAL_TIMEOUT_UNITS = 20
 _HOUR = 3600 * SECOND
 _MAX_PAUSE_DOUBLINGS = 6
-
-_SAMPLE_FACTOR = 4
-"""Requests for a reliable percentile, relative to those that just determine it."""
 
 _MAX_BLOCK_TIME = 600 * SECOND
 """Settings are not compared where a block of requests takes longer."""
@@ -131,68 +117,6 @@ def comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, 
     if elapsed >= _MAX_BLOCK_TIME and units * _MAX_BLOCK_TIME < state.policy.block_units * elapsed:
         return DecisionReason.TOO_NOISY, "too few requests arrive to compare settings"
     return None
-
-
-def update_load_shift(shift: LevelShift, state: TunerState, block: Block) -> LevelShift:
-    """As drift.update_level_shift, for requests: whether the level was compared at such a load.
-
-    Time and power per request change with the load, which is the clients' choice. Only the effect
-    of higher loads than compared is unknown.
-    """
-    serving = state.serving.get(block.level)
-    covered = serving is not None and serving.covers(block)
-    if shift.level != block.level:
-        shift = LevelShift(block.level)
-    return replace(shift, shifted=0 if covered else shift.shifted + 1, blocks=shift.blocks + 1)
-
-
-def learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
-    """Learn the latency that must hold; afterwards count misses while a level is held."""
-    units = observation.units
-    if not units:
-        return state
-    if state.latency_limit is None:
-        state = state._replace(last_unit_end=max(unit.end for unit in units))
-        latencies = state.latencies + tuple(units)
-        if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
-            return state._replace(latencies=latencies)
-        return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
-    held = state.held is not None and state.samples.level == state.plan.level != state.top
-    if state.miss_alarm is None or not held:
-        return state
-    late = sum(unit.end - unit.start > state.latency_limit for unit in units)
-    return state._replace(miss_alarm=state.miss_alarm.add(len(units), late))
-
-
-def add_request_units(
-    state: TunerState, samples: SampleBuffer, observation: Observation
-) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
-    """As blocks.add_units, for requests."""
-    waiting = list(samples.waiting)
-    times: list[LevelTime] = []
-    if state.latency_limit is not None:
-        samples = samples._replace(served_to=samples.served_to or observation.now)
-        interval = state.account.elapsed / max(state.account.units, 1)
-        samples, finished, times = add_requests(
-            samples, state.policy, observation.units, observation.now, state.latency_limit, interval
-        )
-        waiting += finished
-    samples, blocks = add_energy(samples, waiting, observation.energy, observation.now)
-    return samples, blocks, times
-
-
-def compare_latency(state: TunerState, block: Block) -> TunerState:
-    """Add a block of requests to the latency comparison of the level in question."""
-    level = state.held if state.held is not None else state.probe_level
-    if not level or block.level not in (level, state.top):
-        return state
-    serving = state.serving.get(level, ServingComparison()).add(block, block.level != state.top)
-    alarm = state.miss_alarm
-    if alarm is None or state.held is None:
-        alarm = MissAlarm(serving.allowed(state.policy))
-    return state._replace(
-        serving=MappingProxyType({**state.serving, level: serving}), miss_alarm=alarm
-    )
 
 
 def latency_holds(state: TunerState, level: int) -> bool:

@@ -1,118 +1,155 @@
-"""Predictions for levels that were not tried, and the choice of the next level.
+"""State of a search, and the choice of its next level.
 
-Log time per work rises with depth as a*x + b*x^2 with non-negative a and b, fitted to all pairs
-and corrected by nearby measurements as far as these are more accurate than the fit. Log power
-falls in the same way.
+**Rank balancing.** Once a common cap is certified, ranks with slack get lower caps. Slower
+computation uses the slack, so that steps do not become longer. Such settings are certified like
+others, against the original setting with the whole budget. In addition, steps must hardly be longer
+than under the common cap, and the saving must be larger. When slack changes, all ranks get the
+common cap again.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model import Knob
-from wattspan.tuning.decisions.budget import allowance, lost_part
-from wattspan.tuning.decisions.sequential_test import half_width
-from wattspan.tuning.decisions.state import TunerState
-from wattspan.tuning.decisions.values import Objective
+from wattspan.model import Decision, Knob, ModelEnum
+from wattspan.tuning.decisions.blocks import SampleBuffer
+from wattspan.tuning.decisions.budget import SlowdownAccount, allowance, lost_part
+from wattspan.tuning.decisions.estimates import (
+    Estimates,
+    Pairing,
+    ResponseCurve,
+    ResponsePoint,
+    fit_curve,
+)
+from wattspan.tuning.decisions.ranks import (
+    SLACK_CHANGE_STEPS,
+    STEPS,
+    Lockstep,
+    RankSlack,
+    propose_rank_settings,
+    remaining_slack,
+    slack_changed,
+)
+from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, MissAlarm, half_width
+from wattspan.tuning.decisions.serving import ServingComparison
+from wattspan.tuning.decisions.values import (
+    LevelLadder,
+    Objective,
+    TunerPolicy,
+    WorkUnit,
+)
 
-_CURVE_MODEL_ERROR = 0.004
-"""Deviation of real curves from the parabola, in log time."""
+MAX_CANDIDATES = 3
+"""Candidates that may fail before the search ends; they share the error probability.
+
+A certified candidate costs no error: lower ones are tried only after it, in a fixed order."""
+
+MIN_BASELINE_BLOCKS = 4
+"""Blocks of the original setting that determine its noise."""
 
 
-class ResponsePoint(NamedTuple):
-    """Measured log ratios of a level, and the variance of the mean of the time."""
+class TunerPhase(ModelEnum):
+    LEARN = "learn"  # the original setting: its noise and power
+    SCREEN = "screen"  # lower levels in steps
+    PROVE = "prove"  # one candidate against the original
+    HOLD = "hold"
+    REST = "rest"  # the original setting, until a time
+    ENDED = "ended"
+
+
+class ProbePlan(NamedTuple):
+    """A requested level, and its number of blocks."""
 
     level: int
-    time: float
-    power: float
-    variance: float
+    blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCurve:
-    """Predictions for every level below ``origin``, at which caps have no effect yet."""
+class TunerState(NamedTuple):
+    """Immutable state of one knob of one job."""
 
-    origin: float
-    linear: float
-    square: float
-    levels: tuple[float, ...]  # ascending, the origin last
-    bends: tuple[float, ...]
-    power_linear: float = 0.0
-    power_square: float = 0.0
-    power_bends: tuple[float, ...] = ()
+    policy: TunerPolicy
+    ladder: LevelLadder
+    phase: TunerPhase
+    plan: ProbePlan
+    samples: SampleBuffer
+    decision: Decision
+    begun: int
+    pairing: Pairing = Pairing()
+    estimates: Estimates = Estimates()
+    account: SlowdownAccount = SlowdownAccount()
+    cusum: Cusum = Cusum()
+    level_shift: LevelShift = LevelShift()
+    previous_level: int = 0  # requested before the present one
+    requested_at: int = 0
+    last_unit_end: int = 0
+    probe_level: int = 0  # that is screened
+    wanted_pairs: int = 0  # of it before the next decision
+    candidate: int | None = None
+    judged_pairs: int = 0  # pairs of the candidate at its last judgement
+    failed_candidates: int = 0  # since the job last changed
+    recertifying: bool = False  # the candidate was certified once
+    refinements: int = 0  # lower levels that were tried after a certification
+    certified: int | None = None
+    refined_pairs: int = 0  # pairs of the certified level when a lower one was last considered
+    resume_level: int | None = None  # certified once, to be certified first
+    lockstep: Lockstep | None = None  # of several ranks
+    slack: RankSlack = RankSlack()
+    serving: Mapping[int, ServingComparison] = MappingProxyType({})  # of requests, by level
+    latencies: tuple[WorkUnit, ...] = ()  # of requests, until the latency limit is known
+    latency_limit: int | None = None
+    unmatched: int = 0  # comparisons in a row with different loads
+    miss_alarm: MissAlarm | None = None
+    rest_until: int = 0
+    releases: tuple[int, ...] = ()
+    retries: int = 0
+    committed: int | None = None
+    random_state: int = 1
 
-    def time(self, level: float) -> float:
-        """The predicted log ratio of time per work."""
-        x = max(self.origin - level, 0.0) / self.origin
-        return max(self.linear * x + self.square * x * x + self._along(self.bends, level), 0.0)
+    @property
+    def top(self) -> int:
+        return self.ladder.top
 
-    def power(self, level: float) -> float:
-        """The predicted log ratio of mean power."""
-        x = max(self.origin - level, 0.0) / self.origin
-        fallen = self.power_linear * x + self.power_square * x * x
-        return self._along(self.power_bends, level) - fallen
+    @property
+    def budget(self) -> float:
+        """The slowdown budget as a log ratio of the time per work.
 
-    def _along(self, values: tuple[float, ...], level: float) -> float:
-        levels = self.levels
-        if level >= self.origin:
-            return 0.0
-        right = bisect_left(levels, level)
-        if right == 0:  # below every level that was tried
-            return values[0]
-        low, high = levels[right - 1], levels[right]
-        part = (level - low) / (high - low)
-        return values[right - 1] + part * (values[right] - values[right - 1])
+        For the objective of time it is a slowdown that can hardly be measured.
+        """
+        budget = self.policy.max_slowdown
+        if self.policy.objective is Objective.TIME:
+            budget = min(budget, 0.005)
+        return math.log1p(budget)
 
+    @property
+    def error(self) -> float:
+        """The error probability of one candidate; it falls with each search without result."""
+        return (1 - self.policy.confidence) / MAX_CANDIDATES / (1 + self.retries) ** 2
 
-def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
-    """The curve through ``points``; those at or above the origin are ignored."""
-    used = sorted(point for point in points if point.level < origin)
-    depths = [(origin - one.level) / origin for one in used]
-    weights = [1 / one.variance for one in used]
-    linear, square = _parabola(list(zip(depths, [one.time for one in used], weights, strict=True)))
-    falls = [-one.power for one in used]
-    power_linear, power_square = _parabola(list(zip(depths, falls, weights, strict=True)))
-    bends, power_bends = [], []
-    for x, one in zip(depths, used, strict=True):
-        weight = _CURVE_MODEL_ERROR**2 / (_CURVE_MODEL_ERROR**2 + one.variance)
-        bends.append(weight * (one.time - linear * x - square * x * x))
-        power_bends.append(weight * (one.power + power_linear * x + power_square * x * x))
-    return ResponseCurve(
-        origin,
-        linear,
-        square,
-        (*(float(one.level) for one in used), origin),
-        (*bends, 0.0),
-        power_linear,
-        power_square,
-        (*power_bends, 0.0),
-    )
+    @property
+    def chosen(self) -> int:
+        """The candidate, or the top while there is none."""
+        return self.top if self.candidate is None else self.candidate
+
+    @property
+    def held(self) -> int | None:
+        """The level that is certified or held now."""
+        return self.candidate if self.phase in (TunerPhase.PROVE, TunerPhase.HOLD) else None
 
 
-def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Weighted least squares with both coefficients at least 0."""
-    if not terms:
-        return 0.0, 0.0
-    x2 = sum(w * x**2 for x, _, w in terms)
-    x3 = sum(w * x**3 for x, _, w in terms)
-    x4 = sum(w * x**4 for x, _, w in terms)
-    xy = sum(w * x * y for x, y, w in terms)
-    xxy = sum(w * x * x * y for x, y, w in terms)
-    if len(terms) == 1:  # half and half: one point cannot determine both
-        return max(xy / x2, 0.0) / 2, max(xxy / x4, 0.0) / 2
-    determinant = x2 * x4 - x3 * x3
-    linear = (xy * x4 - xxy * x3) / determinant
-    square = (x2 * xxy - x3 * xy) / determinant
-    if linear < 0:
-        return 0.0, max(xxy / x4, 0.0)
-    if square < 0:
-        return max(xy / x2, 0.0), 0.0
-    return linear, square
+def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
+    """A random number from 0 to ``sides`` - 1, and the next state (xorshift32)."""
+    number = state.random_state
+    number ^= (number << 13) & 0xFFFFFFFF
+    number ^= number >> 17
+    number ^= (number << 5) & 0xFFFFFFFF
+    return state._replace(random_state=number), number % sides
 
+
+# ------------------------------------------------------------------------------ next level
 
 STEP = 0.06
 """Distance of the next screened level, relative to the level."""
@@ -301,3 +338,89 @@ def saved_energy(state: TunerState) -> tuple[float, float, float]:
     likely = state.account.saved(lambda level: energy(0.0, level), 0.5)
     high = state.account.saved(lambda level: energy(-1.0, level), 1.0)
     return min(low, likely), likely, max(likely, high)
+
+
+# -------------------------------------------------------------------------- rank balancing
+
+MAX_STEP_SLOWDOWN = 0.01
+"""Permitted slowdown of a step relative to the common cap."""
+
+BALANCING_TRIES = 2
+"""Attempts until the job changes."""
+
+BALANCING_DEPTH = 0.8
+"""Lowest cap relative to the common cap: further below, the curve is inaccurate."""
+
+SLACK_WINDOW = 5 * SLACK_CHANGE_STEPS
+"""Steps over which a change of slack is judged."""
+
+_MIN_FURTHER_SAVING = 0.002  # log ratio: smallest further saving
+_SETTLED_PAIRS = 3  # further pairs of the common cap before balancing
+
+
+def lower_waiting_ranks(state: TunerState) -> TunerState | None:
+    """The state with a lowered level for ranks with slack, ``slack.lowered``; None without."""
+    base, slack = state.certified, state.slack
+    if base is None or base != slack.level or state.ladder.base(base) != base:
+        return None
+    if slack.tries >= BALANCING_TRIES:
+        return None
+    estimates = state.estimates.at(base).time
+    if slack.waiting.steps < STEPS or estimates.n < state.refined_pairs + _SETTLED_PAIRS:
+        return None
+    if state.cusum.suspicious or state.failed_candidates >= MAX_CANDIDATES:
+        return None
+    shape = fitted_curve(state)
+
+    def step_time(setting: int) -> float:
+        return math.exp(shape.time(setting))
+
+    floor = round(BALANCING_DEPTH * base)
+    ranges = [replace(one, floor=max(one.floor, floor)) for one in state.ladder.ranges]
+    levels = state.ladder.caps(base)
+    settings = propose_rank_settings(levels, ranges, slack.waiting, step_time)
+    if settings == levels:
+        return None
+    try:
+        ladder, level = state.ladder.with_lowered(base, settings)
+    except LookupError:
+        return None
+    critical = slack.waiting.critical
+    balanced = RankSlack(
+        lowered=level,
+        critical=critical if critical is not None else 0,
+        remaining=remaining_slack(levels, settings, ranges, slack.waiting, step_time),
+        tries=slack.tries + 1,
+    )
+    return state._replace(ladder=ladder, slack=balanced)
+
+
+def step_time_certified(state: TunerState, level: int) -> bool:
+    """True if a step is certainly hardly longer than under the common cap."""
+    base = state.ladder.base(level)
+    if base == level:
+        return True
+    error = state.error / 2
+    time, before = state.estimates.at(level).time, state.estimates.at(base).time
+    return time.upper(error) - before.lower(error) <= math.log1p(MAX_STEP_SLOWDOWN)
+
+
+def saves_energy(state: TunerState, level: int) -> bool:
+    """True if a lowered level saves more than the common cap; True for other levels."""
+    base = state.ladder.base(level)
+    if base == level:
+        return True
+    now, before = state.estimates.at(level), state.estimates.at(base)
+    parts = [now.time, now.power, before.time, before.power]
+    error = math.hypot(*(one.deviation / math.sqrt(max(one.n, 1)) for one in parts))
+    return before.energy - now.energy > _MIN_FURTHER_SAVING + error
+
+
+def slack_outdated(state: TunerState) -> bool:
+    """True if slack has changed since caps were lowered."""
+    slack = state.slack
+    if slack.lowered is None or not slack.lowered == slack.level == state.held:
+        return False
+    if slack.waiting.steps < SLACK_WINDOW:
+        return False
+    return slack_changed(slack.waiting, slack.critical, slack.remaining)

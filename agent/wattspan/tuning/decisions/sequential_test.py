@@ -1,4 +1,4 @@
-"""Sequential tests: confidence bounds that are valid however often and whenever they are read.
+"""Sequential tests: confidence bounds that are valid at any time, and change-point detection.
 
 **Ratio of misses.** A miss is a request that exceeded the latency limit. The bound is a test by
 betting: against the hypothesis that at least a ratio ``p`` of requests miss, a stake is multiplied
@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
+
+from wattspan.tuning.decisions.blocks import Block
 
 _ZERO_MISS_STAKE = 0.5
 """The share of the stake on "no request ever misses", which the first miss loses."""
@@ -143,6 +145,98 @@ class MissAlarm:
     @property
     def alarmed(self) -> bool:
         return max(self._sums) >= math.log(self.patience * len(_ALARM_ODDS_FACTORS))
+
+
+_LOG_RUN_LENGTH = 8.5
+"""Logarithm of the mean number of pairs between false alarms, about 5,000."""
+
+_EXCESS = 0.03
+"""Distance of the excessive slowdown from the budget, as a log ratio."""
+
+_MIN_WEIGHT = 1 / 32
+_MAX_POWER_SHIFT = 0.06
+MIN_SHIFTED_BLOCKS = 12
+"""Deviating blocks in a row after which the job counts as changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cusum:
+    """The sum of pairs against a rate, in parts of the alarm threshold (Page 1954).
+
+    The rate lies between the usual slowdown and the excessive one. Pairs are conclusive but rare;
+    ``inconclusive``: the last one permits no conclusion, so that the next one should be early.
+    """
+
+    total: float = 0.0
+    pairs: int = 0
+    inconclusive: bool = False
+
+    @property
+    def suspicious(self) -> bool:
+        """True if the next comparison should be early."""
+        return self.total > 0.3 or self.inconclusive
+
+    @property
+    def alarmed(self) -> bool:
+        """True if the level must be released."""
+        return self.total >= 1.0
+
+    def add(self, ratio: float, usual: float, limit: float, deviation: float) -> Cusum:
+        """Add a pair. One pair alone never alarms: one of its blocks may have been disturbed."""
+        bad = limit + _EXCESS
+        usual = min(max(usual, 0.0), limit)
+        rate = (usual + bad) / 2
+        height = max(deviation * deviation * _LOG_RUN_LENGTH / (bad - usual), 0.25 * (bad - usual))
+        rise = min((ratio - rate) / height, 0.8)
+        return Cusum(max(0.0, self.total + rise), self.pairs + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelShift:
+    """Usual log time and log power of blocks at one level, and the deviating blocks in a row.
+
+    Blocks are frequent but ambiguous: a lasting shift only makes the next comparison earlier.
+    """
+
+    level: int | None = None
+    time: float = 0.0
+    power: float | None = None
+    shifted: int = 0
+    blocks: int = 0
+
+    @property
+    def suspected(self) -> bool:
+        """True if the next comparison should be early."""
+        return self.shifted >= 2
+
+    @property
+    def changed(self) -> bool:
+        """True if the shift has lasted, so that the job counts as changed."""
+        return self.shifted >= MIN_SHIFTED_BLOCKS
+
+    def add(self, block: Block, deviation: float) -> LevelShift:
+        """Add a block of the held level."""
+        time = math.log(block.busy / block.work)
+        power = None
+        if block.energy is not None:
+            power = math.log(block.energy / (block.end - block.start))
+        if self.level != block.level or self.blocks == 0:
+            return LevelShift(block.level, time, power, 0, 1)
+        far = abs(time - self.time) > max(0.05, 4 * deviation)
+        if power is not None and self.power is not None:
+            far = far or abs(power - self.power) > _MAX_POWER_SHIFT
+        if far and self.blocks >= 4:
+            return replace(self, shifted=self.shifted + 1)
+        weight = max(_MIN_WEIGHT, 1 / (self.blocks + 1))
+        if power is not None and self.power is not None:
+            power = self.power + weight * (power - self.power)
+        return LevelShift(
+            self.level,
+            self.time + weight * (time - self.time),
+            power if power is not None else self.power,
+            0,
+            self.blocks + 1,
+        )
 
 
 PRIOR_WEIGHT = 4.0

@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wattspan.model import Decision
-from wattspan.tuning.decisions.blocks import Block, LevelTime, add_units, set_level
-from wattspan.tuning.decisions.budget import charge_energy, charge_time
-from wattspan.tuning.decisions.drift import add_inconclusive_pair, add_pair, update_level_shift
+from wattspan.model import Decision, DecisionReason, Move
+from wattspan.tuning.decisions.blocks import (
+    Block,
+    LevelTime,
+    SampleBuffer,
+    add_energy,
+    add_units,
+    empty_buffer,
+    set_level,
+)
 from wattspan.tuning.decisions.estimates import Pair, add_block, with_block, with_pair
 from wattspan.tuning.decisions.phases import decide
-from wattspan.tuning.decisions.rank_balancing import observe_steps
-from wattspan.tuning.decisions.ranks import Lockstep, SynchronousStep
-from wattspan.tuning.decisions.safety import (
-    add_request_units,
-    check_safety,
-    compare_latency,
-    learn_latency_limit,
-    update_load_shift,
+from wattspan.tuning.decisions.ranks import Lockstep, RankWaits, SynchronousStep
+from wattspan.tuning.decisions.safety import check_safety
+from wattspan.tuning.decisions.search import (
+    SLACK_WINDOW,
+    ProbePlan,
+    TunerPhase,
+    TunerState,
+    free_blocks,
+    pair_deviation,
 )
-from wattspan.tuning.decisions.search import free_blocks, pair_deviation
-from wattspan.tuning.decisions.state import TunerPhase, TunerState, initial_state
+from wattspan.tuning.decisions.sequential_test import LevelShift, MissAlarm
+from wattspan.tuning.decisions.serving import (
+    ServingComparison,
+    add_requests,
+    latency_limit,
+    units_to_learn,
+)
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     KnobRange,
@@ -31,6 +43,9 @@ from wattspan.tuning.decisions.values import (
     WorkloadKind,
     WorkUnit,
 )
+
+_SAMPLE_FACTOR = 4
+"""Requests for a reliable percentile, relative to those that just determine it."""
 
 _MAX_DRAWS = 240
 
@@ -43,7 +58,26 @@ def begin(
     remembered: CertifiedLevels | None = None,
 ) -> TunerState:
     """The state of a new tuner of one knob of one job's devices."""
-    return initial_state(policy, LevelLadder.over(ranges), now, remembered)
+    ladder = LevelLadder.over(ranges)
+    resume_level = None
+    if remembered is not None and remembered.knob is policy.knob:
+        resume_level = ladder.level(remembered.level)
+    return TunerState(
+        policy=policy,
+        ladder=ladder,
+        phase=TunerPhase.LEARN,
+        plan=ProbePlan(ladder.top, 1),
+        samples=empty_buffer(ladder.top, now),
+        decision=Decision(
+            Move.DECLINE, DecisionReason.NO_SIGNAL, "No unit of work was received yet."
+        ),
+        begun=now,
+        previous_level=ladder.top,
+        requested_at=now,
+        last_unit_end=now,
+        resume_level=None if resume_level == ladder.top else resume_level,
+        random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
+    )
 
 
 def step(state: TunerState, observation: Observation) -> tuple[TunerState, Decision]:
@@ -68,8 +102,8 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
     times: list[LevelTime] = []
     steps: Sequence[SynchronousStep] = ()
     if state.policy.kind is WorkloadKind.REQUESTS:
-        state = learn_latency_limit(state, observation)
-        samples, blocks, times = add_request_units(state, samples, observation)
+        state = _learn_latency_limit(state, observation)
+        samples, blocks, times = _add_request_units(state, samples, observation)
     elif observation.units or observation.energy or samples.waiting:
         state, units, steps = _synchronized_units(state, observation.units)
         samples, blocks, times = add_units(
@@ -89,9 +123,9 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
             time.level if time.level is not None else min(state.plan.level, state.previous_level)
         )
         held = state.phase is TunerPhase.HOLD and charged == state.candidate
-        account = charge_time(account, time, charged, state.top, held=held)
+        account = account.add_time(time, charged, state.top, held=held)
     for block in blocks:
-        account = charge_energy(account, block, state.top)
+        account = account.add_energy(block, state.top)
     if account is not state.account:
         state = state._replace(account=account)
     for block in blocks:
@@ -129,18 +163,16 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
     level_shift, before = state.level_shift, state.pairing
     if state.phase is TunerPhase.HOLD and block.level == state.candidate:
         if block.arrived:
-            level_shift = update_load_shift(level_shift, state, block)
+            level_shift = _update_load_shift(level_shift, state, block)
         else:
-            level_shift = update_level_shift(
-                level_shift, block, estimates.deviation(1 / block.units)
-            )
+            level_shift = level_shift.add(block, estimates.deviation(1 / block.units))
     # Where units differ little, drift dominates: only adjacent blocks are compared.
     near = screening or free_blocks(state) == 1
     reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
     pairing, pair = add_block(state.pairing, block, state.top, reach=reach, screening=screening)
     state = state._replace(estimates=estimates, level_shift=level_shift, pairing=pairing)
     if block.arrived:
-        state = compare_latency(state, block)
+        state = _compare_latency(state, block)
         ended = pairing.compared and (not before.compared or pairing.middle is not before.middle)
         if ended:
             state = state._replace(unmatched=0 if pair is not None else state.unmatched + 1)
@@ -152,10 +184,90 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
     expected_side_ratio = state.estimates.deviation(2 * pair.weight)
     if abs(pair.side_ratio) > max(0.04, 4 * expected_side_ratio):
         # The job changed between the two sides, so that settings cannot be compared.
-        return state._replace(cusum=add_inconclusive_pair(cusum))
+        return state._replace(cusum=replace(cusum, inconclusive=True))
     if pair.level == state.held:
         usual = state.estimates.at(pair.level).time
         ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
         mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
-        cusum = add_pair(cusum, ratio, mean, state.budget, pair_deviation(state))
+        cusum = cusum.add(ratio, mean, state.budget, pair_deviation(state))
     return state._replace(estimates=with_pair(state.estimates, pair), cusum=cusum)
+
+
+# ------------------------------------------------------------------------------------- ranks
+
+
+def observe_steps(state: TunerState, steps: Sequence[SynchronousStep]) -> TunerState:
+    """Add the waiting in these steps, if the held level was in force."""
+    level, last = state.held, state.samples.periods[-1]
+    if not (steps and state.policy.slack) or level is None or last.level != level:
+        return state
+    slack = state.slack
+    fresh = slack.level != level or (level == slack.lowered and slack.waiting.steps >= SLACK_WINDOW)
+    waiting = RankWaits() if fresh else slack.waiting
+    for one in steps:
+        if one.start >= last.since + state.policy.settle_time:
+            waiting = waiting.add(one)
+    return state._replace(slack=slack._replace(waiting=waiting, level=level))
+
+
+# ---------------------------------------------------------------------------------- requests
+
+
+def _update_load_shift(shift: LevelShift, state: TunerState, block: Block) -> LevelShift:
+    """As LevelShift.add, for requests: whether the level was compared at such a load.
+
+    Time and power per request change with the load, which is the clients' choice. Only the effect
+    of higher loads than compared is unknown.
+    """
+    serving = state.serving.get(block.level)
+    covered = serving is not None and serving.covers(block)
+    if shift.level != block.level:
+        shift = LevelShift(block.level)
+    return replace(shift, shifted=0 if covered else shift.shifted + 1, blocks=shift.blocks + 1)
+
+
+def _learn_latency_limit(state: TunerState, observation: Observation) -> TunerState:
+    """Learn the latency that must hold; afterwards count misses while a level is held."""
+    units = observation.units
+    if not units:
+        return state
+    if state.latency_limit is None:
+        state = state._replace(last_unit_end=max(unit.end for unit in units))
+        latencies = state.latencies + tuple(units)
+        if len(latencies) < _SAMPLE_FACTOR * units_to_learn(state.policy):
+            return state._replace(latencies=latencies)
+        return state._replace(latencies=(), latency_limit=latency_limit(state.policy, latencies))
+    held = state.held is not None and state.samples.level == state.plan.level != state.top
+    if state.miss_alarm is None or not held:
+        return state
+    late = sum(unit.end - unit.start > state.latency_limit for unit in units)
+    return state._replace(miss_alarm=state.miss_alarm.add(len(units), late))
+
+
+def _add_request_units(
+    state: TunerState, samples: SampleBuffer, observation: Observation
+) -> tuple[SampleBuffer, list[Block], list[LevelTime]]:
+    """As blocks.add_units, for requests."""
+    waiting = list(samples.waiting)
+    times: list[LevelTime] = []
+    if state.latency_limit is not None:
+        samples = samples._replace(served_to=samples.served_to or observation.now)
+        interval = state.account.elapsed / max(state.account.units, 1)
+        samples, finished, times = add_requests(
+            samples, state.policy, observation.units, observation.now, state.latency_limit, interval
+        )
+        waiting += finished
+    samples, blocks = add_energy(samples, waiting, observation.energy, observation.now)
+    return samples, blocks, times
+
+
+def _compare_latency(state: TunerState, block: Block) -> TunerState:
+    """Add a block of requests to the latency comparison of the level in question."""
+    level = state.held if state.held is not None else state.probe_level
+    if not level or block.level not in (level, state.top):
+        return state
+    serving = state.serving.get(level, ServingComparison()).add(block, block.level != state.top)
+    alarm = state.miss_alarm
+    if alarm is None or state.held is None:
+        alarm = MissAlarm(serving.allowed(state.policy))
+    return state._replace(serving={**state.serving, level: serving}, miss_alarm=alarm)
