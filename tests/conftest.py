@@ -1,4 +1,4 @@
-"""What every test gets: visible skips, hypothesis profiles, free ports, and a watch for leaks."""
+"""Setup of every test: visible skips, hypothesis profiles, free ports, and a watch for leaks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ settings.register_profile(
     "random",
     max_examples=25,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],  # a busy build server is no finding
+    suppress_health_check=[HealthCheck.too_slow],  # # a busy build server is not a failure
 )
 settings.register_profile(
     "fixed", settings.get_profile("random"), derandomize=True, print_blob=True
@@ -103,10 +103,10 @@ def no_build_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def free_port() -> Iterator[Callable[[], int]]:
-    """A maker of loopback ports that nobody listens on; no port twice in one test.
+    """A factory of loopback ports without a listener; each port once per test.
 
-    Until the end of the test nobody is given such a port by chance: whoever wants it by its number
-    has it, as servers do that may take an address over (``SO_REUSEADDR``).
+    Until the end of the test the kernel assigns such a port to no other process: a server that
+    binds the number gets it, with an address that may be reused (``SO_REUSEADDR``).
     """
     with ExitStack() as kept:
 

@@ -1,4 +1,4 @@
-"""What whoever holds a knob may rely on: the same of every actuator, on whatever it works.
+"""Guarantees of every actuator: the same for all actuators and hardware.
 
 On a scripted NVML, on the emulated NVML, on the real binding over the emulated C library, and on
 powercap trees with a kernel's behaviour behind them.
@@ -34,11 +34,11 @@ from wattspan.testing import ManualClock
 
 
 class Bench(ABC):
-    """Two devices with a knob, and what can go wrong with the first."""
+    """Two devices with an actuator, and faults of the first."""
 
     actuator: Actuator
     ids: tuple[str, str]
-    lower: int  # a setting that is lower than what stands
+    lower: int  # # a setting below the current one
 
     @abstractmethod
     def deny(self) -> None: ...
@@ -179,7 +179,7 @@ def bench(
 
 @pytest.fixture
 def resets(bench: Bench) -> int | None:
-    """What gives the original back."""
+    """Value that restores the original."""
     return None if bench.actuator.knob is Knob.GPU_CLOCK else bench.state().requested
 
 
@@ -331,7 +331,7 @@ def test_closing_twice_is_closing(bench: Bench) -> None:
 def test_emulated_host_without_gpus_never_gets_those_of_the_library_that_is_installed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a demo on a GPU host would cap the host's own boards."""
+    """A demo on a GPU host would otherwise cap the host's own boards."""
     for bench in through_c(Knob.GPU_POWER, tmp_path / "gpus", request, monkeypatch):
         clock = SystemClock()
         assert open_actuators([Knob.GPU_POWER], sysfs=tmp_path, clock=clock, emulated=True) == ()

@@ -1,4 +1,4 @@
-"""ports.Caps over the socket: what a tuner may rely on."""
+"""ports.Caps over the socket: guarantees for a tuner."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_client_waits_at_most_the_timeout_for_a_hung_capper(path: Path) -> None:
         listener.listen(1)
         with pytest.raises(CapsError, match="it takes too long"):
             client.rows()
-        with pytest.raises(CapsError, match="it takes too long"):  # without trying
+        with pytest.raises(CapsError, match="it takes too long"):  # # without an attempt
             client.rows()
 
 
@@ -157,7 +157,7 @@ def test_invalid_capper_response_is_an_error(path: Path, answer: bytes) -> None:
                 try:
                     peer.sendall(answer)
                 except OSError:
-                    return  # it has heard enough
+                    return  # # the buffer is full
 
         thread = threading.Thread(target=talk)
         thread.start()
@@ -209,7 +209,7 @@ ONE_CAP = b'{"knob":"gpu_power","device":"%s","value":500000}'
 
 
 def is_answered(path: Path) -> bool:
-    """Whether the capper takes a new peer; one that is turned away may lose its pipe first."""
+    """Whether the capper accepts a new peer; a rejected peer may lose its pipe first."""
     try:
         (answer,) = spoken(path, b'{"do":"status"}')
     except (BrokenPipeError, ConnectionResetError):

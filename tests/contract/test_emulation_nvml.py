@@ -47,7 +47,7 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def clock(implementation: str) -> Clock:
-    """The C library knows only the host's clock; the module takes any, so nobody need wait."""
+    """The C library uses the host's clock only; the module takes any, so that tests do not wait."""
     return SystemClock() if implementation == "c" else ManualClock()
 
 
@@ -312,7 +312,7 @@ def test_only_processes_that_work_have_utilisation(
 def test_size_query_of_a_non_empty_list_is_insufficient_size(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
-    """What pynvml hides: the first call of two, and an array that is too small."""
+    """Fields hidden by pynvml: the first call of two, and an array that is too small."""
     gpus.attach(0, TRAINER, SteadyLoad())
     gpus.attach(0, RESIDENT, MemoryResident())
     call = begun._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")

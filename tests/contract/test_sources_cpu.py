@@ -1,4 +1,4 @@
-"""What every CPU source promises the poller, whichever it is and whatever happens to its files."""
+"""Guarantees of every CPU source to the poller, for any change of its files."""
 
 from __future__ import annotations
 

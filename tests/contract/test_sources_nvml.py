@@ -86,7 +86,7 @@ def test_every_board_is_a_domain_labelled_emulated(host: Host) -> None:
 
 
 def test_emulated_library_in_place_of_the_real_one_is_labelled_emulated(host: Host) -> None:
-    """With the emulated library preloaded nobody told the agent that it is not real."""
+    """With the emulated library preloaded, the agent has no information that it is emulated."""
     context = SourceContext(host.clock, FakeDirectory(), emulated=False)
     nvml = EmulatedNvml(host.gpus.path, host.clock)
     session = new_session(nvml, NvmlSettings(), context)

@@ -1,4 +1,4 @@
-"""``make fuzz``: drive targets by coverage, or show again what failed."""
+"""``make fuzz``: run targets guided by coverage, or reproduce failures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _again(chosen: list[Target], path: Path) -> int:
-    """Run one input as it is: what it raises is seen."""
+    """Run one input as it is: raised errors are findings."""
     if len(chosen) != 1:
         print("Name the --target of the input.", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""What other servers answer: a Prometheus that tells a rate, a collector that is sent to."""
+"""Responses of other servers: a Prometheus that serves a rate, a collector that receives data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Driving targets by coverage, each in a process of its own, and what came of it.
+"""Coverage-guided runs of the targets, each in its own process, with their results.
 
-libFuzzer ends the process that it runs in, and what is compiled with counters takes seconds to
-import. So everything is imported once, here, and each target is driven in a fork.
+libFuzzer ends its process, and instrumented imports take seconds. So everything is imported once,
+here, and each target is driven in a fork.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _PEAK = re.compile(r"^stat::peak_rss_mb:\s+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one target: executions, edges reached, and the files of what failed."""
+    """Result of one target: executions, edges reached, and files of failures."""
 
     target: Target
     executions: int
     edges: int
     features: int
     peak: int  # MiB
-    seconds: float  # of CPU
+    seconds: float  # # of CPU
     crashes: tuple[Path, ...] = ()
     said: str = field(default="", repr=False)
 
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def unavailable() -> str | None:
-    """Why nothing can be driven by coverage here; None if it can."""
+    """Cause that prevents coverage-guided runs here; None if possible."""
     try:
         import atheris  # noqa: F401
     except ImportError as error:
@@ -64,7 +64,7 @@ def unavailable() -> str | None:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """What is imported inside is compiled with counters in it."""
+    """Modules imported inside the block are compiled with coverage counters."""
     import atheris
 
     with (
@@ -87,7 +87,7 @@ def drive_all(
 ) -> list[Outcome]:
     """Fuzz each for so long, ``jobs`` at a time; a ``seed`` of 0 is another one each time.
 
-    What fails is put into ``findings``; what leads to new code, into ``keep``.
+    Failures are stored in ``findings``, inputs with new coverage in ``keep``.
     """
     findings.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -166,7 +166,7 @@ def _outcome(target: Target, said: str, seconds: float, crashes: Iterable[Path])
 
 
 def why(outcome: Outcome) -> str:
-    """What failed, as far as libFuzzer's output tells."""
+    """Failures according to libFuzzer's output."""
     for line in outcome.said.splitlines():
         if re.match(r"[\w.]*(Error|Exception|Failure)\b", line.strip()):
             return line.strip()[:300]

@@ -1,4 +1,4 @@
-"""What reaches the only process that may write to hardware: requests, ceilings, its own files."""
+"""Input of the only process with write access to hardware: requests, ceilings, its own files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Conversation:
         return 1 in self.server._connections
 
     def say(self, data: bytes) -> bytes:
-        """What is answered."""
+        """Response to the input."""
         for at in range(0, len(data), 1 << 14):
             if not self.is_open:
                 break

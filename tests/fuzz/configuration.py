@@ -1,4 +1,4 @@
-"""What administrators write: the configuration file, variables, options, tariffs."""
+"""Files written by administrators: the configuration file, variables, options, tariffs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS = (
 
 
 def _refused_or(action: Callable[[], object]) -> object | None:
-    """What ``action`` yields, or None if it says in plain lines what is wrong."""
+    """Result of ``action``, or None for a plain error message."""
     try:
         return action()
     except ConfigError as error:

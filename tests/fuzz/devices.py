@@ -1,4 +1,4 @@
-"""What a GPU driver answers: strings, counts and numbers that no GPU has."""
+"""Responses of a GPU driver: strings, counts and numbers that no GPU has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODES = (1, 2, 3, 4, 6, 7, 9, 10, 13, 15, 16, 18, 27, 28, 999, 12345)
 
 
 def _number(supply: Supply) -> int:
-    """As the library's C types have them: 64 bits without a sign."""
+    """Values in the library's C types: 64 bits without a sign."""
     return abs(supply.number()) % 2**64
 
 

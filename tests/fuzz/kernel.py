@@ -1,4 +1,4 @@
-"""What the kernel shows, and processes choose: sysfs, procfs, cgroups, netlink."""
+"""Data shown by the kernel and chosen by processes: sysfs, procfs, cgroups, netlink."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def powercap(data: bytes) -> None:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if kind >= 240:
-                    path.symlink_to(root / supply.pick(_ZONES))  # to a zone, itself or nowhere
+                    path.symlink_to(root / supply.pick(_ZONES))  # # to a zone, itself or nowhere
                 elif kind >= 230:
                     path.mkdir()
                 else:
@@ -143,7 +143,7 @@ def proc_stat(data: bytes) -> None:
 
 
 class _NoProcesses:
-    """Nobody is there any more."""
+    """The peer is gone."""
 
     def command_line(self, pid: int) -> bytes | None:
         return None

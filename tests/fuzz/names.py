@@ -33,7 +33,7 @@ _KEPT = {9: " ", 10: " "}  # which the format escapes
 
 
 def _harmless(shown: str) -> None:
-    """Nothing in it moves a terminal's cursor, turns what is read round, or cannot be encoded."""
+    """The text cannot move a terminal's cursor, reverse reading direction, or fail to encode."""
     assert len(shown) <= 200
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown), shown
     assert not any(unicodedata.bidirectional(c) in _TURNING for c in shown), shown

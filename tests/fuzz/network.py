@@ -1,4 +1,4 @@
-"""Connections: HTTP/1.1 with its questions, gRPC's HTTP/2, and headers of whoever scrapes."""
+"""Connections: HTTP/1.1 with its requests, gRPC's HTTP/2, and scrape headers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _turn() -> Generator[None, None, None]:
 
 
 async def _told(protocol: asyncio.Protocol, pieces: list[bytes]) -> bytes:
-    """What comes back when ``pieces`` arrive one after the other, and then the end."""
+    """Response to ``pieces`` that arrive in order, followed by the end."""
     wire, troubles = Wire(), list[object]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: troubles.append(context))

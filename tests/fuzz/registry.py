@@ -1,4 +1,4 @@
-"""The targets by name, and what it takes to drive one."""
+"""The targets by name, with the data to run one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Run = Callable[[bytes], None]
 
 @dataclass(frozen=True)
 class Target:
-    """One parser. ``whose`` are the bytes, ``holds`` is what is true of every input.
+    """One parser. ``whose`` names the origin of the bytes, ``holds`` the property of every input.
 
-    ``watched`` are the packages whose branches tell the fuzzer that an input is new. ``samples``
-    are valid inputs, ``words`` what such inputs are made of.
+    ``watched`` are the packages whose branches tell the fuzzer that an input is new.
+    ``samples`` are valid inputs, ``words`` the tokens of such inputs.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Target:
     largest: int = 4096
 
     def kept(self) -> list[bytes]:
-        """What stands in the corpus for it."""
+        """Its corpus."""
         return [path.read_bytes() for path in sorted((CORPUS / self.name).glob("*"))]
 
     def seeds(self) -> list[bytes]:
-        """Where a run begins."""
+        """Start of a run."""
         return [*self.samples, *self.kept()]
 
 

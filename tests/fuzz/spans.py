@@ -1,4 +1,4 @@
-"""What applications send of their spans: OTLP in its encodings, gzip, the ring and its hello."""
+"""Span data sent by applications: OTLP in its encodings, gzip, the ring and its hello."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FIELDS = (
 
 
 def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
-    """What a receiver takes from a request; None if it refuses it, as it may."""
+    """Spans accepted from a request; None for a permitted refusal."""
     try:
         return _take(body, as_json=as_json)
     except (MalformedRequestError, RequestTooLargeError) as error:

@@ -1,4 +1,4 @@
-"""Choices made by bytes: what a target needs beside text, such as a tree or a conversation."""
+"""Choices made by bytes: structured input of a target, such as a tree or a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEMORY = Path("/dev/shm")
 
 
 class Supply:
-    """Takes from the front of ``data``; of what is used up it says 0, or nothing."""
+    """Takes from the front of ``data``; exhausted data yields 0 or empty values."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -66,10 +66,10 @@ def folder() -> Iterator[Path]:
 
 
 def one_line(text: str, most: int) -> None:
-    """What is said to a person must be fit for a log: bounded, and free of control characters."""
+    """Messages for a person must be fit for a log: bounded, and free of control characters."""
     assert len(text) <= most, f"{len(text)} characters are said: {text[:80]!r}"
     assert text.isprintable(), f"unprintable: {text!r:.200}"
-    text.encode()  # a lone surrogate would stop whoever prints it
+    text.encode()  # # a lone surrogate would fail on encoding
 
 
 def told(error: Exception, most: int = 2000) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a host goes through: what its cover spent is weighed, or told to be unweighed, exactly.
+"""For any events of a host: the energy of its cover is priced or counted as unpriced, exactly.
 
 At this rate each microjoule weighs a billionth, so that the weight can be read off as energy.
 """
@@ -37,7 +37,7 @@ accidents = st.one_of(
 
 
 class Host:
-    """A ledger whose snapshots are weighed, and go on from what was last kept."""
+    """A ledger with priced snapshots that continues from its last checkpoint."""
 
     def __init__(self) -> None:
         self.boots = 0

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, every device ends as its owner left it."""
+"""For any order of events, every device ends with its owner's limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Host(RuleBasedStateMachine):
             self.end()
             shutil.rmtree(self.folder)
 
-    # ----------------------------------------------------------- what must be so at every write
+    # # ----------------------------------------------------------- invariants at every write
 
     def before_write(self, key: CapKey, value: int | None) -> None:
         name = key.device
@@ -76,7 +76,7 @@ class Host(RuleBasedStateMachine):
             self.kill_at = None
             raise Killed
 
-    # ------------------------------------------------------------------------- what may happen
+    # # ------------------------------------------------------------------------- events
 
     @rule(holder=HOLDERS, number=BOARDS, value=WISHES)
     def hold(self, holder: int, number: int, value: int) -> None:
@@ -193,7 +193,7 @@ class Host(RuleBasedStateMachine):
             return
 
     def end(self) -> None:
-        """Everything works again, and the capper is told to end."""
+        """All devices recover, and the capper receives a stop."""
         self.kill_at = None
         for board in self.bench.actuator.boards.values():
             board.fault, board.late, board.inert, board.locked = None, False, False, False

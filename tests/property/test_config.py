@@ -186,7 +186,7 @@ def test_environment_and_flags_are_equivalent(flags: dict[str, FlagValue]) -> No
 
 
 def told(action: Callable[[], object]) -> str:
-    """What a ConfigError says; nothing if there is none. Any other exception passes."""
+    """Message of a ConfigError; empty without an error. Any other exception passes."""
     try:
         action()
     except ConfigError as error:

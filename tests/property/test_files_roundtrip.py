@@ -1,4 +1,4 @@
-"""Any snapshots become files that others' readers read, and that hold exactly what was known."""
+"""Any snapshots become files that other readers read, with exactly the known values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ by_type = st.dictionaries(st.sampled_from(HwType), energies, min_size=1)
 
 @st.composite
 def hosts(draw: st.DrawFn) -> dict[str, Any]:
-    """What changes from one snapshot to the next."""
+    """Changes between two snapshots."""
     processes = tuple(
         ProcessRow(PayerInfo(Consumer(pid, 1), draw(names)), draw(by_type), {})
         for pid in draw(st.lists(st.integers(1, 2**22), unique=True, max_size=4))
@@ -71,7 +71,7 @@ def hosts(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def expected(it: Desk) -> list[tuple[object, ...]]:
-    """What the newest snapshot's rows must say."""
+    """Expected rows of the newest snapshot."""
     found = []
     for metric in select_metrics(DEFAULT_METRICS, "exporters.files", facts=False):
         for labels, value in metric.draw(it.snapshot):

@@ -1,4 +1,4 @@
-"""Whatever a collector does, and however often the agent restarts: spans are sent in order, and
+"""For any collector behaviour and any restarts of the agent: spans are sent in order, and
 each one is delivered or counted."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wattspan.util.backoff import RetryBackoff
 @dataclass(frozen=True)
 class Offer:
     spans: int
-    length: int  # of a name: what fills the queue
+    length: int  # # of a name: # data that fills the queue
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class World:
     def __init__(self, spool: Path | None) -> None:
         self.clock = ManualClock()
         self.offered: list[str] = []
-        self.sent: list[list[str]] = []  # what each attempt held that the collector has
+        self.sent: list[list[str]] = []  # # spans of each attempt that the collector has
         self.doubtful = 0  # spans of attempts that the collector has and did not answer
         self.turn: Turn = Turn(TAKEN, has=True)
         self.counted: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class World:
         )
 
     def hang(self) -> None:
-        """In the write of one more span."""
+        """During the write of one more span."""
         assert self.disk is not None
         if self.disk.answers.is_set() and self.forwarder._disk.idle:
             self.disk.hang()

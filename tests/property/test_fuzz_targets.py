@@ -1,4 +1,4 @@
-"""Nothing that comes from elsewhere makes a parser fail: each fuzz target, driven by hypothesis.
+"""No external input makes a parser fail: each fuzz target, driven by hypothesis.
 
 Valid inputs are cut, changed, repeated and mixed with the words they are made of. The same
 functions are driven by coverage in tests/flow/test_fuzz_coverage.py, and for longer by `make fuzz`.

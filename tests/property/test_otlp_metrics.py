@@ -1,4 +1,4 @@
-"""Whatever happens to series between two pushes, the streams are ones that OTLP allows."""
+"""For any change of series between two pushes, the streams are valid OTLP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ histories = st.lists(st.tuples(worlds, crowds, st.integers(1, 10**12)), min_size
 def pushed(
     history: list[tuple[dict[str, int], int, int]], metric: str, unit: str, limit: int
 ) -> list[tuple[dict[str, int], list[Point]]]:
-    """Every push with what was drawn for it: named series of any value, and a churning crowd."""
+    """Every push with its drawn values: named series of any value, and a churning crowd."""
     now: dict[Labels, int] = {}
     one = MetricsEncoder(
         lambda _: {},

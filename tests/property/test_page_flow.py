@@ -1,4 +1,4 @@
-"""The live page's arithmetic, over whatever happens to a host: no joule invented, none lost."""
+"""Arithmetic of the live page for any events of a host: no joule invented, none lost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def lived(rules: LedgerSettings, history: Iterable[object]) -> list[Snapshot]:
 
 
 def leaks(flow: FlowGraph) -> list[str]:
-    """Every node from which more or less flows than into it; empty is what a test wants."""
+    """Nodes with unequal incoming and outgoing flow; expected to be empty."""
     wrong = [f"{link} is nothing" for link in flow.links if link.energy <= 0]
     pairs = [(link.source, link.target) for link in flow.links]
     if len(set(pairs)) != len(pairs):
@@ -157,7 +157,8 @@ def test_stretches_that_follow_each_other_add_up(
     assert sum_of_all.consumers == at_once.consumers
     assert sum_of_all.duration == at_once.duration
     assert min(sum_of_all.unlisted) >= 0
-    # Who had a row only for a while is named in the sum, and unlisted in the difference.
+    # # a consumer with a row for part of the time is named in the sum and unlisted in the
+    # difference
     for kind in range(len(HwType)):
         assert sum_of_all.unlisted[kind] <= at_once.unlisted[kind]
     assert leaks(build_flow(sum_of_all)) == []
@@ -243,7 +244,7 @@ def test_spans_never_exceed_their_process(
 @given(rules=rules, history=histories)
 @settings(max_examples=30)
 def test_reopened_totals_start_a_new_interval(rules: LedgerSettings, history: list[object]) -> None:
-    """What was spent before a restart is history, and no burst of power after it."""
+    """Energy before a restart is history, not a burst of power after it."""
     memory = PageHistory()
     world = World(Ledger(rules, boot_id="b", now=0))
     for event in history:

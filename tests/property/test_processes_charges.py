@@ -1,4 +1,5 @@
-"""Whatever processes do, what is charged is what was done: no more, no less, never negative."""
+"""For any actions of processes, charges equal the CPU time used: no more, no less, never
+negative."""
 
 from collections import Counter
 
@@ -23,7 +24,7 @@ ACTIONS = st.lists(
 
 
 class Books:
-    """Adds up what a source says, and holds it to what every usage must be."""
+    """Sums the usage of a source and checks every usage."""
 
     def __init__(self) -> None:
         self.charged: Counter[int] = Counter()
@@ -83,7 +84,7 @@ def play(kernel: SyntheticKernel, actions: list[tuple], *, lossy: bool, **how: b
             books.enter(source.poll())
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
-    for _ in range(2):  # the last words, and what had to wait for a scan
+    for _ in range(2):  # # the final records, and processes that waited for a scan
         kernel.clock.advance(11.0)
         books.enter(source.poll())
     return books

@@ -1,4 +1,4 @@
-"""Of a command line nothing is ever told but the program and the last part of one word."""
+"""A command line is published only as the program and the last part of one word."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def tail(path: str) -> str:
 
 
 def endings(word: str) -> list[str]:
-    """A word, and what of it may be an option's value."""
+    """A word, and the part of it that may be an option's value."""
     return [word, word.partition("=")[2], *(word[at:] for at in range(2, len(word)))]
 
 
 @st.composite
 def known_lines(draw: st.DrawFn) -> tuple[list[str], str]:
-    """A command line that is understood, full of secrets, and what may be told of it."""
+    """A parsed command line full of secrets, and its publishable part."""
     program = draw(st.sampled_from(PROGRAMS))
     grammar = grammar_of(program)
     assert grammar is not None

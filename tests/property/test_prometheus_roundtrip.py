@@ -1,4 +1,4 @@
-"""Whatever the world calls its processes, a scrape can be read back."""
+"""For any process names, a scrape can be parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever is written into a ring, and when: no record is invented, doubled or silently lost."""
+"""For any content of a ring and any time of writing: no record is invented, doubled or silently
+lost."""
 
 from __future__ import annotations
 

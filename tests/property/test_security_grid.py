@@ -1,4 +1,4 @@
-"""What an unprivileged reader of api.sock is told depends on whole cells of time alone."""
+"""An unprivileged reader of api.sock receives data of complete time cells only."""
 
 from __future__ import annotations
 

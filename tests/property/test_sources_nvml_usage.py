@@ -1,4 +1,4 @@
-"""Whatever samples a driver makes up, a GPU's time is accounted for without gap or excess."""
+"""For any samples of a driver, a GPU's time has neither gap nor excess."""
 
 from __future__ import annotations
 

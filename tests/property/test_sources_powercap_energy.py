@@ -1,4 +1,4 @@
-"""From the emulated law to joules: what the reader's counters add up to is what was spent."""
+"""From the emulated energy model to joules: the sum of the reader's counters is the true energy."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_counter_that_falls_is_a_gap_and_never_a_spike(back: int, seconds: float
         if after.counter < before.counter:
             assert isinstance(step, Gap)
             assert step.reason is GapReason.RESET
-        else:  # it fell by less than it had gained: no reader can tell
+        else:  # # the counter fell by less than it had gained: no reader can tell
             assert isinstance(step, Interval)

@@ -1,4 +1,4 @@
-"""Whatever a host is built of, its cover counts every joule once, and its ids stay."""
+"""For any host layout, its cover counts every joule once, and its ids are stable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
 
 @dataclass(frozen=True)
 class Real:
-    """A zone as the kernel shows it, and what it really counts: names of hardware parts."""
+    """A zone as the kernel shows it, and its true counter: names of hardware parts."""
 
     name: str
     parts: frozenset[str]
@@ -28,7 +28,7 @@ class Machine:
 
 
 def sampled(origin: int, turn: int) -> tuple[int, ...]:
-    """Three samples of a counter that stood at ``origin``; ``turn`` orders them in a round."""
+    """Three samples of a counter that started at ``origin``; ``turn`` orders them in a round."""
     return tuple(origin + 100 * turn_of + turn for turn_of in range(3))
 
 
@@ -69,7 +69,7 @@ def machines(draw: st.DrawFn) -> Machine:
 
 
 def registered(machine: Machine, order: list[int]) -> tuple[list[Zone], dict[str, frozenset[str]]]:
-    """The machine's zones with directories handed out in ``order``, and what each counts."""
+    """The zones with directories in ``order``, and the true counter of each."""
     zones, parts = [], {}
     for number, index in enumerate(order):
         top = machine.tops[index]

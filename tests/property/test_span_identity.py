@@ -1,4 +1,4 @@
-"""Whoever is born, dies, gets a used pid and claims what it likes: nobody inherits."""
+"""For any births, exits, reused pids and claims: no process inherits an identity."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -23,7 +23,7 @@ def interval(start: int, end: int) -> Interval:
 
 
 class Machine:
-    """A process whose energy grows in intervals of 10 ns, known by what it spent in each."""
+    """A process whose energy grows in intervals of 10 ns, with the energy of each interval."""
 
     def __init__(self, limit: int = 4096) -> None:
         self.profile = EnergyProfile(limit)
@@ -77,7 +77,7 @@ def taken(results: Sequence[SpanEnergy]) -> dict[HwType, int]:
 
 
 def joined_stretch(results: Sequence[SpanEnergy], machine: Machine) -> tuple[int, int] | None:
-    """From the first to the last moment that any span shared in."""
+    """From the first to the last time with an open span."""
     inside = [
         (max(0, each.span.start), min(machine.profile.watermark, each.span.end))
         for each in results
@@ -105,7 +105,7 @@ def test_exclusive_and_outside_energies_add_up_to_the_process(
         settled = process.settle(batch, machine.profile, 125)
         assert [each.span for each in settled] == batch
         results += settled
-        if forgetful:  # who comes twice is not known, and gets nothing twice all the same
+        if forgetful:  # # a repeated identifier is unknown and receives no energy twice
             process.forget_half()
             process.forget_half()
             assert process.remembered == 0
@@ -233,7 +233,7 @@ def test_exclusive_energies_of_a_tree_are_within_its_inclusive_energy(
         )
 
     for kind in KINDS:
-        # The root alone is sure to be by itself: others run beside their siblings.
+        # The root alone is sure to be by itself: # others overlap their siblings
         assert below(batch[0].id, kind) <= results[batch[0].id].inclusive.energy[kind]
 
 
@@ -242,7 +242,7 @@ def test_exclusive_energies_of_a_tree_are_within_its_inclusive_energy(
 
 @st.composite
 def happenings(draw: st.DrawFn) -> list[tuple[object, ...]]:
-    """What may happen to a process, in an order that nobody wished for."""
+    """Events of a process in any order."""
     times = st.integers(0, 400)
     idents = st.integers(1, 15)
     step = st.one_of(

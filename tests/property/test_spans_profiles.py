@@ -31,7 +31,7 @@ happenings = st.lists(told | sampled, max_size=80)
 
 
 class Teller:
-    """Tells a profile of domains whose intervals follow each other."""
+    """Feeds a profile with consecutive intervals of domains."""
 
     def __init__(self, profile: EnergyProfile, *, expected: bool) -> None:
         self.profile = profile

@@ -25,7 +25,7 @@ class Stretch(NamedTuple):
     jump: int
     slew: int
     ticks: int
-    late: int  # how far into its first tick the change comes
+    late: int  # # position of the change in its first tick
 
 
 stretches = st.lists(
@@ -38,7 +38,7 @@ stretches = st.lists(
 
 
 def lived(course: list[Stretch]) -> tuple[WallClockConverter, list[Instant], list[int]]:
-    """What was observed, moments of true time between, and when the offset jumped."""
+    """Observations, times between them, and the jumps of the offset."""
     wall, moments, jumps = WallClockConverter(), [], []
     mono, offset = 50 * SECOND, 10**18
     wall.observe(Instant(mono, mono + offset))
@@ -59,9 +59,9 @@ def lived(course: list[Stretch]) -> tuple[WallClockConverter, list[Instant], lis
 
 @given(stretches)
 def test_converted_time_is_a_moment_with_that_wall_time(course: list[Stretch]) -> None:
-    """Within 1.5 ms: what a slew leaves, and a jump too small to be told from one.
+    """Within 1.5 ms: the residue of a slew, and a jump too small to be distinguished from one.
 
-    Within the tick of a jump the two clocks do not tell which came first, so there within a tick.
+    Within the tick of a jump the order of the two clocks is unknown, so the tolerance is one tick.
     """
     wall, moments, jumps = lived(course)
     for moment in moments:

@@ -1,4 +1,4 @@
-"""Whatever a host does and whenever the books are written, the history adds up to the books."""
+"""For any events of a host and any checkpoint times, the history sums to the totals."""
 
 import tempfile
 from dataclasses import replace
@@ -42,7 +42,7 @@ accidents = st.one_of(
 )
 steps = st.tuples(
     turns,
-    hops,  # of the wall clock, so that few writes fill many buckets
+    hops,  # # of the wall clock, so that few writes fill many buckets
     st.one_of(st.none(), st.none(), accidents),
     st.sampled_from([True, True, False]),
 )

@@ -1,4 +1,4 @@
-"""Whatever spans come and whenever books are written: the history adds up to what was told."""
+"""For any spans and any checkpoint times: the history sums to the recorded totals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ steps = st.tuples(
 
 
 class Told:
-    """What was told, and how much of it the last books that were written know."""
+    """The recorded totals, and those in the last checkpoint."""
 
     def __init__(self) -> None:
         self.now = self.written = SpanUsage()

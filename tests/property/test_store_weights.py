@@ -1,4 +1,4 @@
-"""What energy weighs in a report goes the ways of the energy: every sum of it, to the last bit."""
+"""Energy cost in a report follows the energy: every sum of it, to the last bit."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_unmeasured_bucket_has_unknown_energy() -> None:
     )
 
 
-# ----------------------------------------------------------------------------- what was recorded
+# # ----------------------------------------------------------------------------- recorded rates
 
 
 @contextmanager
@@ -111,13 +111,13 @@ def database() -> Iterator[sqlite3.Connection]:
 
 
 def books(seconds: int, rate: int | None, unit: str = "EUR", unknown: int = 6) -> Checkpoint:
-    """Without a rate, and with nothing before them: energy was spent that nobody weighed."""
+    """Without a rate, and with nothing before: unpriced energy was spent."""
     weighed = RatedEnergy(unit, RateOrigin.METRIC, rate, 5, Microjoules(unknown))
     return Checkpoint(Instant(0, seconds * 10**9), "boot", footprint=Footprint(cost=weighed))
 
 
 def unpriced(seconds: int) -> Checkpoint:
-    """Nobody says what energy costs."""
+    """No rate source is configured."""
     return Checkpoint(Instant(0, seconds * 10**9), "boot")
 
 
@@ -126,7 +126,7 @@ def measured_before(store: sqlite3.Connection) -> None:
 
 
 def told(store: sqlite3.Connection, *written: Checkpoint) -> tuple[RateChange, ...]:
-    """What is written down of these, one after the other."""
+    """Stored form of these, in order."""
     before: Checkpoint | None = None
     for opening in written:
         record_rates(store, opening, before)

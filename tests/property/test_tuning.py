@@ -1,4 +1,4 @@
-"""Whatever a job does, the tuner stays within its bounds."""
+"""For any behaviour of a job, the tuner stays within its bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthChe
 
 
 def curve(costs: Sequence[float], powers: Sequence[float], level: float) -> tuple[float, float]:
-    """Any curve at all: straight lines between whatever was drawn."""
+    """Any curve at all: straight lines between the drawn points."""
     if level >= TOP:
         return 1.0, 1.0
     place = (TOP - level) / (TOP - FLOOR) * (len(costs) - 1)
@@ -78,7 +78,7 @@ def test_veto_releases_within_one_step(plant: Plant, turns: int, veto: DecisionR
 @RUNS
 @given(plants)
 def test_exploration_cost_stays_within_its_budget(plant: Plant) -> None:
-    """By the tuner's own account, at any moment until something is held for long."""
+    """By the tuner's own account, at any time until a long hold."""
     run = Run(plant)
     for _ in range(60):
         run.on(10)
@@ -105,7 +105,7 @@ def test_decision_steps_are_pure_and_repeatable(plant: Plant, turns: int) -> Non
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 10**10),  # of time
+            st.integers(0, 10**10),  # # of time
             st.lists(st.tuples(st.integers(-(10**9), 10**9), st.integers(1, 10**10)), max_size=5),
             st.integers(0, 10**9),
             st.integers(FLOOR - 50_000, TOP + 50_000),

@@ -1,4 +1,4 @@
-"""What holds of the tuner's parts whatever happens."""
+"""Invariants of the tuner's parts."""
 
 from __future__ import annotations
 

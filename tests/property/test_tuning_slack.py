@@ -1,4 +1,4 @@
-"""What holds of settings that differ by rank, whatever ranks do."""
+"""Invariants of per-rank settings."""
 
 from __future__ import annotations
 

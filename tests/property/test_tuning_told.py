@@ -1,4 +1,4 @@
-"""Whatever is decided comes back from JSON, and from the book, as it was."""
+"""Any decision round-trips through JSON and the decision log."""
 
 from __future__ import annotations
 

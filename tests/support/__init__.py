@@ -1,1 +1,1 @@
-"""What the tests share: requirements, waiting, leak watching."""
+"""Helpers shared by the tests: requirements, waiting, leak watching."""

@@ -1,8 +1,8 @@
 """``wattspan`` on an emulated host that somebody else has started, and that outlives it.
 
 ``python -m support.agent_on_host DIRECTORY run --emulate PROFILE ...``: limits of real hardware
-stay what they are when an agent is killed. An emulated host ends with the agent that started it,
-so what is left on it could not be seen.
+survive the kill of an agent. An emulated host ends with the agent that started it, so that the
+limits it leaves could not be observed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wattspan.emulation.profiles import HostProfile
 
 
 class Standing:
-    """The part of an EmulatedHost that an agent needs, of one that stands already."""
+    """The part of an EmulatedHost that an agent needs, for a host that runs already."""
 
     def __init__(self, directory: Path, profile: HostProfile) -> None:
         self.directory, self.profile = directory, profile
@@ -45,7 +45,7 @@ class Standing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """It stays."""
+        """The host keeps running."""
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 ``python -m support.apps`` creates them (``make test-all`` does): ``.venv-apps`` for Python, with
 wattspan beside OpenTelemetry's own instrumentation as a user has it, and ``.tools/node`` for
-Node.js. They are kept between runs and made anew when what they should hold changes. PyTorch is
+Node.js. The environments are cached between runs and rebuilt when their contents change. PyTorch is
 added where pip finds a build without CUDA: the one with it is gigabytes.
 """
 
@@ -82,7 +82,7 @@ def app_environment(**settings: str) -> dict[str, str]:
 
 
 def node_sources() -> Path:
-    """The folder of the Node.js example beside its packages, as it is now."""
+    """The folder of the Node.js example with its packages, in the current version."""
     for source in NODE_SERVER.glob("*.js"):
         shutil.copy(source, NODE)
     return NODE

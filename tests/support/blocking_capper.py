@@ -1,7 +1,7 @@
 """A capper whose devices never come back from a write: it is killed in the middle of one.
 
-``python -m support.blocking_capper before|after CAPPER-OPTIONS``: it stands still before the
-device is written, or just after, and says so on standard error.
+``python -m support.blocking_capper before|after CAPPER-OPTIONS``: the process blocks before or just
+after the device write and reports it on standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wattspan.model import KnobState
 
 
 class Blocking:
-    """An actuator that writes, or does not, and then stands still."""
+    """An actuator that writes, or does not, and then blocks."""
 
     def __init__(self, real: ConcurrentActuator, when: str) -> None:
         self._real, self._when = real, when

@@ -47,12 +47,12 @@ class BlockingSource:
         self.environ = {"PYTHONPATH": str(folder)}
 
     def block(self) -> None:
-        """Whoever reads it from now on hangs."""
+        """Every read blocks from now on."""
         os.mkfifo(self.gate)
 
     def release(self) -> None:
-        """Nobody hangs any more."""
+        """Blocked reads return."""
         waiting = self.gate.rename(self.gate.with_suffix(".old"))
-        with suppress(OSError):  # nobody hangs there
+        with suppress(OSError):  # # reads do not block
             os.close(os.open(waiting, os.O_WRONLY | os.O_NONBLOCK))
         waiting.unlink()

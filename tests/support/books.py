@@ -1,4 +1,5 @@
-"""Books for the store's tests: a small host whose totals are known, and what a file holds of it."""
+"""Totals for the tests of the store: a small host with known totals, and the expected content of a
+file."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ GPU = Domain(
 
 @dataclass
 class Books:
-    """A host that spends, per turn: idle 2 J, unattributed 1 J, and what each process is told.
+    """A host that spends, per turn: idle 2 J, unattributed 1 J, and the energy charged to each
+    process.
 
     Every process is in the container ``c<pid>`` and half of them in the user ``u``.
     """
@@ -90,7 +92,8 @@ class Books:
 
     @property
     def consumers(self) -> int:
-        """What the package's consumers spent: the processes, and 1 J a turn by the unlisted."""
+        """Energy charged to the consumers of the package: the processes, and 1 J a turn by
+        the unlisted."""
         return sum(self.spent.values()) + self.turns * J
 
     @property
@@ -146,7 +149,7 @@ Totals = dict[tuple[str, str], int]
 
 
 def totals(opening: Checkpoint | None) -> Totals:
-    """Everything the books say that a history must add up to, what is zero left out."""
+    """All totals that a history must sum to, without zeros."""
     found: Totals = {}
     for account in opening.accounts if opening is not None else ():
         for name in ("energy", "consumers", "idle", "unattributed"):

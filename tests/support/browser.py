@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 
 
 class Tab:
-    """A page that is looked at, and what it did wrong."""
+    """A page in a browser, with its errors."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -22,7 +22,7 @@ class Tab:
         page.on("request", lambda request: self.asked.append(request.url))
 
     def _heard(self, message: Any) -> None:
-        # A browser says of a server that went away what the page's reader is told by the page.
+        # # the browser logs a refused request for the server that the test stops
         away = "ERR_CONNECTION_REFUSED" in message.text or "ERR_CONNECTION_RESET" in message.text
         if message.type in ("error", "warning") and not away:
             self.wrongs.append(f"{message.type}: {message.text}")
@@ -38,7 +38,7 @@ class Tab:
 def opened(browser: Browser, url: str, *, clock: bool = False, **settings: Any) -> Iterator[Tab]:
     """The live page at ``url`` in a context of its own, once it shows figures; it does no wrong.
 
-    With ``clock``, time passes on the page as the test says, besides the time that really passes.
+    With ``clock``, the test advances the time on the page, in addition to real time.
     """
     context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
     try:

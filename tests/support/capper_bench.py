@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 @dataclass
 class Board:
-    """One device. ``stands`` is its limit now, ``obeys`` what it keeps to if that differs."""
+    """One device. ``stands`` is the current limit, ``obeys`` the enforced limit if it differs."""
 
     stands: int
     minimum: int = 200 * W
@@ -60,7 +60,7 @@ class FakeActuator:
 
     @property
     def unidentified(self) -> int | None:
-        """As of isolated devices: a hung one is not in the list and counts."""
+        """Like isolated devices: a hung one is not in the list and counts."""
         hung = any(board.fault is Trouble.STUCK for board in self.boards.values())
         return len(self.boards) if hung else None
 
@@ -131,7 +131,8 @@ class Disk(Journal):
 
 
 class Bench:
-    """A keeper and all it stands on. ``crash`` drops it, and starts another on the same disk."""
+    """A CapManager with its dependencies. ``crash`` drops it, and starts another on the same
+    disk."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class Bench:
         self.reconciler.name_lost()
 
     def crash(self) -> None:
-        """As after SIGKILL: what was not on disk is gone."""
+        """Like SIGKILL: data not on disk is lost."""
         self.start()
         self.manager.turn()
 
@@ -188,7 +189,7 @@ class Bench:
 
     @property
     def on_disk(self) -> dict[str, dict[str, object]]:
-        """What the journal's file says, by device."""
+        """Entries of the journal file by device."""
         return {entry["device"]: entry for entry in journal_entries(self.folder)}
 
     def deeds(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A real capper over an emulated host, and what a test wants to know of both."""
+"""A real capper over an emulated host, with the test's queries of both."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Gpu:
 
 @contextmanager
 def gpu_at(host: EmulatedHost, milliwatts: int) -> Iterator[Gpu]:
-    """The host's GPU, whose limit stands at so much before anything else is done."""
+    """The host's GPU, with its limit set before any other action."""
     gpu = Gpu(host)
     gpu.set(milliwatts)
     eventually(lambda: gpu.limit == milliwatts, "the limit before the test")
@@ -83,7 +83,7 @@ def holding(socket: Path, key: CapKey, milliwatts: int) -> subprocess.Popen[str]
 
 
 class CapperProcess:
-    """A `wattspan capper` that somebody ends. Directories are made anew unless given.
+    """A `wattspan capper` that somebody ends. Directories are created unless given.
 
     ``handed`` are descriptors that it is to inherit under their own numbers.
     """
@@ -103,7 +103,7 @@ class CapperProcess:
         **settings: object,
     ) -> None:
         self._temporary = None
-        if sockets is None:  # with a short name, as Unix sockets need it
+        if sockets is None:  # # a short name, as Unix sockets require
             self._temporary = tempfile.TemporaryDirectory(
                 prefix="wattspan-", ignore_cleanup_errors=True
             )
@@ -137,7 +137,7 @@ class CapperProcess:
         return self.state_dir / "capper-emulated"
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the journal says, if there is one."""
+        """Entries of the journal, if it exists."""
         return journal_entries(self.directory)
 
     def client(self, who: str = "test") -> CapperClient:
@@ -188,7 +188,7 @@ class CapperProcess:
 
 
 def finish(holder: subprocess.Popen[str]) -> None:
-    """End a holder, whatever state it is in."""
+    """Kill a lease holder in any state."""
     holder.kill()
     holder.wait(20)
     assert holder.stdin is not None

@@ -1,7 +1,7 @@
 """The third-party NVML clients, unmodified, in an environment of their own.
 
-``python -m support.clients`` creates it (``make test-all`` does). It is kept between runs and made
-anew when what it should hold changes.
+``python -m support.clients`` creates it (``make test-all`` does). The environment is cached between
+runs and rebuilt when its contents change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A collector for tests: takes OTLP over HTTP and gRPC, and fails in whatever way it is told.
+"""A collector for tests: takes OTLP over HTTP and gRPC, and fails as scripted.
 
-``script`` lists what to do with the requests to come, one each; after that all are taken. What
-was taken is in ``taken``, in order, each request parsed, in ``logs`` if it holds log records, in
-``metrics`` if it holds metrics;
-``seen`` has every request that was read whole, taken or not.
+``script`` lists the responses to the next requests, one each; later requests are accepted.
+``taken`` has the accepted requests in order, parsed, ``logs`` those with log records, ``metrics``
+those with metrics; ``seen`` has every completely read request.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from support.waiting import eventually
 PROTOBUF = "application/x-protobuf"
 
 
-# ----------------------------------------------------------------------- what it may do instead
+# # ----------------------------------------------------------------------- scripted failures
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,11 @@ class Seen:
     arrived: float = field(default_factory=time.monotonic)  # seconds
 
 
-# ------------------------------------------------------------------------------- what it keeps
+# # ------------------------------------------------------------------------------- records
 
 
 class Memory:
-    """What a collector saw and took; the same for both protocols."""
+    """Requests that a collector received and accepted, for both protocols."""
 
     def __init__(self) -> None:
         self._script: deque[Fault | None] = deque()
@@ -147,7 +146,7 @@ class Memory:
         self.released = threading.Event()
 
     def script(self, *faults: Fault | None) -> None:
-        """What to do with the next requests; None is to take one."""
+        """Responses to the next requests; None accepts one."""
         self._script.extend(faults)
 
     def next_fault(self) -> Fault | None:
@@ -210,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, EarlyRefusal):
             self._reply(Reply(fault.status))
             self.close_connection = True
-            # so that what was not read does not turn the close into a reset
+            # # unread data would turn the close into a reset
             self.connection.shutdown(socket.SHUT_WR)
             memory.released.wait(0.2)
             return
@@ -306,7 +305,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that goes away is what is being tested
+        pass  # # the test closes the client
 
 
 class _UnixServer(_Server):

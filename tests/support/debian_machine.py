@@ -1,7 +1,7 @@
 """A fresh Debian that is booted on emulated hardware, as its administrator knows it.
 
-The powercap tree of an emulated host is its /sys; so what is installed there, unchanged, takes it
-for real.
+The powercap tree of an emulated host is its /sys, so that the installed program reads it without
+changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 UNITS = ("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket")
 PYTHON = "/opt/wattspan/bin/python3"
 CONFIG = "/etc/wattspan/config.toml"
-# A lease that no test outlasts: what ends a cap is what the test does.
+# A lease that no test outlasts: # the test ends the cap
 CPU_MAY_BE_CAPPED = '[autotune]\nknobs = ["cpu_power"]\n[caps]\nlargest_step = 1.0\nlease = "5m"\n'
 
 _SCRAPE = """
@@ -49,7 +49,8 @@ while True:
 
 
 class Machine:
-    """It runs from ``with`` to the end of it; nothing of wattspan is on it at first."""
+    """The machine runs for the duration of the ``with`` block; wattspan is not installed at
+    first."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -74,10 +75,10 @@ class Machine:
     ) -> None:
         self._stack.close()
 
-    # -------------------------------------------------------------------------- what is done there
+    # # -------------------------------------------------------------------------- actions
 
     def apt(self, *words: str) -> str:
-        """Run apt-get, which has no network; what it and the maintainer scripts print."""
+        """Run apt-get without network; return its output and that of the maintainer scripts."""
         quiet = ("-y", "-qq", "-o", "Dpkg::Use-Pty=0", "-o", "Dpkg::Options::=--force-confdef")
         done = self.host.run(
             *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", *quiet, *words), timeout=180
@@ -89,7 +90,7 @@ class Machine:
         return self.apt("install", *words, name)
 
     def configure(self, text: str) -> None:
-        """Put another configuration there; the agent is told by whoever wants it to know."""
+        """Replace the configuration; the caller reloads the agent."""
         (self.root.path / CONFIG.lstrip("/")).write_text(text)
 
     def hold_a_cap(self) -> None:
@@ -98,22 +99,22 @@ class Machine:
         self.host.run(*words, PYTHON, "-c", _HOLDER)
         self.until(lambda: self.limit < self.original, "a cap is in force")
 
-    # ------------------------------------------------------------------------------- what is seen
+    # # ------------------------------------------------------------------------------- queries
 
     @property
     def limit(self) -> int:
-        """What the package may draw, in microwatts, as the kernel would show it.
+        """Power limit of the package in microwatts, as the kernel shows it.
 
         A file, unlike the kernel's, is empty while it is written.
         """
         return int(eventually((self._zone / "constraint_0_power_limit_uw").read_text, "a limit"))
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the capper has written down that it is to give back."""
+        """Originals in the capper's journal."""
         return journal_entries(self.root.path / "var/lib/wattspan-capper")
 
     def restored(self) -> bool:
-        """Whether the original stands, and nothing is left to be given back."""
+        """Whether the original limit is in force and the journal is empty."""
         return self.limit == self.original and self.journal() == []
 
     def active(self, unit: str) -> bool:
@@ -130,17 +131,17 @@ class Machine:
         return sum(v for k, v in totals.items() if k.startswith("hw_host_energy_joules_total"))
 
     def measuring(self) -> float:
-        """Its energy, once there is some."""
+        """Energy of the machine, once positive."""
         return self.until(self.energy, "it measures")
 
     def until(self, holds: Callable[[], T], what: str) -> T:
-        """The first truthy result; an error tells all that was said there."""
+        """The first truthy result; an AssertionError quotes the machine's logs."""
         try:
             return eventually(holds, what, within=60)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.host.journal()}") from None
 
     def processes(self) -> list[str]:
-        """The command lines of what runs there of wattspan."""
+        """Command lines of the running wattspan processes."""
         found = self.host.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '", check=False)
         return [line for line in found.stdout.splitlines() if "/opt/wattspan" in line]

@@ -1,7 +1,7 @@
 """Roots with a fresh Debian in them, and packages of the tree to install there.
 
 Debian comes by debootstrap, once, and is kept in .tools; every root is unpacked from there into
-memory. A package is built by scripts/build-deb, once for all tests that run beside each other.
+memory. scripts/build-deb builds the package once for all concurrent tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 
 @functools.cache
 def missing() -> str | None:
-    """Why no Debian can be made and booted here, in a sentence; None if one can."""
+    """Cause that prevents a Debian root from being built and booted here; None if possible."""
     absent = [name for name in ("debootstrap", "dpkg-deb") if shutil.which(name) is None]
     if absent:
         return f"no {' and no '.join(absent)}; install Debian's debootstrap and dpkg"
@@ -58,7 +58,7 @@ def _suite() -> str | None:
 
 @contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Nobody else, in this process or another, is in here for the same ``path``."""
+    """Exclude other processes and threads from ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -118,7 +118,7 @@ def package(folder: Path, *words: str, **environ: str) -> Path:
 
 @functools.cache
 def the_package() -> Path:
-    """The package of the tree as it is now, built once for all who ask beside each other."""
+    """The package of the current tree, built once for all concurrent callers."""
     tree = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((ROOT / folder).rglob("*") if folder else [ROOT / "pyproject.toml"]):
@@ -145,7 +145,7 @@ def another_version(package: Path, version: str, folder: Path) -> Path:
 
 
 class DebianRoot:
-    """A folder with a fresh Debian in it, from ``with`` to the end of it. In memory."""
+    """A folder with a fresh Debian in it, from ``with`` to the end of it. A root in memory."""
 
     def __enter__(self) -> Self:
         self._temporary = _in_memory()
@@ -167,7 +167,7 @@ class DebianRoot:
         self._temporary.cleanup()
 
     def boot(self, name: str = "host", binds: Mapping[Path, Path] | None = None) -> SystemdHost:
-        """Its systemd, to be entered; ``name`` is new each time."""
+        """A systemd for the root as a context manager; ``name`` is unique."""
         return SystemdHost(self.folder / name, root=self.path, binds=binds)
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -189,7 +189,7 @@ class DebianRoot:
         return [f"/root/{one.name}" for one in packages]
 
     def files(self) -> dict[str, str]:
-        """What stands in it: of every file and link its kind, rights, owner and contents."""
+        """Content of the root: of every file and link its kind, rights, owner and contents."""
         return dict(_described(self.path))
 
 

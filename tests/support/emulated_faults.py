@@ -108,7 +108,8 @@ class GpuFaults:
         self._gpus.step()
 
     def enforce_at_most(self, gpu: int, milliwatts: int | None) -> None:
-        """Something outside (a BMC) enforces a limit below what is requested; None ends it."""
+        """An external controller (a BMC) enforces a limit below the requested one; None
+        removes it."""
         self._revise(gpu, lambda controls: replace(controls, ceiling=milliwatts))
 
     def throttle(self, gpu: int, why: Throttle | None, mhz: int | None = None) -> None:
@@ -122,7 +123,7 @@ class GpuFaults:
         )
 
     def xid(self, gpu: int, code: int) -> None:
-        """An Xid event, delivered to whoever registered for it."""
+        """An Xid event, delivered to registered listeners."""
         record = self._record(gpu)
         record.xid = code
         record.xid_serial = (record.xid_serial + 1) & 0xFFFF_FFFF
@@ -144,13 +145,13 @@ _SWITCHES = frozenset(
         *("no_energy_counter", "no_power", "no_processes"),
     )
 )
-_THERMAL_MHZ = 900  # of an overheated board, unless a clock is given
+_THERMAL_MHZ = 900  # # like an overheated board, unless a clock is given
 
 
 def break_gpu(gpus: EmulatedGpus, gpu: int, fault: str, on: object) -> None:
     """Break one GPU; ValueError for an unknown fault or a wrong type of ``on``.
 
-    ``on`` is true or false, or what the fault takes: milliwatts of ``foreign_limit`` and of
+    ``on`` is true, false or the argument of the fault: milliwatts of ``foreign_limit`` and of
     ``enforce_at_most`` (None ends it), MHz of ``hw_thermal``, ``sw_thermal`` and
     ``power_brake`` (False ends them), milliseconds of ``cap_latency``, the code of ``xid``.
     """
@@ -187,7 +188,7 @@ class FaultyPowercapTree(PowercapTree):
     """A powercap tree whose zones can vanish, move and become unreadable."""
 
     def readd(self, zone: EmulatedZone, directory: str | None = None) -> None:
-        """Register ``zone`` anew, under another directory id than the layout's if one is given."""
+        """Register ``zone`` again, with another directory id if given."""
         self._directory_of[zone.directory] = directory or zone.directory
         self.add(zone)
 
@@ -215,7 +216,8 @@ class FaultyPowercapTree(PowercapTree):
         path.symlink_to(target)
 
     def garble(self, zone: str, content: bytes) -> None:
-        """Let the counter file of ``zone`` say ``content`` until it is opened anew."""
+        """Replace the content of the counter file of ``zone`` by ``content`` until it is
+        opened again."""
         fd = self._counters.pop(zone)
         os.ftruncate(fd, 0)
         os.pwrite(fd, content, 0)
@@ -241,7 +243,7 @@ class FaultyPowercapTree(PowercapTree):
         fifo.unlink()
 
     def writable(self, zone: str) -> bool:
-        """Whether the counter of ``zone`` is there and shows what is written to it."""
+        """Whether the counter of ``zone`` exists and shows written values."""
         return zone in self._counters
 
     def _unlink(self, path: Path) -> None:
@@ -263,7 +265,7 @@ def _empty(path: Path) -> None:
 
 
 # Any reader gets EACCES from this file, root as well: the kernel's sysctls know no capability
-# that overrides a mode without read permission. Nothing is ever written to it.
+# that overrides a mode without read permission. # never written
 _UNREADABLE_FILE = "/proc/sys/vm/compact_memory"
 # Opens for everybody; a read at 0 fails with EIO, for there never is memory at address 0.
 _FAILING_FILE = "/proc/self/mem"
@@ -294,14 +296,14 @@ class FaultyPowercapEngine(PowercapEngine):
         self._write(emulated)
 
     def brink(self, zone: str, microjoules: int = 20_000_000) -> None:
-        """The counter stands ``microjoules`` below its end: in a moment it wraps."""
+        """The counter is ``microjoules`` below its maximum: in a moment it wraps."""
         emulated = zone_at(self.tree.layout, zone)
         left = microjoules * 1000 // emulated.step
         self._zero[zone] = emulated.turn - left - self._steps(emulated)
         self._write(emulated)
 
     def freeze(self, zone: str) -> None:
-        """The counter stands still; ``mend`` lets it catch up."""
+        """The counter stops; ``mend`` lets it catch up."""
         self._still.add(zone)
 
     def vanish(self, zone: str) -> None:
@@ -310,7 +312,7 @@ class FaultyPowercapEngine(PowercapEngine):
         self._still.update(below for below in self._zero if _within(below, zone))
 
     def reappear(self, zone: str, directory: str | None = None) -> None:
-        """The zone is registered anew, with those below it, counting from 0.
+        """The zone and its subzones are registered again and count from 0.
 
         Under another directory id, if one is given: ids move when packages come and go.
         """
@@ -321,7 +323,7 @@ class FaultyPowercapEngine(PowercapEngine):
             self.reset(below)
 
     def deny(self, zone: str) -> str:
-        """Nobody may read the counter, root neither. Returns the error readers get: EACCES."""
+        """The counter is unreadable, for root too. Returns the error readers get: EACCES."""
         there = os.access(_UNREADABLE_FILE, os.F_OK)
         self.tree.replace_counter(zone, _UNREADABLE_FILE if there else "energy_uj")  # itself
         self._still.add(zone)
@@ -346,7 +348,7 @@ class FaultyPowercapEngine(PowercapEngine):
         self._write(zone_at(self.tree.layout, zone))
 
     def lock(self, zone: str) -> None:
-        """Firmware locks the limits of a zone as they are: what is written does not stick."""
+        """Firmware locks the limits of a zone as they are: writes have no effect."""
         self.limits.locked.add(zone)
 
     def unlock(self, zone: str) -> None:

@@ -20,7 +20,7 @@ from wattspan_exporters.prometheus import plugin
 
 @dataclass
 class Answer:
-    """What came back."""
+    """Responses received."""
 
     status: int
     headers: http.client.HTTPMessage

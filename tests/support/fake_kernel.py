@@ -32,7 +32,7 @@ class FakeKernel:
         self.lookups = 0
         self._port = 50_000
 
-    # ---------------------------------------------------------------------------- what there is
+    # # ---------------------------------------------------------------------------- setup
 
     def born(
         self,
@@ -81,7 +81,8 @@ class FakeKernel:
         self.held.setdefault(living.consumer.pid, set()).add(inode)
         return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
 
-    # ----------------------------------------------------------------------------- what it shows
+    # # ----------------------------------------------------------------------------- kernel
+    # interface
 
     def identify(self, pid: int) -> Consumer | None:
         process = self.processes.get(pid)

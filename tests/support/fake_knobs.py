@@ -25,7 +25,7 @@ class KnobNvml(FakeNvml):
         self.missing: set[str] = set()  # functions that an old binding does not have
         self.locks: dict[str, tuple[int, int]] = {}
         self.clock_now = 1980
-        self.ceiling: int | None = None  # what something outside enforces
+        self.ceiling: int | None = None  # # externally enforced
 
     def __getattr__(self, name: str) -> Any:
         if name in self.missing:
@@ -54,7 +54,7 @@ class KnobNvml(FakeNvml):
         return min(self.clock_now, self.locks[gpu.uuid][1]) if obeys else self.clock_now
 
     def reload_driver(self) -> None:
-        """Whoever had a session has none any more, and all is as by default."""
+        """All sessions end and every setting is at its default."""
         self.generation += 1
         self.initialised = 0
         self.locks.clear()
@@ -77,7 +77,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 class FakeRapl:
-    """What a kernel does with a written limit, and an ordinary file does not.
+    """Effects of a written limit in a kernel, which an ordinary file lacks.
 
     ``unit`` is the register's, in microwatts; ``refuses`` the error in which writing ends;
     ``keeps`` is for a register that takes every value and changes nothing.

@@ -1,4 +1,4 @@
-"""What a test asks of an agent that went through a fault."""
+"""Queries of an agent that went through a fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.tried import holds_once
 def stands(stage: Stage, fault: Fault, *, restart: bool = False) -> None:
     """Go through the fault in short, and assert that nothing was wrong with it.
 
-    What is late only is tried again: others may have had the processor.
+    Delays are retried: others may have had the processor.
     """
 
     def late() -> list[str]:
@@ -24,5 +24,5 @@ def stands(stage: Stage, fault: Fault, *, restart: bool = False) -> None:
 
 
 def of(fault: Fault) -> str:
-    """Its name, as the name of a test's case."""
+    """Name of the fault as a test case."""
     return fault.name

@@ -29,7 +29,7 @@ def settings(directory: Path, **keys: object) -> FilesSettings:
 
 @dataclass
 class Desk:
-    """A writer, what it is told, and what it says."""
+    """A writer with its input and its log."""
 
     directory: Path
     writer: SnapshotWriter
@@ -68,7 +68,7 @@ def desk(directory: Path, **keys: object) -> Iterator[Desk]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, whatever its format: None for null, numbers exact where text is."""
+    """The rows of a file in any format: None for null, exact numbers for text."""
     if path.name.endswith(".parquet"):
         import pyarrow.parquet as pq
 

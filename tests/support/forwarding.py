@@ -61,7 +61,7 @@ def joules(
     outcome: Outcome = Outcome.JOINED,
     covered: int = MILLISECOND,
 ) -> SpanEnergy:
-    """What a span of one millisecond spent, in microjoules."""
+    """Energy of a span of one millisecond in microjoules."""
     span = Span(bytes(16), bytes(8), b"", "shop", "span", 0, MILLISECOND)
     own = {kind: Microjoules(energy) for kind, energy in exclusive.items()}
     whole = {k: Microjoules(v) for k, v in (inclusive or exclusive).items()}
@@ -153,7 +153,7 @@ def grpc_to(
 
 
 class HangingSpool(Spool):
-    """It answers unless it hangs, which it does in a write. What is on it may be read even so."""
+    """The disk responds unless it hangs, which happens in a write. The content remains readable."""
 
     def __init__(self, folder: Path, limit: int, log: Callable[[str], None]) -> None:
         super().__init__(folder, limit, log)
@@ -170,7 +170,7 @@ class HangingSpool(Spool):
         return super().keep(body, spans, settled)
 
     def hang(self) -> None:
-        """From the next write on."""
+        """Starting with the next write."""
         self.answers.clear()
 
     def hangs(self) -> None:
@@ -179,7 +179,7 @@ class HangingSpool(Spool):
 
 
 def kill(disk: AsyncSpool) -> None:
-    """End the process that keeps spans there, once all is written; what the kernel holds goes."""
+    """End the spooling process after all writes; data in the kernel is lost."""
     disk._writer.close(60)
     os.close(disk._spool._lock)
     for segment in disk._spool._segments:

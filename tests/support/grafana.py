@@ -1,7 +1,7 @@
 """Grafana's own components, built into the page that draws the dashboards.
 
 ``python -m support.grafana`` installs them into ``.tools/grafana`` and builds the page there
-(``make test-all`` does). Both are kept between runs; each is made anew when its sources change.
+(``make test-all`` does). Both are cached between runs and rebuilt when their sources change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gRPC server that keeps what it gets as it was on the wire, and answers with what it is told."""
+"""A gRPC server that stores received messages as on the wire and sends scripted responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = struct.Struct(">BI")
 
 
 def failing(code: int, message: str = "", **headers: str) -> Told:
-    """A failure, told by headers alone."""
+    """A trailers-only failure response."""
     return Told({"grpc-status": str(code), "grpc-message": message, **_dashed(headers)}, b"", None)
 
 
@@ -66,7 +66,7 @@ class Call:
 class WireServer:
     """One connection after the other. ``answers`` are one a call; after them all are taken.
 
-    ``frames`` are what each connection begins with, after HTTP/2's own beginning.
+    ``frames`` are the first frames of each connection, after the HTTP/2 preface.
     """
 
     def __init__(self, *answers: Told | Callable[[Call], Told], frames: bytes = b"") -> None:
@@ -141,7 +141,7 @@ class WireServer:
         http2: h2.connection.H2Connection,
         left: deque[tuple[int, bytes, Sequence[tuple[str, str]]]],
     ) -> None:
-        """As much as the client's windows let through."""
+        """As much data as the client's flow-control windows permit."""
         while left:
             stream, data, trailers = left.popleft()
             while data and (room := http2.local_flow_control_window(stream)):

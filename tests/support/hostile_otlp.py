@@ -18,7 +18,7 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 Build = Callable[[int], bytes]
 
 _IDS = length_delimited(1, bytes(range(1, 17))) + length_delimited(2, b"\1" * 8)
-_ROOM = 512  # bytes for what a flood is wrapped in
+_ROOM = 512  # # bytes of the flood's envelope
 
 
 class Body(NamedTuple):
@@ -229,7 +229,7 @@ JSONS: Mapping[str, Build] = {
 
 
 def _fixed(body: bytes) -> Build:
-    """The largest body below the bounds, whatever size is asked for."""
+    """The largest body within the bounds, for any requested size."""
     return lambda _: body
 
 
@@ -279,7 +279,7 @@ def bodies(size: int, *, json_size: int | None = None) -> Iterator[Body]:
 
 
 def bombs(size: int) -> Mapping[str, bytes]:
-    """Compressed bodies that are not what they seem; ``size`` is what the first becomes."""
+    """Compressed bodies with misleading sizes; ``size`` is the decompressed size of the first."""
     zeros = gzip.compress(bytes(size))
     return {
         "bomb": zeros,

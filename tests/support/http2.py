@@ -1,4 +1,4 @@
-"""A gRPC client that writes what it likes into HTTP/2 streams, on h2."""
+"""A gRPC client on h2 that writes arbitrary data into HTTP/2 streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Http2Client:
         return stream
 
     def send(self, stream: int, data: bytes, *, end: bool = True) -> None:
-        """As fast as the server's windows let it through; no more once the server has answered."""
+        """As fast as the server's windows permit, until the server responds."""
         while data and not self._over(stream):
             window = self.h2.local_flow_control_window(stream)
             room = min(window, self.h2.max_outbound_frame_size, len(data))
@@ -86,7 +86,7 @@ class Http2Client:
             self.flush()
 
     def answer(self, stream: int) -> Answer:
-        """What comes back on one stream, until it or the connection ends."""
+        """Response data of one stream, until the stream or the connection ends."""
         while not self._over(stream) and self._receive():
             pass
         return self._answers[stream]
@@ -95,7 +95,7 @@ class Http2Client:
         return self._answers[stream].over
 
     def _receive(self) -> bool:
-        """Take what has come; False at the connection's end."""
+        """Read received data; False at the end of the connection."""
         piece = self.socket.recv(1 << 16)
         for event in self.h2.receive_data(piece) if piece else ():
             answer = self._answers[getattr(event, "stream_id", None) or 0]

@@ -1,4 +1,4 @@
-"""Spans with their energy, for whatever comes after the join."""
+"""Spans with their energy, for the consumers after the join."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ AUDIT_DAMAGES: tuple[Damage, ...] = (_bit_flips, _truncation, _zeroed_page, _emp
 
 
 def corrupt_journal(directory: Path, history: Sequence[Files], rng: Random) -> str:
-    """Damage one or both copies; what was done. ``history`` are snapshots, the newest last.
+    """Damage one or both copies; return a description. ``history`` are snapshots, the newest last.
 
     Two kinds of damage are left out, because nothing can tell them from a sound journal: the
     removal of every file, and the replacement of every file by the same earlier generation.
@@ -104,7 +104,7 @@ def corrupt_journal(directory: Path, history: Sequence[Files], rng: Random) -> s
 
 
 def corrupt_audit(path: Path, rng: Random) -> str:
-    """Damage the audit log in half of the cases; what was done."""
+    """Damage the audit log in half of the cases; return a description."""
     if rng.random() < 0.5:
         return "sound audit log"
     damage = rng.choice(AUDIT_DAMAGES)

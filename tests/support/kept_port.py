@@ -1,4 +1,4 @@
-"""A loopback port where nobody listens, and which nobody else is given meanwhile."""
+"""A loopback port without a listener, reserved for the test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """Whoever connects is refused, until somebody who asks for this very port listens there.
+    """Connections are refused until the test listens on this port.
 
-    That one may come and go. The kernel chooses the port for no other socket as long as it is kept.
+    The listener may start and stop. The kernel chooses the port for no other socket as long as
+    it is kept.
     """
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,7 @@
-"""As much of kustomize as packaging/kubernetes uses: resources, components, JSON patches, files.
+"""The subset of kustomize that packaging/kubernetes uses: resources, components, JSON patches,
+files.
 
-Whatever else a kustomization asks for is an error here: nothing is left out in silence.
+Any other field of a kustomization is an error: nothing is left out in silence.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def documents(path: Path) -> list[Resource]:
 
 
 def _apply(folder: Path, found: list[Resource]) -> None:
-    """What a component adds to what is there."""
+    """Resources and patches of a component."""
     said = kustomization(folder)
     assert said["kind"] == "Component", folder
     for name in said.get("resources", ()):
@@ -84,7 +85,7 @@ def _common(said: Resource, found: list[Resource]) -> None:
 
 
 def _rename(found: list[Resource], suffix: str) -> None:
-    """The suffix on every name, and where a pod refers to what has been renamed."""
+    """The suffix of every name and of every reference to it."""
     for daemons in of_kind(found, "DaemonSet"):
         pod = daemons["spec"]["template"]["spec"]
         for referring in [pod, *(v["configMap"] for v in pod["volumes"] if "configMap" in v)]:

@@ -1,4 +1,4 @@
-"""What a test session must not leave behind: threads and processes."""
+"""Resources that a test session must release: threads and processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ LEFT_RUNNING = 9
 
 
 class LeakWatch:
-    """Remembers what ran before the first test and names what still runs after the last.
+    """Records the running threads and processes before the first test and reports new ones
+    after the last.
 
     A process is recognised by a variable in its environment, so one that was adopted by init
     is found as well as a child.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
-        """Watch from now on; ``environ`` is what processes to come will inherit."""
+        """Watch from now on; later processes inherit ``environ``."""
         self._threads = frozenset(threading.enumerate())
         self._mark = environ[SESSION] = uuid.uuid4().hex
 
@@ -41,7 +42,7 @@ class LeakWatch:
     def processes(self, patience: float = 3.0) -> dict[int, str]:
         """Pid and command line of every process of this session that still runs.
 
-        Those that are about to end, since who started them has, have ``patience`` s for it.
+        Orphans that are about to end have ``patience`` s for it.
         """
         until, pause = time.monotonic() + patience, threading.Event()
         while (found := self._running()) and time.monotonic() < until:

@@ -126,11 +126,11 @@ def churn(seconds: float, clock: SystemClock) -> int:
 
 
 def _forks() -> int:
-    """How many processes this machine has started since boot."""
+    """Number of processes started since boot."""
     lines = Path("/proc/stat").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
 
 
 def percent(measured: int, true: int) -> float:
-    """How far off, in percent of the truth."""
+    """Deviation from the truth in percent."""
     return 100 * (measured - true) / true

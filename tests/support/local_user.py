@@ -1,4 +1,4 @@
-"""Another user of this machine, who takes what can be had of a listener."""
+"""Another local user that occupies every available resource of a listener."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def interpreter() -> list[str]:
 def greedy(uid: int, path: Path | str, many: int, first: str) -> Iterator[None]:
     """``uid`` holds ``many`` connections, on each of which it has sent ``first``.
 
-    ``path`` is a Unix socket or ``HOST:PORT``; ``first`` is what to send, or ``@`` and a file.
+    ``path`` is a Unix socket or ``HOST:PORT``; ``first`` is the data to send, or ``@`` and a file.
     """
     with holding([*as_user(uid), *interpreter(), GREEDY, str(path), str(many), first]):
         yield
@@ -91,7 +91,7 @@ def holding(command: Sequence[str]) -> Iterator[None]:
 
 
 def asks(uid: int, path: Path | str, request: str) -> str:
-    """What ``uid`` is answered; the arguments are those of ``greedy``."""
+    """Responses to ``uid``; the arguments are those of ``greedy``."""
     done = subprocess.run(
         [*as_user(uid), *interpreter(), ASKING, str(path), request],
         capture_output=True, text=True, check=False, timeout=60, cwd="/",

@@ -63,7 +63,7 @@ class Bench:
         return self.batch
 
     def joules(self, uuid: str = "GPU-a") -> float:
-        """What the readings of one GPU say was spent, within its last epoch."""
+        """Energy of one GPU by its readings, within its last epoch."""
         mine = [r for r in self.readings if r.domain_id == f"gpu:{uuid}"]
         last = [r for r in mine if r.epoch == mine[-1].epoch]
         return (last[-1].counter - last[0].counter) / 1e6

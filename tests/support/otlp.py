@@ -23,7 +23,7 @@ Value = str | int | float | bool
 
 
 class KeptSink:
-    """Keeps what it is given, but ``busy`` times it asks to come again after ``seconds``."""
+    """Stores received requests; the first ``busy`` ones get a retry after ``seconds``."""
 
     def __init__(self) -> None:
         self.deliveries: list[ExportRequest] = []
@@ -58,7 +58,7 @@ def attribute(owner: Any, name: str, value: Value) -> None:
 
 
 def span(number: int = 1, **attributes: Value) -> Span:
-    """A span; ``a__b`` stands for the attribute ``a.b``."""
+    """A span; ``a__b`` is the attribute ``a.b``."""
     made = Span(
         trace_id=TRACE,
         span_id=number.to_bytes(8, "big"),

@@ -1,4 +1,4 @@
-"""A request by the whole schema, the plain way: what is told of it, and its JSON."""
+"""A request by the whole schema, the plain way: its announcement and its JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wattspan.ingest.export_request import SpanRecord
 
 
 def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[int]]:
-    """What a decoder by the whole schema would tell, and the positions of what it would not."""
+    """The records of a decoder with the complete schema, and the positions of rejected spans."""
     told: list[SpanRecord] = []
     skipped: set[int] = set()
     spans = [
@@ -42,7 +42,7 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[in
 
 
 def tokens(one: object, *names: str) -> int:
-    """The first of the names under which a count of tokens is told."""
+    """The first name of a token count that is present."""
     counts = (count(one, f"gen_ai.usage.{name}_tokens") for name in names)
     return next((found for found in counts if found is not None), 0)
 

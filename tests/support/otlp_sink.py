@@ -1,4 +1,4 @@
-"""What an OTLP sink received, as facts to hold against a scrape and against OTLP's own rules."""
+"""Data received by an OTLP sink, in a form comparable with a scrape and with the OTLP rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TARGET = {"job": "wattspan", "instance": "node7"}
 
 @dataclass(frozen=True)
 class Point:
-    """One data point with what its metric says of it."""
+    """One data point with the metadata of its metric."""
 
     name: str
     unit: str
@@ -51,20 +51,20 @@ class Point:
 
     @property
     def series(self) -> Series:
-        """What the agent's own page calls it."""
+        """Name of the series on the agent's page."""
         name, labels = self.translated
         labels = {FIXED_LABELS.get(label, label): value for label, value in labels.items()}
         return FIXED_NAMES.get(name, name), frozenset(labels.items())
 
     @property
     def stored(self) -> Series:
-        """What Prometheus' OTLP receiver makes of it: the resource's labels win."""
+        """Name of the series in Prometheus' OTLP receiver: the resource's labels win."""
         name, labels = self.translated
         return name, frozenset((labels | TARGET).items())
 
     @property
     def translated(self) -> tuple[str, dict[str, str]]:
-        """What OpenTelemetry's translation makes of it for Prometheus."""
+        """OpenTelemetry's translation of the name to Prometheus."""
         instruments = {"counter": Instrument.COUNTER, "updown": Instrument.UPDOWN}
         name = prometheus_name(self.name, self.unit, instruments.get(self.kind, Instrument.GAUGE))
         labels = {key.replace(".", "_"): str(value) for key, value in self.attributes.items()}
@@ -72,7 +72,8 @@ class Point:
 
 
 def scraped_into_prometheus(series: Series) -> Series:
-    """What Prometheus makes of a series of a scrape: it keeps what it would overwrite beside it."""
+    """The OTLP form of a Prometheus series: the original value of an overwritten label is kept
+    in another label."""
     name, labels = series
     kept = {f"exported_{label}" if label in TARGET else label: value for label, value in labels}
     return name, frozenset((kept | TARGET).items())
@@ -89,7 +90,7 @@ def as_dict(pairs: Iterable[KeyValue]) -> dict[str, object]:
 
 
 def points(*requests: ExportMetricsServiceRequest) -> Iterator[Point]:
-    """Every point of ``requests``, in order; AssertionError for what OTLP does not allow."""
+    """Every point of ``requests`` in order; AssertionError for violations of OTLP."""
     for request in requests:
         for resource in request.resource_metrics:
             for scope in resource.scope_metrics:

@@ -1,8 +1,8 @@
 """The live page's files with a world of the test's choosing behind them.
 
-The agent serves what it measures; some sights it cannot be made to show in a second: an hour of
-history, eight GPUs, a name of ten kilobytes, a server that goes away. Here ``live`` is whatever a
-test says, served under the same content security policy.
+The agent serves its measurements; some states cannot be produced within a second: an hour of
+history, eight GPUs, a name of ten kilobytes, a server that goes away. This server serves ``live``
+as given by a test, under the same content security policy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PageServer:
                 self.wfile.write(body)
 
             def log_message(self, *arguments: object) -> None:
-                """Nobody reads it."""
+                """No reader is connected."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         self._port = self._server.server_port

@@ -1,6 +1,7 @@
-"""Worlds for the live page, made up: what ``/live.json`` says of hosts that no test could have.
+"""Worlds for the live page, made up: ``/live.json`` documents of hosts that no test could have.
 
-Every flow here conserves, as the agent's do: at each node but the ends, what comes in goes on.
+Every flow here conserves, as the agent's do: at each inner node the incoming flow equals the
+outgoing flow.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ def world(devices: Sequence[Json] | None = None, jobs: Sequence[Job] = JOBS) -> 
 
 
 def eight_gpus() -> Json:
-    """A big machine: eight GPUs and sixty processes, of which the page is told the largest."""
+    """A big machine: eight GPUs and sixty processes, of which the page receives the largest."""
     jobs: list[Job] = [
         ("slurm job 4711", f"rank {rank}", {"gpu": 480 + 12 * rank, "cpu": 14}) for rank in range(8)
     ]
@@ -338,7 +339,7 @@ def unknown() -> Json:
 
 
 def blind() -> Json:
-    """A host of which one GPU has not been settled for long: what it draws now is not known."""
+    """A host of which one GPU has not been settled for long: its current power is unknown."""
     told = world([*two_packages(), gpu(0)], [job for job in JOBS if "gpu" not in job[2]])
     for one in told["now"]["nodes"]:
         if "GPU" in one["id"]:

@@ -49,7 +49,7 @@ class ConstantPast:
     idles: dict[str, int] = field(default_factory=lambda: {PACKAGE.id: 6_000, DRAM.id: 1_000})
     known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
-    others: int = 0  # what every other process draws
+    others: int = 0  # # power of every other process
     members: dict[Consumer, tuple[Consumer, ...]] = field(
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
@@ -58,7 +58,7 @@ class ConstantPast:
         default_factory=dict
     )
     forgotten: list[Consumer] = field(default_factory=list)
-    on_settled: list[int] = field(default_factory=list)  # how far it is settled, look by look
+    on_settled: list[int] = field(default_factory=list)  # # settled time at each read
 
     def settled(self, consumer: Consumer | None = None) -> int:
         if self.on_settled:
@@ -111,7 +111,7 @@ class ConstantPast:
 
 @dataclass
 class Asked:
-    """A query service over a constant past, and what it answers; a second passes at each pause."""
+    """A query service over a constant history, with its responses; each pause takes a second."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     tuning: TuningView | None = None
@@ -163,7 +163,7 @@ class Asked:
         return await self.service(request)
 
     def energy(self, seconds: float = 2.0, **query: Any) -> dict[str, Any]:
-        """What is told of the last ``seconds``."""
+        """Response for the last ``seconds``."""
         end = query.pop("end", f"mono:{self.now}")
         response = self.get(start=f"mono:{self.now - round(seconds * SECOND)}", end=end, **query)
         assert response.status == 200, response.body

@@ -18,7 +18,7 @@ from wattspan.testing import ReplaySource
 
 
 class Empty(Table, frozen=True):
-    """Nothing to set."""
+    """No settings."""
 
 
 class Unresolvable(Table, frozen=True):

@@ -1,4 +1,4 @@
-"""An emulated powercap host under a test's own clock and load, with the reader beside it."""
+"""An emulated powercap host with the test's clock and load, and the reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wattspan.testing import ManualClock
 
 
 class PowercapHost:
-    """Sockets do what ``work`` says, time passes when ``pass_time`` says so."""
+    """Sockets do the given ``work``; ``pass_time`` advances the time."""
 
     def __init__(self, root: Path, layout: str | PowercapLayout = "xeon-2s") -> None:
         self.layout = LAYOUTS[layout] if isinstance(layout, str) else layout

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import eventually
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
-OURS = ("WATTSPAN_", "COVERAGE_")  # what a build server and the measuring of tests put there
+OURS = ("WATTSPAN_", "COVERAGE_")  # # variables of build servers and coverage
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(OURS)} | {
     "WATTSPAN_CONFIG": os.devnull
 }
@@ -45,9 +45,9 @@ def on_a_disk_of(size: str, folder: Path) -> list[str]:
 
 
 def with_read_only(folder: Path) -> list[str]:
-    """Runs a command that can write nothing in ``folder``, whoever it is. Needs root.
+    """Runs a command without write access to ``folder`` for any user. Needs root.
 
-    As on a disk that the kernel has made read-only after an error of it.
+    Like a disk that the kernel made read-only after an error.
     """
     script = (
         'mount --make-rprivate / && mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
@@ -75,7 +75,7 @@ def options(settings: Mapping[str, object]) -> list[str]:
 
 
 class Running:
-    """A `wattspan run` that somebody ends. Its standard error is in a file of the test's."""
+    """A `wattspan run` that somebody ends. Its standard error goes to a file of the test."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Running:
     ) -> None:
         """Start it; its state directory is ``folder / "state"`` unless set otherwise.
 
-        Its sockets have a directory of their own with a short name, as Unix sockets need it.
+        Its sockets have a separate directory with a short name, as Unix sockets require.
         Dots in the names of settings are written as two underscores.
         """
         self.state_dir = folder / "state"
@@ -118,7 +118,7 @@ class Running:
         return self._log.read_text()
 
     def address(self) -> str:
-        """Where the metrics are, as soon as the program says so."""
+        """Address of the metrics, once the program logs it."""
 
         def told() -> str:
             found = re.search(r"Serving (http\S+)\n", self.said)
@@ -129,7 +129,7 @@ class Running:
         return eventually(told, "the program serves")
 
     def spans_address(self) -> str:
-        """Where spans are received over TCP: an OTLP/HTTP endpoint, without its path."""
+        """Address of the OTLP receiver over TCP: an OTLP/HTTP endpoint, without its path."""
         self.address()
         found = re.search(r"Serving (http://\S+)/v1/traces\n", self.said)
         assert found is not None, self.said
@@ -188,7 +188,7 @@ def counters(scrape: str) -> dict[str, float]:
 def lasting(totals: Mapping[str, float]) -> dict[str, float]:
     """The energies that go on in every next life of an agent, on another emulated host as well.
 
-    Another host is another boot: what the processes of the one before spent is no row any more.
+    Another host is another boot: the energy of processes of an earlier run is not listed.
     """
     return {
         name: value
@@ -207,7 +207,7 @@ def fallen(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def emulated_hosts() -> frozenset[Path]:
-    """The directories of the emulated hosts on this machine, whoever has started them."""
+    """The directories of all emulated hosts on this machine."""
     return frozenset(SHARED_MEMORY.glob("wattspan-emulated-*"))
 
 

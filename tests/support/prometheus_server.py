@@ -1,4 +1,4 @@
-"""A real Prometheus, scraping what a test tells it to, and asked through its API."""
+"""A real Prometheus that scrapes the given targets, queried through its API."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Prometheus:
         return {one["metric"].get(by, ""): one["value"][1] for one in result}
 
     def targets_up(self, count: int) -> bool:
-        with suppress(OSError, HTTPException, ValueError):  # it begins
+        with suppress(OSError, HTTPException, ValueError):  # # Prometheus is starting
             active = self.get("targets")["activeTargets"]
             if [target["health"] for target in active] == ["up"] * count:
-                # Their health is known a moment before what was scraped can be asked for.
+                # # the health of targets is available shortly before the samples
                 return sum(int(up) for up in self.query("up", "instance").values()) == count
         return False
 
@@ -56,7 +56,7 @@ def scraping(
 ) -> Iterator[Prometheus]:
     """A Prometheus whose targets are all up, with ``features`` that are off by default.
 
-    It evaluates the ``rules`` as often as it scrapes, unless their groups say otherwise.
+    It evaluates the ``rules`` at the scrape interval, unless their groups set another.
     """
     config = {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},

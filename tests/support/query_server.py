@@ -89,7 +89,7 @@ class QueryServer:
 
 
 def powered(pid: int, *, watts: float, children: dict[int, float] | None = None) -> ConstantPast:
-    """A past in which the process draws ``watts``, and its children what they are told to."""
+    """A history with a process of ``watts`` and children of the given power."""
     past = ConstantPast(until=FAR)
     me = Consumer(pid, STARTED)
     family = {Consumer(child, STARTED): power for child, power in (children or {}).items()}

@@ -61,7 +61,7 @@ def serve(
 ) -> Iterator[WorkUnit]:
     """The requests as units of work, in the order of their begin; their work is tokens.
 
-    ``slowdown`` tells how many times as long service takes that begins at a moment.
+    ``slowdown`` is the factor of the service time by its start time.
     """
     free = [0] * slots
     for request in requests:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 def serving(
     body: bytes, status: int = 200, headers: dict[str, str] | None = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers everything with ``body``; its address, and what it was asked."""
+    """A server that sends ``body`` in every response; its address and the received requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

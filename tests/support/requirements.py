@@ -1,6 +1,6 @@
-"""What some tests need that a machine may lack, how to tell, and what to say when it is missing.
+"""Requirements of tests that a machine may lack, with their check and message.
 
-A test marked ``needs_cc`` is skipped with a sentence on a machine without a C compiler. Where
+A test marked ``needs_cc`` is skipped with a sentence on a machine without a C compiler. If
 ``WATTSPAN_REQUIRE`` names the requirement ("cc,prometheus"), the same test fails instead: a
 build server that silently lost its compiler should not stay green.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / ".tools" / "usr" / "bin"  # where scripts/debian-tool unpacks programs
+TOOLS = ROOT / ".tools" / "usr" / "bin"  # # programs unpacked by scripts/debian-tool
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"  # the third-party NVML clients
 APPS = ROOT / ".venv-apps" / "bin" / "python"  # the applications of examples/
 TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch
@@ -26,7 +26,7 @@ GRAFANA = ROOT / ".tools" / "grafana"  # Grafana's own components, built into on
 
 @dataclass(frozen=True)
 class Requirement:
-    """One thing a test may need: a short name, its marker, and what is missing of it now."""
+    """One thing a test may need: a short name, its marker, and the missing part."""
 
     name: str
     missing: Callable[[], str | None]
@@ -148,7 +148,7 @@ REQUIREMENTS = (
 
 
 def required(environ: Mapping[str, str]) -> frozenset[str]:
-    """The names in WATTSPAN_REQUIRE; ValueError for one that nobody knows."""
+    """The names in WATTSPAN_REQUIRE; ValueError for unknown names."""
     names = frozenset(environ.get("WATTSPAN_REQUIRE", "").replace(",", " ").split())
     known = {requirement.name for requirement in REQUIREMENTS}
     if unknown := names - known:

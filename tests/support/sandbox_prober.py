@@ -1,7 +1,7 @@
-"""Tries what a service should and should not be able to do, and says what came of each.
+"""Tries permitted and forbidden actions of a service and reports the results.
 
 Run inside a unit's sandbox, and outside. Its argument is the name of the service's directories; it
-prints one line of JSON: for each act what stopped it, "" if nothing did.
+prints one line of JSON: the error of each action, "" for success.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 NAME = sys.argv[1] if len(sys.argv) > 1 else ""
 STATE, RUN = Path("/var/lib", NAME), Path("/run", NAME)
-PLACES = Path("/opt/probed")  # what `prepare` makes: see tests/flow/test_systemd_sandbox.py
+PLACES = Path("/opt/probed")  # # files created by `prepare`: see tests/flow/test_systemd_sandbox.py
 CAPPERS = Path("/var/lib/wattspan-capper")
 ZONE = Path("/sys/class/powercap/intel-rapl:0")
 PORT = 7777
@@ -31,7 +31,7 @@ MARK = "probed:"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ATTACH, _DETACH, _WALL, _NEW_USER = 16, 17, 0x40000000, 0x10000000
 _FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
-_NO_MODULE = (8, 22)  # ENOEXEC, EINVAL: the kernel has looked at what it was to load
+_NO_MODULE = (8, 22)  # ENOEXEC, EINVAL: # the kernel has read the file to load
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -70,7 +70,8 @@ def _trace() -> None:
 
 
 def _load_module() -> None:
-    """Nothing is ever loaded: it is no module, which is only seen by who may load one."""
+    """No module is ever loaded: the file is not a module, which only a process with the
+    permission to load one can detect."""
     descriptor = os.memfd_create("no module")
     os.write(descriptor, b"no module")
     try:
@@ -103,7 +104,7 @@ def _run_written() -> None:
 
 
 def _lock(path: Path) -> None:
-    """Whoever can do this can keep a capper from ever coming back. Reading is enough."""
+    """A process with this permission can prevent the capper from restarting. Reading is enough."""
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

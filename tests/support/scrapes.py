@@ -1,6 +1,6 @@
-"""A snapshot that uses every metric, and what a scrape says to prometheus-client's parsers.
+"""A snapshot with every metric, and prometheus-client's parse of a scrape.
 
-``PYTHONPATH=tests python -m support.scrapes`` writes the golden scrapes anew.
+``PYTHONPATH=tests python -m support.scrapes`` rewrites the golden scrapes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ScriptedLoad:
-    """Wants each listed share for the listed seconds, over and over, whatever the GPU does."""
+    """Demands each listed share for the listed seconds, repeatedly, at any GPU speed."""
 
     phases: tuple[tuple[float, float], ...]  # (seconds, demand)
     kernel: Kernel = TRAIN

@@ -148,7 +148,7 @@ class ByHand:
             left -= some
 
     def skip(self, records: int) -> None:
-        """Leave out so many numbers, as nobody does."""
+        """Skip so many sequence numbers."""
         self._next += records
 
     def close(self) -> None:

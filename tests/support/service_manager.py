@@ -1,4 +1,4 @@
-"""A service manager as a service sees it: a socket that hears what it is told."""
+"""A service manager as a service sees it: a socket that stores received notifications."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 
 class ServiceManager:
-    """Hears every message of a service, in order. ``environ`` is what it starts the service with.
+    """Hears every message of a service, in order. ``environ`` is the environment of the service.
 
     ``watchdog`` is the seconds within which it awaits a sign of life; it never ends anything.
     """
@@ -31,7 +31,7 @@ class ServiceManager:
 
     @property
     def messages(self) -> list[str]:
-        """Everything that was told so far."""
+        """All notifications received so far."""
         while True:
             try:
                 self._messages.append(self._socket.recv(65536).decode())
@@ -52,7 +52,7 @@ class ServiceManager:
         return told[-1].removeprefix("STATUS=") if told else ""
 
     def hears(self, line: str, times: int = 1) -> None:
-        """Wait until it was told ``line`` so often."""
+        """Wait until ``line`` was received so often."""
         eventually(lambda: self.count(line) >= times, f"{line} {times} times in {self.messages}")
 
     def reads(self, holds: Callable[[str], bool], what: str) -> str:

@@ -70,7 +70,7 @@ def process(
 
 
 def busy_host(provenance: Provenance = Provenance.MEASURED) -> Snapshot:
-    """Two packages, memory, two GPUs; a trainer, a server, and what else a host runs."""
+    """Two packages, memory, two GPUs; a trainer, a server and other processes."""
     inner = Domain(
         "intel-rapl:0:0", CPU, "package-0-core", "rapl", provenance,
         in_cover=False, parent="intel-rapl:0", why="lies within package-0",

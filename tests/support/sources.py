@@ -14,7 +14,8 @@ from support.requirements import ROOT
 
 @functools.cache
 def tracked() -> tuple[Path, ...]:
-    """Every file the project consists of: what git tracks, or in an unpacked sdist, all of it."""
+    """Every file the project consists of: the files tracked by git, or all files of an unpacked
+    sdist."""
     if (ROOT / ".git").exists() and shutil.which("git"):
         listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

@@ -1,7 +1,7 @@
 """An agent and its capper, stopped in the very moment in which a cap is in force.
 
-A level that is tried is in force for part of a second only. What a test does to those who hold it
-must not depend on being done in time.
+A level that is tried is in force for part of a second only. The test's action on the lock holders
+must not depend on timing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.waiting import eventually
 def still_while_capped(agent: Tuned) -> int:
     """Stop the agent and its capper while a cap is in force; the capper's pid.
 
-    Nobody gives the cap back before ``go_on`` has let one of them.
+    The cap remains in force until ``go_on`` continues a holder.
     """
 
     def stopped() -> int | None:
@@ -31,7 +31,7 @@ def still_while_capped(agent: Tuned) -> int:
         eventually(lambda: all(_stands_still(pid) for pid in pids), "both stand still")
         if agent.host.capped():
             return capper
-        go_on(*pids)  # it was given back just then
+        go_on(*pids)  # # the cap was restored meanwhile
         return None
 
     capper = agent.until(stopped, "they stand still while a cap is in force", within=60)

@@ -23,7 +23,7 @@ class Life:
 
 
 class Channel:
-    """One of the kernel's two channels; ``losing`` drops what is sent and says so later."""
+    """One of the kernel's two channels; ``losing`` drops messages and reports it later."""
 
     def __init__(self) -> None:
         self.waiting: list[object] = []
@@ -84,7 +84,7 @@ class Envelope:
 
 
 class SyntheticKernel:
-    """Stands in for procfs, the CPU clocks, busy time and the kernel's channels."""
+    """Replaces procfs, the CPU clocks, busy time and the kernel's channels."""
 
     name = "synthetic"
     step = 1
@@ -101,7 +101,7 @@ class SyntheticKernel:
         self._pid_max = pid_max
         self._last_pid = 299
 
-    # -------------------------------------------------------------------------- what happens
+    # # -------------------------------------------------------------------------- events
 
     def spawn(self, parent: int = 1, cgroup: str = "0::/\n") -> Life:
         self.clock.advance(ns=TICK)  # no pid is used twice within a tick of the clock
@@ -138,7 +138,7 @@ class SyntheticKernel:
             by_pid[life.pid] = by_pid.get(life.pid, 0) + life.cpu
         return {pid: cpu for pid, cpu in by_pid.items() if cpu}
 
-    # ------------------------------------------------------------------------- what it shows
+    # # ------------------------------------------------------------------------- kernel interface
 
     def pids(self) -> list[int]:
         return [pid for pid in self.alive if pid not in self.hidden]
@@ -174,7 +174,7 @@ class SyntheticKernel:
         return life.cpu
 
     def read(self, mono: int | None = None) -> object:
-        """As a busy clock (given a time) or as the total of all."""
+        """The busy clock of a CPU, or the total of all."""
         return self.total if mono is None else {0: self.total}
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""How a systemd comes to have namespaces and a root of its own: shell, run before it exists."""
+"""Namespaces and root filesystem of a nested systemd: shell, run before it exists."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ COVERED = {"/var": "0755", "/home": "0755", "/opt": "0755", "/dev/shm": "1777", 
 
 PREFIX = "systemd-host-"
 
-# The cgroup file system is mounted anew, at a place that only this process sees: what is at
-# /sys/fs/cgroup may be read-only, or version 1. The mount point can be any folder.
+# # a new cgroup mount at a path visible to this process only: # /sys/fs/cgroup may be read-only,
+# or version 1. The mount point can be any folder.
 _WITH_CGROUPS = "mount --make-rprivate / && mount -t cgroup2 cgroup2 /mnt && "
 
 ENTER_CGROUP = (
@@ -56,12 +56,12 @@ _TARGETS = (
 
 
 def own_units(folder: Path, *, alone: bool) -> None:
-    """Write the units without which there is no boot; ``alone`` if nobody brings others."""
+    """Write the units required for a boot; ``alone`` if no other units exist."""
     (folder / "systemd-host.target").write_text("[Unit]\nDefaultDependencies=no\n")
     if alone:
         for name in _TARGETS:
             (folder / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
-    # There is no journal: what services print goes to a file, whatever their own units say.
+    # # No journal runs: # output of services goes to a file, regardless of their units.
     printed = folder / "service.d" / "systemd-host.conf"
     printed.parent.mkdir()
     printed.write_text(
@@ -72,13 +72,13 @@ def own_units(folder: Path, *, alone: bool) -> None:
 def boot_script(
     folder: Path, root: Path, binds: Mapping[Path, Path], target: str, console: str
 ) -> str:
-    """What process 1 does before it is systemd."""
+    """Actions of process 1 before it executes systemd."""
     alone = root == Path("/")
     inside = "" if alone else f"{folder}/root"
     staging = f"{folder}/staging"
     lines = ["set -eu", "ip link set lo up", f"mkdir {shlex.quote(staging)}"]
     lines += [f"mount -t tmpfs -o mode=0755 staging {shlex.quote(staging)}"]
-    # What is to be seen inside is taken hold of before anything is covered.
+    # # open paths needed inside before anything is covered
     for number, source in enumerate(binds.values()):
         lines += _bind(str(source), f"{staging}/{number}", is_folder=source.is_dir())
     if alone:

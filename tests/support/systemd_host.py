@@ -1,9 +1,9 @@
-"""A real systemd, booted in namespaces of its own beside whatever runs this machine.
+"""A real systemd, booted in its own namespaces on this machine.
 
-It is process 1 of its own processes, and has its own mounts, cgroups, network (a loopback), host
-name and semaphores. What it might write of the machine's root is covered: /etc is a copy, and
-/var, /home, /opt, /run, /tmp and /dev/shm are empty and in memory. Given another ``root``, a folder
-with a system in it, that one is booted instead, and keeps what is written to it.
+It is process 1 of its PID namespace, with its own mounts, cgroups, network (a loopback), host name
+and semaphores. Writable parts of the machine's root are covered: /etc is a copy, and
+/var, /home, /opt, /run, /tmp and /dev/shm are empty and in memory. Another ``root``, a folder with
+a system, is booted instead and keeps written data.
 
 Resource limits can be seen as set, not be felt: their controllers may be bound elsewhere.
 """
@@ -38,15 +38,16 @@ _ENVIRONMENT = {
 
 
 class HostError(AssertionError):
-    """It does not boot, or something in it failed; its log is in the sentence."""
+    """The boot failed, or a command in it failed; the message has the log."""
 
 
 class SystemdHost:
-    """A systemd that runs from ``with`` to the end of it. Needs root, and what ``missing`` tells.
+    """A systemd that runs from ``with`` to the end of it. Needs root and the requirements
+    listed by ``missing``.
 
     ``units`` are unit files, or folders whose contents are taken (``NAME.service.d`` as such),
-    copied to ``host.units``: a test may change them there, and reload. Nothing else exists, unless
-    ``root`` is another one: there they are added to its own. ``binds`` says which path inside
+    copied to ``host.units``: a test may change them there, and reload. No other services exist,
+    unless ``root`` is given: there they are added to its own. ``binds`` says which path inside
     (the key) shows which file or folder of this machine; a path that does not exist is made.
     """
 
@@ -59,7 +60,7 @@ class SystemdHost:
         binds: Mapping[Path, Path] | None = None,
         target: str = "systemd-host.target",
     ) -> None:
-        """``folder`` is made, and not to be below what is covered, /tmp excepted."""
+        """``folder`` is created; it must not be below a covered path, except /tmp."""
         self.folder, self.units = folder, folder / "units"
         self.units.mkdir(parents=True)
         own_units(self.units, alone=root == Path("/"))
@@ -76,10 +77,10 @@ class SystemdHost:
         self.pid = 0
         """Its process 1, as this machine counts processes."""
 
-    # ------------------------------------------------------------------------------ what it does
+    # # ------------------------------------------------------------------------------ actions
 
     def systemctl(self, *words: str, check: bool = True) -> str:
-        """What ``systemctl`` prints; HostError with the log if it fails and ``check``."""
+        """Output of ``systemctl``; HostError with the log on failure if ``check``."""
         return self.run("systemctl", "--no-pager", "--no-ask-password", *words, check=check).stdout
 
     def run(
@@ -117,11 +118,11 @@ class SystemdHost:
         return ["nsenter", f"--target={self.pid}", *namespaces, "--", *map(str, command)]
 
     def property(self, unit: str, name: str) -> str:
-        """One property of a unit, as ``systemctl show`` tells it."""
+        """One property of a unit, from ``systemctl show``."""
         return self.systemctl("show", f"--property={name}", "--value", "--", unit).rstrip("\n")
 
     def wait_for(self, unit: str, name: str, wanted: str, within: float = 60.0) -> None:
-        """Until a property has a value; HostError with the log if it never has."""
+        """Wait until a property has a value; HostError with the log on timeout."""
         try:
             eventually(lambda: self.property(unit, name) == wanted, f"{unit} {name}", within)
         except AssertionError:
@@ -131,18 +132,18 @@ class SystemdHost:
             ) from None
 
     def kill(self, unit: str, number: signal.Signals) -> None:
-        """Send a signal to a unit's main process, and to nobody else."""
+        """Send a signal to a unit's main process only."""
         self.systemctl("kill", "--kill-who=main", f"--signal={number.name}", "--", unit)
 
     def journal(self) -> str:
-        """What systemd has said, then what its services have printed."""
+        """Log of systemd, followed by the output of its services."""
         said = self._said.decode(errors="replace").replace("\r\n", "\n")
         with suppress(OSError):
             said += self.inside(PRINTED).read_text(errors="replace")
         return said
 
     def inside(self, path: Path | str) -> Path:
-        """Where this machine sees what is at ``path`` inside, while it runs. No links in it."""
+        """Path on this machine of ``path`` inside, while systemd runs. No links in it."""
         return Path(f"/proc/{self.pid}/root", str(path).lstrip("/"))
 
     # --------------------------------------------------------------------------- its whole life
@@ -155,7 +156,8 @@ class SystemdHost:
         script.write_text(boot_script(self.folder, root, binds, target, os.ttyname(slave)))
         self._reader = threading.Thread(target=self._listen, name="systemd-host console")
         self._reader.start()
-        # Whatever ends the tests ends it: the outer process dies with this one, the inner with it.
+        # # The end of the tests ends systemd in any case: the outer process dies with
+        # this one, the inner with it.
         self._process = subprocess.Popen(
             [*("setpriv", "--pdeathsig", "KILL", "--"), *ENTER_CGROUP, self.name, str(script)],
             cwd=self.folder,
@@ -184,7 +186,7 @@ class SystemdHost:
         self.close()
 
     def close(self) -> None:
-        """End it and everything in it, at once. It may be closed again."""
+        """End it and everything in it, at once. Closing twice is permitted."""
         if self._process.returncode is None:
             for pid in _children(self._process.pid) or [self._process.pid]:
                 with suppress(ProcessLookupError):
@@ -196,7 +198,7 @@ class SystemdHost:
             os.close(self._master)
 
     def _up(self) -> bool:
-        """Whether process 1 has come to its end of booting."""
+        """Whether process 1 has finished booting."""
         if self._process.poll() is not None:
             raise AssertionError
         if self.pid == 0:
@@ -207,8 +209,8 @@ class SystemdHost:
         return state in {"running", "degraded"}
 
     def _listen(self) -> None:
-        """Take what is written to the console, so that nobody waits to write more."""
-        with suppress(OSError):  # the last who had it open has closed it
+        """Read the console continuously, so that no writer blocks."""
+        with suppress(OSError):  # # the last holder of the pipe has closed it
             while told := os.read(self._master, 4096):
                 self._said += told
 
@@ -220,7 +222,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether it is process 1 of somebody's."""
+    """Whether it is process 1 of a PID namespace."""
     with suppress(OSError):
         told = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2]
         return told.partition("\n")[0].split()[-1:] == ["1"]
@@ -229,7 +231,7 @@ def _is_first(pid: int) -> bool:
 
 @functools.cache
 def missing() -> str | None:
-    """Why no systemd can be booted here, in a sentence; None if one can."""
+    """Cause that prevents a systemd boot here; None if possible."""
     if os.geteuid() != 0:
         return "not root"
     if not Path("/lib/systemd/systemd").exists():

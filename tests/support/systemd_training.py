@@ -1,8 +1,8 @@
 """A training job on the board of a host that systemd has booted; its spans are for the agent there.
 
-The board lives in a process inside: the driver's word for who works on it is a pid, and that of
-a process inside is another one to whoever is outside. A step is as long as its board makes it, and
-its span says exactly so, whatever else this machine has to do.
+The board is emulated by a process inside the namespace: the driver identifies its clients by pid,
+and pids inside differ from those outside. The board determines the time of a step, and its span has
+exactly that time, at any load of this machine.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ with EmulatedTraining(step=0.04, noise=0.003) as training:
 
 @contextmanager
 def board_inside(it: Installed) -> Iterator[Gpu]:
-    """What the units see from now on is the board of an emulated host inside, which is yielded."""
+    """From now on the units see the board of an emulated host inside, which is yielded."""
     it.host.run("mkdir", "--mode=0755", BOARDS)
     engine = (PYTHON, "-I", "-m", "wattspan.emulation.engine", PROFILE, BOARDS, str(SECOND))
     with _inside(it, *engine) as first_line:
         assert json.loads(first_line) == {"ready": True}
-        # As of a driver's devices: root may set what others may read.
+        # # like a driver's devices: # root may set limits that others may read.
         it.host.run("chmod", "0644", BOARDS / "gpus")
         told = it.host.inside(TOLD_UNITS)
         told.write_text(f"{told.read_text()}{ENVIRONMENT}={BOARDS / 'gpus'}\n")

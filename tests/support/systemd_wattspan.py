@@ -1,7 +1,7 @@
 """The shipped units on an emulated host that looks like hardware, under a real systemd.
 
 Below /sys are emulated counters and limits, and the driver's library is an emulated one, found as
-any other would be. Nothing of this is told to the program: it runs as it would on hardware. The
+any other would be. The program is unaware of the namespace: it runs as it would on hardware. The
 program itself is this checkout's, in an environment of its own at /opt/wattspan, where the units'
 /usr/bin/wattspan would lead; that path is the only thing in them that is another.
 """
@@ -53,16 +53,16 @@ class Installed:
     emulated: EmulatedHost
 
     def page(self, port: int = 9949) -> str:
-        """What /metrics says now; nothing if nobody answers."""
+        """Current text of /metrics; empty without a response."""
         program = (PYTHON, "-I", "-S", "-c", _GET, str(port))
         return self.host.run(*program, check=False).stdout
 
     def metrics(self, port: int = 9949) -> str:
-        """What the agent's /metrics says, once it answers."""
+        """Text of the agent's /metrics, once it responds."""
         return eventually(lambda: self.page(port), f"it answers: {self.host.journal()[-3000:]}")
 
     def running(self, unit: str) -> None:
-        """Have a unit run as it was shipped, whatever was done before."""
+        """Restore the shipped unit and start it."""
         if (
             self.host.property(unit, "ActiveState") != "active"
             or (self.host.units / f"{unit}.d").exists()
@@ -87,8 +87,8 @@ class Installed:
         self.host.systemctl("daemon-reload")
 
     def fresh(self) -> None:
-        """Nothing runs, nothing has failed, and nobody has configured anything."""
-        # First who would ask, and have the capper started again that is to stop.
+        """No unit runs or has failed, and no configuration exists."""
+        # # stop clients first, because they would activate the capper again
         self.host.systemctl("stop", AGENT)
         self.host.systemctl("stop", CAPPER, SOCKET)
         self.host.systemctl("reset-failed")
@@ -98,16 +98,16 @@ class Installed:
         self.host.systemctl("daemon-reload")
 
     def zone(self, name: str = "intel-rapl:0") -> Path:
-        """Where the limit of a package is, as whoever runs this machine sees it."""
+        """Path of a package's limit on this machine."""
         assert self.emulated.sysfs is not None
         return self.emulated.sysfs / "class" / "powercap" / name / "constraint_0_power_limit_uw"
 
     def limit(self, name: str = "intel-rapl:0") -> int:
-        """What stands there, in watts. A file, unlike the kernel's, may be empty for a moment."""
+        """Current limit in watts. A file, unlike the kernel's, may be empty for a moment."""
         return int(eventually(self.zone(name).read_text, "a limit")) // 1_000_000
 
     def gpu_limit(self) -> int:
-        """What stands at the first GPU, in milliwatts."""
+        """Limit of the first GPU in milliwatts."""
         gpu = Gpu(self.emulated)
         try:
             return gpu.limit
@@ -116,7 +116,7 @@ class Installed:
 
     @contextmanager
     def held(self, device: str, milliwatts: int, *, knob: str = "cpu_power") -> Iterator[None]:
-        """Somebody holds a cap, for as long as its lease is and nobody ends him."""
+        """Holds a cap for the term of its lease, until ended."""
         words = [str(CAPPER_SOCKET), knob, device, str(milliwatts)]
         holder = self.host.popen(
             "setpriv",
@@ -154,14 +154,14 @@ def installed(
         assert emulated.sysfs is not None
         sysfs = emulated.sysfs
         (sysfs / "fs" / "cgroup").mkdir(parents=True)
-        # Where the interpreter's own library is a shared one, its place is another one here.
+        # # A shared interpreter library has another location here.
         libraries = [str(BASE / "lib")]
         variables = dict[str, str]()
         shown = {Path("/sys"): sysfs, **_program(folder / "program"), **(binds or {})}
         if emulated.profile.gpus:
             library = build(folder / "driver")
             shown[Path("/opt/driver/lib")] = library.parent
-            # As of a driver's devices: root may set what others may read.
+            # # like a driver's devices: # root may set limits that others may read
             (emulated.directory / "gpus").chmod(0o644)
             shown[DEVICES] = emulated.directory / "gpus"
             variables |= environment(library, DEVICES)

@@ -41,7 +41,7 @@ def listening(run_dir: Path, **bounds: int) -> Iterator[SideChannelServer]:
 
 @contextmanager
 def telling(run_dir: Path) -> Iterator[TracerProvider]:
-    """A provider whose spans this very process tells of."""
+    """A provider whose spans this process announces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WATTSPAN_RUN_DIR", str(run_dir))
         provider = TracerProvider(shutdown_on_exit=False)
@@ -58,7 +58,7 @@ def processor_of(provider: TracerProvider) -> SpanProcessor:
 
 
 def start(run_dir: Path, code: str, **environ: str) -> subprocess.Popen[str]:
-    """A Python program in which every span is told of; ``code`` follows the preamble."""
+    """A Python program that announces every span; ``code`` follows the preamble."""
     return subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", PREAMBLE + textwrap.dedent(code)],
         stdin=subprocess.PIPE,
@@ -70,7 +70,7 @@ def start(run_dir: Path, code: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def finish(program: subprocess.Popen[str], within: float = 60.0) -> str:
-    """Its output, once it has ended well; its descriptors and children are its own business."""
+    """Its output after a successful exit; the caller checks descriptors and children."""
     try:
         output, errors = program.communicate(timeout=within)
     except subprocess.TimeoutExpired:
@@ -82,7 +82,7 @@ def finish(program: subprocess.Popen[str], within: float = 60.0) -> str:
 
 
 def run(run_dir: Path, code: str, **environ: str) -> str:
-    """What such a program prints from start to end."""
+    """Complete output of such a program."""
     return finish(start(run_dir, code, **environ))
 
 

@@ -1,7 +1,7 @@
 """Accuracy on a machine that others use too.
 
-What a neighbour takes of the processor makes counters and clocks lag, so it adds error to what is
-measured and never takes any away. A measurement that misses its bound is therefore made again, a
+CPU use of a neighbour delays counters and clocks, so it only adds measurement error. A measurement
+that misses its bound is therefore made again, a
 few times; one that is truly wrong misses it every time.
 """
 
@@ -13,7 +13,7 @@ TRIES = 3
 
 
 def holds_once(measure: Callable[[], Sequence[str]], tries: int = TRIES) -> None:
-    """Fails unless one of ``tries`` measurements has no complaints; it tells those of each."""
+    """Fails unless one of ``tries`` measurements passes; the error quotes each measurement."""
     told = []
     for number in range(1, tries + 1):
         complaints = list(measure())

@@ -180,7 +180,7 @@ class MemoryCapper:
         self.closed = True
 
     def impose(self, device: str, ceiling: int | None) -> None:
-        """What a host's budget allows a device from now on; None lifts it."""
+        """Sets the share of the host's budget for a device; None removes it."""
         gpu = self._host.gpu(device)
         original = self.originals.setdefault(device, gpu.cap)
         if ceiling is None:
@@ -191,7 +191,7 @@ class MemoryCapper:
         gpu.cap = min(wanted, self.ceilings.get(device, wanted))
 
     def lapse(self) -> None:
-        """What the capper does when nobody renews."""
+        """Action of the capper without a renewal."""
         for device in list(self.holders):
             self._give_back(device)
 
@@ -336,7 +336,7 @@ class Host:
     def row(self, job: str = "trainer/train_step") -> TuningRow | None:
         return next((one for one in self.tuner.accounts().rows if one.job == job), None)
 
-    # ------------------------------------------------------------------------- what is handed
+    # # ------------------------------------------------------------------------- inputs
 
     def view(self) -> Snapshot:
         now = self.clock.now()

@@ -39,7 +39,7 @@ knobs = ["gpu_power"]
 
 
 class Done(NamedTuple):
-    """What is true of a job up to a moment: of its first process, and of all its boards."""
+    """True state of a job at a time: of its first process, and of all its boards."""
 
     units: int
     took: int  # nanoseconds
@@ -89,13 +89,13 @@ class ProfileHost:
         return [int(self._nvml.nvmlDeviceGetPowerManagementLimit(one)) for one in handles]
 
     def done(self, job: str) -> Done:
-        """What the host knows."""
+        """State of the host."""
         work = self.emulated.ask(do="work", job=job)
         energy = sum(one["energy"] for one in self.emulated.ask(do="truth")["gpus"])
         return Done(work["units"], work["took"], work["ideal"], energy)
 
     def told(self, job: str) -> dict[str, Any]:
-        """What the agent says of a job; nothing while it does not answer."""
+        """The agent's report of a job; empty while the agent does not respond."""
         try:
             rows = request_json("/v1/tuning", {}, directories=(str(self.sockets),))["jobs"]
         except (MeasurementError, KeyError):

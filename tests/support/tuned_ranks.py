@@ -1,7 +1,7 @@
 """A synchronous job on the host of numbers: ranks on a GPU each, that meet at every step's end.
 
 A rank computes for as long as it has to do, the slower its GPU the longer, and then it waits for
-the others. Who waits spins, and its GPU draws no less.
+the others. Waiting ranks spin, and their GPUs draw full power.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Together:
     since: int = 0
     left: list[float] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
-    ahead: int = 0  # by how much the last collective reaches beyond what has passed
+    ahead: int = 0  # # overlap of the last collective with the future
 
     def advance(self, start: int, end: int) -> list[_Done]:
-        """What each rank finishes between two moments."""
+        """Units finished by each rank between two times."""
         done: list[_Done] = [[] for _ in self.gpus]
         at = start + self.ahead
         while at < end:
@@ -86,12 +86,12 @@ class Together:
                 SpanRecord(trace, step, b"", STEP, self.since, end),
             ),
         ]
-        # What ends first is told first by some senders, and by others what it is part of.
+        # # senders differ in the order of inner and outer spans
         return both if rank % 2 else both[::-1]
 
     @property
     def slowdown(self) -> float:
-        """What is true: how much longer a step takes than without any cap."""
+        """True values: how much longer a step takes than without any cap."""
         capped = max(load * gpu.slowdown for load, gpu in zip(self.loads, self.gpus, strict=True))
         return (capped + self.common) / (max(self.loads) + self.common)
 

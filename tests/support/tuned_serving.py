@@ -21,7 +21,7 @@ _DUST = 1e-9  # seconds of work that are none
 
 
 def serving(latency: float = 0.0, percentile: float = 0.99, **more: object) -> AutotuneSettings:
-    """Settings for such a server; ``latency`` in seconds, 0 for what the original shows."""
+    """Settings for such a server; ``latency`` in seconds, 0 derives it from the original."""
     job = TunedJobSettings(
         service=SERVICE,
         span=REQUEST,

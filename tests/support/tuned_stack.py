@@ -37,7 +37,7 @@ T = TypeVar("T")
 PROFILE, ORIGINAL, THEIRS = "one-socket-h100", 650_000, 333_000
 JOB = "trainer/train_step"
 LEASE = 2.0  # seconds
-QUICK = {"step": 0.04, "noise": 0.003}  # what a trainer is told, so that little is much
+QUICK = {"step": 0.04, "noise": 0.003}  # # settings of a short training job
 CONFIG = """\
 [agent]
 state_dir = "{state}"
@@ -70,7 +70,7 @@ kind = "steps"
 
 
 class Limited:
-    """A host by the limit of its board; every test's word for what is to be restored."""
+    """A host identified by the limit of its board."""
 
     sockets: Path
     emulated: EmulatedHost | Standing
@@ -78,7 +78,7 @@ class Limited:
 
     @property
     def limit(self) -> int | None:
-        """What the board shows to anybody; None while it is lost."""
+        """Limit shown by the board; None while the board is lost."""
         try:
             return self.gpu.limit
         except NVMLError_GpuIsLost:
@@ -92,9 +92,9 @@ class Limited:
 
 
 class TunedHost(Limited, Closeable):
-    """An emulated host whose trainer works for as long as the host lives.
+    """An emulated host whose trainer runs as long as the host.
 
-    Whatever agent listens in ``sockets`` hears of its steps.
+    The agent listening in ``sockets`` receives its steps.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class OwnHost(Limited):
         self._engine: frozenset[int] = frozenset()
 
     def find(self, agent: int) -> bool:
-        """Whether the agent ``agent`` has a host by now; then its trainer is started."""
+        """Whether the agent ``agent`` has a host; its trainer is started then."""
         for pid in alive(descendants(agent)):
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -136,7 +136,7 @@ class OwnHost(Limited):
         return False
 
     def _take(self, engine: int, directory: Path) -> None:
-        # It lives until its standard input ends: until the last one closes that pipe.
+        # # The host runs until its standard input ends: # until the last holder closes that pipe.
         self._pipe = os.open(f"/proc/{engine}/fd/0", os.O_WRONLY)
         self._engine = frozenset({engine})
         self.emulated: Standing = Standing(directory, profile_named(PROFILE))
@@ -160,7 +160,7 @@ class OwnHost(Limited):
 
 
 class Tuned:
-    """A `wattspan run` that tunes the host's trainer, with what it keeps in ``folder``."""
+    """A `wattspan run` that tunes the host's trainer, with its files in ``folder``."""
 
     def __init__(
         self,
@@ -197,11 +197,11 @@ class Tuned:
             )
         self._family: frozenset[int] = frozenset()
 
-    # ------------------------------------------------------------------------------ what is seen
+    # # ------------------------------------------------------------------------------ queries
 
     @property
     def said(self) -> str:
-        """What it and its cappers have said."""
+        """Log of the agent and its cappers."""
         return self._log.read_bytes()[self._begins :].decode()
 
     @property
@@ -210,11 +210,11 @@ class Tuned:
         return self.state_dir / "capper-emulated"
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the journal says, if there is one."""
+        """Entries of the journal, if it exists."""
         return journal_entries(self.kept)
 
     def told(self) -> dict[str, Any]:
-        """What the agent says of its job; nothing while it does not answer."""
+        """The agent's report of its job; empty while the agent does not respond."""
         with suppress(MeasurementError, KeyError):
             rows = request_json("/v1/tuning", {}, directories=(str(self.host.sockets),))["jobs"]
             return next((row for row in rows if row["job"] == JOB), {})
@@ -244,7 +244,7 @@ class Tuned:
         for pid in family:
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                # Its workers have the same words and another name.
+                # # workers have the same arguments and another name
                 if b"capper" in words and not _is_worker(pid):
                     return pid
         return None
@@ -252,10 +252,10 @@ class Tuned:
     def explain(self) -> str:
         return f"\nsaid: {self.said}\ntold: {self.told()}\nlimit: {self.host.limit}"
 
-    # ------------------------------------------------------------------------------ what is done
+    # # ------------------------------------------------------------------------------ actions
 
     def until(self, holds: Callable[[], T], what: str, within: float = 60.0) -> T:
-        """The first truthy result; an error tells all that is known."""
+        """The first truthy result; the AssertionError quotes all state."""
         try:
             return eventually(holds, what, within)
         except AssertionError as error:
@@ -272,14 +272,14 @@ class Tuned:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """Its exit code, once it and all that it started have gone."""
+        """Its exit code, after it and its children have ended."""
         self._family |= descendants(self.process.pid)
         code = self.process.wait(60)
         eventually(lambda: not alive(self._family), "nothing is left running")
         return code
 
     def restoring(self, act: Callable[[], object]) -> float:
-        """Do something that is to restore the original; the seconds until it stands."""
+        """Run an action that restores the original; return the seconds until the restore."""
         clock = SystemClock()
         began = clock.monotonic()
         act()
@@ -291,7 +291,7 @@ class Tuned:
         return self._run("restore")
 
     def accept(self) -> str:
-        """Run `wattspan caps accept`, as the operator does who has set another limit himself."""
+        """Run `wattspan caps accept`, as an operator does after setting another limit."""
         return self._run("accept")
 
     def _run(self, verb: str) -> str:

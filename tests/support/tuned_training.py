@@ -1,8 +1,8 @@
 """A training job as its author writes it, and the whole product that tunes it.
 
 The job is a process of its own that traces its steps with OpenTelemetry's own SDK and exporter,
-as they come. Its steps run on a board of an emulated host, so that a cap makes them longer, and
-the host knows what is true of them.
+as they come. Its steps run on a board of an emulated host, so that a cap lengthens them and the
+true values are known.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ JOB = "trainer/train_step"
 
 
 class Done(NamedTuple):
-    """What is true of a job's steps up to a moment. Nanoseconds, microjoules of its board."""
+    """True values of a job's steps up to a time. Nanoseconds, microjoules of its board."""
 
     at: int
     units: int
@@ -138,7 +138,7 @@ class Training:
 
 
 class TuningAgent:
-    """A `wattspan run` on an emulated host with one GPU; what it keeps is in ``folder``."""
+    """A `wattspan run` on an emulated host with one GPU; its files are in ``folder``."""
 
     def __init__(self, folder: Path, config: str = CONFIG) -> None:
         self.folder = folder
@@ -163,7 +163,7 @@ class TuningAgent:
         return Training(self.folder, self.host, endpoint, exact=exact, **environ)
 
     def told(self) -> dict[str, Any]:
-        """What the agent says of the job; nothing before it knows it."""
+        """The agent's report of the job; empty before its discovery."""
         try:
             rows = request_json("/v1/tuning", {}, directories=(str(self.running.run_dir),))["jobs"]
         except MeasurementError:
@@ -175,7 +175,7 @@ class TuningAgent:
         return str(self.told().get("decision", {}).get("reason", ""))
 
     def says(self, *words: str) -> str:
-        """What `wattspan` prints when it asks this agent."""
+        """Output of `wattspan` commands for this agent."""
         place = f"agent.run_dir={self.running.run_dir}"
         done = wattspan(*words, "--set", place, WATTSPAN_RUN_DIR=str(self.running.run_dir))
         assert done.returncode == 0, done.stderr
@@ -197,7 +197,7 @@ class TuningAgent:
 
 
 def _emulated(pid: int) -> Path:
-    """Where the emulated host is that a process has started."""
+    """Directory of the emulated host started by a process."""
     for one in descendants(pid):
         words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
         if b"wattspan.emulation.engine" in words:

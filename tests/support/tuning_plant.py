@@ -1,6 +1,6 @@
-"""A job to tune, in a few lines: a curve, noise, and a device that does what it is told.
+"""A job to tune, in a few lines: a curve, noise, and a device that obeys.
 
-For tests of what the tuner does; how well it does it is the bench's affair.
+The tests check the tuner's actions; the benchmark measures their quality.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Plant:
         return self.step * self.work(self.count) * max(self.random.gauss(1, self.cv), 0.2)
 
     def observe(self, decision: Decision | None) -> Observation:
-        """One turn on, under what was decided."""
+        """One tick under the decided settings."""
         asked = min(decision.caps.values(), default=TOP) if decision else TOP
         if self.obeys and asked != self.level:
             self.level, self.since = asked, self.now
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def reasons(self) -> list[DecisionReason]:
-        """Of all decisions, without repetitions."""
+        """All decisions without repetitions."""
         found: list[DecisionReason] = []
         for one in self.decisions:
             if not found or found[-1] is not one.reason:

@@ -1,4 +1,4 @@
-"""A package whose power depends on a secret, told by its past at the agent's interval."""
+"""A package whose power depends on a secret, read at the agent's interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Peer(pid=9, uid=0)
 class VictimPast(ConstantPast):
     """Implements ports.Past: ``energies`` of consecutive intervals from time 0, in microjoules.
 
-    What lies before ``horizon`` is forgotten, as a timeline forgets it: by whole intervals.
+    Data before ``horizon`` is dropped, as in a timeline: by whole intervals.
     """
 
     energies: Sequence[int] = ()
@@ -50,7 +50,7 @@ class VictimPast(ConstantPast):
 def told(
     past: VictimPast, start: int, end: int, *, resolution: int, peer: Peer = STRANGER
 ) -> dict[str, Any]:
-    """What a reader is told of a window."""
+    """Response for a window."""
     clock = ManualClock()
     clock.advance(past.until / 1e9)
     service = QueryService(

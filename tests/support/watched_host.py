@@ -1,8 +1,8 @@
 """An emulated host with everything at work that a dashboard shows, as a program of its own.
 
 ``PYTHONPATH=tests python -m support.watched_host FOLDER``: two GPUs, a trainer that is tuned and a
-server of tokens, both sending spans, and a price. Its own memory and CPU are the agent's alone, as
-in real life.
+server of tokens, both sending spans, and a price. Its memory and CPU time are the agent's alone, as
+in production.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WatchedHost:
 
 @contextmanager
 def watched_host(folder: Path) -> Iterator[WatchedHost]:
-    """It runs while the block does."""
+    """It runs during the block."""
     with (folder / "host.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "support.watched_host", str(folder)],

@@ -1,4 +1,4 @@
-"""A host whose load and draw are told to a model of idle power, a second at a time."""
+"""A host whose load and power feed a model of idle power, second by second."""
 
 from collections.abc import Iterable
 

@@ -61,7 +61,7 @@ class Site:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """Data received until the peer closes."""
     received = bytearray()
     while piece := connection.recv(1 << 16):
         received += piece
@@ -102,7 +102,7 @@ def serving(
     handler: Callable[[list[HttpRequest]], Handler] | None = None,
     limits: ServerLimits | None = None,
 ) -> Iterator[Site]:
-    """A server on a free port and on ``path``; its handler says what it was sent."""
+    """A server on a free port and on ``path``; its handler echoes the request."""
     asked: list[HttpRequest] = []
     log: list[str] = []
 

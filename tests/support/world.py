@@ -114,7 +114,7 @@ class World:
         self.apply(domains=DOMAINS, readings=self.readings())
 
     def apply(self, **facts: Any) -> list[Attribution]:
-        """Apply a tick to the ledger; what it settles is added to the history."""
+        """Apply a tick to the ledger; append settled energy to the history."""
         settled = self.ledger.apply(Tick(self.clock.now(), **facts))
         for attribution in settled:
             self.timeline.add(attribution)
@@ -140,7 +140,7 @@ class World:
         gpu_usage_comes: bool = True,
         power: int = 80_000,
     ) -> Snapshot:
-        """Time passes; processes use what they use (percent of a CPU, of the GPU); a poll."""
+        """Advance time; processes use CPU and GPU (in percent); poll."""
         spent = {
             self.alive[pid]: nanoseconds * load // 100
             for pid, load in loads.items()
