@@ -19,8 +19,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND
 from wattspan.otlp.logs import LogForwarder
-from wattspan.service.audit_tail import AuditTail
-from wattspan.service.decision_events import audit_record
+from wattspan.service.decision_events import AuditTail, audit_record
 from wattspan.util.backoff import RetryBackoff
 
 CLOCK = SystemClock()

@@ -20,7 +20,7 @@ from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import CapsSettings
-from wattspan.service.audit_tail import AuditTail
+from wattspan.service.decision_events import AuditTail
 from wattspan.testing import ManualClock
 from wattspan.util.peer_credentials import PeerCredentials
 
@@ -203,7 +203,7 @@ def capper_files(data: bytes) -> None:
     "audit-log",
     whose="a capper, whose log may be torn",
     holds="every whole event once and in order; nothing else is told, nothing is told again",
-    watched=("wattspan.service.audit_tail",),
+    watched=("wattspan.service.decision_events",),
     samples=(
         b'{"at":1,"deed":"write","knob":"gpu_power","device":"gpu0","new":5}\n{"at":2,"deed":"end"}\n',
         b'{"at":1,"deed":"start","later":{"a":[1]}}\n',

@@ -13,8 +13,13 @@ from support.tuned import HOLD, NOW
 from support.tuned import decided as tuned_decision
 from wattspan.capper.audit import AuditAction, AuditEvent, AuditLog
 from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
-from wattspan.service.audit_tail import MAX_READ_BYTES, AuditTail
-from wattspan.service.decision_events import ForwardedDecisions, audit_record, decision_record
+from wattspan.service.decision_events import (
+    MAX_READ_BYTES,
+    AuditTail,
+    ForwardedDecisions,
+    audit_record,
+    decision_record,
+)
 from wattspan.testing import ManualClock
 
 WRITE = AuditEvent(

@@ -28,8 +28,8 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan.ports import Batch, ConfigError
+from wattspan.service.assembly import FootprintTracker
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsage

@@ -22,7 +22,6 @@ from wattspan.model import (
     SourceHealth,
 )
 from wattspan.ports import ListenError
-from wattspan.service.socket_activation import inherited_unix_socket
 from wattspan.service.systemd import (
     LONGEST_STATUS,
     StopRequest,
@@ -30,6 +29,7 @@ from wattspan.service.systemd import (
     Watchdog,
     agent_status,
     hangup_reloads,
+    inherited_unix_socket,
 )
 from wattspan.testing import ManualClock
 

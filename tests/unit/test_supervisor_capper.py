@@ -23,7 +23,7 @@ from wattspan.cli.capper import CapperReload, CapperStatus
 from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
 from wattspan.ports import CapsError, CapTotals, ConfigError
-from wattspan.service.capper_health import CapperHealth
+from wattspan.service.capper_process import CapperHealth
 from wattspan.service.systemd import SystemdNotifier, Watchdog
 from wattspan.testing import ManualClock
 from wattspan.util.peer_credentials import PeerCredentials

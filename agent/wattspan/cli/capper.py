@@ -51,8 +51,7 @@ def command(
     directory, and restores every limit when it ends, when its tuner ends, and when it starts
     after a crash. On SIGHUP a service reads its configuration again; limits stay in force.
     """
-    from wattspan.service.socket_activation import inherited_unix_socket
-    from wattspan.service.systemd import SystemdNotifier, Watchdog
+    from wattspan.service.systemd import SystemdNotifier, Watchdog, inherited_unix_socket
 
     notify, listening = SystemdNotifier.taken(os.environ), inherited_unix_socket(os.environ)
 

@@ -24,7 +24,7 @@ from wattspan.config.tables import FAMILIES
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError
-from wattspan.service.destinations import forward_faults
+from wattspan.service.configuration import forward_faults
 from wattspan.util.text import printable
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from wattspan.config.control import AutotuneSettings, CapsSettings, TunedJobSettings
-from wattspan.config.footprint import CarbonSettings, CostSettings, rate_keys
+from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.model import Knob
 from wattspan.model.settings import Table, quoted
 
@@ -218,7 +218,7 @@ def _relative_path(key: str, path: str) -> ConfigFault:
 
 
 def _footprint(where: str, table: CostSettings | CarbonSettings) -> Iterator[ConfigFault]:
-    rates = rate_keys(table)
+    rates = table.rate_keys
     for key in rates[1:]:
         yield _bad_value(
             f"{where}.{key}",

@@ -5,7 +5,7 @@ The agent sends no network request for a rate unless ``url`` is set.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from wattspan.attribution.cost import MAX_RATE
 from wattspan.model.settings import Duration, Table, about
@@ -13,6 +13,9 @@ from wattspan.model.settings import Duration, Table, about
 
 class RateSettings(Table, frozen=True):
     """Source of a rate per kilowatt-hour: at most one of a constant, `schedule`, `url`, `file`."""
+
+    constant_key: ClassVar[str]
+    """The key of a constant rate."""
 
     schedule: Annotated[
         str,
@@ -54,12 +57,31 @@ class RateSettings(Table, frozen=True):
         Duration, about("Timeout of a query to the server.", least="100ms", most="1m")
     ] = Duration.parse("10s")
 
+    @property
+    def unit(self) -> str:
+        """The unit of the numerator."""
+        raise NotImplementedError
+
+    @property
+    def constant(self) -> float | None:
+        """The constant rate; None if the table configures none."""
+        rate: float | None = getattr(self, self.constant_key)
+        return rate
+
+    @property
+    def rate_keys(self) -> list[str]:
+        """The keys that set a rate; a valid table has at most one."""
+        keys = [key for key in ("schedule", "url", "file") if getattr(self, key)]
+        return keys if self.constant is None else [self.constant_key, *keys]
+
 
 class CostSettings(RateSettings, frozen=True):
     """Cost of energy. At most one of `price`, `schedule`, `url` and `file` may be set.
 
     The agent treats a price below zero as unknown, because totals must not fall.
     """
+
+    constant_key = "price"
 
     currency: Annotated[str, about('Currency of all amounts, such as "EUR": 1 to 12 letters.')] = (
         "EUR"
@@ -68,6 +90,10 @@ class CostSettings(RateSettings, frozen=True):
         float | None, about("Constant price of a kilowatt-hour.", least=0, most=MAX_RATE)
     ] = None
 
+    @property
+    def unit(self) -> str:
+        return self.currency
+
 
 class CarbonSettings(RateSettings, frozen=True):
     """Carbon emissions of energy, in g/kWh of carbon dioxide equivalent.
@@ -75,21 +101,13 @@ class CarbonSettings(RateSettings, frozen=True):
     At most one of `intensity`, `schedule`, `url` and `file` may be set.
     """
 
+    constant_key = "intensity"
+
     intensity: Annotated[
         float | None,
         about("Constant carbon intensity in grams per kilowatt-hour.", least=0, most=MAX_RATE),
     ] = None
 
-
-def rate_keys(table: CostSettings | CarbonSettings) -> list[str]:
-    """Return the keys that set a rate; a valid table has at most one."""
-    constant = (
-        ("price", table.price)
-        if isinstance(table, CostSettings)
-        else ("intensity", table.intensity)
-    )
-    sources = (
-        constant,
-        *((key, getattr(table, key) or None) for key in ("schedule", "url", "file")),
-    )
-    return [key for key, value in sources if value is not None]
+    @property
+    def unit(self) -> str:
+        return "g"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.attribution.cost import billionths
+from wattspan.config.footprint import RateSettings
 from wattspan.footprint.schedule import Schedule
 from wattspan.footprint.tariff_file import read_schedule
 from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, Trouble
@@ -298,3 +299,27 @@ class ExternalRate(PolledRate):
 def _elapsed(now: Instant) -> int:
     """Return the nanoseconds since boot: an answer also ages while the host sleeps."""
     return now.mono + now.asleep
+
+
+def open_rate(
+    name: str, table: RateSettings, clock: Clock
+) -> ConstantRate | TariffRate | ExternalRate | None:
+    """The rate that a table configures, without a lookup yet; None if it configures none."""
+    if table.constant is not None:
+        return ConstantRate(billionths(table.constant))
+    if table.schedule:
+        return TariffRate(name, Path(table.schedule))
+    if not table.url and not table.file:
+        return None
+    path, timeout = Path(table.file), table.timeout / 1e9
+    return ExternalRate(
+        name,
+        f"the rate per kilowatt-hour from {table.url or path}",
+        (lambda: query_number(table.url, table.query, timeout))
+        if table.url
+        else (lambda: read_number(path, clock.now().wall)),
+        clock,
+        factor=table.factor,
+        interval=table.refresh,
+        max_age=table.max_age,
+    )

@@ -8,26 +8,28 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan import __version__
+from wattspan.attribution.cost import CoverEnergy, RateAccumulator
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
+from wattspan.config.footprint import RateSettings
 from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.model import Checkpoint, SourceHealth
+from wattspan.model import Checkpoint, Footprint, Instant, RatedEnergy, Snapshot, SourceHealth
 from wattspan.plugins import Plugins, open_exporters, open_sources
 from wattspan.ports import (
+    Clock,
     ExporterContext,
     SourceContext,
     SourceError,
     StoreError,
 )
 from wattspan.processes.host import open_processes
-from wattspan.service.agent import Agent, ExporterGroup
+from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.footprint import FootprintTracker
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import TuningAssembly
@@ -36,6 +38,7 @@ from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
+    from wattspan.footprint.price_and_carbon import EnergyRate, PolledRate
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STATM = Path("/proc/self/statm")
@@ -225,3 +228,59 @@ def _boot_id() -> str:
 
 def _host_name(emulated: EmulatedHost | None) -> str:
     return socket.gethostname() if emulated is None else f"emulated-{emulated.profile.name}"
+
+
+# ---------------------------------------------------------------------------- cost and carbon
+
+
+class _FootprintRate(NamedTuple):
+    rate: EnergyRate
+    total: RateAccumulator
+
+    def add(self, spent: int, at: Instant) -> RatedEnergy:
+        try:
+            rate = self.rate.at(at)
+        except Exception:  # noqa: BLE001 - a failing rate is unknown and must not end the poller
+            rate = None
+        return self.total.add(spent, rate)
+
+
+class FootprintTracker:
+    """Cost and carbon of the cover's energy, and the threads that look up rates."""
+
+    def __init__(self, config: Config, clock: Clock, checkpoint: Checkpoint | None) -> None:
+        self.services = ServiceGroup("footprint")
+        self._clock = clock
+        self._lookups: list[PolledRate] = []
+        self._cover = CoverEnergy(checkpoint.accounts if checkpoint is not None else ())
+        before = checkpoint.footprint if checkpoint is not None else Footprint()
+        self._cost = self._open("cost", config.cost, before.cost)
+        self._carbon = self._open("carbon", config.carbon, before.carbon)
+
+    def report(self, snapshot: Snapshot) -> Footprint:
+        """The totals up to a snapshot. To be called once per snapshot, by one thread."""
+        cost, carbon = self._cost, self._carbon
+        if cost is None and carbon is None:
+            return Footprint()
+        spent = self._cover.spent(snapshot.domains)
+        return Footprint(
+            cost=None if cost is None else cost.add(spent, snapshot.at),
+            carbon=None if carbon is None else carbon.add(spent, snapshot.at),
+        )
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """The health of the rates that are looked up."""
+        return tuple(lookup.health() for lookup in self._lookups)
+
+    def _open(
+        self, name: str, table: RateSettings, before: RatedEnergy | None
+    ) -> _FootprintRate | None:
+        from wattspan.footprint.price_and_carbon import PolledRate, open_rate
+
+        rate = open_rate(name, table, self._clock)
+        if rate is None:
+            return None
+        if isinstance(rate, PolledRate):
+            self._lookups.append(rate)
+            self.services.add(rate.start, rate.stop)
+        return _FootprintRate(rate, RateAccumulator(table.unit, rate.origin, before))

@@ -1,4 +1,4 @@
-"""The loaded configuration, and what it selects: the emulated host and the run directories."""
+"""The loaded configuration: its emulated host, directories, sockets and collectors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan.config import AgentSettings, Config, EmulationSettings
+from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
+from wattspan.otlp.opening import address_errors
 from wattspan.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -73,3 +75,27 @@ def is_explicit(config: Config, key: str) -> bool:
     """True if ``key`` was set by the user; a listener that was set must be available."""
     origin = config.origins.get(key)
     return origin is not None and origin.kind != "default"
+
+
+def destinations(config: Config) -> Iterator[Destination]:
+    """The configured collector of spans and receiver of metrics; ConfigError."""
+    if config.spans.forward:
+        yield parse_destination(config.spans.forward)
+    if (receiver := metrics_destination(config)) is not None:
+        yield receiver
+
+
+def metrics_destination(config: Config) -> Destination | None:
+    """The receiver of metrics, None without one; ConfigError for an invalid address."""
+    settings = config.exporters.get("otlp")
+    endpoint = getattr(settings, "endpoint", "")
+    if getattr(settings, "protocol", "") == "grpc":
+        endpoint = as_grpc(endpoint)
+    return parse_destination(endpoint, METRICS) if endpoint else None
+
+
+def forward_faults(config: Config) -> Iterator[str]:
+    """A sentence for each error of the settings of forwarding; connects nowhere."""
+    spans = config.spans
+    if spans.enabled and spans.forward:
+        yield from address_errors(spans.forward, spans.forward_headers)

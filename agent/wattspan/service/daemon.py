@@ -21,9 +21,8 @@ from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.plugins import exporter_faults
 from wattspan.ports import Clock, ConfigError, SourceError, WattspanError
 from wattspan.service.assembly import build_agent
-from wattspan.service.capper_health import CAPPER_LABEL as CAPPER
-from wattspan.service.configuration import selected_emulated_host
-from wattspan.service.destinations import forward_faults
+from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
+from wattspan.service.configuration import forward_faults, selected_emulated_host
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
 
 if TYPE_CHECKING:

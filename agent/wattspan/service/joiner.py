@@ -14,21 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, ResourceSpanRecords
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.joiner_protocols import (
-    AnnouncedRecords,
-    CpuSampleSource,
-    ProcessResolver,
-    SideChannel,
-    SpanConsumer,
-    SpanForwarding,
-)
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
@@ -36,6 +28,13 @@ from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.spans.weights import GenerationalCache
 from wattspan.util.rate_limited_log import RateLimitedLog
+
+if TYPE_CHECKING:
+    from wattspan.ingest.identity_verification import IdentityResolver
+    from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+    from wattspan.otlp.forwarder import Forwarder
+    from wattspan.processes.cpu_sampler import CpuSampler
+    from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
 SETTLEMENT_TIMEOUT = 6 * SECOND
@@ -121,17 +120,17 @@ class SpanJoiner:
         self,
         clock: Clock,
         history: EnergyHistory,
-        resolver: ProcessResolver,
+        resolver: IdentityResolver,
         *,
         buffer: int,
         open_spans: int,
         names: int,
         keep: int,
         weight: str = "cpu",
-        side_channel: SideChannel | None = None,
-        sampler: CpuSampleSource | None = None,
-        forwarder: SpanForwarding | None = None,
-        tap: SpanConsumer | None = None,
+        side_channel: SideChannelServer | None = None,
+        sampler: CpuSampler | None = None,
+        forwarder: Forwarder | None = None,
+        tap: ReceivedSpanQueue | None = None,
         checkpoint: Checkpoint | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
@@ -305,7 +304,7 @@ class SpanJoiner:
             self._open = self._open_spans - room
         self._announced.age(now, self._keep)
 
-    def _announcer(self, report: AnnouncedRecords) -> Consumer | None:
+    def _announcer(self, report: ProcessRecords) -> Consumer | None:
         """The process of a report, which may have ended since."""
         known = self._announcers.pop(report.pid, None)
         consumer = self._resolver.identify(report.pid) or known

@@ -194,7 +194,7 @@ class SpanAssembly:
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.service.destinations import destinations
+        from wattspan.service.configuration import destinations
 
         addresses = open_receivers(
             server,

@@ -1,4 +1,4 @@
-"""The process under a service manager: signals to it, and notifications from it.
+"""The process under a service manager: notifications, signals and the inherited socket.
 
 Without a service manager there are no notifications.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager, suppress
 
 from wattspan.clock import SystemClock
+from wattspan.http.sockets import ListeningSocket
 from wattspan.model import SECOND, Snapshot
-from wattspan.ports import Clock
+from wattspan.ports import Clock, ListenError
 from wattspan.util.text import printable
 
 WATCHDOG_DIVISOR = 4
@@ -22,7 +23,7 @@ WATCHDOG_DIVISOR = 4
 
 LONGEST_STATUS = 400  # characters; `systemctl status` shows one line
 
-_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_NOTIFY_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _WATCHDOG_MESSAGE = "WATCHDOG=1"
 _SEND_TIMEOUT = 1.0  # seconds that a service manager may take to make room for a message
 
@@ -41,7 +42,7 @@ class SystemdNotifier:
     def taken(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
         """From ``environ``, whose variables are removed: child processes must not notify."""
         notify = cls(dict(environ))
-        for name in _VARIABLES:
+        for name in _NOTIFY_VARIABLES:
             environ.pop(name, None)
         return notify
 
@@ -264,3 +265,64 @@ def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# ---------------------------------------------------------------------------- inherited sockets
+
+FIRST_DESCRIPTOR = 3  # by the protocol sd_listen_fds
+_MAX_DESCRIPTORS = 1024
+_SOCKET_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+
+
+def inherited_unix_socket(
+    environ: MutableMapping[str, str], *, first: int = FIRST_DESCRIPTOR
+) -> ListeningSocket | None:
+    """The Unix socket that systemd passed to this process, if any. ListenError.
+
+    systemd passes it to the next start as well, so this process never removes it. Its variables
+    are removed from ``environ``: child processes must not use them.
+    """
+    passed = _descriptors(environ, first)
+    if not passed:
+        return None
+    if len(passed) > 1:
+        raise _unsuitable(f"{len(passed)} sockets were passed, and one is served")
+    try:
+        listener = socket.socket(fileno=passed[0])
+    except OSError:
+        raise _unsuitable("the passed descriptor is no socket") from None
+    fault = ""
+    if listener.family != socket.AF_UNIX:
+        fault = "the passed descriptor is no Unix socket"
+    elif listener.type != socket.SOCK_STREAM:
+        fault = "the passed socket is no stream socket"
+    elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        fault = "the passed socket does not listen"
+    if fault:
+        listener.detach()  # systemd owns the descriptor
+        raise _unsuitable(fault)
+    name = listener.getsockname()
+    address = "@" + name[1:].decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    return ListeningSocket(listener, address, lambda: None)
+
+
+def _descriptors(environ: MutableMapping[str, str], first: int) -> list[int]:
+    """The passed descriptors, made uninheritable."""
+    count, pid = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_PID", "")
+    for name in _SOCKET_VARIABLES:
+        environ.pop(name, None)
+    if pid != str(os.getpid()) or not (count.isascii() and count.isdecimal()):
+        return []
+    passed = []
+    for descriptor in range(first, first + min(int(count), _MAX_DESCRIPTORS)):
+        with suppress(OSError):  # a descriptor that is not open
+            os.set_inheritable(descriptor, False)
+            passed.append(descriptor)
+    return passed
+
+
+def _unsuitable(cause: str) -> ListenError:
+    return ListenError(
+        f"Cannot serve the socket of the service manager: {cause}. Its unit must name one"
+        " ListenStream= with a path, and Accept=no."
+    )

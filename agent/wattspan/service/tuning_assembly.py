@@ -26,7 +26,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.capper_health import CapperHealth
+from wattspan.service.capper_process import CapperHealth
 from wattspan.service.configuration import is_explicit, run_directory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TickObserver
@@ -145,8 +145,7 @@ class TuningAssembly:
         if self.records is None:
             return
         from wattspan.capper.paths import audit_path
-        from wattspan.service.audit_tail import AuditTail
-        from wattspan.service.decision_events import audit_record
+        from wattspan.service.decision_events import AuditTail, audit_record
 
         offer = self.records.offer
         tail = AuditTail(

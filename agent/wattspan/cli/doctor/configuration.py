@@ -10,15 +10,14 @@ from pathlib import Path
 
 from wattspan.attribution.cost import BILLION
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
-from wattspan.config import CarbonSettings, Config, CostSettings
-from wattspan.config.footprint import rate_keys
+from wattspan.config import Config
+from wattspan.config.footprint import RateSettings
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, ConfigError
 from wattspan.service.configuration import run_directory
-from wattspan.service.footprint import GRAM, open_rate
 
 _REMEDY = (
     "Correct it: no agent and no capper starts with it. Check it with `wattspan config check`. "
@@ -145,14 +144,12 @@ def _directory(key: str, path: Path, problem: Callable[[str, str, str], Finding]
 
 def examine_footprint(config: Config, clock: Clock) -> Iterator[Finding]:
     """The present rates of [cost] and [carbon]; requests them if a server is configured."""
-    yield from _check_rate("cost", config.cost, config.cost.currency, clock)
-    yield from _check_rate("carbon", config.carbon, GRAM, clock)
+    yield from _check_rate("cost", config.cost, clock)
+    yield from _check_rate("carbon", config.carbon, clock)
 
 
-def _check_rate(
-    name: str, table: CostSettings | CarbonSettings, unit: str, clock: Clock
-) -> Iterator[Finding]:
-    from wattspan.footprint.price_and_carbon import PolledRate
+def _check_rate(name: str, table: RateSettings, clock: Clock) -> Iterator[Finding]:
+    from wattspan.footprint.price_and_carbon import PolledRate, open_rate
 
     if faults := schedule_faults(table):
         yield from (failure(name, fault.rstrip(".")) for fault in faults)
@@ -166,14 +163,14 @@ def _check_rate(
         for one in rate.health().failures:
             yield warning(name, f"cannot {one.verb} {one.thing}: {one.cause}", one.remedy)
     now = rate.at(clock.now())
-    origin = f"by {name}.{rate_keys(table)[0]}"
+    origin = f"by {name}.{table.rate_keys[0]}"
     if now is not None:
-        yield ok(name, f"{now / BILLION:.10g} {unit}/kWh now, {origin}")
+        yield ok(name, f"{now / BILLION:.10g} {table.unit}/kWh now, {origin}")
     elif table.schedule:
         yield note(name, f"unknown now, {origin}: no period holds at this time")
 
 
-def schedule_faults(table: CostSettings | CarbonSettings) -> list[str]:
+def schedule_faults(table: RateSettings) -> list[str]:
     """The faults of the tariff file of ``table``."""
     from wattspan.footprint.tariff_file import read_schedule
 

@@ -23,8 +23,7 @@ from wattspan.otlp.destination import (
     parse_destination,
 )
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import is_explicit, run_directory
-from wattspan.service.destinations import metrics_destination
+from wattspan.service.configuration import is_explicit, metrics_destination, run_directory
 
 COLLECTOR_TIMEOUT = 1.0  # seconds
 

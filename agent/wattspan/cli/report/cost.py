@@ -11,9 +11,9 @@ import click
 
 from wattspan.attribution.cost import BILLION, billionths
 from wattspan.cli.formatting import UNKNOWN, joules, share
-from wattspan.config import CarbonSettings, Config, CostSettings
+from wattspan.config import Config
+from wattspan.config.footprint import RateSettings
 from wattspan.ports import ConfigError
-from wattspan.service.footprint import GRAM, configured_rate
 from wattspan.storage.database import MINUTE
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.text import printable
@@ -30,15 +30,14 @@ def configured_valuations(config: Config) -> tuple[Weighting, ...]:
 
     Rates of a server or a file apply as the agent recorded them in the store.
     """
-    tables = ((COST, config.cost, config.cost.currency), (CARBON, config.carbon, GRAM))
-    found = (_valuation(kind, table, unit) for kind, table, unit in tables)
+    found = (_valuation(COST, config.cost), _valuation(CARBON, config.carbon))
     return tuple(each for each in found if each is not None)
 
 
-def _valuation(kind: str, table: CostSettings | CarbonSettings, unit: str) -> Weighting | None:
-    constant = configured_rate(table)
-    if constant is not None:
-        return Weighting(kind, unit, _constant_rate(billionths(constant)), steady=True)
+def _valuation(kind: str, table: RateSettings) -> Weighting | None:
+    unit = table.unit
+    if table.constant is not None:
+        return Weighting(kind, unit, _constant_rate(billionths(table.constant)), steady=True)
     if table.schedule:
         from wattspan.footprint.tariff_file import read_schedule
 
