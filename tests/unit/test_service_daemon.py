@@ -7,13 +7,8 @@ import pytest
 
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SourceError
-from wattspan.service.daemon import (
-    REPEAT_INTERVAL,
-    FailureReporter,
-    merge_failures,
-    report_thread_failures,
-    require_readable_counters,
-)
+from wattspan.service.agent import merge_failures, require_readable_counters
+from wattspan.service.daemon import REPEAT_INTERVAL, FailureReporter, report_thread_failures
 
 
 def run(work: Callable[[], object]) -> None:

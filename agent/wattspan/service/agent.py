@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from wattspan.model import Checkpoint, Failure, Snapshot, SourceHealth, Trouble
+from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.ports import (
     Exporter,
     ExporterError,
     MonitoredExporter,
     SnapshotView,
+    SourceError,
     WattspanError,
 )
 from wattspan.service.energy_history import EnergyHistory
@@ -312,3 +314,37 @@ class Agent:
         thread = threading.Thread(target=guarded, name=f"wattspan-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+# ------------------------------------------------------------------------------------ failures
+
+SELF_REPORTING = {"store", "files", *(signal.name for signal in (SPANS, LOGS, METRICS))}
+_NON_COUNTER_SOURCES = {
+    "processes",
+    "cost",
+    "carbon",
+    "capper",
+    "tuner",
+    "configuration",
+    *SELF_REPORTING,
+}
+
+
+def require_readable_counters(sources: Iterable[SourceHealth]) -> None:
+    """SourceError if access to every counter is denied, which does not change by waiting."""
+    counters = [health for health in sources if health.source not in _NON_COUNTER_SOURCES]
+    failures = [failure for health in counters for failure in health.failures]
+    denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]
+    if denied and all(health.failures and not health.up for health in counters):
+        raise SourceError(f"No energy counter can be read. {merge_failures(denied)[0]}")
+
+
+def merge_failures(failures: Iterable[Failure]) -> list[Failure]:
+    """Failures that differ only in the thing as one, which names one thing and counts the rest."""
+    things: dict[Failure, list[str]] = {}
+    for failure in failures:
+        things.setdefault(replace(failure, thing="", domain_id=None), []).append(failure.thing)
+    return [
+        replace(kind, thing=first if not more else f"{first} and {len(more)} more")
+        for kind, (first, *more) in things.items()
+    ]

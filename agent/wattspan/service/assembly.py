@@ -1,16 +1,22 @@
-"""The composition root: builds an agent from a configuration."""
+"""The composition root: builds an agent from a configuration.
+
+`build_agent` builds the agent of `wattspan run`. `standalone_agent` runs one without exporters,
+store and listeners inside the process of `wattspan measure`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan import __version__
+from wattspan.api.energy import energy_response
 from wattspan.attribution.cost import CoverEnergy, RateAccumulator
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
@@ -18,7 +24,17 @@ from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.model import Checkpoint, Footprint, Instant, RatedEnergy, Snapshot, SourceHealth
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Checkpoint,
+    Consumer,
+    Footprint,
+    Instant,
+    RatedEnergy,
+    Snapshot,
+    SourceHealth,
+)
 from wattspan.plugins import Plugins, open_exporters, open_sources
 from wattspan.ports import (
     Clock,
@@ -26,9 +42,13 @@ from wattspan.ports import (
     SourceContext,
     SourceError,
     StoreError,
+    WattspanError,
 )
+from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
-from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup
+from wattspan.sdk.measurement import Measurement
+from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
+from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
@@ -284,3 +304,69 @@ class FootprintTracker:
             self._lookups.append(rate)
             self.services.add(rate.start, rate.stop)
         return _FootprintRate(rate, RateAccumulator(table.unit, rate.origin, before))
+
+
+# ----------------------------------------------------------------------- `wattspan measure` alone
+
+STARTUP_TIMEOUT = 4 * SECOND  # GPU counters settle 1 to 3 s late
+_POLL_INTERVAL = 20 * MILLISECOND
+
+
+class StandaloneAgent:
+    """Measures consumers with an agent in this process."""
+
+    about = "wattspan measure itself, no agent"
+    note = ""
+
+    def __init__(self, agent: Agent, clock: SystemClock, sampler: CpuSampler) -> None:
+        self._agent, self._clock, self._sampler = agent, clock, sampler
+
+    def wait_until_ready(self) -> None:
+        """Return when every counter has been read twice, or after STARTUP_TIMEOUT."""
+        begun = self._clock.monotonic()
+        history = self._agent.history
+
+        def all_known() -> bool:
+            now = self._clock.monotonic()
+            known = (history.device(one, begun - SECOND, now).covered for one in history.domains())
+            return history.settled() > begun and all(covered > 0 for covered in known)
+
+        self._wait_for(all_known, STARTUP_TIMEOUT)
+
+    def watch(self, consumer: Consumer) -> None:
+        self._sampler.watch(consumer)
+        samples = partial(self._sampler.take, consumer)
+        self._agent.history.watch(consumer, family=True, samples=samples, holder="measure")
+
+    def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+        history = self._agent.history
+        self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
+        response = energy_response(history, start, end, consumer, family=True)
+        return Measurement.of({"host_name": self._agent.view().host, **response})
+
+    def _wait_for(self, reached: Callable[[], bool], timeout: int) -> None:
+        deadline = self._clock.monotonic() + timeout
+        while not reached() and self._clock.monotonic() < deadline:
+            self._clock.sleep_until(self._clock.monotonic() + _POLL_INTERVAL)
+
+
+@contextlib.contextmanager
+def standalone_agent(
+    loaded: LoadedConfiguration, clock: SystemClock, log: Callable[[str], None]
+) -> Iterator[StandaloneAgent]:
+    """A running StandaloneAgent. SourceError if no counter can be read."""
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(selected_emulated_host(loaded.config.emulation))
+        plugins = replace(loaded.plugins, exporters={})
+        agent = build_agent(loaded.config, plugins, log=log, emulated=host)
+        stack.callback(agent.stop)
+        agent.start()
+        require_readable_counters(agent.view().health)
+        sampler = CpuSampler(clock)
+        sampler.start()
+        stack.callback(sampler.stop)
+        standalone = StandaloneAgent(agent, clock, sampler)
+        standalone.wait_until_ready()
+        yield standalone
+    if agent.failure is not None:
+        raise WattspanError("The measurement failed, as logged above; the command itself did run.")

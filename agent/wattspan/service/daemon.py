@@ -12,14 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wattspan.config import changed_keys
 from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
-from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.plugins import exporter_faults
-from wattspan.ports import Clock, ConfigError, SourceError, WattspanError
+from wattspan.ports import Clock, ConfigError, WattspanError
+from wattspan.service.agent import SELF_REPORTING, merge_failures, require_readable_counters
 from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
 from wattspan.service.configuration import forward_faults, selected_emulated_host
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 REPEAT_INTERVAL = 600 * SECOND  # between two log messages about one failure
 
 Log = Callable[[str], None]
-_SELF_REPORTING = {"store", "files", *(signal.name for signal in (SPANS, LOGS, METRICS))}
-_NON_COUNTER_SOURCES = {
-    "processes",
-    "cost",
-    "carbon",
-    "capper",
-    "tuner",
-    "configuration",
-    *_SELF_REPORTING,
-}
 
 
 class FailureReporter:
@@ -59,7 +49,7 @@ class FailureReporter:
         """Log the new failures of ``sources``; ``now`` is monotonic."""
         new: list[Failure] = []
         for health in sources:
-            if health.source in _SELF_REPORTING:
+            if health.source in SELF_REPORTING:
                 continue
             for failure in health.failures:
                 key = failure.source, failure.thing, failure.trouble  # causes may contain figures
@@ -69,26 +59,6 @@ class FailureReporter:
         self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_INTERVAL}
         for failure in merge_failures(new):
             self._log(str(failure))
-
-
-def require_readable_counters(sources: Iterable[SourceHealth]) -> None:
-    """SourceError if access to every counter is denied, which does not change by waiting."""
-    counters = [health for health in sources if health.source not in _NON_COUNTER_SOURCES]
-    failures = [failure for health in counters for failure in health.failures]
-    denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]
-    if denied and all(health.failures and not health.up for health in counters):
-        raise SourceError(f"No energy counter can be read. {merge_failures(denied)[0]}")
-
-
-def merge_failures(failures: Iterable[Failure]) -> list[Failure]:
-    """Failures that differ only in the thing as one, which names one thing and counts the rest."""
-    things: dict[Failure, list[str]] = {}
-    for failure in failures:
-        things.setdefault(replace(failure, thing="", domain_id=None), []).append(failure.thing)
-    return [
-        replace(kind, thing=first if not more else f"{first} and {len(more)} more")
-        for kind, (first, *more) in things.items()
-    ]
 
 
 CHECK_INTERVAL = 1.0  # seconds between checks for new failures

@@ -221,7 +221,7 @@ def _measurement_client(
     loaded: LoadedConfiguration, clock: SystemClock, *, alone: bool
 ) -> Iterator[MeasurementClient]:
     """The running agent; a standalone one if there is none."""
-    from wattspan.service.standalone import standalone_agent
+    from wattspan.service.assembly import standalone_agent
 
     unavailable = ""
     if not alone:
