@@ -19,7 +19,7 @@ from wattspan.config import (
     environment_variable,
     load,
 )
-from wattspan.config.reading import parse_toml
+from wattspan.config.loading import parse_toml
 from wattspan.config.writing import to_toml, value_text
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Listen, SettingKey, Size, Table, about, each_key, keys

@@ -65,7 +65,7 @@ def test_defaults_apply_without_configuration() -> None:
     assert config.agent.interval == 100_000_000
     assert config.sources["rapl"] == Rapl()
     assert config.path is None
-    assert set(config.origins.values()) == {SettingOrigin("default")}
+    assert config.origins == {}
 
 
 def test_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: P
         SettingOrigin("environment", "WATTSPAN_AGENT_INTERVAL"),
         SettingOrigin("file", f"{tmp_path}/config.toml:4"),
     ]
-    assert config.origins["agent.run_dir"] == SettingOrigin("default")
+    assert config.origin("agent.run_dir") == SettingOrigin("default")
 
 
 def test_plugins_table_is_configured_like_the_agents_own(tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ def test_array_may_be_written_on_one_line(tmp_path: Path) -> None:
 
 
 def test_origin_of_each_value_is_its_own_line(tmp_path: Path) -> None:
-    origins = read(FILE, tmp_path).origins
+    config = read(FILE, tmp_path)
+    origins = config.origins
     assert origins["autotune.job[0].span"] == SettingOrigin("file", f"{tmp_path}/config.toml:6")
     assert origins["autotune.job[1].service"] == SettingOrigin("file", f"{tmp_path}/config.toml:10")
-    assert origins["autotune.job[1].span"] == SettingOrigin("default")
+    assert config.origin("autotune.job[1].span") == SettingOrigin("default")
     assert origins["caps.fixed[0].watts"] == SettingOrigin("file", f"{tmp_path}/config.toml:19")
 
 

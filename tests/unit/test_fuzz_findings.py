@@ -16,7 +16,7 @@ from support.nvml_bench import Bench as NvmlBench
 from wattspan.capper.ceilings import CeilingFile
 from wattspan.capper.protocol import CapperRequest, CeilingRequest, RequestedCap
 from wattspan.config import ConfigSchema, load
-from wattspan.config.reading import parse_toml
+from wattspan.config.loading import parse_toml
 from wattspan.model import Failure, Trouble
 from wattspan.otlp.destination import SPANS
 from wattspan.otlp.transport import ExportStatus, result_of_http

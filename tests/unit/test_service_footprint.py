@@ -218,19 +218,19 @@ def faults(text: str, tmp_path: Path) -> str:
     [
         (
             '[cost]\nprice = 0.3\nfile = "/p"',
-            "3: Bad value for 'cost.file': cost.price also sets the rate",
+            "3: Bad value for 'cost.file': price also sets the rate",
         ),
         (
             '[carbon]\nurl = "http://x"\nquery = "q"\nschedule = "/s"',
-            "carbon.schedule also sets the rate",
+            "'carbon.url': schedule also sets the rate",
         ),
         ("[cost]\nprice = -0.1", "out of bounds, at least 0"),
         ("[cost]\nprice = nan", "out of bounds"),
         ("[cost]\nprice = 1e12", "out of bounds, at most 1000000"),
         ('[cost]\nprice = "0.3"', "expected number"),
         ("[carbon]\nprice = 0.3", "Unknown key 'carbon.price'"),
-        ('[cost]\nurl = "http://x"', "Set cost.query."),
-        ('[cost]\nquery = "x"', "Set cost.url."),
+        ('[cost]\nurl = "http://x"', "'cost.url': query is empty. Set query."),
+        ('[cost]\nquery = "x"', "'cost.query': url is empty. Set url."),
         ('[cost]\nquery = "x"\nurl = "file:///etc/passwd"', "is not an address such as"),
         ('[cost]\nquery = "x"\nurl = "localhost:9090"', "is not an address such as"),
         ('[cost]\nquery = "x"\nurl = "http://x:99999"', "is not an address: Port out of range"),

@@ -148,8 +148,7 @@ def _permitted_users(config: Config, log: Log) -> frozenset[int]:
     for key, names in (("users", config.caps.users), ("ceiling_users", config.caps.ceiling_users)):
         uids, unknown = uids_of(names)
         permitted |= uids
-        origin = config.origins.get(f"caps.{key}")
-        if unknown and origin is not None and origin.kind != "default":
+        if unknown and f"caps.{key}" in config.origins:
             log(f"[caps] {key} names {', '.join(unknown)}: this host has no such user.")
     return frozenset(permitted)
 

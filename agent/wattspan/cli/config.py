@@ -96,7 +96,7 @@ def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_j
         echo_json(
             {
                 where: {
-                    key: {"value": value, "origin": config.origins[f"{where}.{key}"]._asdict()}
+                    key: {"value": value, "origin": config.origin(f"{where}.{key}")._asdict()}
                     for key, value in table.items()
                 }
                 for where, table in config.plain().items()

@@ -8,9 +8,8 @@ from wattspan.config.control import (
     TunedJobSettings,
 )
 from wattspan.config.footprint import CarbonSettings, CostSettings
-from wattspan.config.loading import DEFAULT_PATH, changed_keys, load
-from wattspan.config.reading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
-from wattspan.config.reading import environment_variable
+from wattspan.config.loading import DEFAULT_PATH, changed_keys, environment_variable, load
+from wattspan.config.loading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
 from wattspan.config.tables import (
     TABLES,
     AgentSettings,

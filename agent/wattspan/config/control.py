@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Annotated, Literal
 
+from wattspan.config.footprint import relative_paths
 from wattspan.model import Knob
-from wattspan.model.settings import Duration, Size, Table, about
+from wattspan.model.settings import Duration, Size, Table, about, quoted
+
+SMALL_BUDGET = 0.01
+"""Slowdown budget below the noise of most jobs."""
 
 BoolOrAuto = bool | Literal["auto"]
 
@@ -154,6 +159,86 @@ class AutotuneSettings(Table, frozen=True):
         Duration, about("Shortest time between two searches.", least="1s", most="30d")
     ] = Duration.parse("10m")
 
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        budgets = {"max_slowdown": self.max_slowdown} | {
+            f"job[{number}].max_slowdown": job.max_slowdown for number, job in enumerate(self.job)
+        }
+        for key, budget in budgets.items():
+            if budget == 0:
+                yield (
+                    key,
+                    "a budget of 0 allows no trial, because trials take time. "
+                    'Set a budget such as 0.02, or set [autotune] mode = "off".',
+                )
+        if not self.knobs:
+            yield (
+                "knobs",
+                "the list is empty. Name a knob, such as "
+                '["gpu_power"], or set [autotune] mode = "off".',
+            )
+        for position in _duplicate_positions(self.knobs):
+            yield "knobs", f'the list names "{self.knobs[position]}" twice. Remove one.'
+        yield from self._shadowed_jobs()
+
+    def _shadowed_jobs(self) -> Iterator[tuple[str, str]]:
+        """Jobs whose spans all match an earlier job."""
+        for number, job in enumerate(self.job):
+            for earlier, other in enumerate(self.job[:number]):
+                if other.service in ("", job.service) and other.span in ("", job.span):
+                    same = (other.service, other.span) == (job.service, job.span)
+                    yield (
+                        f"job[{number}]",
+                        f"autotune.job[{earlier}] is the same job. Remove one of them."
+                        if same
+                        else f"the earlier autotune.job[{earlier}] matches all of its spans. "
+                        "Write the narrower job first.",
+                    )
+                    break
+
+    def warnings(self, *, spans: bool) -> Iterator[str]:
+        """Sentences about settings without effect; ``spans``: the agent receives spans."""
+        if self.mode == "off":
+            for number, job in enumerate(self.job):
+                if job.mode:
+                    yield (
+                        f"The mode of autotune.job[{number}] has no effect while [autotune] mode "
+                        'is "off". Set [autotune] mode to "advise" or "apply".'
+                    )
+            return
+        if self.max_slowdown < SMALL_BUDGET:
+            yield (
+                f"[autotune] max_slowdown = {self.max_slowdown} is within the noise of most jobs: "
+                "the tuner can certify few settings, if any."
+            )
+        if self.floor == 1:
+            yield (
+                "[autotune] floor = 1 leaves no range between a device's default limit and the "
+                "lowest cap, so the tuner can try hardly any setting."
+            )
+        if Knob.GPU_CLOCK in self.knobs:
+            yield (
+                '[autotune] knobs has "gpu_clock": a GPU does not report its locked clocks. The '
+                "capper resets the clocks when it releases them, which also removes another "
+                "program's lock."
+            )
+        for number, job in enumerate(self.job):
+            if job.latency and job.kind == "steps":
+                yield (
+                    f'autotune.job[{number}] has a latency, which applies to kind = "requests" '
+                    "only; it has no effect."
+                )
+        if not spans:
+            yield (
+                "[autotune] measures the speed of a job by its spans, and [spans] enabled is "
+                "false: the tuner will decline every job."
+            )
+        applied = any((job.mode or self.mode) == "apply" for job in self.job)
+        if self.mode == "apply" and not applied and not self.apply_found:
+            yield (
+                '[autotune] mode = "apply" applies to no job: name one as [[autotune.job]], or set '
+                "apply_found = true. Until then the tuner only advises."
+            )
+
 
 class FixedCapSettings(Table, frozen=True):
     """One cap that applies with and without tuning."""
@@ -252,3 +337,47 @@ class CapsSettings(Table, frozen=True):
             least="64KiB",
         ),
     ] = Size.parse("4MiB")
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        for number, cap in enumerate(self.fixed):
+            if cap.knob is Knob.GPU_CLOCK:
+                yield (
+                    f"fixed[{number}].knob",
+                    'a clock limit is not in watts. Name "gpu_power" or "cpu_power".',
+                )
+            if not cap.device:
+                yield f"fixed[{number}].device", '"" names no device.'
+        for number in _duplicate_positions([(cap.device, cap.knob) for cap in self.fixed]):
+            device = quoted(self.fixed[number].device)
+            yield f"fixed[{number}]", f"{device} already has a cap of this knob. Remove one."
+        if self.budget_watts and self.budget_watts <= self.reserve_watts:
+            yield (
+                "budget_watts",
+                f"reserve_watts = {self.reserve_watts} leaves nothing of "
+                f"{self.budget_watts} W for devices. Raise the budget or lower the reserve.",
+            )
+        yield from relative_paths(self, "budget_file")
+        for number in _duplicate_positions([priority.device for priority in self.priority]):
+            device = quoted(self.priority[number].device)
+            yield f"priority[{number}]", f"{device} already has a priority. Remove one."
+
+    def warnings(self) -> Iterator[str]:
+        """Sentences about settings without effect."""
+        if not self.budget_watts and not self.budget_file:
+            idle = "reserve_watts" if self.reserve_watts else "[[caps.priority]]"
+            if self.reserve_watts or self.priority:
+                yield (
+                    f"{idle} has no effect without a power budget. Set [caps] budget_watts or "
+                    "budget_file."
+                )
+        for number, cap in enumerate(self.fixed):
+            if cap.watts < self.floor_watts:
+                yield (
+                    f"caps.fixed[{number}] asks for {cap.watts} W, below [caps] floor_watts = "
+                    f"{self.floor_watts}, which applies."
+                )
+
+
+def _duplicate_positions(values: Sequence[Hashable]) -> Iterator[int]:
+    """Yield the positions of values that also occur earlier."""
+    return (position for position, value in enumerate(values) if value in values[:position])

@@ -5,10 +5,15 @@ The agent sends no network request for a rate unless ``url`` is set.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
 
 from wattspan.attribution.cost import MAX_RATE
-from wattspan.model.settings import Duration, Table, about
+from wattspan.model.settings import Duration, Table, about, quoted
+
+_CURRENCY = re.compile(r"[A-Za-z]{1,12}")
 
 
 class RateSettings(Table, frozen=True):
@@ -74,6 +79,23 @@ class RateSettings(Table, frozen=True):
         keys = [key for key in ("schedule", "url", "file") if getattr(self, key)]
         return keys if self.constant is None else [self.constant_key, *keys]
 
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        first, *others = self.rate_keys or [""]
+        for key in others:
+            yield key, f"{first} also sets the rate of a kilowatt-hour. Remove one of them."
+        for key, other in (("url", "query"), ("query", "url")):
+            if getattr(self, key) and not getattr(self, other):
+                yield key, f"{other} is empty. Set {other}."
+        if (self.url or self.file) and self.refresh > self.max_age:
+            yield (
+                "refresh",
+                f"the interval {self.refresh} is longer than the validity of an answer,"
+                f" {self.max_age}. Set max_age to more than the interval.",
+            )
+        if self.url and (cause := _url_fault(self.url)):
+            yield "url", cause
+        yield from relative_paths(self, "schedule", "file")
+
 
 class CostSettings(RateSettings, frozen=True):
     """Cost of energy. At most one of `price`, `schedule`, `url` and `file` may be set.
@@ -94,6 +116,14 @@ class CostSettings(RateSettings, frozen=True):
     def unit(self) -> str:
         return self.currency
 
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from super().contradictions()
+        if not _CURRENCY.fullmatch(self.currency):
+            yield (
+                "currency",
+                f'{quoted(self.currency)} is not a currency; write 1 to 12 letters, such as "EUR".',
+            )
+
 
 class CarbonSettings(RateSettings, frozen=True):
     """Carbon emissions of energy, in g/kWh of carbon dioxide equivalent.
@@ -111,3 +141,28 @@ class CarbonSettings(RateSettings, frozen=True):
     @property
     def unit(self) -> str:
         return "g"
+
+
+def relative_paths(table: Table, *keys: str) -> Iterator[tuple[str, str]]:
+    """The ``keys`` whose path is relative, each with cause and remedy."""
+    for key in keys:
+        path = getattr(table, key)
+        if path and not path.startswith("/"):
+            yield key, f"{quoted(path)} is a relative path. Write an absolute path."
+
+
+def _url_fault(url: str) -> str:
+    """Return the fault of the server address ``url``; "" if it is valid."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"{quoted(url)} is not an address: {error}"
+    if "@" in parts.netloc:  # the message omits the address, which may hold a password
+        return "it contains a user name; wattspan sends no user names and passwords"
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain or port == 0:
+        return f'{quoted(url)} is not an address such as "http://127.0.0.1:9090"'
+    if parts.query or parts.fragment:
+        return f"{quoted(url)} has a query or a fragment; write the query into `query`"
+    return ""

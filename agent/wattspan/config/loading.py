@@ -1,27 +1,23 @@
-"""Loading: merges file, environment and flags into one `Config`, or reports every fault."""
+"""Loading: merges file, environment and flags into one `Config`, or reports every fault.
+
+The environment variable of ``[sources.rapl] reader`` is ``WATTSPAN_SOURCES_RAPL_READER``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from wattspan.config import reading
-from wattspan.config.checks import find_faults, find_warnings
-from wattspan.config.reading import (
-    TomlFile,
-    array_variable_faults,
-    file_only_sentence,
-    parse_setting_text,
-    unknown_variable_warnings,
-    variables,
-)
 from wattspan.config.tables import (
     FAMILIES,
     TABLES,
@@ -32,15 +28,23 @@ from wattspan.config.tables import (
 )
 from wattspan.model.settings import (
     SettingError,
+    SettingKey,
     Table,
     convert,
     each_array,
+    each_key,
     keys,
     unknown_key,
+    value_of,
 )
 from wattspan.ports import ConfigError
+from wattspan.util.files import UnsuitableFileError, read_regular
+from wattspan.util.text import printable
 
 DEFAULT_PATH = Path("/etc/wattspan/config.toml")
+
+_ROUNDS = 3
+"""Conversions of a table: after each, the default replaces the values with faults."""
 
 
 @dataclass(slots=True)
@@ -52,15 +56,31 @@ class _Draft:
     origins: dict[str, SettingOrigin] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
-    def put(self, where: str, key: str, value: object, origin: SettingOrigin) -> None:
+    def put(self, dotted: str, value: object, origin: SettingOrigin) -> None:
+        where, _, key = dotted.rpartition(".")
         self.values[where][key] = value
-        self.origins[f"{where}.{key}"] = origin
+        self.origins[dotted] = origin
 
-    def located(self, dotted: str, sentence: str, source: TomlFile | None) -> str:
-        """Return ``sentence`` about a key, prefixed by the origin of its value."""
-        origin = self.origins.get(dotted)
-        place = origin.where if origin else (source.place(dotted) if source else "")
-        return f"{place}: {sentence}" if place else sentence
+    def converted(self, where: str, source: TomlFile | None) -> Table:
+        """Return a table, with the default in place of each faulty value."""
+        kind, values = self.schema.tables[where], dict(self.values[where])
+        for attempt in range(_ROUNDS):
+            try:
+                return convert(values, kind, where)
+            except SettingError as error:
+                if not attempt:
+                    self._report(where, error, source)
+                for key, _ in error.faults:  # a fault in an array of tables removes the array
+                    values.pop(re.split(r"[.\[]", key)[0], None)
+        return convert({}, kind, where)
+
+    def _report(self, where: str, error: SettingError, source: TomlFile | None) -> None:
+        """Add the faults of a table, each prefixed by the origin of its value."""
+        for key, sentence in error.faults:
+            dotted = f"{where}.{key}" if key else where
+            origin = self.origins.get(dotted)
+            place = origin.where if origin else (source.place(dotted) if source else "")
+            self.faults.append(f"{place}: {sentence}" if place else sentence)
 
 
 def load(
@@ -90,19 +110,22 @@ def load(
         draft.faults.append(str(error))
     if source is not None:
         _read_tables(draft, source)
-    for name, where, key, value in variables(environ, schema):
-        draft.put(where, key, value, SettingOrigin("environment", name))
-    draft.faults += array_variable_faults(environ, schema)
+    for dotted, setting in each_key(schema.tables):
+        name = environment_variable(dotted)
+        if name in environ:
+            value = parse_setting_text(environ[name], setting)
+            draft.put(dotted, value, SettingOrigin("environment", name))
+    for array, _ in each_array(schema.tables):
+        if (name := environment_variable(array)) in environ:
+            draft.faults.append(f"{name}: {file_only_sentence(array)}")
     for dotted, flag in (flags or {}).items():
         _apply_flag(draft, dotted, flag)
-    tables = _convert_tables(draft, source)
-    draft.faults += (draft.located(*fault, source) for fault in find_faults(tables))
+    tables = {where: draft.converted(where, source) for where in schema.tables}
     if draft.faults:
         found = sorted(draft.faults, key=_line_number)
         if faults is None:
             raise ConfigError("\n".join(found))
         faults += found
-        tables = _tables_without_faults(draft)
     own: dict[str, Any] = {name: tables[name] for name in TABLES}
     return Config(
         **own,
@@ -110,42 +133,12 @@ def load(
         exporters=_family("exporters", tables),
         origins=draft.origins,
         path=source.path if source else None,
-        warnings=(*unknown_variable_warnings(environ, schema), *find_warnings(tables)),
+        warnings=(
+            *unknown_variable_warnings(environ, schema),
+            *own["autotune"].warnings(spans=own["spans"].enabled),
+            *own["caps"].warnings(),
+        ),
     )
-
-
-def _tables_without_faults(draft: _Draft) -> dict[str, Table]:
-    """Return the tables with the default in place of each faulty value."""
-    for _ in range(2):
-        tables = {
-            where: _valid_table(draft.values[where], kind, where)
-            for where, kind in draft.schema.tables.items()
-        }
-        faulty = [dotted for dotted, _ in find_faults(tables)]
-        if not faulty:
-            return tables
-        for where, values in draft.values.items():
-            for dotted in faulty:
-                if dotted.startswith(f"{where}."):
-                    _drop(values, dotted.removeprefix(f"{where}."))
-    return {where: convert({}, kind, where) for where, kind in draft.schema.tables.items()}
-
-
-def _valid_table(values: dict[str, object], kind: type[Table], where: str) -> Table:
-    try:
-        return convert(values, kind, where)
-    except SettingError as error:
-        for key, _ in error.faults:
-            _drop(values, key)
-    try:
-        return convert(values, kind, where)
-    except SettingError:
-        return convert({}, kind, where)
-
-
-def _drop(values: dict[str, object], key: str) -> None:
-    """Remove ``key``; for a key in an array of tables the whole array."""
-    values.pop(re.split(r"[.\[]", key)[0], None)
 
 
 def _line_number(fault: str) -> int:
@@ -156,12 +149,12 @@ def _line_number(fault: str) -> int:
 
 def _read_file(path: Path | None, default: Path) -> TomlFile | None:
     if path is not None:
-        return reading.read_toml(path)
+        return read_toml(path)
     try:
         exists = default.exists()
     except OSError:
         exists = True  # the directory is not accessible: reading reports the cause
-    return reading.read_toml(default) if exists else None
+    return read_toml(default) if exists else None
 
 
 def _family(family: str, tables: Mapping[str, Table]) -> dict[str, Table]:
@@ -198,7 +191,8 @@ def _read_table(draft: _Draft, source: TomlFile, where: str, value: Any) -> None
         )
         return
     for key, each in value.items():
-        draft.put(where, key, each, SettingOrigin("file", source.place(f"{where}.{key}")))
+        dotted = f"{where}.{key}"
+        draft.put(dotted, each, SettingOrigin("file", source.place(dotted)))
     for key in keys(draft.schema.tables[where]).values():
         if key.rows is not None:
             _record_row_origins(draft, source, f"{where}.{key.name}", value.get(key.name))
@@ -257,31 +251,7 @@ def _apply_flag(draft: _Draft, dotted: str, flag: FlagValue) -> None:
         draft.faults.append(f"{flag.option}: {unknown_key(dotted, name, keys(table))}")
         return
     value = parse_setting_text(flag.value, key) if isinstance(flag.value, str) else flag.value
-    draft.put(where, name, value, SettingOrigin("flag", flag.option))
-
-
-# -------------------------------------------------------------------------------- all together
-
-
-def _convert_tables(draft: _Draft, source: TomlFile | None) -> dict[str, Table]:
-    tables: dict[str, Table] = {}
-    for where, kind in draft.schema.tables.items():
-        try:
-            tables[where] = convert(draft.values[where], kind, where)
-        except SettingError as error:
-            draft.faults += (
-                draft.located(f"{where}.{key}" if key else where, sentence, source)
-                for key, sentence in error.faults
-            )
-            continue
-        for key in keys(kind).values():
-            draft.origins.setdefault(f"{where}.{key.name}", SettingOrigin("default"))
-            if key.rows is not None:
-                for number in range(len(getattr(tables[where], key.name))):
-                    for name in keys(key.rows):
-                        dotted = f"{where}.{key.name}[{number}].{name}"
-                        draft.origins.setdefault(dotted, SettingOrigin("default"))
-    return tables
+    draft.put(dotted, value, SettingOrigin("flag", flag.option))
 
 
 def changed_keys(old: Config, new: Config) -> frozenset[str]:
@@ -294,3 +264,172 @@ def changed_keys(old: Config, new: Config) -> frozenset[str]:
             f"{where}.{key}" for key in was.keys() | now.keys() if was.get(key) != now.get(key)
         }
     return frozenset(keys)
+
+
+# ---------------------------------------------------------------------------------- TOML files
+
+_HEADER = re.compile(r"""^\s*\[(\[?)([\w."'\s-]+)\]\]?\s*(?:#.*)?$""")
+_ENTRY = re.compile(r"""^\s*([\w"'-]+(?:\s*\.\s*[\w"'-]+)*)\s*=""")
+_POSITION = re.compile(r"\s*\(at line (\d+), column \d+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """The values of a file, and the line of each dotted key where the reader found it.
+
+    A number from 0 distinguishes the tables of an array: ``autotune.job[0].span``.
+    """
+
+    path: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, key: str) -> str:
+        """Return ``FILE:LINE`` of a dotted key, of a key in or around it, or only ``FILE``."""
+        within = (f"{key}.", f"{key}[")
+        below = (line for name, line in self.lines.items() if name.startswith(within))
+        line = self.lines.get(key) or next(below, None)
+        while line is None and key:
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+            line = self.lines.get(key)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def read_toml(path: Path) -> TomlFile:
+    """Read the file at ``path``. ConfigError if it is missing, unreadable or not TOML."""
+    content = b""
+    try:
+        content = read_regular(path).content
+        text = content.decode()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"Cannot read {path}: there is no such file. "
+            "Leave out --config to run with the defaults."
+        ) from None
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
+    except UnsuitableFileError as error:
+        raise ConfigError(
+            f"Cannot read {path}: {error.strerror}. Name the configuration, or copy it into a file."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot read {path}: {(error.strerror or str(error)).lower()}. "
+            "Make it readable for the user that runs wattspan."
+        ) from None
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> TomlFile:
+    """Return the values and lines of ``text``; ConfigError names file, line and cause."""
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(
+            f"{path}: nested too deeply. A configuration has two levels of tables."
+        ) from None
+    except ValueError as error:
+        cause = str(error)
+        match = _POSITION.search(cause)
+        last = len(text.splitlines()) or 1
+        place = f"{path}:{match[1] if match else last}"
+        cause = _POSITION.sub("", cause).replace("(at end of document)", "at the end of the file")
+        raise ConfigError(
+            f"{place}: not TOML: {cause[:1].lower()}{cause[1:]}. Keys are written key = value, "
+            'text in "quotes", tables as [name].'
+        ) from None
+    return TomlFile(path, values, _lines(text))
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Return line numbers by dotted key and table name.
+
+    ``tomllib`` reports no lines, so this function searches for plain headers and entries. It
+    misses keys in unusual notation and may mistake a line of a multi-line string for a key:
+    only messages use the result.
+    """
+    found: dict[str, int] = {}
+    rows: Counter[str] = Counter()
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = _dotted(header[2])
+            found.setdefault(table, number)
+            if header[1]:
+                table = f"{table}[{rows[table]}]"
+                rows[table.partition("[")[0]] += 1
+                found.setdefault(table, number)
+        elif entry := _ENTRY.match(line):
+            key = _dotted(entry[1])
+            found.setdefault(f"{table}.{key}" if table else key, number)
+    return found
+
+
+def _dotted(name: str) -> str:
+    return re.sub(r"""[\s"']""", "", name)
+
+
+# ------------------------------------------------------------------------- environment variables
+
+ENVIRONMENT_PREFIX = "WATTSPAN_"
+
+OPTION_VARIABLES = {"WATTSPAN_CONFIG": "--config", "WATTSPAN_DEBUG": "--debug"}
+"""Variables of command line options; they are not configuration keys."""
+
+APPLICATION_VARIABLES = ("WATTSPAN_RUN_DIR",)
+"""Variables for instrumented applications; the agent ignores them."""
+
+
+def environment_variable(dotted: str) -> str:
+    """Return the environment variable of a dotted key."""
+    return ENVIRONMENT_PREFIX + "".join(c if c.isalnum() else "_" for c in dotted).upper()
+
+
+def file_only_sentence(array: str) -> str:
+    """Return the sentence for an array of tables in a variable or flag."""
+    return f"Only the file can contain tables [[{array}]]. Write them there."
+
+
+def parse_setting_text(text: str, key: SettingKey) -> object:
+    """Return the value of a variable or option for ``key``.
+
+    The result is text where ``key`` takes text, else the TOML value (``true``, ``50``,
+    ``["a"]``), else for a list the items between commas. Any other text stays text, and the
+    conversion of the table reports it.
+    """
+    readings: list[object] = [text]
+    with contextlib.suppress(ValueError, RecursionError):
+        readings.append(tomllib.loads(f"value = {text}")["value"])
+    readings.append([item.strip() for item in text.split(",") if item.strip()])
+    for reading in readings:
+        try:
+            value_of(reading, key)
+        except ValueError:
+            continue
+        return reading
+    return text
+
+
+def unknown_variable_warnings(environ: Mapping[str, str], schema: ConfigSchema) -> Iterator[str]:
+    """Yield a warning for each unknown ``WATTSPAN_*`` variable."""
+    known = [environment_variable(dotted) for dotted, _ in each_key(schema.tables)]
+    known += [*OPTION_VARIABLES, *APPLICATION_VARIABLES]
+    arrays = [array for array, _ in each_array(schema.tables)]
+    known += map(environment_variable, arrays)  # array_variable_faults reports these
+    uncheckable = tuple(environment_variable(table) + "_" for table in schema.skipped)
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(uncheckable):
+            continue
+        array = next((a for a in arrays if name.startswith(environment_variable(a) + "_")), None)
+        if array:
+            yield f"{_printable_name(name)} is ignored. {file_only_sentence(array)}"
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        yield f"{_printable_name(name)} is ignored: no such setting.{hint}"
+
+
+def _printable_name(name: str) -> str:
+    """A variable's name, fit for a log."""
+    return printable(name[:200])

@@ -374,8 +374,8 @@ class Config:
     """A valid configuration.
 
     ``sources`` and ``exporters`` hold one table for each plugin that loads, by name. ``origins``
-    maps each dotted key to the origin of its value. ``path`` is the file that was read, or None.
-    ``warnings`` are sentences for the operator.
+    maps each dotted key that is set to the origin of its value. ``path`` is the file that was
+    read, or None. ``warnings`` are sentences for the operator.
     """
 
     agent: AgentSettings = field(default_factory=AgentSettings)
@@ -392,6 +392,10 @@ class Config:
     origins: Mapping[str, SettingOrigin] = field(default_factory=dict)
     path: Path | None = None
     warnings: tuple[str, ...] = ()
+
+    def origin(self, key: str) -> SettingOrigin:
+        """The origin of the value of a dotted key."""
+        return self.origins.get(key, SettingOrigin("default"))
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wattspan.config.reading import environment_variable
+from wattspan.config.loading import environment_variable
 from wattspan.config.tables import Config
 from wattspan.model.settings import Duration, SettingKey, Size, Table, keys
 
@@ -46,7 +46,7 @@ def _entries(config: Config, where: str, table: dict[str, Any], origins: bool) -
     lines = [(key, _entry(key, value)) for key, value in table.items() if value is not None]
     width = max((len(line) for _, line in lines), default=0)
     for key, line in lines:
-        yield f"{line:{width}}  # {config.origins[f'{where}.{key}']}" if origins else line
+        yield f"{line:{width}}  # {config.origin(f'{where}.{key}')}" if origins else line
 
 
 def _entry(key: str, value: object) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 from wattspan.attribution.cost import MAX_RATE, billionths
-from wattspan.config.reading import TomlFile, parse_toml, read_toml
+from wattspan.config.loading import TomlFile, parse_toml, read_toml
 from wattspan.footprint.schedule import (
     EVERY_DAY,
     MINUTES_PER_DAY,

@@ -125,6 +125,10 @@ _TEXT_TYPES = (Duration, Size, Listen)
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A configuration table: strict types, no unknown keys, defaults for all keys."""
 
+    def contradictions(self) -> Iterable[tuple[str, str]]:
+        """Keys whose value contradicts another one, each with cause and remedy."""
+        return ()
+
 
 def about(
     text: str,
@@ -302,7 +306,7 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
         except SettingError as error:
             faults += (SettingFault(f"{name}{fault.key}", fault.sentence) for fault in error.faults)
         except ValueError as error:
-            faults.append(SettingFault(name, _with_full_stop(f"Bad value for {path!r}: {error}")))
+            faults.append(_bad_value(name, path, error))
     faults += (
         SettingFault(name, f"{where!r} needs the key {name!r}: {key.doc or key.kind}")
         for name, key in known.items()
@@ -312,9 +316,17 @@ def convert(raw: Mapping[str, object], to: type[T], where: str) -> T:
         raise SettingError(*faults)
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(to)}
     try:
-        return to(**{fields[name]: value for name, value in values.items()})
+        table = to(**{fields[name]: value for name, value in values.items()})
     except (TypeError, ValueError) as error:  # the table's own __post_init__
         raise SettingError(SettingFault("", _with_full_stop(f"[{where}]: {error}"))) from None
+    faults += (_bad_value(key, f"{where}.{key}", cause) for key, cause in table.contradictions())
+    if faults:
+        raise SettingError(*faults)
+    return table
+
+
+def _bad_value(key: str, path: str, cause: object) -> SettingFault:
+    return SettingFault(key, _with_full_stop(f"Bad value for {path!r}: {cause}"))
 
 
 def _rows(value: object, to: type[T], where: str) -> tuple[T, ...]:

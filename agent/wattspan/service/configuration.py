@@ -73,8 +73,7 @@ def capper_socket(config: Config) -> Path:
 
 def is_explicit(config: Config, key: str) -> bool:
     """True if ``key`` was set by the user; a listener that was set must be available."""
-    origin = config.origins.get(key)
-    return origin is not None and origin.kind != "default"
+    return key in config.origins
 
 
 def destinations(config: Config) -> Iterator[Destination]:
