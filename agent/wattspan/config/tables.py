@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
+from wattspan.config.access import AccessSettings
 from wattspan.config.control import AutotuneSettings, BoolOrAuto, CapsSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.model import IdlePolicy, NamePolicy
@@ -183,7 +183,7 @@ class StoreSettings(Table, frozen=True):
     ] = 250
 
 
-class SpansSettings(Table, frozen=True):
+class SpansSettings(AccessSettings, frozen=True):
     """Spans of instrumented applications: receivers, attribution and forwarding.
 
     If the port of a listener with its default address is in use, the agent logs a warning and
@@ -207,10 +207,6 @@ class SpansSettings(Table, frozen=True):
             "identity of the sender."
         ),
     ] = True
-    tls_certificate: Certificate = ""
-    tls_key: PrivateKey = ""
-    tls_client_ca: ClientAuthority = ""
-    token_file: TokenFile = ""
     weight: Annotated[
         str,
         about(
@@ -296,9 +292,6 @@ class SpansSettings(Table, frozen=True):
             "records."
         ),
     ] = True
-
-    def __post_init__(self) -> None:
-        check_access(self)
 
 
 class EmulationSettings(Table, frozen=True):

@@ -175,8 +175,10 @@ class SettingKey:
 
 @functools.cache
 def keys(table: type[Table]) -> Mapping[str, SettingKey]:
-    """The keys of ``table`` by name, in the order they are declared."""
-    return {field.encode_name: _key(field) for field in msgspec.structs.fields(table)}
+    """The keys of ``table`` by name, in the order they are declared; inherited keys are last."""
+    own = table.__annotations__
+    fields = sorted(msgspec.structs.fields(table), key=lambda field: field.name not in own)
+    return {field.encode_name: _key(field) for field in fields}
 
 
 def _key(field: msgspec.structs.FieldInfo) -> SettingKey:
@@ -387,11 +389,10 @@ def unknown_key(path: str, key: str, known: Mapping[str, object]) -> str:
     return f"Unknown key {path!r}: {remedy}"
 
 
-def to_plain(table: msgspec.Struct) -> dict[str, Any]:
+def to_plain(table: Table) -> dict[str, Any]:
     """The table as plain TOML values, durations as text."""
     plain = msgspec.to_builtins(table, enc_hook=_encode)
-    assert isinstance(plain, dict)  # noqa: S101 - a struct always becomes a dict
-    return plain
+    return {name: plain[name] for name in keys(type(table))}
 
 
 REDACTED = "..."

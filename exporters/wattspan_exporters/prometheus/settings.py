@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wattspan.config.access import Certificate, ClientAuthority, PrivateKey, TokenFile, check_access
-from wattspan.model.settings import Duration, Listen, Table, about
+from wattspan.config.access import AccessSettings
+from wattspan.model.settings import Duration, Listen, about
 
 
-class PrometheusSettings(Table, frozen=True):
+class PrometheusSettings(AccessSettings, frozen=True):
     """Listener of `/metrics` and of the live page."""
 
     listen: Annotated[
         Listen, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
     ] = Listen("127.0.0.1:9949")
-    tls_certificate: Certificate = ""
-    tls_key: PrivateKey = ""
-    tls_client_ca: ClientAuthority = ""
-    token_file: TokenFile = ""
     page: Annotated[
         bool, about("Whether `/` is the live page; without it, a page with links only.")
     ] = True
@@ -44,7 +40,7 @@ class PrometheusSettings(Table, frozen=True):
     ] = Duration.parse("90s")
 
     def __post_init__(self) -> None:
-        check_access(self)
+        super().__post_init__()
         if self.max_connections < 1:
             raise ValueError('max_connections must be at least 1; listen = "" serves nobody')
         if self.max_rate < 1:
