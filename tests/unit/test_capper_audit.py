@@ -50,7 +50,7 @@ def rows(path: Path) -> list[AuditEvent]:
 
 
 class Limited:
-    """A limiter, and what it lets through."""
+    """A limiter, and the rows it admits."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""A ceiling written by somebody else: how long it holds, and what a broken file changes."""
+"""A ceiling written by somebody else: its lifetime, and the effect of an invalid file."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_ceiling_reason_is_one_bounded_line(writer: Writer) -> None:
     assert len(ceiling.why) == 200
 
 
-# --------------------------------------------------------------------------------- who may write
+# # --------------------------------------------------------------------------------- permissions
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])

@@ -1,4 +1,4 @@
-"""Refusals on record: who asks for what is seen, and nobody can hide anything behind them."""
+"""Refusals on record: refusals are audited, and floods of them cannot hide other rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Asked:
     def refused(
         self, times: int, peer: PeerCredentials = ONE, device: str = "x" * MAX_NAME_LENGTH
     ) -> None:
-        """As often, each time of another connection: by that alone each is news."""
+        """The same number, each over another connection: by that alone each is news."""
         for _ in range(times):
             self.hold(device, peer, refused=True)
             self.desk.gone(self.holder)
@@ -138,7 +138,7 @@ def refusal(number: int) -> AuditEvent:
 
 
 def write(number: int) -> AuditEvent:
-    # What its text says does not make it a refusal.
+    # # Its text does not make it a refusal.
     return AuditEvent(at=number, deed=AuditAction.WRITE, device='"deed":"refuse"', why="w" * 100)
 
 

@@ -1,4 +1,4 @@
-"""What is given back without a capper, and when whoever answers is taken for none."""
+"""Restoring without a capper, and responses that count as no capper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def left(tmp_path: Path) -> Bench:
-    """What a capper leaves that is killed while it holds 500 W of 650 W."""
+    """State left by a capper that was killed while holding 500 W of 650 W."""
     bench = Bench(tmp_path)
     bench.hold(500 * W)
     assert bench.stands == [500 * W, 650 * W]
@@ -39,14 +39,14 @@ def left(tmp_path: Path) -> Bench:
 
 @contextmanager
 def refusing(path: Path, reason: RefusalReason) -> Iterator[None]:
-    """Somebody on the socket who refuses the next that connects, and is gone."""
+    """A listener that refuses the next connection and ends."""
 
     def refuse() -> None:
         connection, _ = listener.accept()
         with connection:
             refused = RefusedReply(reason=reason, sentence="The capper cannot start.")
             connection.sendall(msgspec.json.encode(refused) + b"\n")
-            connection.recv(1)  # until it has been read
+            connection.recv(1)  # # until it is read
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

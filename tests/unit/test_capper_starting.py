@@ -1,4 +1,4 @@
-"""How an operator is told to start the capper."""
+"""Instructions to an operator for starting the capper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds the capper: systemd, users, and what a person is shown."""
+"""Environment of the capper: systemd, users, and tables for a person."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_host_without_actuators_is_reported() -> None:
 
 
 def test_systems_capper_has_directories_of_its_own() -> None:
-    # Who owns a directory may rename what is in it, and the agent owns its own.
+    # # the owner of a directory may rename its entries, and the agent owns its directory
     agent = AgentSettings()
     state, run = Path(agent.state_dir), Path(agent.run_dir)
     assert capper_directory(state, emulated=False) == Path("/var/lib/wattspan-capper")

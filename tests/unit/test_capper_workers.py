@@ -60,7 +60,7 @@ class FileActuator:
         return self.read(device)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """No descriptor remains open."""
 
     def hang(self, name: str, on: bool = True) -> None:
         path = self.folder / f"{name}.hang"
@@ -69,10 +69,10 @@ class FileActuator:
             return
         writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         path.unlink()
-        os.close(writer)  # whoever is blocked in opening it goes on
+        os.close(writer)  # # a blocked open continues
 
     def _wait(self, name: str) -> None:
-        with suppress(FileNotFoundError):  # opening a FIFO blocks while nobody writes
+        with suppress(FileNotFoundError):  # # opening a FIFO blocks without a writer
             (self.folder / f"{name}.hang").open().close()
 
 

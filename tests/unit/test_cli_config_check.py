@@ -1,4 +1,4 @@
-"""What `wattspan config check` says of what is sent elsewhere, and that it opens nothing."""
+"""`wattspan config check` describes destinations and opens no connection."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_config_check_names_the_command_that_installs_a_missing_package(
 
 
 class Settings(Table, frozen=True):
-    """Of an exporter of somebody else's."""
+    """A third-party exporter."""
 
 
 def told(**hooks: Callable[[Any], Iterable[str]]) -> list[str]:

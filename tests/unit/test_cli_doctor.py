@@ -362,7 +362,8 @@ def test_broken_source_plugin_has_its_own_section() -> None:
     assert section.findings[0].remedy == "Reinstall it."
 
 
-# ------------------------------------------------------------------------ what the agent needs
+# # ------------------------------------------------------------------------ requirements of the
+# agent
 
 
 class Listening(Table, frozen=True):

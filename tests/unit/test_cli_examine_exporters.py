@@ -1,4 +1,4 @@
-"""What doctor says of where metrics are pushed."""
+"""Findings of doctor on metric destinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor and `config check` say of prices and intensities."""
+"""Findings of doctor and `config check` on prices and intensities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor says of where spans come in and go."""
+"""Findings of doctor on span receivers and destinations."""
 
 from __future__ import annotations
 

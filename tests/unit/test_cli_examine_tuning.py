@@ -1,4 +1,4 @@
-"""What doctor says of knobs, of the capper, and of what an earlier one left behind."""
+"""Findings of doctor on actuators, the capper, and limits left by an earlier capper."""
 
 from __future__ import annotations
 

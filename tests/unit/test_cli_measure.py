@@ -1,4 +1,4 @@
-"""`wattspan measure`: running somebody's command, and telling what it spent."""
+"""`wattspan measure`: running a command, and reporting its energy."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_missing_or_unexecutable_command_is_named_in_the_error(tmp_path: Path) -
 
 
 class Pieces:
-    """A meter that notes what it is asked, and answers 1 W; settled up to a given time."""
+    """A meter that records its calls and returns 1 W; settled up to a given time."""
 
     about, note = "a fake", ""
 

@@ -1,4 +1,4 @@
-"""In which format a report is written."""
+"""Selection of a report's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a capper was, by a configuration that is broken."""
+"""Location of a capper from a broken configuration."""
 
 from __future__ import annotations
 

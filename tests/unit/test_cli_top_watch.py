@@ -11,7 +11,7 @@ from wattspan.testing import ManualClock
 
 
 class Typist:
-    """Keys pressed one wait after the other; time passes where nobody presses one."""
+    """Keys pressed during consecutive waits; time advances without a key."""
 
     def __init__(self, clock: ManualClock, *waits: str) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Typist:
 
 
 def shown(*waits: str, running: int = 100) -> tuple[list[str], Typist, int]:
-    """What the screen was made to show, who typed, and how many snapshots were asked for."""
+    """Screens drawn, keys read, and the number of snapshots requested."""
     clock = ManualClock()
     typist = Typist(clock, *waits)
     console = Console(

@@ -1,4 +1,4 @@
-"""What is said of tuning, sentence by sentence."""
+"""Sentences about tuning."""
 
 from __future__ import annotations
 

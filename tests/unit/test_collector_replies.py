@@ -1,4 +1,4 @@
-"""What the replies of gRPC servers mean, and of what else answers on the way."""
+"""Interpretation of replies of gRPC servers and of proxies."""
 
 from __future__ import annotations
 

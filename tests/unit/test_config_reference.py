@@ -1,4 +1,4 @@
-"""The reference page says what the tables say. (That it is up to date: test_project.)"""
+"""The reference page matches the tables. (That it is up to date: test_project.)"""
 
 import pytest
 

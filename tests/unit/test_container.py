@@ -1,4 +1,4 @@
-"""The image's recipe names what is there, and what makes the program in it does make it."""
+"""The image's recipe names existing files, and its build makes the program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def instructions(name: str) -> list[str]:
 
 
 def copied() -> list[str]:
-    """What the build stage has of the source tree."""
+    """Files of the source tree in the build stage."""
     return [
         name for line in instructions("COPY") if "--from" not in line for name in line.split()[:-1]
     ]
@@ -98,7 +98,7 @@ def test_no_service_has_a_capability_or_can_write_to_the_host() -> None:
 def test_mounts_below_host_files_are_read_only() -> None:
     binds = [one for one in services()["agent"]["volumes"] if isinstance(one, dict)]
     read = {one["target"]: one.get("bind") for one in binds if one.get("read_only")}
-    # The engine forces it upon what nothing is mounted into later, and on nothing else.
+    # # the engine applies it to unmounted directories only
     forced = {"propagation": "rprivate", "recursive": "readonly"}
     assert read == {"/host/sys": forced, "/sys/fs/cgroup": forced}
 
@@ -118,7 +118,7 @@ def test_socket_directory_belongs_to_the_documented_user() -> None:
 
 @pytest.mark.slow
 def test_build_stage_builds_the_program_from_copied_files(tmp_path: Path) -> None:
-    """Its script, on what the recipe copies and on nothing else, by this machine's Python."""
+    """Its script, run on the copied files only, by this machine's Python."""
     sources, target = tmp_path / "sources", tmp_path / "opt" / "wattspan"
     for name in copied():
         place = sources / name

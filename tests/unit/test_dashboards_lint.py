@@ -72,7 +72,7 @@ def test_fleet_energy_is_correct_for_any_rule_interval() -> None:
     assert all(int(group["interval"].removesuffix("s")) <= SEEN_EVERY for group in groups)
 
 
-# ------------------------------------------------------------------------------ what is known
+# # ------------------------------------------------------------------------------ known names
 
 
 def test_tuned_job_is_an_exported_job_in_prometheus() -> None:
@@ -112,7 +112,7 @@ def broken(uid: str, change: Callable[[dict[str, Any]], None]) -> list[str]:
 
 
 def ask(expr: str, uid: str = HOST, legend: str = "") -> list[str]:
-    """What is said of a dashboard whose first panel asks ``expr``."""
+    """Lint results of a dashboard whose first panel queries ``expr``."""
 
     def change(document: dict[str, Any]) -> None:
         target = first(document)["targets"][0]

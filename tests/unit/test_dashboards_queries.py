@@ -1,4 +1,4 @@
-"""What the dashboards ask can be run without Grafana."""
+"""The dashboards' queries can be run without Grafana."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def aliases(snapshot: Snapshot, form: ExpositionFormat = ExpositionFormat.TEXT) 
 
 
 def series(snapshot: Snapshot) -> dict[Series, float]:
-    """By OpenMetrics: of its text, prometheus-client's parser changes the names of counters."""
+    """According to OpenMetrics: of its text, prometheus-client's parser changes the names of
+    counters."""
     return parse(
         aliases(snapshot, ExpositionFormat.OPENMETRICS).encode(), ExpositionFormat.OPENMETRICS
     )
@@ -96,7 +97,7 @@ def test_partially_known_memory_has_no_free_value() -> None:
 
 @pytest.mark.parametrize("asked", ["DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_FREE"])
 def test_variables_of_the_nvidia_dashboard_name_every_gpu(asked: str) -> None:
-    """Of dashboard 12239: label_values(..., Hostname) and label_values(..., gpu)."""
+    """Queries of dashboard 12239: label_values(..., Hostname) and label_values(..., gpu)."""
     known = {"temperature_celsius": 40, "memory_used": 0, "memory_total": 2**30}
     found = series(host(board(0, **known), board(1, **known)))
     chosen = [dict(labels) for name, labels in found if name == asked]

@@ -1,4 +1,4 @@
-"""What a job hears of an emulated host that ends while they talk."""
+"""Messages to a job from an emulated host that ends during the conversation."""
 
 from __future__ import annotations
 

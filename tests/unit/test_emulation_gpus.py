@@ -1,4 +1,4 @@
-"""Who owns emulated GPUs: files, processes that come and go, faults, and what cannot be."""
+"""Owners of emulated GPUs: files, processes that come and go, faults, and invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulated tree obeys its law, looks like the kernel's, and breaks as it is told."""
+"""The emulated tree follows its energy model, looks like the kernel's, and fails as scripted."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Agent:
         self._asking: socket.socket | None = None
 
     def asked(self) -> list[str]:
-        """The names of the spans it is sent just now; none if nobody asks."""
+        """Names of the spans received now; empty without a receiver."""
         try:
             asking, _ = self._listener.accept()
         except BlockingIOError:
@@ -130,7 +130,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 @pytest.fixture
 def teller(agent: Agent, tmp_path: Path) -> Iterator[SpanSender]:
-    """It has sent the agent one span, and has one more."""
+    """The client has sent one span, and has one more."""
     one = SpanSender(tmp_path / "otlp.sock", "trainer")
     one.add(EmulatedSpan("first", 0, 1, {}))
     one.send(SECOND)

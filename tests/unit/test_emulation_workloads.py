@@ -1,4 +1,4 @@
-"""What processes do on an emulated GPU, as values moved by time."""
+"""Processes on an emulated GPU, as values advanced by time."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_overloaded_server_falls_behind_but_loses_no_request() -> None:
     assert work.backlog > 10
 
 
-# ------------------------------------------------------------------- what is told when it is done
+# # ------------------------------------------------------------------- reports at the end
 
 
 def finishes(work: GpuWork, seconds: float, speed: float = 1.0, host: float = 1.0, every: int = 7):

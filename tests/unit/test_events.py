@@ -42,7 +42,7 @@ def decided(move: Move, reason: DecisionReason) -> RecordedDecision:
     return RecordedDecision(Instant(1, 10**18), "job", Knob.GPU_POWER, decision, True)
 
 
-# ------------------------------------------------------------------------------- what is said
+# # ------------------------------------------------------------------------------- messages
 
 
 def test_decision_record_has_the_sentence_and_the_figures():
@@ -226,7 +226,7 @@ def test_audit_record_of_every_action_has_a_name_and_a_sentence(deed):
 
 
 class Bench:
-    """A log that a capper writes, and what was told of it."""
+    """A log written by a capper, and the events read from it."""
 
     def __init__(self, folder: Path, size: int = 10**6) -> None:
         self.path = folder / "audit.jsonl"

@@ -1,4 +1,4 @@
-"""What the course of faults asks for can be missed: late answers, lost spans, energy made up."""
+"""The fault schedule can fail: late answers, lost spans, energy made up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_agent_that_is_stopped_need_not_answer() -> None:
 
 
 def test_scrapes_that_fail_make_a_stretch_without_an_answer() -> None:
-    watcher = Watcher(lambda: "", every=0.001)  # nobody is there
+    watcher = Watcher(lambda: "", every=0.001)  # # no listener
     try:
         began = time.monotonic_ns()
         eventually(lambda: watcher.unanswered(began) > 0.05, "a stretch without an answer")

@@ -1,4 +1,4 @@
-"""The judge of the fault suite is itself judged: it catches what must never be."""
+"""The judge of the fault suite is itself judged: it detects every violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about the files says what the code does."""
+"""The page about the files matches the code."""
 
 import re
 

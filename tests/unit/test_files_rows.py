@@ -1,4 +1,4 @@
-"""What a row says, in every format of text."""
+"""Content of a row in every text format."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What collectors' answers mean."""
+"""Interpretation of collectors' responses."""
 
 from __future__ import annotations
 

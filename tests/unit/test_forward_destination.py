@@ -1,4 +1,4 @@
-"""Where spans go, as an operator writes it."""
+"""Destinations of spans as configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forwarder's decisions, one attempt at a time, on a clock that moves when told."""
+"""The forwarder's decisions, one attempt at a time, on a manual clock."""
 
 from __future__ import annotations
 

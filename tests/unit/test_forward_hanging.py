@@ -1,4 +1,4 @@
-"""The disk of the spool does not answer: nobody waits for it, and what it has is not lost."""
+"""The disk of the spool does not answer: no caller waits for it, and its data is not lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AWAY = retry_result("connection refused")
 
 
 class Bench:
-    """A forwarder that keeps what waits on such a disk, turned by hand."""
+    """A forwarder with its spool on such a disk, stepped by the test."""
 
     def __init__(self, folder: Path, queue: str = "1MiB") -> None:
         self.folder, self.queue = folder, Size.parse(queue)
@@ -64,7 +64,7 @@ class Bench:
         eventually(lambda: not self.forwarder.stats.unkept_bytes, "kept")
 
     def hang(self) -> None:
-        """In the write of one more span, which has begun."""
+        """During the write of one more span."""
         self.disk.hang()
         self.offer()
         self.disk.hangs()
@@ -79,7 +79,7 @@ class Bench:
         kill(self.forwarder._disk)
 
     def send(self) -> None:
-        """Until nothing waits, letting the time pass that is asked for."""
+        """Until the queue is empty, advancing the time by each requested delay."""
         while (due := self.forwarder.turn()) is not None:
             self.clock.sleep_until(due)
 
@@ -166,7 +166,7 @@ def test_spans_settled_while_the_disk_hangs_do_not_return(bench: Bench) -> None:
 
 
 class Unasked:
-    """A disk as a queue sees it: it does what was asked of it when it is told to."""
+    """A disk as a queue sees it: the disk performs requests when released."""
 
     def __init__(self) -> None:
         self.asked: dict[QueuedRequest, Callable[[QueuedRequest, SpooledRequest], None]] = {}

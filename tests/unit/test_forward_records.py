@@ -1,4 +1,4 @@
-"""Log records: what they are on the wire, and what becomes of them where nobody takes them."""
+"""Log records: their wire form, and their handling without a destination."""
 
 from __future__ import annotations
 

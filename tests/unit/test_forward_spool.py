@@ -35,7 +35,7 @@ class Bench:
         self.queue = RequestQueue(self.limit, self.disk, dropped=self.dropped.append)
 
     def add(self, body: bytes, spans: int) -> None:
-        """Until it is written, if the disk can."""
+        """Until it is written, if the disk works."""
         with self.lock:
             self.queue.add(body, spans)
         self.written()
@@ -44,7 +44,7 @@ class Bench:
         eventually(lambda: self.disk.idle, "written")
 
     def crash(self) -> None:
-        """The process is gone; what it wrote is not."""
+        """The process ends; its files remain."""
         kill(self.disk)
 
     def end(self) -> int:

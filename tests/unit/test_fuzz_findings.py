@@ -1,4 +1,4 @@
-"""What fuzzing has found, each in the words of what went wrong."""
+"""Findings of the fuzzers, one test each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that one thread gives back is there for the others."""
+"""Memory freed by one thread is available to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the attack schedule finds what must not be, and its bodies are what they claim."""
+"""The judge of the attack schedule detects violations, and its bodies match their description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `wattspan service` decides, told what is there; and what it does, in a tree of its own."""
+"""Decisions of `wattspan service` from the state of the system, and its actions in a temporary
+tree."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def installed(files: Sequence[ServiceFile]) -> InstallationState:
 
 
 def done_to(plan: Plan) -> dict[str, str]:
-    """What happens to each path."""
+    """Action for each path."""
     return {
         action.path: type(action).__name__
         for action in plan

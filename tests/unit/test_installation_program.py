@@ -160,7 +160,7 @@ def test_environment_with_interpreter_in_root_home_is_rejected(root: Path) -> No
 
 
 def changed(root: Path, part: str, mode: int) -> tuple[str, ...]:
-    """What is said of a program in whose environment ``part`` has that mode."""
+    """Findings on a program in whose environment ``part`` has that mode."""
     program = program_in(root)
     inside = root / PROGRAM.lstrip("/")
     packages = inside.parents[1] / "lib/python3.11/site-packages"

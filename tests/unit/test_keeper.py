@@ -1,4 +1,4 @@
-"""Several things that are to be kept: in their order, of each the newest, and nobody waits long."""
+"""Several things that are to be kept: in order, the newest version of each, without long waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wattspan.testing import ManualClock
 
 
 class Disk:
-    """It answers unless it hangs."""
+    """It responds unless it hangs."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -29,7 +29,7 @@ class Disk:
         self.written.append(thing)
 
     def hang(self) -> None:
-        """In a write of "first"."""
+        """During a write of "first"."""
         self.answers.clear()
         self.keeper.submit("first", "first")
         assert self.asked.acquire(timeout=60)

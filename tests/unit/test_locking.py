@@ -1,4 +1,4 @@
-"""Files that one process has at a time: who can lock them, and who is said to have done so."""
+"""Files that one process has at a time: lock permissions, and identification of lock holders."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_lock_file_has_the_pid_of_the_current_holder(path: Path) -> None:
 
 
 def locked_read_only(path: Path, *, unwritable: bool) -> str:
-    """What comes of taking a lock in a directory in which nothing can be written."""
+    """Result of locking in an unwritable directory."""
     words = [*with_read_only(path.parent), sys.executable, "-c", TAKES, str(path), str(unwritable)]
     return subprocess.run(
         words, capture_output=True, text=True, check=True, timeout=60

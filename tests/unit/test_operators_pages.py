@@ -1,4 +1,4 @@
-"""What the pages for operators quote is what the program says, and what they configure is right."""
+"""The operator pages quote real messages and contain valid configurations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
         yield from ((f"{path.stem}-{number}", text) for number, text in enumerate(found, 1))
 
 
-# Without a table it is a ceiling or a tariff, which are files of their own.
+# # a file without a table is a ceiling or a tariff
 CONFIGURATIONS = [
     (where, text)
     for where, text in blocks("toml")

@@ -1,4 +1,4 @@
-"""Attaching to an application's provider, and what its spans then say of their process."""
+"""Attachment to an application's provider, and process attributes of its spans."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_start_time_has_the_form_of_the_semantic_conventions() -> None:
 
 
 def loaded(statement: str) -> set[str]:
-    """What a fresh interpreter has loaded after ``statement``."""
+    """Modules loaded by a fresh interpreter after ``statement``."""
     code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""What is read of an OTLP request."""
+"""Records decoded from an OTLP request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEER = Peer(pid=7, uid=0)
 
 
 def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
-    """What is told of spans that come in one resource."""
+    """Records of the spans of one resource."""
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
     receiver.traces.take(whole.SerializeToString(), PEER)
@@ -107,7 +107,7 @@ def test_weight_is_read_from_the_configured_attribute() -> None:
         (-3, -3),
         (0.5, 0.5),
         (-0.5, -0.5),
-        (1e-320, 0),  # what it would do to a ratio is worse than nothing
+        (1e-320, 0),  # # a wrong value in a ratio is worse than an absent one
         (1e300, None),
         (float("nan"), None),
         (float("inf"), None),
@@ -200,7 +200,7 @@ def test_attribute_name_inside_a_text_value_is_ignored() -> None:
 
 
 def test_encoded_attribute_inside_a_text_value_is_ignored() -> None:
-    """As somebody would write it to a model whose operator keeps what is asked: one may not."""
+    """Like an application whose operator stores prompts: one may not."""
     forged = KeyValue(key="gen_ai.usage.input_tokens", value=AnyValue(int_value=99))
     raw = forged.SerializeToString()
     text = (b"J" + bytes([len(raw)]) + raw).decode()
@@ -326,7 +326,7 @@ def test_export_request_has_peer_time_and_size() -> None:
 
 def test_forwarded_request_contains_its_message() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
-    body += b"\xfa\x01\x04news"  # a field that nobody knows yet
+    body += b"\xfa\x01\x04news"  # # an unknown future field
     receiver.traces.take(body, PEER)
     assert receiver.sink.deliveries[0].message == body
 

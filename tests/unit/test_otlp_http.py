@@ -34,7 +34,8 @@ def receiver() -> Receiver:
     return Receiver()
 
 
-# -------------------------------------------------------------------------------- what is taken
+# # -------------------------------------------------------------------------------- accepted
+# requests
 
 
 def test_protobuf_is_answered_with_protobuf(receiver: Receiver) -> None:
@@ -70,7 +71,7 @@ def test_sink_gets_the_peer(receiver: Receiver) -> None:
     assert receiver.sink.deliveries[0].peer.pid == 7
 
 
-# ----------------------------------------------------------------------------- what is refused
+# # ----------------------------------------------------------------------------- refused requests
 
 
 def test_spans_with_unusable_ids_are_partial_success(receiver: Receiver) -> None:

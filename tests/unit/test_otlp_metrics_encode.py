@@ -1,4 +1,4 @@
-"""A snapshot as OTLP requests: what /metrics shows, value by value, in OTLP's own terms."""
+"""A snapshot as OTLP requests: the values of /metrics, in OTLP form."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_push_and_scrape_have_the_same_metrics(metric: Metric) -> None:
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
 def test_prometheus_has_the_same_series_of_a_push_and_of_a_scrape(metric: Metric) -> None:
-    """But for the two names that are fixed otherwise than by the rules."""
+    """Except for the two names that deviate from the rules."""
     scraped = parse(
         Renderer([metric]).render(full_host(), ExpositionFormat.TEXT), ExpositionFormat.TEXT
     )

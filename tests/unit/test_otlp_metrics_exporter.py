@@ -1,4 +1,4 @@
-"""The exporter's decisions, one push at a time, on a clock that moves when told."""
+"""The exporter's decisions, one push at a time, on a manual clock."""
 
 from __future__ import annotations
 

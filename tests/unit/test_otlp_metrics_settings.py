@@ -1,4 +1,4 @@
-"""What an operator writes into [exporters.otlp], and what is said of what cannot be."""
+"""Settings of [exporters.otlp], and errors of invalid ones."""
 
 from __future__ import annotations
 

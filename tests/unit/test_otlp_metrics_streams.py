@@ -47,7 +47,7 @@ def world(seconds: int, joules: dict[str, int], began: int = 1) -> Snapshot:
 
 
 def pushes(*snapshots: Snapshot) -> dict[str, list[Point]]:
-    """What a receiver of all pushes has of each command, in order."""
+    """State of a receiver of all pushes after each command, in order."""
     one = MetricsEncoder(lambda _: {}, "", [PROCESSES])
     found: dict[str, list[Point]] = {}
     for snapshot in snapshots:
@@ -106,14 +106,14 @@ def test_series_that_is_there_twice_is_sent_once() -> None:
 
 
 def test_series_start_is_never_in_the_future() -> None:
-    """A clock that was set back lies before the books."""
+    """A clock that was set back is before the checkpoint."""
     past = replace(world(0, {"sh": 1}), at=Instant(10**12, STARTED - 10**15))
     (point,) = pushes(past)["sh"]
     assert point.start <= point.time
 
 
 def test_process_of_a_later_boot_is_another_stream_than_its_namesake() -> None:
-    """The agent remembers nothing over a restart, and a receiver is told the difference anyhow."""
+    """The agent has no memory over a restart, and a receiver still gets correct deltas."""
     before = pushes(world(0, {"init": 500}))["init"]
     later = replace(
         world(0, {"init": 3}), at=Instant(10 * SECOND, NOON + 10**12), since=Instant(0, STARTED)

@@ -1,4 +1,4 @@
-"""What the page's modules do by themselves, without a document."""
+"""Functions of the page's modules without a document."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ const has = {}, element = {
 
 
 def told(tmp_path: Path, program: str) -> Any:
-    """What ``program`` writes, which finds the modules beside it."""
+    """Output of ``program``, which imports the modules."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")

@@ -1,4 +1,4 @@
-"""How the live page's flow is drawn, case by case."""
+"""Layout of the live page's flow, case by case."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def over(
 
 
 def into(flow: FlowGraph, name: str) -> dict[str, float]:
-    """What flows into the node of this name, in joules by the names of where it comes from."""
+    """Incoming flow of the node of this name, in joules by the name of the origin."""
     (node,) = (key for key, node in flow.nodes.items() if node.name == name)
     return {
         flow.nodes[link.source].name: link.energy / J for link in flow.links if link.target == node

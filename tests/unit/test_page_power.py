@@ -43,7 +43,7 @@ def at(second: float, asleep: float = 0) -> Instant:
 
 
 def device(name: str, late: float, now: Instant, gap: float = 0) -> DomainAccount:
-    """Has drawn what these devices draw since boot, all but in its gap."""
+    """Energy of these devices since boot, except in its gap."""
     settled = Instant(now.mono - round(late * SECOND), now.wall, now.asleep)
     lasted = settled.mono / SECOND - max(0, gap - now.asleep / SECOND)
     kind = GPU if name.startswith("gpu") else CPU
@@ -72,7 +72,7 @@ def seen(memory: PageHistory, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def watched(seconds: int, **late: Late) -> list[dict[str, Any]]:
-    """What the page is told in each second of a host with these devices."""
+    """The page's data in each second of a host with these devices."""
     memory, told = PageHistory(), []
     for second in range(BEGIN, BEGIN + seconds):
         now = at(second)

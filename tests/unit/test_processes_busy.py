@@ -1,4 +1,4 @@
-"""Busy time that nobody claims is neither invented by rounding nor lost."""
+"""Unclaimed busy time is neither invented by rounding nor lost."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A cgroup's clock bounds what is charged in it, and shows what nobody was seen to do."""
+"""A cgroup's clock bounds the charges in it, and reveals unobserved work."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ class Tree:
             (folder / "cpuacct.usage").write_text(f"{nanoseconds}\n")
 
     def empty(self, path: str) -> None:
-        """What reading the clock of a removed cgroup amounts to: no value."""
+        """Errors when reading the clock of a removed cgroup: no value."""
         name = "cpu.stat" if self.unified else "cpuacct.usage"
         (self.root / path.strip("/") / name).write_text("")
 
@@ -115,7 +115,7 @@ def test_cgroup_vanishing_during_discovery_leaks_no_descriptor(tree: Tree) -> No
 
 
 def descriptors() -> list[Path]:
-    """What this process has open."""
+    """Open descriptors of this process."""
     found = []
     for one in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the one that lists them
@@ -133,8 +133,8 @@ def test_excess_is_settled_once() -> None:
 
 def test_unnoticed_move_is_not_charged_twice() -> None:
     book = CgroupExcess()
-    book.charged("/old", 50)  # it was charged where it had been,
-    book.measured({"/old": 0, "/new": 50})  # but worked where it is
+    book.charged("/old", 50)  # # charged in the old cgroup,
+    book.measured({"/old": 0, "/new": 50})  # # worked in the new one
     assert book.settle() == {}
     book.moved("/old", "/new")
     book.measured({"/old": 7})

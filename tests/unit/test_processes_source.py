@@ -1,4 +1,4 @@
-"""Who used the CPUs, on a kernel whose truth is known."""
+"""CPU attribution on a kernel with known truth."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an operator may write, and what a client may ask for."""
+"""Settings of an operator, and request headers of a client."""
 
 from __future__ import annotations
 

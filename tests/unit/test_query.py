@@ -1,4 +1,4 @@
-"""The answers to "what was spent between then and then?"."""
+"""Responses to queries of the energy between two times."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_process_user_comes_from_the_kernel() -> None:
     child = subprocess.Popen(["true"])
     try:
         consumer = Consumer(child.pid, _started(child.pid))
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still there
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # # exited and still listed
         assert authorization.owner_of(consumer) == os.getuid()
         assert authorization.owner_of(Consumer(child.pid, consumer.started + 1)) is None
     finally:
@@ -244,7 +244,7 @@ def test_exited_process_is_evicted_first(asked: Asked) -> None:
 
 
 class Microscope:
-    """Notes who is looked at finely."""
+    """Records the finely sampled processes."""
 
     def __init__(self) -> None:
         self.watched: set[Consumer] = set()

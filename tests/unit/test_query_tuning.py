@@ -1,4 +1,4 @@
-"""What the agent answers about tuning."""
+"""Responses of the agent about tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRANGER = Peer(pid=55, uid=2000)
 
 
 class Recalling:
-    """A history that notes what it is asked for."""
+    """A history that records its queries."""
 
     def __init__(self, *decisions: RecordedDecision) -> None:
         self.decisions = decisions

@@ -1,4 +1,4 @@
-"""The rules for Prometheus and what is installed beside them, without a server."""
+"""The Prometheus rules and the files installed with them, without a server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXPRESSIONS = {name: rule["expr"] for name, rule in {**RECORDED, **ALERTED}.item
 
 
 def promtool(*words: str | Path) -> str:
-    """What promtool says to it; it must be content."""
+    """Output of promtool; it must succeed."""
     program = find_program("promtool")
     assert program
     done = subprocess.run([program, *words], capture_output=True, text=True, timeout=600)
@@ -86,7 +86,7 @@ def test_alerts_have_positive_and_negative_tests() -> None:
     assert {name: fires for name, fires in seen.items() if fires != {True, False}} == {}
 
 
-# --------------------------------------------------------------------- what the rules speak of
+# # --------------------------------------------------------------------- metrics in the rules
 
 
 def metrics(expr: str) -> set[str]:
@@ -124,7 +124,7 @@ def test_counters_are_used_in_rate_functions_only(name: str) -> None:
 
 
 def test_rules_follow_their_dependencies() -> None:
-    """Rules of a group are evaluated in turn: what stands later would be half a minute old."""
+    """Rules of a group are evaluated in turn: later rules would be half a minute old."""
     groups = [[rule["record"] for rule in group["rules"]] for group in loaded(RECORDING)["groups"]]
     for names in groups:
         for place, name in enumerate(names):
@@ -137,7 +137,8 @@ def test_rules_follow_their_dependencies() -> None:
 
 @pytest.mark.needs_prometheus
 def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) -> None:
-    """As the comments in the file say: the expression below takes the place of the one above."""
+    """According to the comments in the file: the expression below takes the place of the one
+    above."""
     text, switched = re.subn(
         r"^( +)expr: .*\n( +# .*\n)\1# expr: (.*)$",
         r"\1expr: \3",
@@ -193,7 +194,7 @@ def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) 
     ],
 )
 def test_share_of_one_is_shown_as_full(tmp_path: Path, panel: str, series: str) -> None:
-    """Of the other part there is no series yet: that is when somebody should look."""
+    """The other part has no series yet: that is when somebody should look."""
     assert_shown(tmp_path, panel, {series: 10}, 1)
 
 
@@ -226,7 +227,7 @@ def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> No
 
 
 def of_spans(panel: str) -> list[str]:
-    """What ``panel`` of *Spans* asks where everything is chosen."""
+    """Queries of ``panel`` of *Spans* with every variable at All."""
     asked = [q for q in dashboards.queries() if (q.dashboard, q.panel) == ("wattspan-spans", panel)]
     return [dashboards.fill(q.expr, {one.name: ".*" for one in q.variables}) for q in asked]
 
@@ -312,7 +313,7 @@ def test_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
         assert len({tuple(labels.items()) for labels in made}) == len(made), "each series once"
 
 
-# ---------------------------------------------------------------------- what users start it with
+# # ---------------------------------------------------------------------- start of the stack
 
 COMPOSE = loaded(DASHBOARDS / "compose.yaml")
 PROVISIONED = sorted((DASHBOARDS / "provisioning").glob("*/*.yml"))

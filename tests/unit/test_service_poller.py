@@ -248,7 +248,7 @@ def test_observers_receive_each_tick_with_its_settled_attributions() -> None:
 
 
 class Shelf:
-    """Books kept in a list; ``refuse`` writes to see what happens then."""
+    """Checkpoints in a list; ``refuse`` makes writes fail."""
 
     def __init__(self) -> None:
         self.kept: list[Checkpoint] = []
@@ -284,7 +284,7 @@ def test_checkpoint_is_written_once_and_retried_after_a_refusal() -> None:
 
 
 class Window:
-    """An exporter that only remembers what happened to it."""
+    """An exporter that records its calls."""
 
     name = "window"
     address = "http://127.0.0.1:9949"

@@ -1,4 +1,4 @@
-"""What the guide for Slurm says is so, as far as it can be without Slurm."""
+"""The guide for Slurm is correct as far as testable without Slurm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def host() -> Books:
-    """It began an hour ago."""
+    """The job began an hour ago."""
     return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
 
 
@@ -65,7 +65,7 @@ def state(tmp_path: Path, host: Books) -> Path:
 
 
 def epilog(tmp_path: Path, program: str, **environ: str) -> tuple[str, str]:
-    """Run it with ``program`` for `wattspan`; what it wrote, and what it said."""
+    """Run it with ``program`` for `wattspan`; its file and its output."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
     for name, text in {"wattspan": program, "logger": 'shift 3; echo "$@"'}.items():

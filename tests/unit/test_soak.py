@@ -12,13 +12,13 @@ from benchmarks.soak.look import MEMORY, descriptors, gauges, total, with_shares
 from benchmarks.soak.report import Soaked, as_json, conditions, sentence, table
 
 TURNS_AN_HOUR = 36_000
-KB = 1e-3  # of a megabyte
+KB = 1e-3  # # of a megabyte
 
 
 def run(
     value: Callable[[float], float], hours: float = 1.6, looks: int = 300
 ) -> list[tuple[float, float]]:
-    """What ten minutes at the compressed pace would have shown."""
+    """The samples of ten minutes at the compressed pace."""
     return [(at, value(at)) for at in (hours * n / looks for n in range(looks))]
 
 

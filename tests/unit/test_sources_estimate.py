@@ -1,4 +1,4 @@
-"""The estimate: a declared curve over real CPU time, labelled as what it is."""
+"""The estimate: a declared curve over real CPU time, labelled as an estimate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = LoadModel(Milliwatts(30_000), Milliwatts(100_000))
 
 
 class Host:
-    """Two CPUs in two sockets, whose /proc/stat says what a test wants."""
+    """Two CPUs in two sockets with a scripted /proc/stat."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

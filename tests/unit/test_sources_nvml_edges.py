@@ -13,7 +13,7 @@ TURN = 100 * MILLISECOND
 
 
 class Bench:
-    """A counter with a step and a phase, and the loop that reads it; time passes as it is told."""
+    """A counter with a step and a phase, and its reading loop, on a manual clock."""
 
     def __init__(self, period: int, phase: int, *, jitter: int = 0, busy: bool = True) -> None:
         self.finder = EdgeDetector()

@@ -1,4 +1,4 @@
-"""Who used a GPU: from utilisation samples to nanoseconds for each process."""
+"""GPU attribution: from utilisation samples to nanoseconds for each process."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_periods_without_use_are_not_charged() -> None:
     bench.turn()
     busy(bench, (TRAIN, 80), device=40)
     sample = sampling(bench, (TRAIN, 80))
-    bench.run(2, each=sample)  # as long as it is busy throughout, the period shows
+    bench.run(2, each=sample)  # # with a continuous load the period is visible
     spent, end = bench.spent(TRAIN), bench.usages[-1].end.mono
     on = False
 
@@ -350,7 +350,7 @@ def test_only_listed_pids_count_in_a_pid_namespace() -> None:
 
 
 def test_hosts_pid_namespace_is_recognised(tmp_path: Path) -> None:
-    assert in_nested_pid_namespace(tmp_path)  # nobody can tell: do not believe
+    assert in_nested_pid_namespace(tmp_path)  # # unknown: do not believe
     assert in_nested_pid_namespace() in {True, False}
 
 
@@ -381,7 +381,7 @@ def longest_wait(bench: Bench) -> float:
 
 
 def test_single_slow_utilisation_call_leaves_no_gap() -> None:
-    """The machine is busy, and whoever asks waits for a CPU now and then."""
+    """The machine is busy, and reads are delayed at times."""
     bench = Bench()
     bench.turn()
     busy(bench, (TRAIN, 50))

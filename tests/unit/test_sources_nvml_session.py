@@ -98,7 +98,7 @@ def test_library_is_reinitialised_after_many_failed_attempts() -> None:
 
 
 def test_flapping_gpu_is_readmitted_with_backoff() -> None:
-    """It gives a handle, and fails as soon as it is used."""
+    """It gives a handle whose calls fail."""
     bench = two()
     bench.turn()
     bench.nvml.errors[("nvmlDeviceGetTotalEnergyConsumption", "GPU-a")] = LOST

@@ -1,4 +1,4 @@
-"""The source around the thread: prompt whatever the driver does, bounded, and gone when closed."""
+"""The source around the thread: prompt for any driver behaviour, bounded, and ended when closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wattspan.testing import FakeDirectory, ManualClock
 
 
 class Hanging:
-    """Makes one function block until it is let go."""
+    """Makes one function block until released."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -125,7 +125,7 @@ def test_stuck_thread_does_not_delay_close(nvml: FakeNvml, clock: ManualClock) -
     assert thread.daemon
     hanging.let_go.set()
     thread.join(20)
-    assert nvml.initialised == 0  # let go of as soon as it was possible
+    assert nvml.initialised == 0  # # released at the first opportunity
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -1,4 +1,4 @@
-"""pyRAPL behind its guards: what it breaks stays broken in one place only."""
+"""pyRAPL behind its guards: its failures affect one place only."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ELSEWHERE = Peer(address=("10.0.0.7", 4000), local=("10.0.0.1", 4318), accepted=
 
 
 class Host:
-    """A kernel, and what is made of it. Everybody is of user 1000 unless it is said."""
+    """A kernel, and the identities derived from it. Everybody is of user 1000 unless it is said."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""What the kernel's files say of sockets and processes, as samples of them."""
+"""Samples of the kernel's files about sockets and processes."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ HEADER = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
     "inode\n"
 )
-# what a little-endian machine shows of 127.0.0.1:40000 talking to 127.0.0.1:4318
+# # little-endian form of 127.0.0.1:40000 connected to 127.0.0.1:4318
 MINE = "   7: 0100007F:9C40 0100007F:10DE {state} 00000000:00000000 00:00000000 00000000  {rest}\n"
 THEIRS = "   8: 0100007F:10DE 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  0 0 999 1\n"
 MAPPED = "0000000000000000FFFF00000100007F"

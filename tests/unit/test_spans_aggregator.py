@@ -38,7 +38,7 @@ def full(totals: SpanAggregator, joules: int = 10) -> SpanAggregator:
     return totals
 
 
-# ------------------------------------------------------------------------------ what is counted
+# # ------------------------------------------------------------------------------ counting
 
 
 def test_spans_of_one_name_add_up() -> None:
@@ -77,7 +77,7 @@ def test_measured_zero_energy_is_zero_not_absent() -> None:
     [(outcome, outcome in ("joined", "partial", "late")) for outcome in Outcome],
 )
 def test_spans_with_known_energy_are_counted(outcome: Outcome, counts: bool) -> None:
-    """Else joules a call and joules a token would look better than they are."""
+    """Otherwise joules per call and per token would look too low."""
     totals = SpanAggregator(MANY)
     energy = {CPU: 3} if counts else {}
     totals.add([joined("pay", energy, outcome=outcome, tokens=(1, 1))], moment(0))
@@ -182,7 +182,7 @@ def test_unchanged_rows_are_reused() -> None:
 
 
 def exemplar_of(totals: SpanAggregator, kind: HwType = CPU) -> int:
-    """The microjoules of what stands for ``a``."""
+    """Microjoules of the row of ``a``."""
     return rows(totals)["shop", "a"].exemplars[kind].energy
 
 

@@ -102,8 +102,8 @@ def test_mean_rate_is_extrapolated_beyond_samples() -> None:
     [
         [(500, 0), (600, 10)],  # begin later
         [(-20, 0), (-10, 5)],  # end before
-        [(50, 10)],  # one alone tells no rate
-        [(0, 10), (50, 10), (100, 10)],  # a clock that stands still tells none
+        [(50, 10)],  # # a single sample gives no rate
+        [(0, 10), (50, 10), (100, 10)],  # # a stopped clock gives none
         [(0, 0), (10**9, 1)],  # the clock moved, but not by a nanosecond here
     ],
 )
@@ -137,7 +137,7 @@ def clocked(until: int, rate: int = 1) -> EnergyProfile:
 
 def test_noisy_intervals_are_pooled() -> None:
     profile = clocked(1000)
-    # The process worked evenly; the counter's step gave one interval what belongs to the next.
+    # The process worked evenly; the counter's step moved energy from one interval to the next.
     for start, spent in ((0, 1500), (100, 500)):
         profile.add("cpu", CPU, interval(start, start + 100), spent, 50)
         assert profile.watermark == 0
@@ -256,7 +256,7 @@ def test_stopped_domain_is_not_waited_for_beyond_patience() -> None:
     assert profile.watermark == 2 * SECOND
     before, after = profile.between(0, SECOND), profile.between(SECOND, 2 * SECOND)
     assert before.energy == {CPU: 2000, GPU: 20}
-    assert after.energy == {CPU: 2000}  # nobody told of the GPU: unknown, not zero
+    assert after.energy == {CPU: 2000}  # # no GPU reading: unknown, not zero
     assert after.covered == SECOND
     assert set(after.uncertainty) == {CPU}
 

@@ -12,7 +12,7 @@ HOUR = 3600 * SECOND
 
 
 class Told:
-    """A clock, what is made of it, and every moment that it has shown."""
+    """A clock, its converter, and all its observed times."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -178,5 +178,5 @@ def test_time_outside_all_past_offsets_uses_the_present_one() -> None:
     for _ in range(3):
         now = clock.advance(1.0)
         wall.observe(now)
-    to_come = now.wall + 600 * 10**9  # between what was shown at first and what was shown then
+    to_come = now.wall + 600 * 10**9  # # between the first and the last observation
     assert wall.monotonic(to_come) == now.mono + 600 * 10**9

@@ -283,7 +283,7 @@ def test_two_agents_never_write_one_store(tmp_path: Path, host: Books) -> None:
 
 def test_store_lock_file_is_private(tmp_path: Path, host: Books) -> None:
     lock = tmp_path / "wattspan.sqlite.lock"
-    lock.touch(0o640)  # as earlier versions made it
+    lock.touch(0o640)  # # format of earlier versions
     with closing(open_store(tmp_path, host)):
         assert lock.stat().st_mode & 0o777 == 0o600
 
@@ -326,7 +326,7 @@ FIRST_RELEASE = (
 
 
 def test_checkpoint_of_the_first_release_is_readable() -> None:
-    """If this fails, an upgrade would throw away everybody's counters: write a migration."""
+    """If this fails, an upgrade would lose all counters: write a migration."""
     opening = unpack_checkpoint(zlib.compress(FIRST_RELEASE.encode()))
     assert isinstance(opening, Checkpoint)
     assert opening.accounts[0].consumers == 7

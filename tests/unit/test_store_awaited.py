@@ -1,4 +1,4 @@
-"""A store that cannot be had at the start is used as soon as it can be, and tells nothing twice."""
+"""A store that is unavailable at the start is used once available, without duplicates."""
 
 from __future__ import annotations
 

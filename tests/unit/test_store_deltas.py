@@ -1,4 +1,4 @@
-"""The difference of two books, where the totals do not simply rise."""
+"""Deltas of two checkpoints with non-monotonic totals."""
 
 from dataclasses import replace
 

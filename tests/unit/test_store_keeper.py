@@ -1,4 +1,4 @@
-"""A disk that does not answer keeps nobody waiting, and gets the newest books when it does."""
+"""A hanging disk blocks no caller, and receives the newest checkpoint on recovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wattspan.testing import ManualClock
 
 
 class Disk:
-    """It answers unless it hangs."""
+    """It responds unless it hangs."""
 
     def __init__(self) -> None:
         self.clock, self.host = ManualClock(), Books()
@@ -42,7 +42,7 @@ class Disk:
         return opening
 
     def hang(self) -> Checkpoint:
-        """It hangs in a write, which has begun."""
+        """It hangs in a write that has begun."""
         while self.asked.acquire(blocking=False):
             pass
         self.answers.clear()
@@ -103,7 +103,7 @@ def test_close_writes_pending_data_except_on_a_hanging_disk() -> None:
     newest = disk.keep()
     disk.answers.set()
     assert disk.keeper.close()
-    assert newest not in disk.written  # it came after the end
+    assert newest not in disk.written  # # it came after the end
 
 
 def test_unused_writer_closes_at_once(disk: Disk) -> None:

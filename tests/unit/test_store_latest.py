@@ -1,4 +1,4 @@
-"""The newest books survive whatever kills the process, and are never taken for older ones."""
+"""The newest checkpoint survives any kill, and is never confused with an older one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def again(folder: Path) -> Checkpoint | None:
-    """What a new process finds."""
+    """State found by a new process."""
     latest = AlternatingCheckpointFiles(folder / "w.sqlite")
     latest.close()
     return latest.previous()

@@ -1,4 +1,4 @@
-"""Another user who may read the store cannot block it, and still reads the whole of it."""
+"""Another user with read permission cannot block the store, and reads it completely."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:
-    """As systemd makes it (StateDirectoryMode=0750, UMask=0027), for the member's group."""
+    """Like systemd creates it (StateDirectoryMode=0750, UMask=0027), for the member's group."""
     folder = Path(tempfile.mkdtemp(prefix="wattspan-"))
     before = os.umask(0o027)
     try:
@@ -74,7 +74,7 @@ def locked_by_the_member(state_dir: Path) -> Iterator[None]:
 
 @pytest.fixture
 def member(state_dir: Path, host: Books) -> Iterator[Callable[[], str]]:
-    """Reads the energy of the devices in a process of the member's, or tells the failure.
+    """Reads the energy of the devices in a process of the member, or returns the failure.
 
     The process begins before this one opens the store: SQLite would share the open index with it.
     """
@@ -150,7 +150,9 @@ def test_group_reader_sees_the_latest_write(
         store.write(host.spend({1: 10}))
         own = spent(state_dir, host)
         assert int(own) > J
-        assert files(state_dir)[1].stat().st_size > 0  # it stands in the log, not in the database
+        assert (
+            files(state_dir)[1].stat().st_size > 0
+        )  # # the change is in the WAL, not in the database
         assert member() == own
     assert member() == own
 

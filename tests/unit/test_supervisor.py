@@ -1,4 +1,4 @@
-"""What the service manager is told: by whom, how often, and never more than one line of it."""
+"""Notifications to the service manager: by whom, how often, and never more than one line of it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_status_is_sent_on_change() -> None:
 
 
 def test_status_text_cannot_inject_messages() -> None:
-    """A cause may quote what somebody else wrote."""
+    """A cause may quote foreign text."""
     with ServiceManager() as manager:
         notify = SystemdNotifier(manager.environ)
         notify.status("A device called\nMAINPID=1\x00\x1b[2J.")
@@ -190,7 +190,7 @@ def test_long_status_is_shortened_with_counts() -> None:
 
 
 def handed(*sockets: socket.socket) -> tuple[dict[str, str], int]:
-    """What a service manager says that hands these over, and the first descriptor."""
+    """Environment of a service manager that passes these sockets, and the first descriptor."""
     first = sockets[0].fileno() if sockets else 3
     environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(sockets)), "HOME": "/"}
     return environ, first
@@ -266,7 +266,7 @@ def test_reload_requests_are_coalesced_per_running_reload() -> None:
     assert not request.asked
 
 
-# -------------------------------------------------------------------------------- what differs
+# # -------------------------------------------------------------------------------- changed keys
 
 
 def test_reload_lists_changed_keys_without_secrets() -> None:

@@ -1,4 +1,4 @@
-"""The tariff file: what holds when, in local time, and what is said of one that cannot be."""
+"""The tariff file: applicable rates in local time, and errors of invalid files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
     )
 
 
-# -------------------------------------------------------------------------------- what holds
+# # -------------------------------------------------------------------------------- applicable
+# rates
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,10 @@ def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
         ("2026-01-14 21:59", 36),
         ("2026-01-14 22:00", 24),
         ("2026-01-15 00:00", 24),
-        ("2026-01-17 06:59", 24),  # Saturday: what began on Friday
+        ("2026-01-17 06:59", 24),  # Saturday: # periods that began on Friday
         ("2026-01-17 07:00", None),
         ("2026-01-18 12:00", None),
-        ("2026-01-19 03:00", None),  # Monday: nothing began on Sunday
+        ("2026-01-19 03:00", None),  # Monday: # no period began on Sunday
         ("2026-01-19 07:00", 36),
     ],
 )
@@ -136,7 +137,7 @@ def test_last_night_of_a_season_ends_in_the_next_morning() -> None:
     nights = one('season = ["02-01", "02-28"]\nfrom = "22:00"\nto = "06:00"')
     assert at(nights, "2026-03-01 05:59", "UTC") == 1
     assert at(nights, "2026-02-01 05:59", "UTC") is None
-    assert at(nights, "2028-02-29 05:59", "UTC") == 1  # which is no February 28th
+    assert at(nights, "2028-02-29 05:59", "UTC") == 1  # # not February 28th
     assert at(nights, "2028-03-01 05:59", "UTC") is None
 
 
@@ -159,7 +160,7 @@ def test_days_go_round_the_week() -> None:
     assert one('days = ["Sat-Mon", "wed"]').periods[0].days == {5, 6, 0, 2}
 
 
-# ------------------------------------------------------------------------ what cannot be
+# # ------------------------------------------------------------------------ invalid files
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rates that are looked up: what is believed, for how long, and what is said when there is none."""
+"""Rates that are looked up: accepted rates, their lifetime, and the messages without one."""
 
 from __future__ import annotations
 
@@ -148,11 +148,11 @@ def test_missing_rate_file_is_a_failed_read(tmp_path: Path) -> None:
         read_number(tmp_path, 0)
 
 
-# -------------------------------------------------------------------------------- what is believed
+# # -------------------------------------------------------------------------------- accepted rates
 
 
 class Oracle:
-    """Answers what it is told to, or raises it."""
+    """Returns or raises the scripted value."""
 
     def __init__(self, says: TimedNumber | Exception) -> None:
         self.says = says

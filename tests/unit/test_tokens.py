@@ -1,4 +1,4 @@
-"""Tokens from a file, and what is admitted by them."""
+"""Tokens from a file, and the requests they admit."""
 
 from __future__ import annotations
 

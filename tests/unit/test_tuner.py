@@ -1,4 +1,4 @@
-"""The tuner's thread: which jobs it tunes, one at a time, and what it does when things go wrong."""
+"""The tuner's thread: its jobs, one at a time, and its reactions to failures."""
 
 from __future__ import annotations
 

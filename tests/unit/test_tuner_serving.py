@@ -58,7 +58,9 @@ def test_unjudged_load_is_compared_then_held() -> None:
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
     server.rate = 12.0
-    host.run(30, until=lambda: reason(host) is DecisionReason.SENTINEL)  # else it comes in a minute
+    host.run(
+        30, until=lambda: reason(host) is DecisionReason.SENTINEL
+    )  # # otherwise it arrives in a minute
     assert reason(host) is DecisionReason.SENTINEL
     host.run(30, until=lambda: held(host))
     assert held(host)

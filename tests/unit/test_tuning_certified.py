@@ -1,4 +1,4 @@
-"""What was certified is remembered by what runs where, and not for ever."""
+"""Certified settings are stored by job fingerprint, with bounds."""
 
 from __future__ import annotations
 

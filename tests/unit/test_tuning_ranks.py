@@ -1,4 +1,4 @@
-"""Several ranks make one step, and who waits in it may be slower."""
+"""Several ranks make one step, and waiting ranks may be slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a cap is given back, and what comes after."""
+"""Release of a cap, and the following decisions."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_unequal_load_is_no_evidence(rate: float) -> None:
 
 
 def test_closed_loop_clients_lower_the_load_of_a_slower_server() -> None:
-    # Twenty clients without a pause: as many are in flight, and fewer come.
+    # Twenty clients without a pause: # equal concurrency, lower throughput
     ratio = log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=2.5, latency=8.0))
     assert ratio == pytest.approx(0.693, abs=1e-3)
 
@@ -234,7 +234,7 @@ def test_slowdown_beyond_all_figures_is_still_one() -> None:
         serving = serving.add(slow, capped=True)
     assert not serving.passes(POLICY)
     assert not serving.fails(POLICY)
-    assert serving.ratios.evidence.upper(0.05) > 700  # of which the exponential overflows
+    assert serving.ratios.evidence.upper(0.05) > 700  # # its exponential overflows
 
 
 # -------------------------------------------------------------------------------------- pairing
@@ -327,7 +327,7 @@ def test_three_percent_slower_cap_fails_at_heavy_load() -> None:
     assert serving.fails(SERVED)
     assert serving.capped.ratio is not None
     assert serving.capped.ratio > 0.01
-    assert throughput > 0.98  # by which alone it would have passed
+    assert throughput > 0.98  # # sufficient alone to pass
 
 
 def test_ineffective_cap_passes_at_light_load() -> None:

@@ -1,4 +1,4 @@
-"""Less for ranks that wait: when it is tried, when it is held, and when it is given back."""
+"""Less for ranks that wait: trial, hold and release of per-rank settings."""
 
 from __future__ import annotations
 

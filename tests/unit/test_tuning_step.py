@@ -1,4 +1,4 @@
-"""What the tuner does with a job, from the first unit to the last."""
+"""Decisions of the tuner about a job, from the first unit to the last."""
 
 from __future__ import annotations
 

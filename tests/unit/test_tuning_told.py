@@ -1,4 +1,4 @@
-"""Tuning as plain facts: what is served and kept is what was decided."""
+"""Tuning as plain facts: the served and stored decision equals the original."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def spoken(authority: Authority) -> TlsContexts:
 
 
 async def greeted(listener: Elsewhere, client: str, authority: Authority) -> bytes:
-    """What is said to a client that shakes hands as it should."""
+    """Response to a client with a valid handshake."""
     listener.clients.append(client)
     reader, writer = await asyncio.open_connection(
         *listener.getsockname(), ssl=authority.client(), server_hostname="localhost"
@@ -107,7 +107,7 @@ def test_handshakes_of_one_owner_are_limited(tmp_path: Path) -> None:
             assert refused == ["crowded"]
             begun[0].close()
             said = b""
-            while not said:  # until it is seen that there is a place again
+            while not said:  # # until the free slot is detected
                 with suppress(OSError):
                     said = await greeted(listener, GREEDY, authority)
             assert said == b"here"

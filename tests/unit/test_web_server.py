@@ -39,7 +39,7 @@ async def _silent(_: HttpRequest) -> HttpResponse:
     return HttpResponse(204)
 
 
-# ------------------------------------------------------------------------------ what handlers see
+# # ------------------------------------------------------------------------------ handler's view
 
 
 def test_request_arrives_whole(site: Site) -> None:
@@ -84,7 +84,7 @@ def test_chunked_body_is_one_body(site: Site) -> None:
     assert answers.endswith(b"\r\n\r\nabcd")
 
 
-# ----------------------------------------------------------------------------- what clients see
+# # ----------------------------------------------------------------------------- client's view
 
 
 def test_connection_is_reused_for_the_next_request(site: Site) -> None:
@@ -178,7 +178,7 @@ def test_invalid_handler_response_closes_its_connection(tmp_path: Path) -> None:
 
 
 def test_worker_threads_exist_from_the_start(tmp_path: Path) -> None:
-    """One that is begun where no memory is left may hang who begins it."""
+    """A thread started without free memory may hang its starter."""
     begun: list[bool] = []
 
     async def elsewhere(_: HttpRequest) -> HttpResponse:
@@ -256,7 +256,7 @@ def test_handler_receives_no_data_after_disconnect(tmp_path: Path) -> None:
         assert ended.wait(20)
 
 
-# ---------------------------------------------------------------------------- what is not HTTP
+# # ---------------------------------------------------------------------------- invalid HTTP
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
                 with closing(site.connect()) as once:
                     once.sendall(GET)
                     return statuses(read_all(once)) == [200]
-            except OSError:  # it had rested too long before it was heard
+            except OSError:  # # it was idle too long before its request arrived
                 return False
 
         eventually(answered_and_closed, "a connection is closed after its answer")
@@ -402,7 +402,7 @@ def test_longest_idle_connection_is_closed_first(site: Site) -> None:
 
 
 def is_over(connection: socket.socket) -> bool:
-    """Whether the other side has closed, politely or not."""
+    """Whether the other side has closed, with or without a shutdown."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""TLS of a listener: what it speaks, and that its files are rotated without a restart."""
+"""TLS of a listener: protocol versions, and file rotation without a restart."""
 
 from __future__ import annotations
 
