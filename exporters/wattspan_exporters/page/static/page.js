@@ -1,34 +1,32 @@
-// The page: asks the agent for news and shows it, each part on its own.
+// The page: polls the agent and draws each section independently of the others.
 
 import { byId, html, keep, set, write } from "./page/elements.js";
 import { Drawing, Readout } from "./page/drawing.js";
 import * as figures from "./page/figures.js";
-import { split, understand } from "./page/flow.js";
-import { drawAgent, drawHealth } from "./page/health.js";
+import { split, analyse } from "./page/flow.js";
 import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
-import { Summary } from "./page/summary.js";
+import { drawAgent, drawFigures, drawHealth } from "./page/summary.js";
 import { devicesOf, devicesTable, spansTable } from "./page/tables.js";
 import { Tuner } from "./page/tuner.js";
 
-const SILENT = 3; // seconds without an answer after which figures are called old
-const OLD = 15; // seconds that figures may be old while the agent answers
-const NARROW = 640; // pixels below which the drawing cannot be read
+const SILENT = 3; // seconds without a response until the page reports it
+const OLD = 15; // seconds: largest age of figures that are not reported as old
+const NARROW = 640; // pixels below which the flow is a list
 
 let data = null;
-let aged = 0; // seconds since the snapshot, when it was answered
-let answered = performance.now(); // or asked again after a time in which nothing was asked
-let flow = null; // the flow that is shown: now, or over the last hour
-let looked = null; // the node whose figures are shown
+let aged = 0; // seconds: age of the snapshot when it was received
+let answered = performance.now(); // time of the last response, or of the return from hidden
+let flow = null; // the displayed flow: now, or the last hour
+let selected = null; // the node with displayed figures
 
 const readout = new Readout(byId("readout"), byId("told"));
 const drawing = new Drawing(byId("drawing"), (node, chosen) => {
-  looked = node;
-  readout.tell(node, flow, chosen);
+  selected = node;
+  readout.show(node, flow, chosen);
 });
 const list = new List(byId("list"));
-const summary = new Summary(byId("figures"), byId("split"));
 const power = new Power(byId("power"), byId("power-readout"));
 const devices = devicesTable(byId("devices"));
 const spans = spansTable(byId("spans"));
@@ -41,7 +39,7 @@ function drawHead() {
   write(byId("version"), `wattspan ${data.snapshot.agent_version}`);
 }
 
-/** The width of a section's content, whatever of it is shown: that of its title's line. */
+/** The content width of a section. */
 const room = (title) => byId(title).parentElement.clientWidth;
 
 function drawFlow() {
@@ -49,7 +47,7 @@ function drawFlow() {
   hour.disabled = !data.hour;
   const length = data.hour ? data.hour.seconds : 3600;
   write(byId("hour-label"), `Last ${length > 3590 ? "hour" : figures.duration(length)}`);
-  flow = understand(hour.checked && data.hour ? data.hour : data.now);
+  flow = analyse(hour.checked && data.hour ? data.hour : data.now);
   const some = flow.nodes.size > 0;
   const wide = room("flow-title");
   const asList = wide < NARROW || byId("form").querySelector("[value=list]").checked;
@@ -77,7 +75,7 @@ function makeKey([kind]) {
 const parts = [
   drawHead,
   drawFlow,
-  () => summary.draw(data, understand(data.now), data.hour && understand(data.hour)),
+  () => drawFigures(byId("figures"), data, analyse(data.now), data.hour && analyse(data.hour)),
   () => power.draw(data.power, room("power-title")),
   () => devices.draw(devicesOf(data.snapshot)),
   () => spans.draw(data.hour_spans),
@@ -87,7 +85,7 @@ const parts = [
   drawAge,
 ];
 
-/** One part that fails costs only itself. */
+/** Draws all sections; an error affects its own section only. */
 function draw() {
   for (const part of data ? parts : []) {
     try {
@@ -99,7 +97,7 @@ function draw() {
 }
 
 function drawAge() {
-  if (document.hidden) return; // nothing is asked meanwhile, so no answer is missing
+  if (document.hidden) return; // a hidden page sends no requests
   const silent = (performance.now() - answered) / 1000;
   const age = data ? aged + silent : null;
   const unanswered = silent > SILENT;
@@ -110,10 +108,10 @@ function drawAge() {
   const state = unanswered ? `No answer for ${figures.duration(Math.round(silent))}`
     : old ? "Figures are old" : data ? "Live" : "Loading …";
   write(byId("fresh-text"), state);
-  // The sentence is announced once, so it holds no running seconds.
+  // Screen readers announce each change, so the sentence contains no running time.
   write(byId("stale"), unanswered
-    ? "The agent does not answer. What is shown is what it said last; this page keeps asking."
-    : old ? `The agent answers, but has measured nothing new since ${figures.clock(at, true)}.` : "");
+    ? "The agent does not respond. The figures are those of its last response; the page retries."
+    : old ? `The agent responds, but its last measurement is of ${figures.clock(at, true)}.` : "");
   write(byId("age"), data ? `Figures of ${figures.clock(at, true)}` : "");
 }
 
@@ -128,14 +126,14 @@ for (const choice of [byId("stretch"), byId("form")]) {
   choice.addEventListener("change", () => {
     if (!data) return;
     drawFlow();
-    readout.tell(looked, flow, false);
+    readout.show(selected, flow, false);
   });
 }
 
 poll(
   "live.json",
-  (news, age) => {
-    [data, aged] = [news, age];
+  (received, age) => {
+    [data, aged] = [received, age];
     answered = performance.now();
     draw();
   },

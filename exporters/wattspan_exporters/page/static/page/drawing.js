@@ -1,4 +1,4 @@
-// The flow as a drawing: bars and ribbons, kept by name so that they move rather than jump.
+// The flow as a drawing: bars and ribbons, kept by id so that changes are animated.
 
 import { html, keep, set, svg, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -13,24 +13,24 @@ export class Drawing {
   #pen = document.createElement("canvas").getContext("2d");
   #svg = svg("svg", {
     role: "group",
-    "aria-label": "Flow of power. Arrow keys move between bars, Enter holds one, Escape lets go.",
+    "aria-label": "Flow of power. Arrow keys move between bars, Enter pins one, Escape releases it.",
   });
   #titles = svg("g", { class: "titles", "aria-hidden": "true" });
   #ribbons = svg("g", { class: "ribbons", "aria-hidden": "true" });
   #nodes = svg("g", { class: "nodes" });
-  #held = null;
+  #pinned = null;
   #pointed = null;
-  #current = null; // the one node that Tab reaches
+  #current = null; // the node that Tab reaches
   #plan = null;
 
-  /** `tell(node, chosen)`: a node is looked at, or none; `chosen` if by a person just now. */
-  constructor(parent, tell) {
-    this.tell = tell;
+  /** `selected(node, chosen)`: the displayed node, or null; `chosen` after an action of the user. */
+  constructor(parent, selected) {
+    this.selected = selected;
     this.#svg.append(this.#titles, this.#ribbons, this.#nodes);
     parent.append(this.#svg);
     this.#svg.addEventListener("keydown", (event) => this.#key(event));
     this.#svg.addEventListener("click", (event) => {
-      if (!event.target.closest(".node")) this.#hold(null);
+      if (!event.target.closest(".node")) this.#pin(null);
     });
   }
 
@@ -41,7 +41,7 @@ export class Drawing {
     const { height, columns, places, ribbons, room } = this.#plan;
     const tall = Math.ceil(HEAD + height + FOOT);
     set(this.#svg, { width, height: tall, viewBox: `0 0 ${width} ${tall}` });
-    if (!places.has(this.#held)) this.#held = null;
+    if (!places.has(this.#pinned)) this.#pinned = null;
     if (!places.has(this.#pointed)) this.#pointed = null;
     if (!places.has(this.#current)) this.#current = columns[0]?.nodes[0]?.id ?? null;
     keep(this.#titles, columns, (c) => c.layer, () => svg("text", { y: 11 }), (text, column) => {
@@ -79,7 +79,7 @@ export class Drawing {
       this.#reach();
     });
     group.addEventListener("blur", () => this.#point(null));
-    group.addEventListener("click", () => this.#hold(this.#held === id ? null : id));
+    group.addEventListener("click", () => this.#pin(this.#pinned === id ? null : id));
     return group;
   }
 
@@ -88,10 +88,10 @@ export class Drawing {
     set(group, {
       transform: `translate(${x} ${(HEAD + top).toFixed(1)})`,
       tabindex: node.id === this.#current ? 0 : -1, "data-id": node.id,
-      "data-layer": node.layer, "data-watts": node.watts, "aria-pressed": node.id === this.#held,
+      "data-layer": node.layer, "data-watts": node.watts, "aria-pressed": node.id === this.#pinned,
     });
-    // What is being read aloud is not changed under the reader.
-    if (document.activeElement !== group) set(group, { "aria-label": said(node, total) });
+    // The label of the focused node is constant while a screen reader speaks it.
+    if (document.activeElement !== group) set(group, { "aria-label": description(node, total) });
     set(reach, { width: Math.max(room - 4, 0), height: slot });
     set(bar, {
       y: (y - top).toFixed(1), height: Math.max(tall, 1.5).toFixed(1),
@@ -108,7 +108,7 @@ export class Drawing {
     set(text, { y: (slot / 2 + (two ? -4 : 4)).toFixed(1) });
   }
 
-  /** As much of a name as fits: its beginning and its end, which tell names apart. */
+  /** The beginning and the end of a name, as much as fits. */
   #fit(text, space) {
     const wide = (shown) => this.#pen.measureText(shown).width > space;
     if (text.length < 80 && !wide(text)) return text;
@@ -123,9 +123,9 @@ export class Drawing {
     this.#show(true);
   }
 
-  #hold(id) {
-    if (this.#held === id) return;
-    this.#held = id;
+  #pin(id) {
+    if (this.#pinned === id) return;
+    this.#pinned = id;
     for (const group of this.#nodes.children) {
       set(group, { "aria-pressed": group.dataset.id === id });
     }
@@ -133,7 +133,7 @@ export class Drawing {
   }
 
   #show(chosen) {
-    const place = this.#plan?.places.get(this.#pointed ?? this.#held);
+    const place = this.#plan?.places.get(this.#pointed ?? this.#pinned);
     const on = place ? paths(place.node) : new Set();
     const lit = new Set([...on].flatMap((link) => [link.source.id, link.target.id]));
     if (place) lit.add(place.node.id);
@@ -146,7 +146,7 @@ export class Drawing {
       group.classList.toggle("on", lit.has(group.dataset.id));
       group.classList.toggle("at", group.dataset.id === place?.node.id);
     }
-    this.tell(place?.node ?? null, chosen);
+    this.selected(place?.node ?? null, chosen);
   }
 
   #reach() {
@@ -159,9 +159,9 @@ export class Drawing {
     const from = event.target.closest(".node");
     if (!from || event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "Enter" || event.key === " ") {
-      this.#hold(this.#held === from.dataset.id ? null : from.dataset.id);
+      this.#pin(this.#pinned === from.dataset.id ? null : from.dataset.id);
     } else if (event.key === "Escape") {
-      this.#hold(null);
+      this.#pin(null);
       this.#point(null);
     } else {
       const id = this.#neighbour(from.dataset.id, event.key);
@@ -189,7 +189,7 @@ export class Drawing {
   }
 }
 
-/** What a node is called: hardware types and the two ends by their proper names. */
+/** The displayed name of a node. */
 export function label(node) {
   if (node.layer === "type" || node.layer === "rest") {
     return figures.TYPES[node.kind] ?? node.name;
@@ -197,19 +197,18 @@ export function label(node) {
   return figures.name(node.name);
 }
 
-const WHAT = {
-  device: "device", type: "hardware type", rest: "spent by nobody in particular",
+const LAYER_NAMES = {
+  device: "device", type: "hardware type", rest: "not attributed to a process",
   group: "group", process: "process", span: "span",
 };
 
-export const what = (node) => WHAT[node.layer];
 
-function said(node, total) {
+function description(node, total) {
   const portion = figures.share(node.watts, total);
-  return `${label(node)}, ${what(node)}: ${figures.watts(node.watts)}, ${portion} of the host`;
+  return `${label(node)}, ${LAYER_NAMES[node.layer]}: ${figures.watts(node.watts)}, ${portion} of the host`;
 }
 
-/** The sentence over the drawing: exact figures of one node, or how to get them. */
+/** The sentence above the drawing: exact figures of one node, or a hint. */
 export class Readout {
   constructor(parent, live) {
     this.parent = parent;
@@ -219,17 +218,17 @@ export class Readout {
     parent.append(this.name, " ", this.facts);
   }
 
-  tell(node, flow, chosen) {
+  show(node, flow, chosen) {
     if (!node) {
       write(this.name, "");
-      write(this.facts, "Point at a bar, tap it, or move to it with Tab and the arrow keys, for its exact figures.");
+      write(this.facts, "Hover over a bar, tap it, or reach it with Tab and the arrow keys for its exact figures.");
       if (chosen) write(this.live, "");
       return;
     }
-    // Watts are energy over the time that it is of, which is about as long as what is shown.
+    // Watts are energy divided by its own time, which differs slightly from the displayed period.
     const lasted = node.watts > 0 ? node.joules / node.watts : flow.seconds;
     const facts = [
-      node.detail && node.detail !== node.name ? figures.name(node.detail, 80) : what(node),
+      node.detail && node.detail !== node.name ? figures.name(node.detail, 80) : LAYER_NAMES[node.layer],
       figures.watts(node.watts),
       `${figures.joules(node.joules)} in ${figures.duration(lasted)}`,
       `${figures.share(node.watts, flow.total)} of the host`,

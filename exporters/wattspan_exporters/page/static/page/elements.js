@@ -1,9 +1,8 @@
-// Making and keeping elements. Every text goes through textContent: names are whatever a program
-// chose to call itself.
+// Creation and update of elements. Every text is set as textContent, because names are external.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with attributes and children; a child that is no element becomes text. */
+/** An element with attributes and children; strings become text. */
 export function html(name, attributes = {}, ...children) {
   return furnish(document.createElement(name), attributes, children);
 }
@@ -14,18 +13,11 @@ export function svg(name, attributes = {}, ...children) {
 
 function furnish(element, attributes, children) {
   set(element, attributes);
-  element.append(...children.filter((child) => child !== null).map(asNode));
+  element.append(...children);
   return element;
 }
 
-function asNode(child) {
-  return child instanceof Node ? child : document.createTextNode(String(child));
-}
-
-/**
- * Sets what differs, so that an update without news touches nothing. False takes an attribute away,
- * but ARIA's, which say "false": a button that is not pressed is another than one that cannot be.
- */
+/** Sets attributes that differ. False removes an attribute, except ARIA's, which become "false". */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     const none = value === false && !name.startsWith("aria-");
@@ -40,7 +32,7 @@ export function write(element, text) {
   return element;
 }
 
-/** Sets a CSS property by the object model, which the content security policy allows. */
+/** Sets a CSS property by the object model, as the content security policy requires. */
 export function style(element, property, value) {
   if (element.style.getPropertyValue(property) !== value) {
     element.style.setProperty(property, value);
@@ -51,9 +43,8 @@ export function style(element, property, value) {
 export const byId = (id) => document.getElementById(id);
 
 /**
- * Makes the children of `parent` those of `items`, in order: kept by key, made by `make(item)`,
- * brought up to date by `update(element, item)`, removed when their item is gone. An element in
- * its place is not moved, so focus and transitions live on.
+ * Makes the children of `parent` those of `items`, in order: kept by key, created by `make(item)`,
+ * updated by `update(element, item)`. Elements in place are not moved and so keep their focus.
  */
 export function keep(parent, items, key, make, update) {
   const kept = parent.kept ?? (parent.kept = new Map());

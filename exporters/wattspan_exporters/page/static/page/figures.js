@@ -1,12 +1,12 @@
-// Figures as people read them: three significant digits, SI prefixes, never a digit too many.
+// Formatting of figures: three significant digits, SI prefixes.
 
 const PREFIXES = [
   [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"],
 ];
 const UNKNOWN = "–";
-const SPACE = "\u00a0"; // does not break, between figure and unit
+const SPACE = "\u00a0"; // between figure and unit
 
-/** 1234.5, "W" -> "1.23 kW"; up to `plain` no prefix is needed: 1092 W reads better than 1.09 kW. */
+/** 1234.5, "W" -> "1.23 kW"; values from 1 up to `plain` have no prefix. */
 export function si(value, unit, plain = 1) {
   if (value === null || value === undefined) return UNKNOWN;
   const size = Math.abs(value);
@@ -23,7 +23,7 @@ function digits(value) {
   return value.toFixed(places);
 }
 
-/** Watts to a tenth below a hundred, whole above: what counters can tell within seconds. */
+/** Watts to a tenth below a hundred, whole above: the resolution of counters within seconds. */
 export function watts(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (value >= 9999.5) return si(value, "W");
@@ -69,7 +69,7 @@ export function duration(seconds) {
   return rest ? `${hours}${SPACE}h ${rest}${SPACE}min` : `${hours}${SPACE}h`;
 }
 
-/** Time each call takes: short times keep their digits. */
+/** Durations of calls; short ones keep their digits. */
 export const seconds = (value) =>
   value !== null && value < 100 ? si(value, "s") : duration(value);
 
@@ -77,7 +77,7 @@ export function bytes(value) {
   return value === null ? UNKNOWN : `${Math.round(value / 2 ** 20)}${SPACE}MiB`;
 }
 
-/** Money, by its currency's sign where the browser knows it; small sums keep two digits. */
+/** An amount of money; small amounts keep two digits. */
 export function money(value, currency) {
   if (value === null || value === undefined) return UNKNOWN;
   const small = Math.abs(value) > 0 && Math.abs(value) < 0.1;
@@ -91,7 +91,7 @@ export function clock(unix, withSeconds = false) {
   return new Date(unix * 1000).toLocaleTimeString("en", options);
 }
 
-/** A name as it may be shown: bounded, never empty; the whole of it stays in the data. */
+/** A name of bounded length, never empty. */
 export function name(text, length = 120) {
   const said = text.trim() || "(no name)";
   return said.length > length ? short(said, length) : said;
@@ -107,7 +107,7 @@ export function short(text, length) {
   return `${text.slice(0, length - 1 - tail).trimEnd()}…${text.slice(text.length - tail).trimStart()}`;
 }
 
-/** Hardware types and the two ends that are nobody's, as people call them. */
+/** The names of kinds. */
 export const TYPES = {
   gpu: "GPU", cpu: "CPU", memory: "Memory", enclosure: "Platform",
   idle: "Idle", unattributed: "Unattributed", undivided: "Counted only",

@@ -1,6 +1,6 @@
-// What a flow says, apart from how it is shown: columns, parts, paths. No document is needed here.
+// Analysis of a flow without the document: layers, hardware types, paths.
 
-const MOSTLY = 0.8; // so much of a link must certainly be of one kind to have its colour
+const MOSTLY = 0.8; // least certain share of a kind for its colour
 
 export const LAYERS = ["device", "type", "group", "process", "span"];
 export const TITLES = {
@@ -9,26 +9,23 @@ export const TITLES = {
 export const KINDS = [
   "gpu", "cpu", "memory", "enclosure", "mixed", "idle", "unattributed", "undivided",
 ];
-const ENDS = ["idle", "unattributed", "undivided"]; // of the kinds, those that are nobody's
+const ENDS = ["idle", "unattributed", "undivided"]; // kinds that belong to no process
 
-/** The column a node stands in: idle and unattributed end beside the hardware types. */
+/** The column of a node: idle and unattributed are in the column of hardware types. */
 export const layerOf = (node) => (node.layer === "rest" ? "type" : node.layer);
 
-/** What a node is made of: a hardware type, an end that is nobody's; null if it is a mixture. */
+/** The kind of a node; null for a mixture. */
 function kindOf(node) {
   return node.layer === "rest" ? (ENDS.includes(node.name) ? node.name : "undivided") : node.type;
 }
 
-/** Whether a kind of watts is spent by processes. */
-export const isSpent = (kind) => !ENDS.includes(kind);
-
 /**
- * The flow with what follows from it: each link with its kind, each node with its links.
+ * The flow with the kind of each link and the links of each node.
  *
- * Beyond the groups a link need not say its type. Then it has the kind that most of it certainly
- * is: of a group with 1 W that is not GPU, a process with 500 W has at least 499 W of GPU.
+ * Links from groups on have no type. Their kind is the one that is certain for most of the watts:
+ * in a group with 1 W that is not GPU, a process with 500 W has at least 499 W of GPU.
  */
-export function understand(flow) {
+export function analyse(flow) {
   const seen = flow.nodes.filter((node) => node.watts > 0 || node.layer === "device");
   const nodes = new Map(seen.map((node) => [
     node.id, { ...node, kind: kindOf(node), into: [], out: [], sure: new Map() },
@@ -51,7 +48,7 @@ const rank = (node) => LAYERS.indexOf(layerOf(node));
 
 const add = (sums, kind, watts) => sums.set(kind, (sums.get(kind) ?? 0) + watts);
 
-/** What a link has at least of each kind. */
+/** The least watts of each kind in a link. */
 function certain({ source, type, watts }) {
   const known = type ?? source.kind;
   if (known) return [[known, watts]];
@@ -71,7 +68,7 @@ export function parts(node) {
   return KINDS.filter((kind) => sums.has(kind)).map((kind) => [kind, sums.get(kind)]);
 }
 
-/** The links on the way to a node and from it on. */
+/** All links upstream and downstream of a node. */
 export function paths(node) {
   const found = new Set();
   const follow = (from, side, end) => {
@@ -91,14 +88,10 @@ export function atLayer(flow, layer) {
   return [...flow.nodes.values()].filter((node) => layerOf(node) === layer);
 }
 
-/** What all nodes of one kind draw, say "idle". */
-export function wattsOf(flow, kind) {
-  return atLayer(flow, "type")
-    .filter((node) => node.kind === kind)
-    .reduce((sum, node) => sum + node.watts, 0);
-}
-
-/** The host's watts by kind, whatever is not zero. */
+/** The host's watts by kind, without zeros. */
 export function split(flow) {
-  return KINDS.map((kind) => [kind, wattsOf(flow, kind)]).filter(([, watts]) => watts > 0);
+  const nodes = atLayer(flow, "type").filter(({ watts }) => watts > 0);
+  const sums = new Map();
+  for (const { kind, watts } of nodes) add(sums, kind, watts);
+  return KINDS.filter((kind) => sums.has(kind)).map((kind) => [kind, sums.get(kind)]);
 }

@@ -1,17 +1,14 @@
-// Positions of the nodes and ribbons of a flow, by d3-sankey; the order of the nodes is our own.
+// Positions of nodes and ribbons by d3-sankey, in an order of nodes that is stable over time.
 
 import { sankey, sankeyLinkHorizontal } from "../vendor/d3-sankey.js";
 import { KINDS, LAYERS, atLayer } from "./flow.js";
 
 export const NODE = 10; // width of a node's bar
-const LINE = 20; // least distance of nodes: a line of text
-const TALL = 320; // least height of all the watts together
-const COLUMNS = 200; // of which the order is remembered: processes come and go
+const LINE = 20; // pixels between nodes: a line of text
+const TALL = 320; // pixels of all watts together
+const COLUMNS = 200; // remembered orders
 
-/**
- * The order of each column, which a reader's eye learns: nodes keep their places unless one has
- * clearly outgrown its neighbour.
- */
+/** The order of each column: nodes keep their places unless one clearly exceeds its neighbour. */
 export class Order {
   #places = new Map();
 
@@ -40,7 +37,7 @@ export class Order {
   }
 }
 
-/** Places and shapes, by the ids of nodes: `{width, height, columns, places, ribbons, room}`. */
+/** Positions and shapes: `{width, height, columns, places by node id, ribbons, room}`. */
 export function layout(flow, width, order) {
   const columns = LAYERS.map((layer) => ({ layer, nodes: atLayer(flow, layer) })).filter(
     (column) => column.nodes.length,

@@ -1,4 +1,4 @@
-// The flow as nested lists with bars: for narrow screens, and for whoever would rather read.
+// The flow as nested lists with bars.
 
 import { html, keep, set, style, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -13,8 +13,8 @@ export class List {
 
   constructor(parent) {
     parent.append(
-      html("h3", { id: "list-from" }, "What the devices draw"), this.#from,
-      html("h3", { id: "list-to" }, "Who it is spent by"), this.#to,
+      html("h3", { id: "list-from" }, "Power of devices"), this.#from,
+      html("h3", { id: "list-to" }, "Power by group and process"), this.#to,
     );
     set(this.#from, { "aria-labelledby": "list-from" });
     set(this.#to, { "aria-labelledby": "list-to" });
@@ -34,7 +34,7 @@ export class List {
     ]);
   }
 
-  /** A node and what it goes on to: the watts that come from this parent, not all that it has. */
+  /** A node and its targets, with the watts that come from this node only. */
   #entry(entry, flow) {
     const { node, via } = entry;
     const onwards = new Map();
@@ -89,7 +89,7 @@ function makeItem() {
   return item;
 }
 
-/** A device's watts: what was spent, in its own colour; then idle; then unattributed. */
+/** A device's watts by kind: used by processes, idle, unattributed. */
 function ofDevice(node) {
   const spent = byKind(node.out.map((link) => (
     link.target.layer === "rest" ? link : { ...link, kind: node.kind }

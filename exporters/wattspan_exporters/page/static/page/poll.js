@@ -1,42 +1,38 @@
-// Asking for news: once a second while somebody looks, less often while nobody answers.
+// Polling: once a second while the page is visible, with increasing delays after failures.
 
-const EVERY = 1000; // ms
-const PATIENCE = 5000;
-const LONGEST = 10000;
+const INTERVAL = 1000; // ms
+const TIMEOUT = 5000;
+const LONGEST_DELAY = 10000;
 
-/**
- * Fetches `url` again and again. `news(data, age)` is called with each answer and its age in
- * seconds, `trouble(error)` with each failure. A hidden page asks nothing; shown again, it asks at once.
- */
-export function poll(url, news, trouble) {
+/** Polls `url` while the page is visible: `received(data, age in seconds)`, or `failed(error)`. */
+export function poll(url, received, failed) {
   let timer = null;
   let failures = 0;
-  let asking = false;
+  let pending = false;
 
-  async function ask() {
-    if (asking) return;
-    asking = true;
+  async function request() {
+    if (pending) return;
+    pending = true;
     clearTimeout(timer);
     try {
-      const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
-      if (!answer.ok) throw new Error(`it answers with ${answer.status}`);
-      news(await answer.json(), Number(answer.headers.get("age")));
+      const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      received(await answer.json(), Number(answer.headers.get("age")));
       failures = 0;
     } catch (error) {
       failures += 1;
-      trouble(error);
+      failed(error);
     } finally {
-      asking = false;
-      if (!document.hidden) {
-        timer = setTimeout(ask, failures ? Math.min(EVERY * 2 ** (failures - 1), LONGEST) : EVERY);
-      }
+      pending = false;
+      const delay = Math.min(INTERVAL * 2 ** Math.max(0, failures - 1), LONGEST_DELAY);
+      if (!document.hidden) timer = setTimeout(request, delay);
     }
   }
 
   document.addEventListener("visibilitychange", () => {
     clearTimeout(timer);
-    if (!document.hidden) ask();
+    if (!document.hidden) request();
   });
-  window.addEventListener("online", ask);
-  ask();
+  window.addEventListener("online", request);
+  request();
 }

@@ -1,4 +1,4 @@
-// Power over time, drawn by uPlot: one area a device, stacked from zero; unknown time is hatched.
+// Power over time by uPlot: one stacked area per device; unknown time is hatched.
 
 import uPlot from "../vendor/uPlot.js";
 import { byId, html, keep, set, write } from "./elements.js";
@@ -6,13 +6,12 @@ import * as figures from "./figures.js";
 import { KINDS } from "./flow.js";
 
 const TALL = 240;
-const SPANS = [120, 300, 600, 900, 1800, 3600]; // seconds that the axis may be long
 
 export class Power {
-  #cursor = null; // the index that is shown, or null for the newest
+  #cursor = null; // the displayed index; null for the newest
   #data = null;
   #seen = "";
-  #kind = ""; // the devices of the present plot
+  #kind = ""; // the devices of the plot
   #plot = null;
   #parent = html("div", { "aria-hidden": "true" });
   #slider = html("div", {
@@ -50,8 +49,8 @@ export class Power {
     this.#data = { ...power, series, length, times, gaps: gaps(series, length) };
     if (this.#cursor !== null && this.#cursor >= length) this.#cursor = null;
     set(this.#slider, { "data-gaps": this.#data.gaps.length });
-    this.#look();
-    // The highest area is drawn first: each one covers what lies below it.
+    this.#describe();
+    // Each area covers the ones before it, so the highest is first.
     const data = [times, ...stacked(series).reverse()];
     if (kind !== this.#kind) {
       this.#kind = kind;
@@ -77,7 +76,6 @@ export class Power {
       width, height: TALL, legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: {
-        x: { range: () => this.#range() },
         y: { range: (_, least, most) => uPlot.rangeNum(0, Math.max(most, 1e-3), 0.1, true) },
       },
       axes: [
@@ -90,11 +88,6 @@ export class Power {
       series: [{}, ...areas.reverse()],
       hooks: { draw: [(plot) => this.#hatch(plot)], setCursor: [(plot) => this.#pointed(plot)] },
     };
-  }
-
-  #range() {
-    const { end, step, length } = this.#data;
-    return [end - (SPANS.find((span) => span >= length * step) ?? length * step), end];
   }
 
   #hatch(plot) {
@@ -124,17 +117,17 @@ export class Power {
     const index = cursor.left >= 0 ? cursor.idx : null;
     if (!this.#data || index === this.#cursor) return;
     this.#cursor = index;
-    this.#look();
+    this.#describe();
   }
 
-  /** Moves the cursor to an index; null lets go of it. */
+  /** Moves the cursor to an index; null hides it. */
   #move(index) {
     if (!this.#plot) return;
     const left = index === null ? -10 : this.#plot.valToPos(this.#data.times[index], "x");
     this.#plot.setCursor({ left, top: index === null ? -10 : 0 });
   }
 
-  #look() {
+  #describe() {
     const { series, length, times } = this.#data;
     const place = this.#cursor ?? length - 1;
     const values = series.map((one) => one.watts[place]);
@@ -142,13 +135,13 @@ export class Power {
     const total = known.reduce((sum, value) => sum + value, 0);
     const unknown = series.filter((one, i) => values[i] === null && one.first >= 0).length;
     const time = figures.clock(times[place], true);
-    const told = known.length ? `${unknown ? "at least " : ""}${figures.watts(total)}` : "no figure";
+    const sum = known.length ? `${unknown ? "at least " : ""}${figures.watts(total)}` : "no figure";
     const missing = unknown ? ` (${unknown} of ${series.length} devices without a figure)` : "";
     write(this.#when, time);
-    write(this.#total, `${told} in all${missing}`);
+    write(this.#total, `${sum} in total${missing}`);
     set(this.#slider, {
       "aria-valuemax": length - 1, "aria-valuenow": place,
-      "aria-valuetext": `${time}: ${told} in all${missing}`,
+      "aria-valuetext": `${time}: ${sum} in total${missing}`,
     });
     keep(this.#legend, series, (one) => one.id, makeEntry, (item, one) => {
       const [swatch, name, watts] = item.children;
@@ -174,7 +167,7 @@ export class Power {
   }
 }
 
-/** The upper edges of the areas; unknown where the device is. */
+/** The upper edges of the areas; null where the device is unknown. */
 function stacked(series) {
   const sums = series[0].watts.map(() => 0);
   return series.map(({ watts }) => watts.map((value, index) => {
@@ -184,7 +177,7 @@ function stacked(series) {
   }));
 }
 
-/** Runs of indices at which a device that was known before is unknown. */
+/** Runs of indices at which a device is unknown after it was known. */
 function gaps(series, length) {
   const missing = (index) => series.some(({ watts, first }) => watts[index] === null && first >= 0 && index > first);
   const found = [];

@@ -1,33 +1,16 @@
-// The first lines: what the host draws, what that comes to, and one bar of where it goes.
+// The first and the last lines: large figures, the health of each source, the cost of the agent itself.
 
-import { html, keep, style, write } from "./elements.js";
+import { html, keep, set, write } from "./elements.js";
 import * as figures from "./figures.js";
-import { atLayer, isSpent, split } from "./flow.js";
 
-export class Summary {
-  #list;
-  #sentence = html("p", { class: "sentence" });
-  #bar = html("div", { class: "bar", "aria-hidden": "true" });
-
-  constructor(list, parent) {
-    this.#list = list;
-    parent.append(this.#bar, this.#sentence);
-  }
-
-  /** `now` and `hour` are flows that have been understood; there may be no hour yet. */
-  draw(data, now, hour) {
-    keep(this.#list, facts(data, now, hour), (fact) => fact.name, makeFact, (element, fact) => {
-      const [term, value, note] = element.children;
-      write(term, fact.name);
-      write(value, fact.value);
-      write(note, fact.note);
-    });
-    const kinds = split(now);
-    const whole = kinds.reduce((sum, [, watts]) => sum + watts, 0);
-    keep(this.#bar, kinds, ([kind]) => kind, ([kind]) => html("span", { class: kind }),
-      (part, [, watts]) => style(part, "width", `${(100 * watts / whole).toFixed(2)}%`));
-    write(this.#sentence, sentence(kinds, now));
-  }
+/** `now` and `hour` are flows that `analyse` returned; `hour` may be null. */
+export function drawFigures(list, data, now, hour) {
+  keep(list, facts(data, now, hour), (fact) => fact.name, makeFact, (element, fact) => {
+    const [term, value, note] = element.children;
+    write(term, fact.name);
+    write(value, fact.value);
+    write(note, fact.note);
+  });
 }
 
 function makeFact() {
@@ -38,8 +21,7 @@ function facts(data, now, hour) {
   const known = now.watts !== null;
   const shown = [{
     name: "Power now", value: figures.watts(now.watts),
-    note: known ? `mean of the last ${figures.duration(now.seconds)}`
-      : split(now).length ? "not known of every device" : "not measured yet",
+    note: known ? `mean of the last ${figures.duration(now.seconds)}` : unknownPower(now),
   }];
   if (hour) {
     shown.push({
@@ -51,6 +33,13 @@ function facts(data, now, hour) {
   if (cost) shown.push(weighed("Cost", cost, figures.money, ""));
   if (carbon) shown.push(weighed("Carbon", carbon, grams, " CO₂e"));
   return shown;
+}
+
+/** The devices without a power, by name. */
+function unknownPower({ nodes }) {
+  const unknown = [...nodes.values()].filter(({ layer, watts }) => layer === "device" && watts === null);
+  const names = unknown.map(({ name }) => figures.name(name, 60)).join(", ");
+  return names ? `unknown for ${names}` : "not measured yet";
 }
 
 const grams = (value, unit) =>
@@ -66,16 +55,31 @@ function weighed(name, figure, shown, suffix) {
 
 const ORIGINS = { constant: "a constant", schedule: "the time of day", metric: "a metric" };
 
-function sentence(kinds, { total, nodes }) {
-  if (!kinds.length) return "No power is known yet.";
-  if (total === null) {
-    const unknown = atLayer({ nodes }, "device").filter((device) => device.watts === null);
-    const names = unknown.map((device) => figures.name(device.name, 60)).join(", ");
-    return `The power of ${names} is not known now, so neither is that of the host.`;
-  }
-  const of = (wanted) => figures.share(
-    kinds.filter(([kind]) => wanted(kind)).reduce((sum, [, watts]) => sum + watts, 0), total);
-  const spent = of(isSpent);
-  return `Now processes spend ${spent}; ${of((kind) => kind === "idle")} is what the hardware draws `
-    + `at rest; ${of((kind) => !isSpent(kind) && kind !== "idle")} nobody can be charged for.`;
+export function drawHealth(list, sources) {
+  keep(list, sources, (source) => source.source, makeSource, (item, source) => {
+    const [mark, name, reads, failures] = item.children;
+    const troubled = source.failures.length > 0;
+    const state = !source.up ? "down" : troubled ? "troubled" : "up";
+    set(item, { class: state });
+    write(mark, { up: "●", troubled: "▲", down: "✕" }[state]);
+    write(name, source.source);
+    const failed = source.failed ? `, ${figures.count(source.failed)} failed` : "";
+    write(reads, `${state === "troubled" ? "up, with failures" : state} · ${figures.count(source.reads)} reads${failed}`);
+    keep(failures, source.failures, (sentence) => sentence, () => html("li"), (line, sentence) => {
+      write(line, figures.sentence(sentence));
+    });
+    failures.hidden = !troubled;
+  });
+}
+
+function makeSource() {
+  return html("li", {}, html("span", { class: "mark", "aria-hidden": "true" }),
+    html("strong"), html("span", { class: "reads" }), html("ul"));
+}
+
+export function drawAgent(line, agent, cores) {
+  const missed = agent.missed_ticks ? `${figures.count(agent.missed_ticks)} missed` : "none missed";
+  const cpu = cores === null ? "–" : `${figures.percent(cores)} of a core`;
+  write(line, `The agent itself: ${cpu} · ${figures.bytes(agent.rss_bytes)} · ${figures.count(agent.processes)} processes watched · `
+    + `${figures.count(agent.ticks)} polls, ${missed} · running since ${new Date(agent.started_unix_ns / 1e6).toLocaleString("en", { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" })}`);
 }

@@ -1,13 +1,13 @@
-// Tables that keep their rows: devices and spans.
+// The tables of devices and spans.
 
-import { html, keep, set, svg, write } from "./elements.js";
+import { html, keep, set, write } from "./elements.js";
 import * as figures from "./figures.js";
 
-// A table whose rows become cards on a narrow screen is still a table to a screen reader.
+// Explicit roles keep the table a table for screen readers when CSS shows its rows as cards.
 const ROW = { role: "row" };
 const CELL = { role: "cell" };
 
-/** Columns are `{title, text(row)}` or `{title, draw(cell, row)}`; the first heads its row. */
+/** Columns are `{title, text(row)}` or `{title, draw(cell, row)}`; the first is the row header. */
 class Table {
   #rows = html("tbody", { role: "rowgroup" });
 
@@ -44,7 +44,7 @@ class Table {
   }
 }
 
-/** The devices of a snapshot, each with the limit of its power: a GPU's own, or a CPU's cap. */
+/** The devices of a snapshot with their power limits: a GPU's own, or a CPU's cap. */
 export function devicesOf({ domains, tuning }) {
   const caps = new Map(tuning.caps.filter(({ knob }) => knob === "cpu_power").map((cap) => [cap.device, cap]));
   return domains.filter((domain) => domain.in_cover).map((domain) => {
@@ -58,7 +58,7 @@ export function devicesOf({ domains, tuning }) {
 }
 
 export function devicesTable(parent) {
-  return new Table(parent, "Devices: power, limits, state, and how each figure was obtained", [
+  return new Table(parent, "Devices: power, limits, state and provenance", [
     { title: "Device", draw: deviceName },
     { title: "Power", number: true, text: (d) => figures.watts(d.power_watts) },
     { title: "Idle", number: true, text: (d) => figures.watts(d.idle_power_watts) },
@@ -68,7 +68,7 @@ export function devicesTable(parent) {
     { title: "Throttling", text: throttling },
     { title: "Gaps", text: gaps },
     { title: "Figures", text: (d) => d.provenance },
-  ], (d) => d.hw_id, "No device is known yet: a source names its devices when it is first read.");
+  ], (d) => d.hw_id, "No device is known yet. Devices appear after the first read of their source.");
 }
 
 function deviceName(cell, device) {
@@ -82,20 +82,16 @@ function deviceName(cell, device) {
   write(detail, device.present ? id : `${id} lost`.trim());
 }
 
-/** The limit in force, and as a short bar how near the device is to it. */
+/** The limit in force, and a bar of the power relative to it. */
 function limit(cell, device) {
   if (!cell.children.length) {
-    cell.append(html("span"), svg("svg", { class: "meter", width: 56, height: 5, "aria-hidden": "true" },
-      svg("rect", { class: "meter-ground", width: 56, height: 5, rx: 1 }),
-      svg("rect", { class: "meter-value", height: 5, rx: 1 })));
+    cell.append(html("span"), html("progress", { "aria-hidden": "true" }));
   }
   const [text, meter] = cell.children;
   const { limit: now, usual, power_watts: drawn } = device;
   const lowered = usual !== null && now !== null && now < usual - 0.5;
   write(text, lowered ? `${figures.watts(now)} of ${figures.watts(usual)}` : figures.watts(now));
-  const known = now > 0 && drawn !== null;
-  set(meter, { class: known ? "meter" : "meter none" });
-  if (known) set(meter.lastElementChild, { width: (56 * Math.min(1, drawn / now)).toFixed(1) });
+  set(meter, { hidden: !(now > 0 && drawn !== null), max: now, value: drawn });
 }
 
 function throttling({ gpu }) {
@@ -109,7 +105,7 @@ function gaps(device) {
 }
 
 export function spansTable(parent) {
-  return new Table(parent, "Spans: the energy of each name, most first", [
+  return new Table(parent, "Spans by energy", [
     { title: "Span", draw: spanName },
     { title: "Energy", number: true, text: (s) => figures.joules(s.joules) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
@@ -118,8 +114,8 @@ export function spansTable(parent) {
     { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
     { title: "Trace", draw: trace },
   ], (s) => `${s.service}\u0000${s.name}`,
-  "No spans yet. An application that sends OpenTelemetry spans to the agent gets joules per call and "
-  + "per token here; docs/how-to/instrument-python.md says how.");
+  "No spans yet. Joules per call and per token appear here when an application sends OpenTelemetry "
+  + "spans to the agent: docs/how-to/instrument-python.md.");
 }
 
 const each = (sum, count) => (count ? sum / count : null);
@@ -132,36 +128,16 @@ function spanName(cell, span) {
   write(cell.children[1], figures.name(span.service, 60));
 }
 
-/** A trace of this span: its id, and a button that copies it. */
-function trace(cell, span) {
-  if (!span.trace) {
-    cell.kept?.clear();
-    write(cell, "–");
-    return;
-  }
-  keep(cell, [span], () => "copy", makeCopy, (button, { trace: id, name }) => {
-    if (button.dataset.trace === id) return;
-    button.dataset.trace = id;
-    set(button, { "aria-label": `Copy the trace id of ${figures.name(name, 60)}: ${id}`, title: id });
-    write(button.firstElementChild, `${id.slice(0, 8)}…`);
+/** The id of a trace in a field that selects it on focus: without TLS, pages have no clipboard. */
+function trace(cell, { trace: id, name }) {
+  keep(cell, [id], String, makeTrace, (field) => {
+    if (id) set(field, { "aria-label": `Trace id of ${figures.name(name, 60)}` });
   });
-  if (cell.firstChild.nodeType === Node.TEXT_NODE) cell.firstChild.remove();
 }
 
-function makeCopy() {
-  const state = html("span", { class: "copied", role: "status" });
-  const button = html("button", { type: "button", class: "copy" }, html("code"), state);
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(button.dataset.trace);
-      write(state, " copied");
-    } catch {
-      // Without TLS a browser lends its clipboard to nobody: the whole id stands there to be taken.
-      write(button.firstElementChild, button.dataset.trace);
-      getSelection().selectAllChildren(button.firstElementChild);
-      return;
-    }
-    setTimeout(() => write(state, ""), 2000);
-  });
-  return button;
+function makeTrace(id) {
+  if (!id) return html("span", {}, "–");
+  const field = html("input", { class: "trace", readonly: true, value: id, size: 9 });
+  field.addEventListener("focus", () => field.select());
+  return field;
 }

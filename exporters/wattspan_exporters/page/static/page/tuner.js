@@ -1,4 +1,4 @@
-// The tuner: each job's state, its sentence, and its slowdown against the budget.
+// The tuner: state, decision and slowdown of each job.
 
 import { html, keep, set, svg, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -25,13 +25,12 @@ export class Tuner {
 
 function note({ mode, jobs, capper }) {
   if (mode === "off") {
-    return "Tuning is off. With [autotune] mode = \"advise\" the agent says here what a lower power "
-      + "limit would save, and with \"apply\" it holds it within a slowdown budget: "
-      + "docs/how-to/turn-on-tuning.md.";
+    return "Tuning is off. [autotune] mode = \"advise\" shows the saving of lower power limits here; "
+      + "\"apply\" sets them within a slowdown budget: docs/how-to/turn-on-tuning.md.";
   }
   const alone = mode === "apply" && capper.answers === false
-    ? "The capper does not answer, so no limit can be set: docs/reference/caps.md. " : "";
-  return alone + (jobs.length ? "" : "No job yet: one is found when its spans arrive.");
+    ? "The capper does not respond, so no limit can be set: docs/reference/caps.md. " : "";
+  return alone + (jobs.length ? "" : "No job yet. A job appears when its spans arrive.");
 }
 
 function makeJob() {
@@ -45,7 +44,7 @@ function makeJob() {
   return job;
 }
 
-/** Slowdown as a bar, its bound as a whisker, the budget as a line that neither should pass. */
+/** Slowdown as a bar, its bound as a whisker, the budget as a line. */
 function bullet(job) {
   job.bar = svg("rect", { class: "bullet-value", y: 5, height: 8 });
   job.bound = svg("line", { class: "bullet-bound", y1: 9, y2: 9 });
@@ -82,7 +81,7 @@ function slowdown(element, { slowdown: slower, slowdown_bound: bound, budget, co
   set(element.bound, { x1: at(slower), x2: at(bound ?? slower) });
   set(element.end, { x1: at(bound ?? slower), x2: at(bound ?? slower) });
   set(element.budget, { x1: at(budget), x2: at(budget) });
-  const sure = bound === null ? "" : `, at most ${figures.percent(bound)} (${Math.round(100 * confidence)}\u00a0% sure)`;
+  const sure = bound === null ? "" : `, at most ${figures.percent(bound)} (${Math.round(100 * confidence)}\u00a0% confidence)`;
   write(element.words, `${figures.percent(slower)} slower${sure}; budget ${figures.percent(budget)}${over ? ": OVER" : ""}`);
 }
 
