@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.network import examine_exporters
-from wattspan.config import AgentSettings, Config, SpansSettings
-from wattspan.model.settings import Listen
+from wattspan.config import Config
 from wattspan_exporters.otlp import OtlpSettings
 
 
@@ -39,15 +37,3 @@ def test_invalid_endpoint_is_a_failure() -> None:
     finding = told(endpoint="collector:4318")
     assert finding.mark is Severity.FAIL
     assert "[exporters.otlp] endpoint" in finding.detail
-
-
-def test_own_receiver_of_the_agent_is_refused_as_endpoint(tmp_path: Path) -> None:
-    table = OtlpSettings(endpoint=f"unix://{tmp_path}/otlp.sock")
-    config = Config(
-        agent=AgentSettings(run_dir=str(tmp_path)),
-        spans=SpansSettings(http=Listen("")),
-        exporters={"otlp": table},
-    )
-    (finding,) = examine_exporters(config)
-    assert finding.mark is Severity.FAIL
-    assert "where this agent itself receives spans" in finding.detail

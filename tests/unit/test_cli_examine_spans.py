@@ -22,16 +22,16 @@ def told(run_dir: Path, *asked: str, **spans: object) -> dict[str, Finding]:
     return {finding.what: finding for finding in examine_spans(config)}
 
 
-def test_free_ports_and_sockets_are_ok_and_stay_unused(tmp_path: Path) -> None:
+def test_free_ports_are_ok_and_stay_unused(tmp_path: Path) -> None:
     found = told(tmp_path / "run", http=Listen("127.0.0.1:0"))
-    assert list(found) == ["spans.http", "otlp.sock", "feed.sock", "api.sock"]
+    assert list(found) == ["spans.http"]
     assert {finding.mark for finding in found.values()} == {Severity.OK}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_disabled_spans_are_a_note(tmp_path: Path) -> None:
     found = told(tmp_path, enabled=False)
-    assert list(found) == ["spans", "api.sock"]
+    assert list(found) == ["spans"]
     assert found["spans"].mark is Severity.NOTE
 
 
@@ -47,26 +47,6 @@ def test_port_in_use_is_a_failure_only_if_it_is_explicit(
     assert finding.mark is (Severity.FAIL if asked else Severity.WARN)
     assert ("will not start" if asked else "go on without it") in finding.detail
     assert f":{port}" in finding.remedy
-
-
-def test_sockets_are_unused_answered_or_another_file(tmp_path: Path) -> None:
-    (tmp_path / "otlp.sock").write_text("")
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "feed.sock"))
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(tmp_path / "api.sock"))
-        alive.listen()
-        found = told(tmp_path)
-    assert (found["otlp.sock"].mark, found["feed.sock"].mark) == (Severity.WARN, Severity.OK)
-    assert "will be replaced" in found["feed.sock"].detail
-    assert "a running agent answers" in found["api.sock"].detail
-
-
-def test_directory_too_long_for_sockets_is_reported(tmp_path: Path) -> None:
-    found = told(tmp_path / ("x" * 100), "spans.unix")
-    assert found["otlp.sock"].mark is Severity.FAIL
-    assert found["api.sock"].mark is Severity.WARN
-    assert "shorter" in found["api.sock"].remedy
 
 
 def test_collector_is_connected_to(tmp_path: Path) -> None:

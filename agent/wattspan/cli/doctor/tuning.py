@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from wattspan.capper.client import CapperClient, capper_start_command, has_capper_unit
 from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
 from wattspan.capper.paths import capper_directory
-from wattspan.cli.doctor.findings import DiagnosisSection, Finding, Severity
+from wattspan.cli.doctor.findings import (
+    DiagnosisSection,
+    Finding,
+    Severity,
+    failure,
+    note,
+    ok,
+    warning,
+)
 from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
@@ -32,36 +41,39 @@ def examine_tuning(
     root: Path = Path("/"),
 ) -> DiagnosisSection:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
-    capper = _CapperProbe(config, context.clock, emulated=context.emulated)
-    findings = [_mode(config)]
-    findings += _knobs(config, context, domains, capper.rows)
+    capper = CapperProbe(capper_socket(config), context.clock)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
-    left = list(_unrestored_limits(place, root, answers=capper.answers))
-    findings.append(capper.finding(root, left=any(one.mark is Severity.FAIL for one in left)))
-    findings += left
-    return DiagnosisSection("Tuning and caps", tuple(findings))
+    left = [] if capper.answers else list(_unrestored_limits(place, root))
+    findings = (
+        _mode(config),
+        *_knobs(config, context, domains, capper.rows),
+        examine_capper(
+            config,
+            capper,
+            root,
+            by_systemd=has_capper_unit(root) and not context.emulated,
+            left=any(finding.mark is Severity.FAIL for finding in left),
+        ),
+        *left,
+    )
+    return DiagnosisSection("Tuning and caps", findings)
 
 
 def _mode(config: Config) -> Finding:
     tuned = config.autotune
     if tuned.mode == "off":
-        return Finding(
-            Severity.NOTE,
-            "tuning",
-            'off: [autotune] mode = "off"',
-            'Set mode = "advise" for advice, or "apply" to apply it.',
-        )
+        remedy = 'Set mode = "advise" for advice, or "apply" to apply it.'
+        return note("tuning", 'off: [autotune] mode = "off"', remedy)
     jobs = ", ".join(filter(None, (job.service or job.span for job in tuned.job)))
     named = f"for {jobs}" if jobs else "no job is named"
     budget = f"{100 * tuned.max_slowdown:.4g}% slower at most"
     if tuned.mode == "apply" and not jobs and not tuned.apply_found:
-        return Finding(
-            Severity.WARN,
+        return warning(
             "tuning",
             f"apply, {budget}, but {named}, so no limit is written",
             "Name a job in [[autotune.job]], or set apply_found = true.",
         )
-    return Finding(Severity.OK, "tuning", f"{tuned.mode}, {budget}, {named}")
+    return ok("tuning", f"{tuned.mode}, {budget}, {named}")
 
 
 # --------------------------------------------------------------------------------------- knobs
@@ -75,19 +87,16 @@ def _knobs(
 ) -> Iterator[Finding]:
     """A finding for each knob of each device, or for a knob that no device has."""
     for knob in Knob:
-        found = list(_states(knob, context, domains))
         chosen = knob in config.autotune.knobs
-        wanted = chosen and config.autotune.mode != "off"
+        missing = warning if chosen and config.autotune.mode != "off" else note
+        found = list(_states(knob, context, domains))
         if not found:
-            mark = Severity.WARN if wanted else Severity.NOTE
-            yield Finding(mark, knob.value, _NO_KNOB_REASONS[knob])
+            yield missing(knob.value, _NO_KNOB_REASONS[knob])
         for state in found:
             if isinstance(state, ActuatorError):
-                mark = Severity.WARN if wanted else Severity.NOTE
-                yield Finding(mark, knob.value, str(state))
+                yield missing(knob.value, str(state))
             else:
-                row = known.get(state.key)
-                yield _knob(state, row, chosen=chosen)
+                yield _knob(state, known.get(state.key), chosen=chosen)
 
 
 def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
@@ -100,15 +109,13 @@ def _knob(state: KnobState, row: CapRow | None, *, chosen: bool) -> Finding:
         f"{setting_text(knob, value)} {name}" for name, value in settings if value is not None
     )
     if row is not None and not row.usable:
-        return Finding(Severity.WARN if chosen else Severity.NOTE, what, f"{detail}; {row.trouble}")
+        return (warning if chosen else note)(what, f"{detail}; {row.trouble}")
     if row is not None and row.foreign:
         detail += "; another program has set it, so it is left unchanged"
-        return Finding(Severity.WARN, what, detail, "See `wattspan caps status`.")
+        return warning(what, detail, "See `wattspan caps status`.")
     if row is not None and row.holder:
         detail += f"; held by {row.holder}"
-    if not chosen:
-        detail += "; not in [autotune] knobs"
-    return Finding(Severity.OK if chosen else Severity.NOTE, what, detail)
+    return ok(what, detail) if chosen else note(what, f"{detail}; not in [autotune] knobs")
 
 
 def _states(
@@ -142,108 +149,94 @@ def _states(
 # -------------------------------------------------------------------------------------- capper
 
 
-class _CapperProbe:
-    """The state of the running capper, if one answers."""
+class CapperProbe:
+    """The state of the running capper, if one answers at ``path``."""
 
-    def __init__(self, config: Config, clock: Clock, *, emulated: bool) -> None:
-        from wattspan.capper.client import CapperClient
-
-        self._config, self._emulated = config, emulated
-        self._path = capper_socket(config)
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
         self.rows: dict[CapKey, CapRow] = {}
-        self.answers, self._error, self._pid = False, "", 0
-        self._refusal, self._suspended = "", False
-        client = CapperClient(self._path, clock, who="wattspan doctor")
+        self.error = CapsError("")
+        client = CapperClient(path, clock, who="wattspan doctor")
         try:
             self.rows = {row.state.key: row for row in client.rows()}
-            self.answers = True
-            if client.state is not None:
-                self._pid, self._suspended = client.state.pid, client.state.suspended
         except CapsError as error:
-            self._error, self._refusal = str(error), error.refusal
-            self.answers = bool(error.refusal)
+            self.error = error
         finally:
             client.close()
+        self.state = client.state
 
-    def finding(self, root: Path, *, left: bool) -> Finding:
-        """``left``: an earlier capper has left limits in force."""
-        if self._refusal:
-            return Finding(
-                Severity.WARN,
-                "capper",
-                f"answers at {self._path} and refuses: {self._error}",
-                "Name this user in [caps] users, and restart the capper.",
-            )
-        if self._suspended:
-            return self._doing_nothing(root)
-        if self.answers:
-            held = sum(bool(row.holder) for row in self.rows.values())
-            count = f"{held} cap is held" if held == 1 else f"{held} caps are held"
-            return Finding(
-                Severity.OK, "capper", f"answers at {self._path} (pid {self._pid}); {count}"
-            )
-        return self._silent(root, left=left)
+    @property
+    def answers(self) -> bool:
+        return self.state is not None or bool(self.error.refusal)
 
-    def _doing_nothing(self, root: Path) -> Finding:
-        """`wattspan caps restore` suspends the capper until it is restarted."""
-        from wattspan.capper.client import has_capper_unit
 
-        by_systemd = has_capper_unit(root) and not self._emulated
-        anew = "Run `systemctl restart wattspan-capper` as root"
-        if not by_systemd:
-            anew = "Restart the capper, or the agent that started it,"
-        return Finding(
-            Severity.WARN,
+def examine_capper(
+    config: Config, capper: CapperProbe, root: Path, *, by_systemd: bool, left: bool
+) -> Finding:
+    """``by_systemd``: a unit starts it; ``left``: an earlier one has left limits in force."""
+    state = capper.state
+    if capper.error.refusal:
+        return warning(
             "capper",
-            f"answers at {self._path} (pid {self._pid}); `wattspan caps restore` has restored"
-            " all limits, so no budget or fixed cap is in force, and no job is tuned",
+            f"answers at {capper.path} and refuses: {capper.error}",
+            "Name this user in [caps] users, and restart the capper.",
+        )
+    if state is None:
+        return _silent_capper(config, capper, root, by_systemd=by_systemd, left=left)
+    answers = f"answers at {capper.path} (pid {state.pid})"
+    if state.suspended:  # by `wattspan caps restore`, until it is restarted
+        anew = "Restart the capper, or the agent that started it,"
+        if by_systemd:
+            anew = "Run `systemctl restart wattspan-capper` as root"
+        return warning(
+            "capper",
+            f"{answers}; `wattspan caps restore` has restored all limits, so no budget or fixed"
+            " cap is in force, and no job is tuned",
             f"{anew} to set limits again.",
         )
+    held = sum(bool(row.holder) for row in capper.rows.values())
+    return ok("capper", f"{answers}; {held} cap{' is' if held == 1 else 's are'} held")
 
-    def _silent(self, root: Path, *, left: bool) -> Finding:
-        """No capper answers: whether one is needed, and whether the agent would start one."""
-        from wattspan.capper.client import capper_start_command, has_capper_unit
 
-        caps, tuned = self._config.caps, self._config.autotune
-        wanted = tuned.mode == "apply" or bool(caps.fixed or caps.budget_watts or caps.budget_file)
-        may = os.geteuid() == 0 or _CAPABILITY in capabilities(root)
-        why = f"none at {self._path}"
-        if self._path.exists():
-            why = printable(self._error).partition(". ")[0]
-        start = capper_start_command(root)
-        if left:
-            remedy = f"Run `{start}` as root to set limits again." if wanted else ""
-            detail = f"{why}, and an earlier one has ended without restoring its limits"
-            return Finding(Severity.WARN, "capper", detail, remedy)
-        if not wanted:
-            return Finding(
-                Severity.NOTE, "capper", f"{why}; none is needed, because no cap is configured"
-            )
-        if caps.capper == "auto" and may and has_capper_unit(root) and not self._emulated:
-            remedy = f"Run `{start}` as root; the service's agent starts none."
-            return Finding(Severity.WARN, "capper", why, remedy)
-        if caps.capper is True or (caps.capper == "auto" and may):
-            missing = "" if may else f", which lacks {_CAPABILITY}"
-            mark = Severity.OK if may else Severity.WARN
-            return Finding(mark, "capper", f"{why}; the agent starts one as this user{missing}")
-        return Finding(
-            Severity.WARN,
-            "capper",
-            f"{why}, and this user has no right to write limits ({_CAPABILITY} is missing)",
-            f"Run `{start}` as root; until then the tuner only advises.",
-        )
+def _silent_capper(
+    config: Config, capper: CapperProbe, root: Path, *, by_systemd: bool, left: bool
+) -> Finding:
+    """No capper answers: whether one is needed, and whether the agent would start one."""
+    caps = config.caps
+    wanted = config.autotune.mode == "apply" or bool(
+        caps.fixed or caps.budget_watts or caps.budget_file
+    )
+    may = os.geteuid() == 0 or _CAPABILITY in capabilities(root)
+    why = f"none at {capper.path}"
+    if capper.path.exists():
+        why = printable(str(capper.error)).partition(". ")[0]
+    start = f"Run `{capper_start_command(root)}` as root"
+    if left:
+        detail = f"{why}, and an earlier one has ended without restoring its limits"
+        return warning("capper", detail, f"{start} to set limits again." if wanted else "")
+    if not wanted:
+        return note("capper", f"{why}; none is needed, because no cap is configured")
+    if caps.capper == "auto" and may and by_systemd:
+        return warning("capper", why, f"{start}; the service's agent starts none.")
+    if caps.capper is True or (caps.capper == "auto" and may):
+        missing = "" if may else f", which lacks {_CAPABILITY}"
+        detail = f"{why}; the agent starts one as this user{missing}"
+        return (ok if may else warning)("capper", detail)
+    return warning(
+        "capper",
+        f"{why}, and this user has no right to write limits ({_CAPABILITY} is missing)",
+        f"{start}; until then the tuner only advises.",
+    )
 
 
 # ------------------------------------------------------------------------------ left limits
 
 
-def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Finding]:
+def _unrestored_limits(place: Path, root: Path) -> Iterator[Finding]:
     """A journal of this boot without a capper: the limits in it may still be in force.
 
     Entries of an earlier boot say nothing before a capper compares them with the devices.
     """
-    if answers:
-        return
     try:
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -253,8 +246,7 @@ def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Fi
         read_journal(place, one) for one in boot_ids(place) if boot and one.startswith(boot)
     ]
     if damaged := {str(path) for found in journals for path in found.damaged}:
-        yield Finding(
-            Severity.WARN,
+        yield warning(
             "left behind",
             f"the journal is damaged: {', '.join(sorted(damaged))}",
             "Run `wattspan caps restore` as root: it restores what can be recovered, and names"
@@ -267,22 +259,20 @@ def _unrestored_limits(place: Path, root: Path, *, answers: bool) -> Iterator[Fi
         for entry in found.entries.values()
         if entry.source is not EntrySource.EARLIER
     ]
-    if imposed := _entry_names([entry for entry in entries if entry.imposed is not None]):
-        yield Finding(
-            Severity.WARN,
+    if imposed := _entry_names(entry for entry in entries if entry.imposed is not None):
+        yield warning(
             "imposed limits",
             f"fixed caps or a power budget stay in force while no capper runs: {imposed} ({place})",
             "Start the capper, which takes them over, or run `wattspan caps restore` as root to"
             " lift them.",
         )
-    if names := _entry_names([entry for entry in entries if entry.imposed is None]):
-        yield Finding(
-            Severity.FAIL,
+    if names := _entry_names(entry for entry in entries if entry.imposed is None):
+        yield failure(
             "left behind",
             f"a capper has ended without restoring {names} ({place})",
             "Run `wattspan caps restore` as root; the next capper does the same.",
         )
 
 
-def _entry_names(entries: Sequence[JournalEntry]) -> str:
+def _entry_names(entries: Iterable[JournalEntry]) -> str:
     return ", ".join(f"{entry.knob} of {entry.name or entry.device}" for entry in entries)
