@@ -1,4 +1,4 @@
-"""What people and machines get wrong: one clear sentence, the right exit code, nothing lost."""
+"""Input errors of people and machines: one clear sentence, the right exit code, nothing lost."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def host() -> Iterator[EmulatedHost]:
 
 
 class Operator:
-    """Whoever writes the configuration and looks at what comes of it."""
+    """An operator who writes the configuration and checks its effect."""
 
     def __init__(self, host: EmulatedHost, folder: Path, config: str) -> None:
         self._host = host
@@ -55,7 +55,8 @@ class Operator:
             )  # fmt: skip
 
     def limits(self) -> dict[str, int]:
-        """What every limit on power is asked to be or obeyed as, the higher; {} for no answer."""
+        """The higher of the requested and the enforced value of every power limit; {}
+        without a response."""
         assert self.capper.poll() is None, self.log.read_text()
         try:
             rows = self._client.rows()
@@ -142,7 +143,7 @@ def test_budget_survives_its_capper_until_restored(
     limits = hands.sees(lambda now: sum(now.values()) <= most, "the budget is kept")
     assert limits.keys() == before.keys()
     first, *others = sorted(key for key in before if key.startswith("gpu:"))
-    assert limits[first] == before[first]  # its priority is higher
+    assert limits[first] == before[first]  # # higher priority
     assert all(limits[key] < before[key] for key in others)
 
     draft = ceiling.with_name("draft")

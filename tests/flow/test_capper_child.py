@@ -29,7 +29,7 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
 
     def answered() -> bool:
         asked.append(clock.monotonic())
-        clock.advance(5)  # what whoever asks one that hangs waits before he gives up
+        clock.advance(5)  # # time until a client of a hung capper gives up
         return False
 
     config = Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path)))
@@ -40,11 +40,11 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
         assert child.pid is not None
         child.stop()
         eventually(lambda: not alive(frozenset({child.pid or 0})), "it has ended")
-    assert len(asked) == 2  # whether there is one already, and then whether its own answers
+    assert len(asked) == 2  # # probe for an existing capper, then for its own
 
 
 def later(clock: ManualClock) -> bool:
-    """Let a second pass; False, so that a condition beside it is looked at again."""
+    """Advance one second; return False, so that a surrounding wait repeats its condition."""
     clock.advance(1)
     return False
 

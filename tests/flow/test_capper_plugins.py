@@ -1,4 +1,5 @@
-"""Hostile plugin packages beside the privileged commands: the capper and `caps` import none."""
+"""Hostile plugin packages in the path of the privileged commands: the capper and `caps` import
+none."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ CAP, HOUR = 500_000, 3600
 
 @dataclass(frozen=True)
 class WallClock:
-    """What programs with this environment take for the time of day."""
+    """Wall time of programs with this environment."""
 
     file: Path
     environ: dict[str, str]
 
     def off_by(self, seconds: int) -> None:
-        # In place: the file is mapped.
+        # # in place: the file is mapped.
         with self.file.open("r+b") as file:
             file.write(struct.pack("=q", seconds))
 
@@ -51,7 +51,7 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
 
 @pytest.fixture
 def host(wall: WallClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[TunedHost]:
-    """Its trainer's spans tell the time of the clock that is set."""
+    """Its trainer's spans use the stepped clock."""
     wall.off_by(0)
     with monkeypatch.context() as patch:
         for name, value in wall.environ.items():

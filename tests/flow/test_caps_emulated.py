@@ -1,4 +1,4 @@
-"""Limits that another process writes on an emulated host: what comes of them, and how soon."""
+"""Limits that another process writes on an emulated host: their effects and latencies."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def board(host: EmulatedHost) -> Iterator[Board]:
 
 
 def stretch(host: EmulatedHost, seconds: float) -> float:
-    """How much longer than ideal the trainer's next steps are, over some seconds."""
+    """Step time of the trainer relative to the ideal, over some seconds."""
     before = host.ask(do="work", job="trainer")
     wanted = before["units"] + round(seconds / 0.12)
     eventually(lambda: host.ask(do="work", job="trainer")["units"] >= wanted, "steps are done")
@@ -256,7 +256,7 @@ def test_job_can_be_changed_and_paused() -> None:
 
 
 def resting(host: EmulatedHost) -> int:
-    """How many units are done, if none is under way."""
+    """Number of finished units, if none is in progress."""
     before = host.ask(do="work", job="trainer", since=0)
     now = SystemClock().monotonic()
     ended = before["finished"][-1][2]

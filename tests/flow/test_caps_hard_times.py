@@ -1,4 +1,4 @@
-"""A disk that is full, a board that is lost, somebody else who writes: what a cap comes to then."""
+"""Full disk, lost board and foreign writes: state of the cap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From the first look to a certified setting, its loss to somebody else, and the next start."""
+"""From the first observation to a certified setting, its release after a foreign write, and the
+next start."""
 
 from __future__ import annotations
 

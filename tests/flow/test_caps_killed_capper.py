@@ -23,7 +23,7 @@ def host() -> Iterator[TunedHost]:
 
 @pytest.fixture(scope="module")
 def agent(host: TunedHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
-    """One agent that survives all that is done to its cappers, and at last gives back."""
+    """One agent that survives failures of its cappers, and restores at the end."""
     with Tuned(host, tmp_path_factory.mktemp("agent")) as agent:
         yield agent
         agent.send(signal.SIGTERM)

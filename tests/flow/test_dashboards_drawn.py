@@ -1,6 +1,6 @@
-"""The dashboards, drawn by Grafana's own components from what a real Prometheus answers.
+"""The dashboards, drawn by Grafana's own components from the responses of a real Prometheus.
 
-What Grafana would show in silence (a unit it does not know, a table of nothing) is told here.
+Defects that Grafana ignores silently (an unknown unit, an empty table) are reported here.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ pytestmark = [pytest.mark.needs_browser, pytest.mark.needs_grafana, pytest.mark.
 SPAN, SCRAPE = 20, 1.0  # seconds
 BOARDS = documents()
 HOST = BOARDS["host.json"]
-ONE_EACH = {  # of every other board a panel, of another kind each, that needs no recording rules
+ONE_EACH = {  # # one panel of each kind from every other dashboard, without recording rules
     "autotuner.json": "States",
     "fleet.json": "How obtained",
     "gpus.json": "GPUs",
     "processes.json": "Power by process",
     "spans.json": "Energy against latency",
 }
-SEEN = (  # in how many scrapes, before anything is drawn
+SEEN = (  # # minimum number of scrapes before the drawing
     ("wattspan_host_info", SPAN / 2),
     ("wattspan_spans_total", 4),
     ("wattspan_autotune_state", 4),
 )
-EMPTY_AT_FIRST = {"Gaps"}  # nothing is missing on a host where nothing is wrong
+EMPTY_AT_FIRST = {"Gaps"}  # # a healthy host has every series
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def drawn_by() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def given(answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The host's dashboard and what a Prometheus answers to it."""
+    """The host's dashboard with the responses of a Prometheus."""
     return answers["host.json"]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What a Prometheus answers to each board, a while into the host's work."""
+    """Responses of a Prometheus to each dashboard, some time into the host's work."""
     folder = tmp_path_factory.mktemp("drawn")
     with ExitStack() as stack:
         instance = stack.enter_context(watched_host(folder)).address()
@@ -88,7 +88,7 @@ def all_of(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def shown(prometheus: Prometheus, series: str) -> int:
-    """How many scrapes found ``series``."""
+    """Number of scrapes with ``series``."""
     found = prometheus.get("query", query=f"count_over_time({series}[1m])")["result"]
     return max((int(one["value"][1]) for one in found), default=0)
 
@@ -104,7 +104,7 @@ def drawing(given: dict[str, Any], drawn_by: Browser) -> Drawing:
     return draw(drawn_by, PAGE, given)
 
 
-# What is done to a panel and its answers, and by which name its test finds how it fared.
+# # modification of a panel and its responses, and the name for its result
 SPOILED: dict[str, tuple[str, Callable[[dict[str, Any], list[dict[str, Any]]], object]]] = {
     "unit": ("Power by device", lambda panel, _: default(panel).update(unit="joulez")),
     "move": ("Devices", lambda panel, _: panel["transformations"].append({"id": "mergge"})),

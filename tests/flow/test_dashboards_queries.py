@@ -57,13 +57,13 @@ OF_THE_MACHINE = {"WattspanAgentBehind", "WattspanAgentCpuHigh"}
 
 @dataclass(frozen=True)
 class Watched:
-    """A Prometheus that scrapes the host, and what the variables of dashboards can be there."""
+    """A Prometheus that scrapes the host, and the possible values of dashboard variables."""
 
     prometheus: Prometheus
     instance: str
 
     def values(self, variable: Variable, chosen: Mapping[str, str]) -> list[str]:
-        """What Grafana would offer to choose from."""
+        """Values that Grafana would offer for selection."""
         selector = dashboards.fill(variable.selector, chosen)
         found = self.prometheus.get(
             f"label/{variable.label}/values", **({"match[]": selector} if selector else {})
@@ -84,7 +84,7 @@ class Watched:
                 yield {**chosen, last.name: value.replace("\\", "\\\\")}
 
     def answer(self, query: Query) -> bool:
-        """Whether Prometheus has figures for it, whatever must be chosen for that."""
+        """Whether Prometheus has samples for some choice of the variables."""
         return any(self.ask(query, chosen) for chosen in self.choices(query.variables))
 
     def ask(self, query: Query, chosen: Mapping[str, str]) -> bool:
@@ -187,7 +187,7 @@ def test_known_empty_queries_exist_on_dashboards(
     known = {label(query): query for query in dashboards.queries()}
     assert set(UNANSWERED) <= set(known)
     for place in UNANSWERED:
-        watched.answer(known[place])  # it must not be refused
+        watched.answer(known[place])  # # it must succeed
 
 
 def test_panel_that_leads_to_traces_has_exemplars(watched: Watched) -> None:
@@ -231,7 +231,7 @@ def test_healthy_host_fires_no_alert(watched: Watched) -> None:
 
 
 def until_none(left: Callable[[], set[str]]) -> None:
-    """Wait for ``left`` to be empty; what is left in the end is what fails."""
+    """Wait until ``left`` is empty; the remaining entries are the failure."""
     seen: set[str] = {"everything"}
 
     def none() -> bool:

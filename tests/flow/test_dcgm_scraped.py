@@ -1,4 +1,4 @@
-"""A real Prometheus answers what dashboards that were made for DCGM's exporter ask."""
+"""A real Prometheus returns data for dashboards made for DCGM's exporter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wattspan.model import Microjoules, Snapshot
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
 QUERIES = {
-    # as dashboard 12239 asks, its variables substituted
+    # # the query of dashboard 12239 with its variables substituted
     'DCGM_FI_DEV_POWER_USAGE{instance=~".*", gpu=~"0"}': "611",
     'sum(DCGM_FI_DEV_POWER_USAGE{instance=~".*", gpu=~"0|1"})': "611",
     'count by (gpu) (DCGM_FI_DEV_POWER_USAGE{UUID="GPU-0", modelName=~"NVIDIA H100.*"})': "1",
@@ -38,7 +38,7 @@ def test_power_and_energy_are_there(tmp_path: Path, free_port: Callable[[], int]
         jobs = [{"job_name": "gpus", "static_configs": [target]}]
         with scraping(tmp_path, free_port(), jobs) as prometheus:
             for query, answer in QUERIES.items():
-                # A target is up a moment before what was scraped of it can be asked for.
+                # # a target is up shortly before its samples are available
                 told = eventually(lambda q=query: list(prometheus.query(q).values()), query)
                 assert told == [answer], query
             eventually(

@@ -1,4 +1,4 @@
-"""What is in the package, before anybody installs it."""
+"""Content of the package before its installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an administrator sees who installs the package on a machine with counters."""
+"""Installation of the package by an administrator on a machine with counters."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_demo_in_a_pipe_prints_devices_groups_and_processes(
 
 
 def test_demo_labels_example_price_and_intensity(tmp_path: Path) -> None:
-    """Nobody can take it for a tariff."""
+    """No reader can confuse it with a tariff."""
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop", "--no-tune") as shown:
         shown.prints(
             "Cost and carbon use example values: 0.30 Example and 400 g CO2e per kilowatt-hour."
@@ -189,7 +189,7 @@ def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -
         shown.prints(after)
         children = descendants(shown.process.pid)
         began = shown.seconds
-        os.killpg(shown.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        os.killpg(shown.process.pid, signal.SIGINT)  # # as Ctrl-C in a terminal
         assert shown.process.wait(60) == 0, shown.printed
         assert shown.seconds - began < PROMPT
         eventually(lambda: not alive(children), "its processes are gone")
@@ -243,7 +243,7 @@ def test_demo_ends_quietly_when_its_reader_exits(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
-    process.stdout.close()  # as `| head -1` does
+    process.stdout.close()  # # as `| head -1` does
     said = process.stderr.read()
     process.stderr.close()
     process.wait(30)
@@ -339,7 +339,7 @@ def test_closed_terminal_ends_the_demo(terminal: Terminal) -> None:
     terminal.shows(b"EMULATED HOST")
     children = descendants(terminal.process.pid)
     terminal.hang_up()
-    terminal.process.wait(20)  # with whatever code: there is nobody left to read it
+    terminal.process.wait(20)  # # with any exit code: # the reader is gone
     eventually(lambda: not alive(children), "its processes are gone")
 
 
@@ -373,7 +373,7 @@ def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_demo_lowers_the_energy_of_steps_within_minutes(tmp_path: Path) -> None:
-    """What the viewer sees; how much exactly is for the bench to say."""
+    """Output of the demo; the benchmark checks exact values."""
     with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0", "--profile", "one-socket-h100") as it:
         row = re.compile(r"^trainer/train_step +holding .*% +(-?[\d.]+)% *$", re.MULTILINE)
 

@@ -1,7 +1,7 @@
 """Zeus, CodeCarbon, nvitop and gpustat, unmodified, on the emulated library.
 
-What they say is held against the truth at the very times they looked, which they print. An
-energy window may be off by what one step of the counter holds at either edge, and no more.
+Their figures are compared with the truth at the times of reading, which they print. The error of an
+energy window is at most one counter step at either edge.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Truth:
-    """What each GPU had spent at any time while a client ran, exactly."""
+    """Exact energy of each GPU at any time during a client's run."""
 
     def __init__(self, gpus: EmulatedGpus) -> None:
         self._gpus = gpus

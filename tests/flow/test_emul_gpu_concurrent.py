@@ -1,4 +1,4 @@
-"""One owner writing as fast as it can, readers in other processes: nobody sees a torn state."""
+"""One owner writing as fast as it can, readers in other processes: no reader sees a torn state."""
 
 from __future__ import annotations
 

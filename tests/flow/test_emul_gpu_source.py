@@ -73,7 +73,7 @@ def test_counters_energy_is_the_truth_to_a_counter_step(agent: Agent) -> None:
 
 
 def integration_error(agent: Agent, work: Training) -> float:
-    """How far integrated power is from the truth on the board that has no counter."""
+    """Deviation of integrated power from the truth on the board without a counter."""
     agent.gpus.attach(1, TRAIN.pid, work)
     agent.run(2)
     first = agent.gpus.truth(1).energy

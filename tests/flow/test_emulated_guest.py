@@ -1,4 +1,4 @@
-"""Programs that come to an emulated host by its door: what they may, and what is true of them."""
+"""Programs that come to an emulated host by its door: their permissions and true values."""
 
 from __future__ import annotations
 

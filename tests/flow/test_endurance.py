@@ -1,4 +1,4 @@
-"""Everything that goes wrong on a host at once, and the books balance in every snapshot.
+"""All faults of a host at once, with balanced totals in every snapshot.
 
 Ten minutes of it by ``WATTSPAN_ENDURANCE=600``; a shorter run of the same kind in every
 ``make test-all``.

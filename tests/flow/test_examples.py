@@ -1,4 +1,4 @@
-"""The applications of ``examples/``, unmodified, beside a real agent on an emulated host."""
+"""The applications of ``examples/``, unmodified, with a real agent on an emulated host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def three_variables(agent: SpanAgent, service: str) -> dict[str, str]:
 
 @contextmanager
 def served(command: list[str], folder: Path, port: int, **environ: str) -> Iterator[str]:
-    """A web server of an example, once it listens; its address. It ends as by Ctrl-C."""
+    """A web server of an example, once it listens; its address. It ends by SIGINT."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -79,13 +79,13 @@ def served(command: list[str], folder: Path, port: int, **environ: str) -> Itera
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
             except urllib.error.HTTPError:
                 return True
-            except (OSError, http.client.HTTPException):  # it begins, or it is cut short
+            except (OSError, http.client.HTTPException):  # # start or interruption
                 return False
             return True
 
         eventually(listens, "the example serves")
         yield f"http://127.0.0.1:{port}"
-        process.send_signal(signal.SIGINT)  # what has not been sent yet is sent at the end
+        process.send_signal(signal.SIGINT)  # # unsent spans are sent at shutdown
         process.communicate(timeout=30)
     finally:
         process.kill()
@@ -179,7 +179,7 @@ def test_waiting_request_has_less_energy_than_a_computing_one(
     ):
 
         def known() -> bool:
-            """Of who is new to an agent that is new, the first spans may have no energy."""
+            """The first spans of a new process on a new agent may have no energy."""
             with suppress(urllib.error.HTTPError):
                 fetch(url)
             return spans(agent, "threads", "GET /") > 0
@@ -258,7 +258,7 @@ def test_emulated_serving_reports_joules_per_request_and_token(agent: SpanAgent)
     )
     assert spent > 10 * outside
     written = agent.total("wattspan_span_tokens_total", service_name="chatbot", direction="output")
-    assert 0.05 < spent / written < 50  # joules a token: of the order of real ones
+    assert 0.05 < spent / written < 50  # joules a token: # of a realistic size
 
 
 @pytest.mark.needs_node
@@ -279,7 +279,7 @@ def test_spans_of_another_language_find_their_process_by_plain_otlp(
     come_in(agent, "node-server", "GET /hash", 10)
     come_in(agent, "node-server", "GET /wait", 10)
     computing, waiting = (joules(agent, "node-server", name) for name in ("GET /hash", "GET /wait"))
-    assert computing > 2 * waiting  # they follow each other: some of one leaks into the other
+    assert computing > 2 * waiting  # # consecutive: some of one leaks into the other
 
 
 def test_examples_lock_files_name_no_host() -> None:

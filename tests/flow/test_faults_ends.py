@@ -1,4 +1,4 @@
-"""Agents that are ended at any moment, and what is left of them."""
+"""Agents ended at any moment, and the remaining files and processes."""
 
 from __future__ import annotations
 

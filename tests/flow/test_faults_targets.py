@@ -1,4 +1,4 @@
-"""The whole agent, while what it exports to is slow, silent or gone."""
+"""The whole agent with slow, silent and missing destinations."""
 
 from __future__ import annotations
 

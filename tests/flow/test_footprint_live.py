@@ -1,4 +1,4 @@
-"""What energy costs, on an agent that runs: asked of servers that come and go, over restarts."""
+"""Energy cost on a running agent: asked of servers that come and go, over restarts."""
 
 from __future__ import annotations
 

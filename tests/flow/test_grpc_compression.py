@@ -40,7 +40,7 @@ def rejected(spans: int, why: str = "") -> bytes:
     return wire
 
 
-# --------------------------------------------------------------------------------- what is sent
+# # --------------------------------------------------------------------------------- sent messages
 
 
 def test_message_is_compressed_with_its_encoding():
@@ -63,11 +63,11 @@ def test_local_or_configured_messages_are_uncompressed(compress: bool | None):
     assert (call.flag, call.message) == (0, MANY)
 
 
-# ----------------------------------------------------------------------------- who compresses
+# # ----------------------------------------------------------------------------- compression choice
 
 
 def elsewhere(server: WireServer) -> str:
-    """Its address as of another machine: Linux takes 0.0.0.0 for itself, and we do not."""
+    """Its address as if on another machine: Linux takes 0.0.0.0 for itself, and we do not."""
     return server.url.replace("127.0.0.1", "0.0.0.0")
 
 

@@ -1,4 +1,4 @@
-"""What RFC 9112 lets a server refuse is refused, by every HTTP server of the agent alike."""
+"""Every HTTP server of the agent refuses each framing error that RFC 9112 permits to refuse."""
 
 from __future__ import annotations
 

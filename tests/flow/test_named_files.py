@@ -56,7 +56,7 @@ kinds = pytest.mark.parametrize(("said", "make"), KINDS.items(), ids=KINDS.keys(
 
 
 def check(*words: str) -> str:
-    """What `config check` says on standard error; it may not take longer than 20 s."""
+    """Standard error of `config check`, which may take at most 20 s."""
     done = subprocess.run(
         [*PROGRAM, "config", "check", *words],
         env=ENVIRONMENT,

@@ -99,7 +99,7 @@ def fetched(url: str) -> bytes:
 
 
 def exported(output: str) -> list[dict[str, object]]:
-    """The spans that the console exporter wrote, among whatever else was printed."""
+    """Spans written by the console exporter, within other output."""
     decoder, spans = json.JSONDecoder(), []
     place = output.find("{\n")
     while place >= 0:
@@ -124,10 +124,10 @@ def test_exported_spans_were_announced_by_their_process(
         return sum(isinstance(e, SpanEnd) for report in reports for e in report.records) >= 6
 
     eventually(ended, "six requests are told of")
-    # the development server knows nothing of SIGTERM, and would not export what it has
+    # # the development server ignores SIGTERM, and would not export pending spans
     program.send_signal(signal.SIGINT if server == "flask" else signal.SIGTERM)
     output, _ = program.communicate(timeout=60)
-    reports.extend(feed.drain())  # of a request that was given up at first, too
+    reports.extend(feed.drain())  # # including a request that failed at first
     told = {
         each.id.hex(): report.pid
         for report in reports

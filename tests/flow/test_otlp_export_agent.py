@@ -1,4 +1,4 @@
-"""A whole agent on an emulated host: an OTLP sink receives what its /metrics shows."""
+"""A whole agent on an emulated host: an OTLP sink receives the values of its /metrics."""
 
 from __future__ import annotations
 

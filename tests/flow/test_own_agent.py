@@ -1,4 +1,4 @@
-"""`wattspan top` and `doctor` find the agent of their own host, whatever its listeners ask for."""
+"""`wattspan top` and `doctor` find the agent of their own host behind every access policy."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_span_receiver_is_recognised(guarded: bool, tokens: str, tmp_path: Path)
 
 
 def test_foreign_program_on_the_port_is_not_an_agent(keys: dict[str, str], tmp_path: Path) -> None:
-    """Neither who says nothing nor a stranger who speaks TLS."""
+    """A silent listener and a foreign TLS server."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         listen = Listen(f"127.0.0.1:{silent.getsockname()[1]}")
         assert not is_local_agent(listen, plugin.settings(listen=listen))

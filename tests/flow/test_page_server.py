@@ -219,7 +219,8 @@ def test_host_of_ten_thousand_rows_is_shown_in_few() -> None:
     assert len(hour.processes) <= 64
 
 
-# ---------------------------------------------------------------------------------- who may read
+# # ---------------------------------------------------------------------------------- permitted
+# readers
 
 
 @pytest.mark.parametrize("path", ["/", "/live.json", "/metrics", "/healthz"])

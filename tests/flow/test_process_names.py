@@ -1,4 +1,4 @@
-"""What processes are called is a setting, and a reload of it leaves no name of before."""
+"""Process naming is a setting, and its reload removes earlier names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_reload_that_hides_names_hides_those_of_before(tmp_path: Path) -> None:
 
 
 def served_anew(agent: Running) -> str:
-    """Where the metrics are after a reload."""
+    """Address of the metrics after a reload."""
     addresses = re.findall(r"Serving (http\S+/metrics)\n", agent.said)
     return addresses[-1] if len(addresses) > 1 else ""
 

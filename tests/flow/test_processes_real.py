@@ -1,4 +1,4 @@
-"""Real processes on the real kernel are charged what the kernel says they used."""
+"""Charges of real processes on the real kernel equal the kernel's CPU times."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ rooted = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for netlink an
 
 
 class Watch:
-    """Polls a source and adds up what it says."""
+    """Polls a source and sums its usage."""
 
     def __init__(self, host: HostUsage) -> None:
         self.host = host
@@ -89,7 +89,7 @@ def test_process_is_charged_its_own_time_to_a_hundredth(any_watch: Watch) -> Non
     for _ in range(3):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         any_watch.poll()
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # # an exited zombie
     any_watch.poll()
     used = os.wait4(pid, 0)[2]
     any_watch.poll()
@@ -165,7 +165,7 @@ def own_cgroup() -> Iterator[Path]:
     yield path
     (CPUACCT / "cgroup.procs").write_text(str(os.getpid()))
 
-    def removed() -> bool:  # the kernel lets go of the last process a moment after it ended
+    def removed() -> bool:  # # the kernel removes the cgroup's last process shortly after its exit
         with contextlib.suppress(OSError):
             path.rmdir()
         return not path.exists()
@@ -200,7 +200,7 @@ def test_charges_and_remainder_sum_to_the_host_cpu_time(any_watch: Watch) -> Non
         return int((CPUACCT / "cpuacct.usage").read_text())
 
     def polled() -> tuple[int, int, int]:
-        """What the source has told of by now, between what there was before it and after it."""
+        """Usage reported so far, between the readings before and after it."""
         before = usage()
         any_watch.poll()
         return before, any_watch.spent.total() + any_watch.unclaimed, usage()
@@ -209,7 +209,7 @@ def test_charges_and_remainder_sum_to_the_host_cpu_time(any_watch: Watch) -> Non
     brief_lives(any_watch, rounds=5)
     burn(200 * MS)
     before, has, after = polled()
-    # It reads while others work on: what it tells of lies between the readings around its own.
+    # # other processes run during the reading: # its value is between the surrounding readings
     least, most = before - latest, after - earliest
     assert 0.95 * least <= has - had <= 1.05 * most
 
@@ -232,7 +232,7 @@ CLONE_NEWPID, CLONE_NEWNS = 0x20000000, 0x00020000
 @rooted
 @pytest.mark.needs_root
 def test_really_reused_pid_does_not_inherit() -> None:
-    """In a pid namespace of its own the next pid can be chosen: here one before the last."""
+    """In a new pid namespace the next pid can be chosen: here one before the last."""
     reader, writer = os.pipe()
 
     def init_of_namespace() -> None:

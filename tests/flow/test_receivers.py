@@ -160,7 +160,7 @@ for name, (body, encoding) in requests.items():
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak to be had")
 def test_request_memory_is_proportional_to_its_size() -> None:
-    """By its whole schema, a request of messages of two bytes takes seventy times its size."""
+    """With the complete schema, a request of two-byte messages takes seventy times its size."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
@@ -207,7 +207,7 @@ def test_arbitrary_input_gets_an_http_response_or_none(tmp_path: Path) -> None:
         assert running.log == []
 
 
-# ----------------------------------------------------------------------------------- what listens
+# # ----------------------------------------------------------------------------------- listeners
 
 
 def opened(
@@ -300,7 +300,7 @@ provider.shutdown()
 
 
 def foreign_exporter(protocol: str, endpoint: str, **settings: str) -> str:
-    """What OpenTelemetry's own exporter says of exporting a hundred spans."""
+    """Result of OpenTelemetry's own exporter for a hundred spans."""
     module = f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter"
     if subprocess.run([APPS, "-c", f"import {module}"], capture_output=True).returncode:
         pytest.skip(f"the example applications have no {module}")

@@ -53,7 +53,7 @@ def export(
     path: str | None = None,
     at: tuple[str, int] | tuple[()] = (),
 ) -> ExportTraceServiceResponse:
-    """As a client of grpclib's does it."""
+    """As grpclib's client does."""
 
     async def exported() -> ExportTraceServiceResponse:
         channel = grpclib.client.Channel(*at, path=path)
@@ -68,7 +68,8 @@ def export(
     return asyncio.run(exported())
 
 
-# ---------------------------------------------------------------------------------- what is taken
+# # ---------------------------------------------------------------------------------- accepted
+# calls
 
 
 def test_spans_come_in_over_tcp(running: Receiving) -> None:
@@ -113,7 +114,7 @@ def test_refused_spans_are_partial_success(running: Receiving) -> None:
     assert running.sink.refused == {"invalid_id": 1}
 
 
-# --------------------------------------------------------------------------------- what is refused
+# # --------------------------------------------------------------------------------- refused calls
 
 
 def test_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receiving) -> None:

@@ -1,4 +1,4 @@
-"""``wattspan report``, from a store that a ledger's books were written to."""
+"""``wattspan report``, from a store written by a ledger."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ Report = Callable[..., Result]
 
 @pytest.fixture
 def host() -> Books:
-    """Its clock stands an hour before now."""
+    """Its clock starts an hour ago."""
     return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
 
 

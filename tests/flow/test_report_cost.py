@@ -30,7 +30,7 @@ Report = Callable[..., Result]
 
 @pytest.fixture
 def host() -> Books:
-    """Its clock stands a whole number of hours, two or more, before now."""
+    """Its clock starts a whole number of hours ago, at least two."""
     now = SystemClock().now().wall // 10**9
     return Books(ManualClock(wall=(now // 3600 - 2) * 3600 * 10**9))
 
@@ -156,7 +156,7 @@ def tariff(path: Path, text: str) -> str:
 
 
 def test_minutes_have_their_time_of_day_rate(tmp_path: Path, host: Books, report: Report) -> None:
-    """Half an hour at one rate, half an hour at another, and a quarter that nobody priced."""
+    """Half an hour at one rate, half an hour at another, and a quarter without a rate."""
     start = datetime.fromtimestamp(host.clock.now().wall // 10**9, UTC)
     hour = start.hour
     write(tmp_path, host, turns=59)
@@ -231,7 +231,7 @@ def test_report_uses_stored_polled_rates(tmp_path: Path, host: Books, report: Re
     assert told["cost"]["unknown_microjoules"] == pytest.approx(10 * each, abs=1)
     other = facts(report("--json", cost__file=str(path), cost__currency="CHF"))["total"]
     assert other["cost"]["amount"] is None
-    assert not path.exists()  # a report asks nobody
+    assert not path.exists()  # # a report sends no request
 
 
 def test_first_minutes_with_a_polled_rate_are_priced_completely(

@@ -28,7 +28,7 @@ TURNS = 10
 
 @pytest.fixture
 def host() -> Books:
-    """Its clock stands an hour before now."""
+    """Its clock starts an hour ago."""
     return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
 
 

@@ -21,7 +21,7 @@ from wattspan.ingest.trace_receiver import LARGE_REQUEST, MAX_JSON
 pytestmark = pytest.mark.alone
 
 JSON = {"Content-Type": "application/json"}
-OFTEN = ServerLimits(rate=100_000)  # who asks one small request after the other is not refused here
+OFTEN = ServerLimits(rate=100_000)  # # consecutive small requests are not refused here
 
 
 def hostile() -> bytes:
@@ -45,7 +45,7 @@ def test_small_request_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
 
 
 def delays(running: Receiving) -> list[str]:
-    """What small requests suffered while a large one was read."""
+    """Latency of small requests while a large one is read."""
     large: list[tuple[int, float]] = []
     sender = threading.Thread(target=lambda: large.append(answered(running, hostile())))
     sender.start()

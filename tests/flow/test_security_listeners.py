@@ -1,4 +1,4 @@
-"""Every TCP listener of a real agent: TLS, client certificates, tokens, and who is turned away."""
+"""Every TCP listener of a real agent: TLS, client certificates, tokens, and rejected clients."""
 
 from __future__ import annotations
 

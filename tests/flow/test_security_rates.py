@@ -1,4 +1,4 @@
-"""How often one peer may ask, and what becomes of whoever asks more."""
+"""Request rate of one peer, and handling of excess requests."""
 
 from __future__ import annotations
 

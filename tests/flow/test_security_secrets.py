@@ -1,6 +1,6 @@
-"""No process's command line or environment is told by anything that an agent shows or keeps.
+"""No output or file of an agent holds a command line or an environment.
 
-Not even where interpreters are told with their scripts: those stand among secrets.
+Not even with script names enabled: those stand among secrets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMS = {
 
 @contextmanager
 def running(folder: Path, command: list[str]) -> Iterator[int]:
-    """A process at work that was told secrets when it was started."""
+    """A working process that received secrets at its start."""
     words = [word.format(folder=folder) for word in command]
     environ = {**os.environ, "API_TOKEN": VARIABLE, "PYTHONPATH": str(folder)}
     with subprocess.Popen(words, env=environ) as process:
@@ -58,7 +58,7 @@ def keeper() -> Iterator[int]:
 
 @contextmanager
 def interpreters(folder: Path) -> Iterator[dict[str, str]]:
-    """A process of each form, and what it is called where scripts are told."""
+    """A process of each form, and its name with script names enabled."""
     for name in ("train.py", "trainer.py"):
         (folder / name).write_text(WORK)
     (folder / "job.sh").write_text("while :; do sleep 0.02; done\n")
@@ -141,7 +141,7 @@ def bodies(collector: HttpCollector) -> list[bytes]:
 
 
 def test_secret_fixture_process_runs() -> None:
-    """What is looked for would be found by whoever looked where it is."""
+    """The search finds the secrets in the places that hold them."""
     with keeper() as pid:
         line = Path(f"/proc/{pid}/cmdline")
         eventually(lambda: ARGUMENT.encode() in line.read_bytes(), "it has begun")

@@ -28,7 +28,7 @@ def modulated(secret: list[bool]) -> VictimPast:
 
 
 def guesses(past: VictimPast, *, resolution: int, peer: Peer = STRANGER) -> list[bool | None]:
-    """What the reader makes of half-second windows; None where they tell nothing."""
+    """The reader's guess from half-second windows; None if undecidable."""
     found: list[bool | None] = []
     for second in range(past.until // SECOND):
         start, middle, end = (second * SECOND + part * SECOND // 2 for part in (0, 1, 2))
@@ -43,7 +43,7 @@ def guesses(past: VictimPast, *, resolution: int, peer: Peer = STRANGER) -> list
 
 
 def test_secret_is_recoverable_at_the_sampling_interval() -> None:
-    """What was offered before there was a bound; root is offered it still."""
+    """The interface before the resolution bound; root still has it."""
     assert guesses(modulated(SECRET), resolution=0) == SECRET
     assert guesses(modulated(SECRET), resolution=OFFERED, peer=ROOT) == SECRET
     assert guesses(modulated(SECRET), resolution=OFFERED, peer=Peer(uid=os.geteuid())) == SECRET
@@ -59,7 +59,7 @@ def test_unknown_user_is_untrusted(peer: Peer) -> None:
 
 
 def accuracy(windows: int, *, resolution: int, rounds: int = 40) -> float:
-    """How often the reader is right about one bit, which is worth 1 W for 100 ms of each second.
+    """Share of correct guesses of one bit, represented by 1 W for 100 ms of each second.
 
     Everything else on the package draws 10 W with a deviation of 2 W from interval to interval.
     The reader asks for the very interval, and takes the mean of ``windows``.

@@ -1,4 +1,4 @@
-"""`wattspan run` under a service manager: what it is told and when, and what a reload does."""
+"""`wattspan run` under a service manager: its notifications, and the effects of a reload."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Service(Running):
         self.ready()
 
     def metrics(self) -> str:
-        """What is served, this very moment."""
+        """Current scrape."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     def energies(self) -> dict[str, float]:
-        """The counters that outlive an agent: those of energy, and of what is not known of it."""
+        """The counters that outlive an agent: counters of energy and of unknown time."""
         return {
             name: value
             for name, value in counters(self.metrics()).items()
@@ -93,7 +93,7 @@ class Service(Running):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it in order, so that what it started has ended too."""
+        """End it in order, so that its children have ended too."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -101,9 +101,9 @@ class Service(Running):
         super().__exit__(None, None, None)
 
     def held(self) -> tuple[int, int]:
-        """Its descriptors and its threads at rest: the fewest that a second of looks shows.
+        """Its idle numbers of descriptors and threads: the fewest that a second of looks shows.
 
-        A file that it reads, and who was just answered, are one more of each for a moment.
+        a file being read and a finished request add one of each for a moment.
         """
         proc, pause, looks = Path(f"/proc/{self.process.pid}"), threading.Event(), []
         for _ in range(50):
@@ -199,7 +199,7 @@ def test_reload_while_a_part_hangs_ends_the_process_for_another_one(
 
 
 def hanging(agent: Service) -> bool:
-    """Whether a thread of it waits for somebody to write to the pipe."""
+    """Whether one of its threads waits for a writer of the pipe."""
     calls = []
     for task in Path(f"/proc/{agent.process.pid}/task").iterdir():
         try:
@@ -316,7 +316,7 @@ def test_reload_replaces_the_emulated_host(
         agent.reload(profile.format("two-socket-h100"))
         agent.measuring()
         assert "nvml" in manager.status
-        assert not alive(before)  # its engine has ended
+        assert not alive(before)  # # its engine has ended
         agent.reload(profile.format("no-such-host"))
         assert manager.status.startswith("Not reloaded: ")
         assert "nvml" in manager.status
@@ -331,7 +331,7 @@ def test_sighup_on_a_terminal_ends_the_agent(tmp_path: Path) -> None:
 
 
 def test_sighup_without_terminal_or_manager_reloads(tmp_path: Path) -> None:
-    """As in a container, where nothing but somebody's wish can send it."""
+    """As in a container, where only an explicit signal occurs."""
     with Running(tmp_path) as agent:
         agent.address()
         agent.process.send_signal(signal.SIGHUP)

@@ -32,7 +32,8 @@ from wattspan.spans.values import Outcome
 NOBODY = 65534
 Pids = tuple[int, int]
 
-# Connects, says so, and stays until its input ends. With a second word it forks first or after.
+# Connects, says so, and stays until its input ends. # a second argument makes it fork before or
+# after
 SENDER = """
 import os, socket, sys
 where, how = sys.argv[1], sys.argv[2]
@@ -58,7 +59,7 @@ sys.stdin.read()
 
 
 class Agent:
-    """Listens, and says who sends."""
+    """Listens, and reports the sender."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = SystemClock()
@@ -132,14 +133,15 @@ def sending(where: str, how: str = "", *, prefix: tuple[str, ...] = ()) -> Itera
         yield int(pid), int(parent)
     finally:
         child.stdin.close()
-        child.stdout.read()  # until every holder of it has gone
+        child.stdout.read()  # # until every holder has ended
         child.stdout.close()
         child.wait()
 
 
 @contextlib.contextmanager
 def as_nobody(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
-    """A forked child of another user: its pid and what came of its work; it stays a while."""
+    """A forked child of another user: its pid and the result of its work; it remains for a
+    while."""
     tell, told = os.pipe()[::-1]
     pid = os.fork()
     if pid == 0:
@@ -162,7 +164,7 @@ def as_nobody(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
 def test_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
-        ticks = round(psutil.Process(pid).create_time())  # of the same process
+        ticks = round(psutil.Process(pid).create_time())  # # of the same process
         assert agent.whose(peer) == agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
         assert ticks > 0
 
@@ -406,7 +408,9 @@ def test_claimed_container_is_found_by_its_cgroup(agent: Agent) -> None:
         assert agent.whose(later, ResourceClaim(container=container)) == Outcome.UNKNOWN_PROCESS
     finally:
 
-        def removed() -> bool:  # the kernel lets go of the last process a moment after it ended
+        def removed() -> (
+            bool
+        ):  # # the kernel removes the cgroup's last process shortly after its exit
             with contextlib.suppress(OSError):
                 folder.rmdir()
             return not folder.exists()

@@ -1,7 +1,7 @@
 """Energy of spans against the truth of an emulated host: benchmarks/span_accuracy.py, a part of it.
 
-The goals are for a quiet machine. Here the usual span is held to twice its goal, so that what fails
-is the agent and not the neighbours.
+The goals are for a quiet machine. The usual span is held to twice its goal, so that a failure is
+caused by the agent and not by neighbours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where spans come in, as an operator meets it: taken ports, closed directories, other agents."""
+"""Span listeners from an operator's view: taken ports, closed directories, other agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def sends(agent: Running, name: str) -> None:
 
 
 def ended(agent: Running) -> tuple[int, str]:
-    """How it ended by itself: the exit code, and the last thing it said."""
+    """Exit code and output of a process that ended by itself: the exit code, and the last thing
+    it said."""
     code = agent.process.wait(60)
     return code, agent.said.strip().splitlines()[-1]
 
@@ -59,7 +60,7 @@ def test_default_port_in_use_is_skipped(tmp_path: Path) -> None:
         listener.bind(("127.0.0.1", 4318))
         listener.listen()
     except OSError:
-        listener.close()  # somebody else has it: as good
+        listener.close()  # # in use by another process: # equivalent
     words = [
         *("--emulate", "laptop", "--set", f"agent.run_dir={tmp_path / 'run'}"),
         *("--set", f"agent.state_dir={tmp_path / 'state'}"),

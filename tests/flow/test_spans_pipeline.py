@@ -1,4 +1,4 @@
-"""From a process that sends spans to the scrape, the report and the collector, as real programs."""
+"""From a sending process to scrape, report and collector, with real programs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ sys.stdin.read()
 
 @contextmanager
 def senders(run_dir: Path, count: int, seconds: float) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that compute and tell of it, with spans as one would not wish them."""
+    """Computing processes that send badly nested and overlapping spans."""
     environ = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     started = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""An agent that is killed while it writes: what it had written is there, whole, once."""
+"""An agent that is killed while it writes: its written rows are complete and unique."""
 
 import os
 import random
@@ -45,7 +45,7 @@ def test_kill_at_any_moment_loses_at_most_one_write(tmp_path: Path, seed: int) -
             assert store.health.failures == ()
             kept = totals(store.last_checkpoint())
             assert history(store.path) == kept
-        # What it told it had written; one more write may have been whole before it could tell.
+        # # the reported writes, and possibly one more completed before the report
         assert told[-1] <= kept[PACKAGE.id, "energy"] <= told[-1] + MOST_IN_A_WRITE
     assert not list(tmp_path.glob("*.corrupt*"))
 

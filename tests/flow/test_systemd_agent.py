@@ -37,7 +37,7 @@ def _joules(it: Installed) -> float:
 def test_unit_is_active_once_it_serves(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     assert it.host.property(AGENT, "ActiveState") == "active"
-    page = it.page()  # at once: nothing is awaited
+    page = it.page()  # at once: # no watchdog is expected
     for counted in ("rapl:package-0", "rapl:package-1/dram", "gpu:GPU-e0e0e0e0"):
         assert f'hw_id="{counted}' in page
     assert "energy counters" in it.host.property(AGENT, "StatusText")
@@ -157,7 +157,7 @@ def test_totals_continue_after_kill_and_restart(it: Installed) -> None:
     it.host.kill(AGENT, signal.SIGKILL)
     eventually(lambda: it.main_pid(AGENT) not in (0, pid), "it has another process")
     it.host.wait_for(AGENT, "ActiveState", "active")
-    assert _joules(it) >= before  # what the restart had closed
+    assert _joules(it) >= before  # # checkpoint of the restart
 
 
 def test_unit_stop_writes_the_checkpoint_and_leaves_no_files(it: Installed) -> None:

@@ -1,4 +1,4 @@
-"""The shipped capper's units under a real systemd: however it ends, the original stands."""
+"""The shipped capper's units under a real systemd: the original limit is restored after any end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ZONE = "rapl:package-0"
 ORIGINAL, CAP = 270, 220
-# A lease that no test outlasts: what ends a cap is what the test does.
+# A lease that no test outlasts: # the test ends the cap
 CONFIGURED = '[caps]\nlease = "5m"\n[autotune]\nknobs = ["gpu_power", "cpu_power"]\nfloor = 0.5\n'
 FIXED = f'[[caps.fixed]]\ndevice = "intel-rapl:0"\nknob = "cpu_power"\nwatts = {CAP}\n'
 RETAINED = "1 limit stays in force"
@@ -53,7 +53,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
 @pytest.fixture
 def it(everything: Installed) -> Installed:
     everything.fresh()
-    assert everything.limit() == ORIGINAL  # whatever the test before has done
+    assert everything.limit() == ORIGINAL  # # independent of the previous test
     everything.configure(CONFIGURED)
     return everything
 
@@ -94,7 +94,7 @@ def test_killed_capper_unit_restores_and_restarts(it: Installed) -> None:
         eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
         eventually(lambda: it.main_pid(CAPPER) not in (0, pid), "started anew", within=60)
     it.host.wait_for(CAPPER, "ActiveState", "active")
-    # By what runs after it, not by the next one.
+    # # by ExecStopPost, not by the next capper
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 
@@ -129,7 +129,7 @@ def test_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed
     pid = it.main_pid(AGENT)
     it.host.kill(AGENT, signal.SIGKILL)
     eventually(lambda: it.main_pid(AGENT) not in (0, pid), "another agent", within=60)
-    assert it.limit() == CAP  # it is the administrator's, not the agent's
+    assert it.limit() == CAP  # # the administrator's, not the agent's
     before = it.host.journal().count(RETAINED)
     capper = it.main_pid(CAPPER)
     it.host.kill(CAPPER, signal.SIGKILL)
@@ -144,7 +144,7 @@ def test_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed
 
 
 def in_the_agents_place(it: Installed, script: str) -> None:
-    """Have the agent's unit run ``script``, which is told of a cap to hold."""
+    """Run ``script``, which holds the given cap, in the agent's unit."""
     it.host.inside("/etc/wattspan/holder.py").write_text(script)
     words = f"{CAPPER_SOCKET} cpu_power {ZONE} {CAP * 1000}"
     it.drop_in(
@@ -157,7 +157,7 @@ def in_the_agents_place(it: Installed, script: str) -> None:
 def test_lease_holder_killed_in_the_agent_unit_is_released(
     it: Installed,
 ) -> None:
-    # What the agent's tuner does, in its own sandbox and as its user, and then nothing more.
+    # Actions of the agent's tuner, in its sandbox and as its user, followed by silence.
     script = f"{HOLDER}\nimport threading\nthreading.Event().wait()\n"
     in_the_agents_place(it, script)
     it.host.systemctl("start", SOCKET, AGENT)
@@ -228,7 +228,7 @@ def test_hung_capper_unit_is_ended_and_restores(it: Installed) -> None:
         eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
         eventually(lambda: it.main_pid(CAPPER) not in (0, pid), "started anew", within=60)
     eventually(lambda: "Failed with result 'watchdog'" in it.host.journal(), "that was why")
-    # By what systemd runs after the kill (ExecStopPost=), not by the next capper.
+    # # by ExecStopPost= after the kill, not by the next capper
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 

@@ -1,6 +1,7 @@
-"""What the shipped units cannot do, tried by a process in their own sandbox.
+"""Actions forbidden by the shipped units, tried by a process in their sandbox.
 
-Each act is tried outside as well, where it succeeds: what failed inside failed because of the unit.
+Each act is tried outside as well, where it succeeds: failures inside the sandbox are caused by the
+unit.
 The prober's unit is the shipped one with another program in it, and nothing else.
 """
 
@@ -98,7 +99,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     ):
         try:
             it.host.run("sh", "-ec", PREPARE)
-            # It has a lock of its own from then on, which nobody has.
+            # # its own lock from then on, without other holders
             it.host.systemctl("start", CAPPER)
             it.host.systemctl("stop", CAPPER)
             assert listener.stdout is not None
@@ -119,7 +120,7 @@ def _told(text: str) -> dict[str, str]:
 
 
 def _in_the_sandbox_of(it: Installed, unit: str) -> dict[str, str]:
-    """What the prober tells that runs in ``unit``'s place."""
+    """Report of the prober in place of ``unit``."""
     text = (it.host.units / unit).read_text()
     program = re.search(r"^ExecStart=.*$", text, re.MULTILINE)
     assert program is not None
@@ -134,7 +135,7 @@ def _in_the_sandbox_of(it: Installed, unit: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outside(it: Installed) -> dict[str, str]:
-    """What the prober tells that runs in no sandbox, as root."""
+    """Report of the prober without a sandbox, as root."""
     variables = it.host.inside("/etc/default/wattspan").read_text().split()
     return _told(it.host.run("env", *variables, PYTHON, PROBER, "wattspan").stdout)
 
@@ -147,7 +148,7 @@ def _stopped(told: dict[str, str], outside: dict[str, str]) -> set[str]:
 def test_outside_of_a_sandbox_every_act_can_be_done(it: Installed, outside: dict[str, str]) -> None:
     stopped = {act: why for act, why in outside.items() if why}
     assert stopped.keys() <= MAY_BE_DENIED_TO_ALL, stopped
-    # Root need not become root: that the setuid program works is shown by who is not.
+    # Root need not become root: # an unprivileged user shows that the setuid program works
     nobody = ("setpriv", "--reuid=12345", "--clear-groups", "/opt/probed/id", "-u")
     assert it.host.run(*nobody).stdout == "0\n"
 

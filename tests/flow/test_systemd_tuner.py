@@ -1,6 +1,6 @@
 """The agent's own tuner under the shipped units turns a limit through the capper, and no other way.
 
-What is tried here is who holds a limit and what becomes of it, not how well it is chosen. The job
+The test checks the holder and fate of a limit, not the choice of its value. The job
 works on an emulated board, where nothing slows it down but the limit: the tuner comes as far on a
 machine that has much else to do.
 """
@@ -26,8 +26,8 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ORIGINAL = 700_000
-# Short looks, for they decide only how long this takes. And a lease that no test outlasts: what
-# ends a cap is what the test does.
+# Short looks, for they decide only how long this takes. And a lease that no test outlasts: # the
+# test ends the cap
 CONFIG = """
 [caps]
 lease = "5m"
@@ -62,19 +62,19 @@ class Trial(NamedTuple):
     """A limit that the tuner tries, and the agent that does."""
 
     row: dict[str, Any]  # the capper's own account of it
-    agent: int  # its pid inside
+    agent: int  # # its pid inside
 
 
 @contextmanager
 def a_limit_is_tried(it: Installed, gpu: Gpu) -> Iterator[Trial]:
-    """The tuner has lowered the limit, and is stopped in that moment: so it neither turns it back
-    nor lets it go, whatever time passes until the test does what it is about.
+    """The tuner has lowered the limit, and is stopped in that moment: so that it neither
+    changes nor releases it before the test's action.
     """
     it.fresh()
-    assert gpu.limit == ORIGINAL  # whatever the test before has done
+    assert gpu.limit == ORIGINAL  # # independent of the previous test
     it.host.run("sh", "-c", "rm -rf /var/lib/wattspan/*")  # or the job is known, and left alone
     it.configure(CONFIG)
-    # A stopped agent feeds no watchdog; and who has ended shall not begin again.
+    # # a stopped agent sends no watchdog notifications, and an ended unit must not restart
     it.drop_in(AGENT, "[Service]\nRestart=no\nWatchdogSec=0\n")
     it.drop_in(CAPPER, "[Service]\nRestart=no\n")
     it.host.systemctl("start", CAPPER)
@@ -92,13 +92,13 @@ def a_limit_is_tried(it: Installed, gpu: Gpu) -> Iterator[Trial]:
 
 
 def stopped_at(it: Installed, gpu: Gpu, agent: int) -> dict[str, Any] | None:
-    """What the tuner holds, if it was stopped while it holds something."""
+    """The tuner's lease, if it was stopped while holding one."""
     if gpu.limit == ORIGINAL:
         return None
     outside = seen_from_outside(it, agent)
     os.kill(outside, signal.SIGSTOP)
     eventually(lambda: is_stopped(outside), "the agent is stopped")
-    # What it had asked for by then is done before anybody else is answered.
+    # # earlier requests are completed before the next response
     told = it.host.run(PROGRAM, "caps", "status", "--json", timeout=HOPELESS).stdout
     row = next(row for row in json.loads(told)["rows"] if row["knob"] == "gpu_power")
     if row["holder"] and row["requested"] < ORIGINAL:
@@ -110,7 +110,7 @@ def stopped_at(it: Installed, gpu: Gpu, agent: int) -> dict[str, Any] | None:
 def seen_from_outside(it: Installed, pid: int) -> int:
     """The pid that a process inside has here."""
     for outside in descendants(it.host.pid):
-        with suppress(OSError):  # it has ended by now
+        with suppress(OSError):  # # it has ended
             told = Path(f"/proc/{outside}/status").read_text().partition("NSpid:")[2]
             if told.partition("\n")[0].split()[-1] == str(pid):
                 return outside
@@ -118,7 +118,7 @@ def seen_from_outside(it: Installed, pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process is."""
+    """Whether every thread of a process is stopped."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has ended by now
@@ -127,7 +127,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def records(it: Installed) -> list[dict[str, Any]]:
-    """What the capper has put on record, by the latest."""
+    """Latest audit row of the capper."""
     text = it.host.inside("/var/lib/wattspan-capper/audit.jsonl").read_text()
     whole, _, _ = text.rpartition("\n")  # another may be on its way
     return [json.loads(line) for line in whole.splitlines()]

@@ -1,4 +1,4 @@
-"""What systemd itself says of the shipped units, and that the reference says the same."""
+"""systemd's verdict on the shipped units equals the reference."""
 
 from __future__ import annotations
 

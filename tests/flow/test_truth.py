@@ -33,16 +33,17 @@ def test_two_competing_processes_are_charged_their_own_energy_within_one_percent
 
 
 def complaints(state_dir: Path) -> list[str]:
-    """What is more than a percent from the truth, with two processes at work beside each other."""
+    """Deviations above one percent from the truth, with two concurrent processes."""
     with LiveAgent("two-socket-h100", state_dir) as live:
         eventually(lambda: len(baselines(live) & gpus(live)) == 2, "idle GPUs are known", 300)
-        # The emulated counters move every 10 ms: a second of rest is known to a percent only, and
-        # it takes thirty of them until idle is what was seen at rest and no line through work.
+        # The emulated counters move every 10 ms: # one second of rest is known to a
+        # percent only; thirty are needed before idle power is observed rather than
+        # extrapolated
         live.rest(35)
         big, small = live.burn(0, nice=0), live.burn(0, nice=4)
         for pid, load in ((big, 0.6), (small, 0.25)):
             live.host.ask(do="attach", gpu=0, pid=pid, load=load)
-        # The CPU's baseline needs two loads to be told: rest and work.
+        # # the CPU's baseline needs two loads: rest and work.
         eventually(lambda: baselines(live) >= {"rapl:package-0"}, "idle power is known", 300)
         live.rest(3)
 
@@ -54,7 +55,7 @@ def complaints(state_dir: Path) -> list[str]:
         after = live.host.ask(do="truth")
         for pid in used:
             used[pid] += live.cpu_time(pid)
-        live.rest(4)  # until GPU usage of the window has come in
+        live.rest(4)  # # until GPU usage of the window has arrived
         live.stop()
 
         law = PROFILES["two-socket-h100"].law

@@ -26,7 +26,7 @@ DECISIONS = (decided(900, PROBE), decided(700, HOLD), decided(10, RELEASE, PROBE
 
 
 class Remembered:
-    """A history, as the agent's book tells it."""
+    """A history from the agent's decision log."""
 
     def __call__(
         self, job: str = "", limit: int = 100, since: int | None = None

@@ -1,7 +1,7 @@
 """A synchronous job on two GPUs under an agent that tunes; the emulated host knows the truth.
 
-Its second rank has more to do, so the first one waits in every step. That it is given less then
-takes more minutes than a test may; hosts of numbers show it.
+Its second rank has more work, so that the first one waits in every step. Lowering it takes more
+minutes than a test may; simulated hosts show it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def until(host: ProfileHost, holds: Callable[[], bool], what: str) -> None:
 
 
 def over(host: ProfileHost, units: int, lowered: bool) -> tuple[list[int], Done]:
-    """Limits that stood for so many steps, and what is true of these.
+    """Limits in force for so many steps, with the true values of these.
 
-    Now and then the original stands for a moment, to be compared with, and boards are turned one
-    after the other: such steps do not count.
+    At times the original is in force for a comparison, and boards are changed one after the
+    other: such steps do not count.
     """
     limits, found = host.limits, Done(0, 0, 0, 0)
 

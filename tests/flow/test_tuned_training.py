@@ -1,7 +1,7 @@
 """A training job under an agent that tunes, from its first span to the next start of the same job.
 
-The agent is told `mode = "apply"` and which span is a step, and nothing else but how short its
-looks are. What it says is held against what the emulated host knows.
+The configuration has `mode = "apply"`, the span name of a step, and short observation times only.
+Its reports are compared with the emulated host's true values.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WITHIN = 600.0  # seconds; a search takes one to three minutes, for it is the no
 
 @dataclass
 class Season:
-    """What was seen of a job from its start until its setting was held, and of its next start."""
+    """Observations of a job from its start to its held setting, and of its next start."""
 
     began: Done
-    free: Done  # from then on, before anything was turned
+    free: Done  # # from then on, before any change
     held: Done  # when the setting was held
     later: Done  # some time later
-    limit: int  # what is held
+    limit: int  # # the held setting
     metrics: dict[str, float] = field(default_factory=dict)
     says: dict[str, str] = field(default_factory=dict)
     history_again: str = ""
@@ -53,7 +53,7 @@ def season(tmp_path_factory: pytest.TempPathFactory) -> Season:
         eventually(lambda: job.done().units > seen.held.units + 100, "it works on")
         seen.later = job.done()
         seen.metrics = autotune(agent.running.scrape("text/plain"))
-        # Now and then the original stands for a moment, to be compared with.
+        # # at times the original is in force for a comparison
         seen.says["tune status"] = eventually(
             lambda: (told := agent.says("tune", "status")) * ("Hold " in told), "a setting is held"
         )
@@ -89,12 +89,12 @@ def start(agent: TuningAgent) -> Training:
 
 
 def words(lines: str) -> list[str]:
-    """What is told of the job; columns are as wide as they need to be."""
+    """Status of the job; column widths vary."""
     return [" ".join(line.split()) for line in lines.splitlines() if JOB in line]
 
 
 def autotune(scrape: str) -> dict[str, float]:
-    """What concerns the job, by name and what else tells samples apart."""
+    """Samples of the job, by name and other labels."""
     return {
         " ".join([sample.name, *(v for k, v in sample.labels.items() if k in ("bound", "state"))]):
             sample.value

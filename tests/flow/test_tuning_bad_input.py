@@ -1,4 +1,4 @@
-"""A tuner whose capper is not what it should be, and an agent that is one too many."""
+"""A tuner with a faulty capper, and a superfluous second agent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def path() -> Iterator[Path]:
 
 
 class Impostor:
-    """Somebody at the capper's socket who answers everything the same, and counts the callers."""
+    """A listener on the capper's socket that sends one fixed response and counts its clients."""
 
     def __init__(self, path: Path, answer: bytes) -> None:
         self.answer, self.callers = answer, 0
@@ -59,7 +59,7 @@ class Impostor:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection, contextlib.suppress(OSError):  # whoever asked may have hung up
+            with connection, contextlib.suppress(OSError):  # # the client may have disconnected
                 self.callers += 1
                 connection.sendall(self.answer)
                 connection.shutdown(socket.SHUT_WR)
@@ -81,7 +81,7 @@ Way = Callable[[Clock], Caps]
 
 @pytest.fixture
 def closing(path: Path) -> Iterator[Way]:
-    """The way to a capper that listens at ``path``; who went it hangs up at the end."""
+    """A client of the capper at ``path``; the test closes it at the end."""
     with contextlib.ExitStack() as clients:
 
         def way(clock: Clock) -> Caps:
@@ -135,7 +135,7 @@ def test_newly_permitted_user_is_served(tmp_path: Path, path: Path, closing: Way
     host.run(60)
     impostor.close()
     path.unlink()
-    # The capper limits requests per second: of the tuner's time, which passes faster than ours.
+    # The capper limits requests per second: # of the tuner's time, which runs faster than real time
     with CapperServer(Bench(tmp_path), path, clock=host.clock):
         host.run(60)
         assert host.tuner.accounts().capper is True

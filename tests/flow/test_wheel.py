@@ -1,4 +1,4 @@
-"""What is installed works without the tree that it was built from, for all who install it."""
+"""The installed program works without its source tree, for every user."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def python(program: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-# ------------------------------------------------------------------------------ what it consists of
+# # ------------------------------------------------------------------------------ content
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -143,7 +143,7 @@ def test_every_python_that_is_promised_is_named(wheel: Path) -> None:
     assert PROJECT["requires-python"].removeprefix(">=") in named
 
 
-# ------------------------------------------------------------------------- for who runs the agent
+# # ------------------------------------------------------------------------- for operators
 
 
 def test_installed_program_comes_from_the_wheel(program: Path) -> None:
@@ -205,7 +205,7 @@ def test_environment_below_tmp_is_rejected_for_a_service(program: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# -------------------------------------------------------------------- for who writes applications
+# # -------------------------------------------------------------------- for application authors
 
 
 @pytest.fixture(scope="module")

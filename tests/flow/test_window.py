@@ -47,7 +47,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def knows_all(running: Running) -> None:
-    """Until every device has been measured, so that windows are covered from now on."""
+    """Until every device has been measured, so that later windows are covered."""
 
     def settled() -> bool:
         try:
@@ -62,7 +62,7 @@ def knows_all(running: Running) -> None:
 
 
 def program(agent: Running, script: str, within: tuple[str, ...] = ()) -> Any:
-    """What a program of its own prints, as JSON."""
+    """Output of a separate program, as JSON."""
     done = subprocess.run(
         [*within, sys.executable, "-c", BURN + textwrap.dedent(script)],
         env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)},
@@ -225,7 +225,7 @@ def test_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path
     assert told["measured_by"] == "wattspan measure itself, no agent"
     assert told["runs"][0]["coverage"] == 1.0
     assert 0 < told["mean"]["command_joules"]["total"] < told["mean"]["host_joules"]["total"]
-    assert list(tmp_path.iterdir()) == [out]  # it serves nobody and keeps nothing
+    assert list(tmp_path.iterdir()) == [out]  # # it serves no client and stores no data
 
 
 def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:
