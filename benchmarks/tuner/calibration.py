@@ -18,7 +18,7 @@ from benchmarks.tuner.curves import Curve, Effect, curves
 from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Plant, luck
 from benchmarks.tuner.runner import Terms, Watch, drive
-from wattspan.model import Knob, Move
+from wattspan.model import Move
 from wattspan.tuning import CertifiedLevels
 
 CURVE = "a40-resnet50"
@@ -80,9 +80,7 @@ def certify(slowdown: float, cv: float, seed: int, *, remembered: bool) -> Certi
     Where a setting is remembered, from a job that it slowed down less, it is proved first.
     """
     plant = Plant(f"level {slowdown} {cv}", level(slowdown), units=UNITS, cv=cv)
-    known = (
-        CertifiedLevels(Knob.GPU_POWER, 230_000, 300_000, 0.03, 0.2, 40, cv) if remembered else None
-    )
+    known = CertifiedLevels(230_000, 300_000, 0.03, 0.2, 40, cv) if remembered else None
     job, watch, _ = drive(
         plant,
         luck(plant, seed),

@@ -18,7 +18,7 @@ from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
 from wattspan.model import RecordedDecision, TuningAccounts
-from wattspan.storage.decisions import DecisionLog, decisions_path
+from wattspan.storage.tuning import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import accounts_to_json
 

@@ -32,8 +32,8 @@ from wattspan.storage.checkpoints import (
     pack_checkpoint,
     unpack_checkpoint,
 )
-from wattspan.storage.decisions import CertificationStore, DecisionLog, read_decisions
 from wattspan.storage.store import Store
+from wattspan.storage.tuning import CertificationStore, DecisionLog, read_decisions
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
@@ -48,7 +48,7 @@ _TOLD = msgspec.json.encode(recorded_decision_to_json(_DECIDED)) + b"\n"
     "decision-book",
     whose="an agent before us, torn by a crash",
     holds="reading and adding never raise; what is read can be told again",
-    watched=("wattspan.storage.decisions", "wattspan.tuning.serialization"),
+    watched=("wattspan.storage.tuning", "wattspan.tuning.serialization"),
     samples=(_TOLD, _TOLD * 2 + _TOLD[:40], b"null\n[]\n"),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"at_mono_ns":', b'"caps":', b'"shown":', b"\n"),
 )
@@ -65,17 +65,18 @@ def decision_book(data: bytes) -> None:
 
 
 _JOB = Fingerprint("train.py", "H100", "570", 1, "trainer", "step")
-_SETTING = CertifiedLevels(
-    knob=Knob.GPU_POWER, level=3, original=9, slowdown=0.02, saving=0.2, pairs=40, noise=0.01
-)
+_SETTING = CertifiedLevels(level=3, original=9, slowdown=0.02, saving=0.2, pairs=40, noise=0.01)
 
 
 @target(
     "certified-book",
     whose="an agent before us, torn by a crash",
     holds="a book whose settings are within bounds and that can be told again, or an empty one",
-    watched=("wattspan.storage.decisions", "wattspan.tuning.decisions.certified_settings"),
-    samples=(json.dumps(to_json(CertifiedSettings().certified(_JOB, _SETTING))).encode(), b"{}"),
+    watched=("wattspan.storage.tuning", "wattspan.tuning.decisions.certified_settings"),
+    samples=(
+        json.dumps(to_json(CertifiedSettings().certified(_JOB, Knob.GPU_POWER, _SETTING))).encode(),
+        b"{}",
+    ),
     words=(b"1e400", b"9" * 400, b"[" * 3000, b'"levels":', b"NaN", b"true", b"null"),
 )
 def certified_book(data: bytes) -> None:
@@ -89,8 +90,8 @@ def certified_book(data: bytes) -> None:
         known = book._memory
         assert from_json(json.loads(json.dumps(to_json(known)))) == known
         for entry in known.entries.values():
-            assert 0 <= entry.remembered.level <= entry.remembered.original
-        book.certified(_JOB, _SETTING)
+            assert 0 <= entry.setting.level <= entry.setting.original
+        book.certified(_JOB, Knob.GPU_POWER, _SETTING)
         assert not (path / "tuning" / "certified.json").is_symlink()
 
 

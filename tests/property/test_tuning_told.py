@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wattspan.model import Decision, DecisionReason, Instant, Knob, Move, RecordedDecision
 from wattspan.service.decision_events import decision_record
-from wattspan.storage.decisions import DecisionLog
+from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import (
     recorded_decision_from_json,

@@ -246,8 +246,8 @@ class Memory:
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
         return self.kept.get(fingerprint)
 
-    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
-        self.kept[fingerprint] = remembered
+    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None:
+        self.kept[fingerprint] = setting
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
         self.kept.pop(fingerprint, None)

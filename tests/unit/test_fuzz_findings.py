@@ -24,7 +24,7 @@ from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.netlink import raise_error
 from wattspan.sources.nvml.session import MAX_GPUS
-from wattspan.storage.decisions import DecisionLog
+from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.util.protobuf import retry_delay, status_message
 

@@ -13,7 +13,7 @@ from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
 from wattspan.http.messages import Peer
 from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
-from wattspan.storage.decisions import DecisionLog
+from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import accounts_from_json, recorded_decision_from_json
 

@@ -19,9 +19,10 @@ from wattspan.tuning.decisions.certified_settings import (
     to_json,
 )
 
+KNOB = Knob.GPU_POWER
 JOB = Fingerprint("0123456789abcdef", "NVIDIA H100", "570.1", 8, "trainer", "train_step")
 SETTING = CertifiedLevels(
-    Knob.GPU_POWER, 560_000, 700_000, 0.031, 0.08, 46, 0.02, {"GPU-1": 540_000, "GPU-2": 560_000}
+    560_000, 700_000, 0.031, 0.08, 46, 0.02, {"GPU-1": 540_000, "GPU-2": 560_000}
 )
 
 
@@ -30,7 +31,7 @@ def job(number: int) -> Fingerprint:
 
 
 def test_known_job_starts_from_its_certified_setting() -> None:
-    book = CertifiedSettings().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, KNOB, SETTING)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
 
 
@@ -47,26 +48,26 @@ def test_known_job_starts_from_its_certified_setting() -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_other_fingerprint_has_no_certificate(other: dict[str, Any]) -> None:
-    book = CertifiedSettings().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, KNOB, SETTING)
     assert book.recall(replace(JOB, **other), Knob.GPU_POWER) is None
     assert book.recall(JOB, Knob.CPU_POWER) is None
 
 
 def test_certificates_are_per_actuator() -> None:
-    clock = replace(SETTING, knob=Knob.GPU_CLOCK, level=1500, original=1980, levels={})
-    book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, clock)
+    clock = replace(SETTING, level=1500, original=1980, levels={})
+    book = CertifiedSettings().certified(JOB, KNOB, SETTING).certified(JOB, Knob.GPU_CLOCK, clock)
     assert book.recall(JOB, Knob.GPU_POWER) == SETTING
     assert book.recall(JOB, Knob.GPU_CLOCK) == clock
 
 
 def test_latest_certificate_wins() -> None:
     later = replace(SETTING, level=600_000, levels={})
-    book = CertifiedSettings().certified(JOB, SETTING).certified(JOB, later)
+    book = CertifiedSettings().certified(JOB, KNOB, SETTING).certified(JOB, KNOB, later)
     assert book.recall(JOB, Knob.GPU_POWER) == later
 
 
 def test_setting_that_failed_twice_is_forgotten() -> None:
-    once = CertifiedSettings().certified(JOB, SETTING).failed(JOB, Knob.GPU_POWER)
+    once = CertifiedSettings().certified(JOB, KNOB, SETTING).failed(JOB, Knob.GPU_POWER)
     assert once.recall(JOB, Knob.GPU_POWER) == SETTING
     assert once.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) is None
 
@@ -74,24 +75,23 @@ def test_setting_that_failed_twice_is_forgotten() -> None:
 def test_new_certificate_replaces_a_failure() -> None:
     book = (
         CertifiedSettings()
-        .certified(JOB, SETTING)
+        .certified(JOB, KNOB, SETTING)
         .failed(JOB, Knob.GPU_POWER)
-        .certified(JOB, SETTING)
+        .certified(JOB, KNOB, SETTING)
     )
     assert book.failed(JOB, Knob.GPU_POWER).recall(JOB, Knob.GPU_POWER) == SETTING
 
 
 def test_unknown_certificate_can_neither_fail_nor_be_used() -> None:
-    book = CertifiedSettings().certified(JOB, SETTING)
+    book = CertifiedSettings().certified(JOB, KNOB, SETTING)
     assert book.failed(job(1), Knob.GPU_POWER) is book
-    assert book.used(job(1), Knob.GPU_POWER) is book
 
 
 def test_least_recently_used_certificate_is_evicted() -> None:
     book = CertifiedSettings()
     for number in range(MAX_CERTIFIED):
-        book = book.certified(job(number), SETTING)
-    book = book.used(job(0), Knob.GPU_POWER).certified(job(MAX_CERTIFIED), SETTING)
+        book = book.certified(job(number), KNOB, SETTING)
+    book = book.failed(job(0), KNOB).certified(job(MAX_CERTIFIED), KNOB, SETTING)
     assert len(book.entries) == MAX_CERTIFIED
     assert book.recall(job(0), Knob.GPU_POWER) == SETTING
     assert book.recall(job(1), Knob.GPU_POWER) is None
@@ -106,7 +106,9 @@ def written(book: CertifiedSettings) -> Any:
 
 def test_certificates_round_trip() -> None:
     book = (
-        CertifiedSettings().certified(JOB, SETTING).certified(job(1), replace(SETTING, levels={}))
+        CertifiedSettings()
+        .certified(JOB, KNOB, SETTING)
+        .certified(job(1), KNOB, replace(SETTING, levels={}))
     )
     book = book.failed(JOB, Knob.GPU_POWER)
     again = from_json(written(book))
@@ -165,24 +167,28 @@ def spoil(*path: str, value: object) -> Callable[[Any], None]:
     ],
 )
 def test_entry_that_does_not_read_is_left_out_alone(damage: Callable[[Any], None]) -> None:
-    facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
+    facts = written(
+        CertifiedSettings().certified(JOB, KNOB, SETTING).certified(job(1), KNOB, SETTING)
+    )
     damage(facts["entries"][0])
     book = from_json(facts)
-    assert [key.fingerprint for key in book.entries] == [job(1)]
+    assert [fingerprint for fingerprint, _ in book.entries] == [job(1)]
 
 
 def test_later_duplicate_certificate_wins() -> None:
-    facts = written(CertifiedSettings().certified(JOB, SETTING).certified(job(1), SETTING))
-    facts["entries"] += written(CertifiedSettings().certified(JOB, replace(SETTING, pairs=7)))[
-        "entries"
-    ]
+    facts = written(
+        CertifiedSettings().certified(JOB, KNOB, SETTING).certified(job(1), KNOB, SETTING)
+    )
+    facts["entries"] += written(
+        CertifiedSettings().certified(JOB, KNOB, replace(SETTING, pairs=7))
+    )["entries"]
     book = from_json(facts)
-    assert [key.fingerprint for key in book.entries] == [job(1), JOB]
+    assert [fingerprint for fingerprint, _ in book.entries] == [job(1), JOB]
     assert book.recall(JOB, Knob.GPU_POWER) == replace(SETTING, pairs=7)
 
 
 def test_certificate_file_keeps_the_latest_entries() -> None:
-    facts = written(CertifiedSettings().certified(JOB, SETTING))
+    facts = written(CertifiedSettings().certified(JOB, KNOB, SETTING))
     (entry,) = facts["entries"]
     facts["entries"] = [
         {**entry, "fingerprint": {**entry["fingerprint"], "command": str(number)}}

@@ -96,12 +96,7 @@ def test_certified_level_is_stored_and_proved_first() -> None:
 
 @pytest.mark.parametrize("level", [TOP, TOP + 5_000])
 def test_stored_level_out_of_range_is_ignored(level: int) -> None:
-    known = CertifiedLevels(Knob.GPU_POWER, level, TOP, 0.03, 0.1, 12)
-    assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
-
-
-def test_another_knobs_memory_is_not_used() -> None:
-    known = CertifiedLevels(Knob.GPU_CLOCK, 1_500, 1_980, 0.03, 0.1, 12)
+    known = CertifiedLevels(level, level, 0.03, 0.1, 12)
     assert begin(QUICK, RANGES, now=0, remembered=known).resume_level is None
 
 

@@ -53,7 +53,7 @@ DEFAULT_DECISIONS = 100
 
 
 class DecisionHistoryView(Protocol):
-    """Returns decisions, oldest first; see ``wattspan.storage.decisions.DecisionLog.recent``."""
+    """Returns decisions, oldest first; see ``wattspan.storage.tuning.DecisionLog.recent``."""
 
     def __call__(
         self, job: str = "", limit: int = DEFAULT_DECISIONS, since: int | None = None

@@ -35,7 +35,7 @@ from wattspan.tuning.work_units import ReceivedSpanQueue
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
-    from wattspan.storage.decisions import DecisionLog
+    from wattspan.storage.tuning import DecisionLog
     from wattspan.tuning.tuner import Tuner
 
 Log = Callable[[str], None]
@@ -204,7 +204,7 @@ class TuningAssembly:
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.service.decision_events import ForwardedDecisions
-        from wattspan.storage.decisions import CertificationStore, DecisionLog, decisions_path
+        from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
         from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.tuner import Tuner
 

@@ -67,7 +67,7 @@ class CertifiedStore(Protocol):
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
 
-    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None: ...
+    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None: ...
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
 
@@ -372,7 +372,7 @@ class Tuner:
 
     def _store_certified(self, job: TuningJob) -> None:
         if job.certified is not None and job.fingerprint is not None:
-            self._certified.certified(job.fingerprint, job.certified)
+            self._certified.certified(job.fingerprint, job.knob, job.certified)
 
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()

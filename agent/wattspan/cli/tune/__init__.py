@@ -225,7 +225,7 @@ def _stored_history(
     """The history on disk; raises ``why`` if it cannot be read."""
     from wattspan.api.requests import TIME_FORMATS, parse_time
     from wattspan.storage.database import file_exists
-    from wattspan.storage.decisions import decisions_path, read_decisions, select_decisions
+    from wattspan.storage.tuning import decisions_path, read_decisions, select_decisions
     from wattspan.tuning.serialization import recorded_decision_to_json
 
     state_dir = Path(config.agent.state_dir)

@@ -12,12 +12,12 @@ and forgotten after :data:`MAX_FAILURES` failures in a row.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2s
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -101,122 +101,63 @@ def _without_random_parts(word: str) -> str:
     return _TEMPORARY.sub(lambda path: _RANDOM_PATH.sub(_WILDCARD, path[0]), word)
 
 
-VERSION = 1
 MAX_CERTIFIED = 256
-"""Entries; the least recently used one is removed first."""
+"""Entries; the least recently changed one is removed first."""
 
 MAX_FAILURES = 2
 """Failures in a row after which an entry is removed."""
 
 
-class JobKey(NamedTuple):
+class CertifiedEntry(msgspec.Struct, frozen=True):
+    """A certified setting of a job, as in the file."""
+
     fingerprint: Fingerprint
     knob: Knob
-
-
-class CertifiedSetting(NamedTuple):
-    remembered: CertifiedLevels
-    failures: int = 0  # since it was certified
-
-
-_EMPTY: Mapping[JobKey, CertifiedSetting] = MappingProxyType({})
+    failures: Annotated[int, msgspec.Meta(ge=0, lt=MAX_FAILURES)]  # since it was certified
+    setting: CertifiedLevels
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedSettings:
-    """Certified settings by job, least recently used first."""
+    """Certified settings by job and knob, least recently changed first."""
 
-    entries: Mapping[JobKey, CertifiedSetting] = field(default_factory=lambda: _EMPTY)
+    entries: Mapping[tuple[Fingerprint, Knob], CertifiedEntry] = field(default_factory=dict)
 
     def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None:
         """The setting to certify first; None for an unknown job."""
-        entry = self.entries.get(JobKey(fingerprint, knob))
-        return entry.remembered if entry is not None else None
+        entry = self.entries.get((fingerprint, knob))
+        return entry.setting if entry is not None else None
 
-    def used(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedSettings:
-        """Mark an entry as the most recently used one."""
-        key = JobKey(fingerprint, knob)
-        entry = self.entries.get(key)
-        return self if entry is None else self._with(key, entry)
-
-    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> CertifiedSettings:
+    def certified(
+        self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels
+    ) -> CertifiedSettings:
         """Replace the job's entry by a newly certified setting."""
-        return self._with(JobKey(fingerprint, remembered.knob), CertifiedSetting(remembered))
+        return self.with_entry(CertifiedEntry(fingerprint, knob, 0, setting))
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedSettings:
         """Record that the job's setting was not certified again, or had to be released."""
-        key = JobKey(fingerprint, knob)
-        entry = self.entries.get(key)
+        entry = self.entries.get((fingerprint, knob))
         if entry is None:
             return self
         if entry.failures + 1 < MAX_FAILURES:
-            return self._with(key, entry._replace(failures=entry.failures + 1))
-        return CertifiedSettings(
-            MappingProxyType({k: e for k, e in self.entries.items() if k != key})
-        )
+            return self.with_entry(msgspec.structs.replace(entry, failures=entry.failures + 1))
+        return CertifiedSettings({k: one for k, one in self.entries.items() if one is not entry})
 
-    def _with(self, key: JobKey, entry: CertifiedSetting) -> CertifiedSettings:
-        entries = {k: e for k, e in self.entries.items() if k != key}
-        return _latest(entries | {key: entry})
-
-
-def _latest(entries: Mapping[JobKey, CertifiedSetting]) -> CertifiedSettings:
-    return CertifiedSettings(MappingProxyType(dict(list(entries.items())[-MAX_CERTIFIED:])))
-
-
-# ------------------------------------------------------------------------------- file format
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-_Ratio = Annotated[float, msgspec.Meta(gt=-1e9, lt=1e9)]
-
-
-class _SettingRecord(msgspec.Struct):
-    level: _Count
-    original: _Count
-    slowdown: _Ratio
-    saving: _Ratio
-    pairs: _Count
-    noise: _Ratio
-    levels: Annotated[dict[str, _Count], msgspec.Meta(max_length=1024)]
-
-    def __post_init__(self) -> None:
-        if max(self.level, *self.levels.values(), 0) > self.original:
-            raise ValueError("a level is above the original setting")
-
-
-class _EntryRecord(msgspec.Struct):
-    fingerprint: Fingerprint
-    knob: Knob
-    failures: Annotated[int, msgspec.Meta(ge=0, lt=MAX_FAILURES)]
-    setting: _SettingRecord
+    def with_entry(self, entry: CertifiedEntry) -> CertifiedSettings:
+        """Add or replace an entry, which becomes the latest one."""
+        key = entry.fingerprint, entry.knob
+        others = [(k, one) for k, one in self.entries.items() if k != key]
+        return CertifiedSettings(dict([*others, (key, entry)][-MAX_CERTIFIED:]))
 
 
 class _FileRecord(msgspec.Struct):
-    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)]
+    version: Literal[1]
     entries: list[Any]
 
 
 def to_json(settings: CertifiedSettings) -> dict[str, Any]:
     """The contents of the file, as values for JSON."""
-    return {
-        "version": VERSION,
-        "entries": [
-            {
-                "fingerprint": asdict(key.fingerprint),
-                "knob": key.knob.value,
-                "failures": entry.failures,
-                "setting": {
-                    **{
-                        name: getattr(entry.remembered, name)
-                        for name in _SettingRecord.__struct_fields__
-                    },
-                    "levels": dict(entry.remembered.levels),
-                },
-            }
-            for key, entry in settings.entries.items()
-        ],
-    }
+    return {"version": 1, "entries": msgspec.to_builtins(list(settings.entries.values()))}
 
 
 def from_json(facts: object) -> CertifiedSettings:
@@ -224,18 +165,10 @@ def from_json(facts: object) -> CertifiedSettings:
 
     A file of another version is an empty one: its contents can be learned again.
     """
-    try:
-        file = msgspec.convert(facts, _FileRecord)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate as a key
-        return CertifiedSettings()
-    entries: dict[JobKey, CertifiedSetting] = {}
-    for one in file.entries:
-        try:
-            entry = msgspec.convert(one, _EntryRecord)
-        except (msgspec.ValidationError, UnicodeEncodeError):  # a lone surrogate as a key
-            continue
-        levels = CertifiedLevels(knob=entry.knob, **msgspec.structs.asdict(entry.setting))
-        key = JobKey(entry.fingerprint, entry.knob)
-        entries.pop(key, None)
-        entries[key] = CertifiedSetting(levels, entry.failures)
-    return _latest(entries)
+    settings = CertifiedSettings()
+    # UnicodeEncodeError: a lone surrogate as a key
+    with contextlib.suppress(msgspec.ValidationError, UnicodeEncodeError):
+        for one in msgspec.convert(facts, _FileRecord).entries:
+            with contextlib.suppress(msgspec.ValidationError, UnicodeEncodeError):
+                settings = settings.with_entry(msgspec.convert(one, CertifiedEntry))
+    return settings

@@ -32,7 +32,6 @@ _TOGETHER = 0.5  # overlap of the units of one step, relative to the shortest
 _DEVIATIONS = 2.0  # standard errors of a significant difference
 _EQUAL = MIN_SLACK / 4  # ranks with a smaller difference are equally slow
 _HALVE = 2 * STEPS  # steps after which the weight of older steps is halved
-_NO_QUEUES: Mapping[int, tuple[WorkUnit, ...]] = MappingProxyType({})
 
 
 class SynchronousStep(NamedTuple):
@@ -60,7 +59,7 @@ class Lockstep:
     ended, until its next unit.
     """
 
-    queues: Mapping[int, tuple[WorkUnit, ...]] = field(default_factory=lambda: _NO_QUEUES)
+    queues: Mapping[int, tuple[WorkUnit, ...]] = field(default_factory=dict)
     end: int = 0  # of the last step
 
     def add(self, units: Iterable[WorkUnit]) -> tuple[Lockstep, tuple[SynchronousStep, ...]]:
@@ -88,7 +87,7 @@ class Lockstep:
             else:
                 heads[min(together, key=lambda unit: unit.end).rank] += 1
         queues = {rank: tuple(queue[heads[rank] :]) for rank, queue in waiting.items()}
-        return Lockstep(MappingProxyType(queues), end), tuple(steps)
+        return Lockstep(queues, end), tuple(steps)
 
 
 def _units_overlap(units: Sequence[WorkUnit]) -> bool:
@@ -113,7 +112,6 @@ class _Moments(NamedTuple):
 
 
 _NO_MOMENTS = _Moments()
-_NO_RANKS: Mapping[int, _Moments] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class RankWaits:
     """
 
     steps: float = 0.0
-    sums: Mapping[int, _Moments] = field(default_factory=lambda: _NO_RANKS)
+    sums: Mapping[int, _Moments] = field(default_factory=dict)
 
     def add(self, step: SynchronousStep) -> RankWaits:
         """Add a step; one without compute times is ignored."""
@@ -139,7 +137,7 @@ class RankWaits:
             total, squares = before.sums.get(rank, _NO_MOMENTS)
             part = compute / length
             sums[rank] = _Moments(total * keep + part, squares * keep + part * part)
-        return RankWaits(before.steps * keep + 1, MappingProxyType(sums))
+        return RankWaits(before.steps * keep + 1, sums)
 
     @property
     def critical(self) -> int | None:

@@ -76,7 +76,6 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
         return None
     estimate = state.estimates.at(level)
     return CertifiedLevels(
-        knob=state.policy.knob,
         level=state.ladder.base(level),
         original=state.top,
         slowdown=math.expm1(estimate.time.mean),

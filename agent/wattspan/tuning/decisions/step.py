@@ -59,9 +59,7 @@ def begin(
 ) -> TunerState:
     """The state of a new tuner of one knob of one job's devices."""
     ladder = LevelLadder.over(ranges)
-    resume_level = None
-    if remembered is not None and remembered.knob is policy.knob:
-        resume_level = ladder.level(remembered.level)
+    resume_level = ladder.level(remembered.level) if remembered is not None else ladder.top
     return TunerState(
         policy=policy,
         ladder=ladder,

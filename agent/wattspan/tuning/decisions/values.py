@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from wattspan.model import SECOND, DecisionReason, Knob, ModelEnum, SettingResult
 
-_NO_LEVELS: Mapping[str, int] = MappingProxyType({})
+# Limits of values in the file of certified settings.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Ratio = Annotated[float, msgspec.Meta(gt=-1e9, lt=1e9)]
 
 
 class Objective(ModelEnum):
@@ -102,16 +105,24 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedLevels:
-    """A certified setting; ``levels`` by device are in the knob's unit."""
+    """A certified setting; ``levels`` by device are in the knob's unit.
 
-    knob: Knob
-    level: int  # of all devices; ``levels`` may be lower for some
-    original: int
-    slowdown: float
-    saving: float
-    pairs: int
-    noise: float = 0.0
-    levels: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
+    ValueError: a level is above the original setting.
+    """
+
+    level: _Count  # of all devices; ``levels`` may be lower for some
+    original: _Count
+    slowdown: _Ratio
+    saving: _Ratio
+    pairs: _Count
+    noise: _Ratio = 0.0
+    levels: Annotated[Mapping[str, _Count], msgspec.Meta(max_length=1024)] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if max(self.level, *self.levels.values(), 0) > self.original:
+            raise ValueError("a level is above the original setting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +138,9 @@ class Observation:
     now: int
     units: tuple[WorkUnit, ...] = ()
     energy: tuple[EnergyPoint, ...] = ()
-    in_force: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
+    in_force: Mapping[str, int] = field(default_factory=dict)
     since: int = 0
-    draw: Mapping[str, int] = field(default_factory=lambda: _NO_LEVELS)
+    draw: Mapping[str, int] = field(default_factory=dict)
     vetoes: frozenset[DecisionReason] = frozenset()
     may_explore: bool = True
     ended: bool = False
@@ -164,9 +175,6 @@ class LoweredLevels(NamedTuple):
     settings: Mapping[str, int]
 
 
-_NO_SETTINGS: Mapping[int, LoweredLevels] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class LevelLadder:
     """Levels from ``top``, the original setting of every device, down to ``bottom``.
@@ -179,7 +187,7 @@ class LevelLadder:
     top: int
     bottom: int
     step: int
-    lowered: Mapping[int, LoweredLevels] = field(default_factory=lambda: _NO_SETTINGS)
+    lowered: Mapping[int, LoweredLevels] = field(default_factory=dict)
 
     @classmethod
     def over(cls, ranges: Sequence[KnobRange]) -> LevelLadder:
@@ -226,12 +234,12 @@ class LevelLadder:
         level = base - 1 - len(self.lowered)
         if level <= base - self.step:
             raise LookupError(f"no room below {base} for settings that differ by device")
-        lowered = {**self.lowered, level: LoweredLevels(base, MappingProxyType(dict(settings)))}
-        return replace(self, lowered=MappingProxyType(lowered)), level
+        lowered = {**self.lowered, level: LoweredLevels(base, settings)}
+        return replace(self, lowered=lowered), level
 
     def plain(self) -> LevelLadder:
         """The ladder without lowered levels."""
-        return replace(self, lowered=_NO_SETTINGS)
+        return replace(self, lowered={})
 
     def is_in_force(self, level: int, in_force: Mapping[str, int]) -> bool:
         """True if the settings read back are ``level``, except for rounding by the device."""

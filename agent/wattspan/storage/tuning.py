@@ -22,16 +22,16 @@ from wattspan.model import (
     SECOND,
     Decision,
     DecisionReason,
-    Failure,
     Knob,
     Move,
     RecordedDecision,
-    Trouble,
 )
 from wattspan.ports import Clock
 from wattspan.tuning import CertifiedLevels, Fingerprint
 from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
+from wattspan.util.rate_limited_log import RateLimitedLog
+from wattspan.util.text import printable
 
 MAX_LOG_BYTES = 2**20
 """Bytes of one of the two files."""
@@ -69,15 +69,11 @@ class DecisionLog:
         size: int = MAX_LOG_BYTES,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._path, self._clock, self._size, self._log = path, clock, size, log
+        self._path, self._size = path, size
         self._lock = threading.Lock()
         self._last: OrderedDict[tuple[str, Knob], _DecisionIdentity] | None = None
         self._unwritten: deque[RecordedDecision] = deque(maxlen=MAX_UNWRITTEN)
-        self._logged_at: int | None = None
-        self.missed = 0
-        """Number of decisions whose first write failed."""
-        self.failure: Failure | None = None
-        """Failure of the last write, or None."""
+        self._failures = RateLimitedLog(clock.monotonic, log, REPEAT_INTERVAL)
 
     def add(self, decision: RecordedDecision) -> None:
         """Append ``decision``, unless it repeats the last decision about the job.
@@ -102,9 +98,7 @@ class DecisionLog:
                     self._append(self._unwritten[0])
                     self._unwritten.popleft()
             except OSError as error:
-                self._record_failure(error)
-            else:
-                self.failure = None
+                self._failures.write(_failure_sentence(error, self._path))
 
     def recent(
         self, job: str = "", limit: int = 100, since: int | None = None
@@ -148,16 +142,6 @@ class DecisionLog:
             while len(self._last) > _MAX_JOBS:
                 self._last.popitem(last=False)
         return self._last
-
-    # --------------------------------------------------------------------------------- trouble
-
-    def _record_failure(self, error: OSError) -> None:
-        self.missed += 1
-        self.failure = _failure(error, self._path)
-        now = self._clock.monotonic()
-        if self._logged_at is None or now - self._logged_at >= REPEAT_INTERVAL:
-            self._logged_at = now
-            self._log(str(self.failure))
 
 
 def read_decisions(path: Path, size: int = MAX_LOG_BYTES) -> list[RecordedDecision]:
@@ -208,22 +192,14 @@ def _read_file(path: Path, size: int) -> Iterator[RecordedDecision]:
             yield recorded_decision_from_json(msgspec.json.decode(line))
 
 
-def _failure(error: OSError, path: Path) -> Failure:
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    denied = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}
-    cause = "the disk is full" if full else (error.strerror or str(error)).lower()
-    remedy = (
-        f"Free some space for {path.parent}."
-        if full
-        else "Make it writable for the user of the agent, or set another state_dir in [agent]."
-    )
-    return Failure(
-        "tuning",
-        f"the decision log {path}",
-        Trouble.DENIED if denied else Trouble.RETRY,
-        cause,
-        f"{remedy} Tuning continues without it.",
-        verb="write",
+def _failure_sentence(error: OSError, path: Path) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        cause, remedy = "the disk is full", f"Free some space for {path.parent}."
+    else:
+        cause = (error.strerror or str(error)).lower()
+        remedy = "Make it writable for the user of the agent, or set another state_dir in [agent]."
+    return printable(
+        f"Cannot write the decision log {path}: {cause}. {remedy} Tuning continues without it."
     )
 
 
@@ -256,9 +232,9 @@ class CertificationStore:
         """Return the certified levels, or None."""
         return self._memory.recall(fingerprint, knob)
 
-    def certified(self, fingerprint: Fingerprint, remembered: CertifiedLevels) -> None:
+    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None:
         """Record a setting that keeps the budget of a job."""
-        self._save(self._memory.certified(fingerprint, remembered))
+        self._save(self._memory.certified(fingerprint, knob, setting))
 
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None:
         """Record a later failure of the certified setting; it loses trust or is removed."""
