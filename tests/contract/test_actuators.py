@@ -21,10 +21,10 @@ from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
 from support.powercap_layouts import LAYOUTS
-from wattspan.capper.actuators import open_actuators
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower
 from wattspan.capper.actuators.nvml import NvmlBoards
+from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml

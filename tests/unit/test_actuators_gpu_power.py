@@ -7,7 +7,7 @@ import pytest
 
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.capper.actuators.common import READ_INTERVAL, SETTLE_TIMEOUT
+from wattspan.capper.actuators import READ_INTERVAL, SETTLE_TIMEOUT
 from wattspan.capper.actuators.gpu import GpuPower
 from wattspan.capper.actuators.nvml import REINITIALIZE_AFTER, NvmlBoards
 from wattspan.model import CapKey, Knob, KnobState, Trouble

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.fake_knobs import KnobNvml
 from support.fake_nvml import FakeGpu
-from wattspan.capper.actuators import open_actuators
+from wattspan.capper.devices import open_actuators
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Knob
 from wattspan.testing import ManualClock

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from wattspan.capper.actuators.common import is_honoured
+from wattspan.capper.actuators import is_honoured
+from wattspan.capper.actuators.cpu import CpuPower
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower
+from wattspan.capper.actuators.nvml import NvmlBoards, load_pynvml
 from wattspan.capper.audit import AuditAction
 from wattspan.capper.journal_entries import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import CapKey, Knob, KnobState, ModelEnum, Trouble
-from wattspan.ports import Actuator, ActuatorError, CapsError
+from wattspan.model import MILLISECOND, CapKey, Knob, KnobState, ModelEnum, Trouble
+from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
+from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
+
+SYSFS = Path("/sys")
+EMULATED_RESPONSE_TIME = 50 * MILLISECOND
+"""An emulated host reads the files of its limits when its counters move: every 10 ms or so."""
+
+
+def open_actuators(
+    knobs: Collection[Knob],
+    *,
+    clock: Clock,
+    nvml: Any = None,
+    sysfs: Path = SYSFS,
+    emulated: bool = False,
+) -> tuple[SlottedActuator, ...]:
+    """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
+
+    ``nvml`` replaces the ``pynvml`` module; an ``emulated`` host uses nothing else, so that no real
+    GPU is ever set instead of an emulated one. GPUs are included while the driver is not loaded:
+    they appear once it is. No device is used before the first call.
+    """
+    found: list[SlottedActuator] = []
+    if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
+        nvml = load_pynvml() if nvml is None and not emulated else nvml
+        boards = None if nvml is None else NvmlBoards(nvml, clock)
+        if boards is not None and Knob.GPU_POWER in knobs:
+            found.append(GpuPower(boards, clock))
+        if boards is not None and Knob.GPU_CLOCK in knobs:
+            found.append(GpuClock(boards, clock))
+    if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
+        delay = EMULATED_RESPONSE_TIME if emulated else 0
+        found.append(CpuPower(sysfs, clock, answers_after=delay))
+    return tuple(found)
 
 
 class ConcurrentActuator(Actuator, Protocol):

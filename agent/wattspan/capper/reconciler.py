@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from wattspan.capper.actuators.common import is_honoured
+from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
 from wattspan.capper.devices import (
     DeviceError,

@@ -172,7 +172,7 @@ def open_isolated_actuators(
     knobs: Collection[Knob], emulated: Path | None, clock: Clock
 ) -> Sequence[ConcurrentActuator]:
     """``knobs`` of this host, or of the emulated one in ``emulated``, each device isolated."""
-    from wattspan.capper.actuators import open_actuators
+    from wattspan.capper.devices import open_actuators
     from wattspan.capper.workers import isolate_actuators
 
     if emulated is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wattspan.capper.actuators.common import format_setting
+from wattspan.capper.actuators import format_setting
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.options import (
     config_options,

@@ -10,45 +10,138 @@ The ``trouble`` of an ActuatorError:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-from typing import Any
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
-from wattspan.capper.actuators.cpu import POWERCAP_CLASS, CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower
-from wattspan.capper.actuators.nvml import NvmlBoards, load_pynvml
-from wattspan.model import MILLISECOND, Knob
-from wattspan.ports import Clock, SlottedActuator
+from wattspan.model import MILLISECOND, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, Clock
 
-SYSFS = Path("/sys")
-EMULATED_RESPONSE_TIME = 50 * MILLISECOND
-"""An emulated host reads the files of its limits when its counters move: every 10 ms or so."""
+COARSEST_STEP = 1_000
+"""Milliwatts of the coarsest step of a power limit.
+
+RAPL's unit is 2**-N watts, an eighth as a rule and one watt at the coarsest, and rounds down. A
+board's firmware may keep whole watts.
+"""
+
+SETTLE_TIMEOUT = 200 * MILLISECOND
+"""Longest time until a device obeys. Setters themselves take 10 to 20 ms."""
+
+READ_INTERVAL = 10 * MILLISECOND
 
 
-def open_actuators(
-    knobs: Collection[Knob],
-    *,
-    clock: Clock,
-    nvml: Any = None,
-    sysfs: Path = SYSFS,
-    emulated: bool = False,
-) -> tuple[SlottedActuator, ...]:
-    """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
+def format_setting(knob: Knob, value: int | None) -> str:
+    """``"312.5 W"``, ``"1410 MHz"``."""
+    if value is None:
+        return "unknown"
+    return f"{value} MHz" if knob is Knob.GPU_CLOCK else f"{value / 1000:g} W"
 
-    ``nvml`` replaces the ``pynvml`` module; an ``emulated`` host uses nothing else, so that no real
-    GPU is ever set instead of an emulated one. GPUs are included while the driver is not loaded:
-    they appear once it is. No device is used before the first call.
+
+def actuator_error(
+    thing: str, cause: str, remedy: str, trouble: Trouble, *, locked: bool = False
+) -> ActuatorError:
+    """``thing`` is the attempt, as in "read the power limit of GPU 0"."""
+    sentence = f"Cannot {thing}: {cause}."
+    return ActuatorError(f"{sentence} {remedy}".rstrip(), trouble, locked=locked)
+
+
+def is_honoured(wanted: int, shown: int | None) -> bool:
+    """True if ``shown`` is the power limit ``wanted`` after rounding, which is always down."""
+    return shown is not None and wanted - COARSEST_STEP < shown <= wanted
+
+
+def is_enforced(before: KnobState, now: KnobState, wanted: int) -> bool:
+    """True if the device shows the limit ``wanted`` now, and obeys it.
+
+    A lower limit from outside that was in force ``before`` may stay in force.
     """
-    found: list[SlottedActuator] = []
-    if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
-        nvml = load_pynvml() if nvml is None and not emulated else nvml
-        boards = None if nvml is None else NvmlBoards(nvml, clock)
-        if boards is not None and Knob.GPU_POWER in knobs:
-            found.append(GpuPower(boards, clock))
-        if boards is not None and Knob.GPU_CLOCK in knobs:
-            found.append(GpuClock(boards, clock))
-    if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
-        found.append(
-            CpuPower(sysfs, clock, answers_after=EMULATED_RESPONSE_TIME if emulated else 0)
+    if not is_honoured(wanted, now.requested):
+        return False
+    if now.enforced is None or now.enforced == now.requested:
+        return True
+    return now.enforced < wanted and _limited_externally(before)
+
+
+def _limited_externally(state: KnobState) -> bool:
+    requested, enforced = state.requested, state.enforced
+    return requested is not None and enforced is not None and enforced < requested
+
+
+class DeviceActuator(ABC):
+    """One knob of all devices of a family, read by ``_state`` and listed by ``_ids``."""
+
+    knob: Knob
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[str, KnobState] = {}
+
+    @abstractmethod
+    def _ids(self) -> Iterable[str]:
+        """The ids of all devices that can be identified."""
+
+    @abstractmethod
+    def _state(self, device: str) -> KnobState:
+        """The present state of one device. ActuatorError."""
+
+    def devices(self) -> tuple[KnobState, ...]:
+        states = []
+        for device in self._ids():
+            with contextlib.suppress(ActuatorError):
+                states.append(self._state(device))
+        return tuple(states)
+
+    def read(self, device: str) -> KnobState:
+        state = self._last[device] = self._state(device)
+        return state
+
+    def _before(self, device: str) -> KnobState:
+        """The state before a write: the caller has just read it."""
+        return self._last.get(device) or self.read(device)
+
+    def _settled(self, device: str, good: Callable[[KnobState], bool]) -> KnobState:
+        """The first state that is ``good``, or the one after SETTLE_TIMEOUT."""
+        end = self._clock.monotonic() + SETTLE_TIMEOUT
+        while True:
+            state = self.read(device)
+            now = self._clock.monotonic()
+            if good(state) or now >= end:
+                return state
+            self._clock.sleep_until(min(end, now + READ_INTERVAL))
+
+
+class PowerActuator(DeviceActuator):
+    """A power limit, set by ``_put``. It cannot be absent, and devices round it down."""
+
+    @abstractmethod
+    def _put(self, before: KnobState, value: int) -> None:
+        """Write a limit in milliwatts to the device with the state ``before``. ActuatorError."""
+
+    def write(self, device: str, value: int | None) -> KnobState:
+        """Set the limit and read it back.
+
+        ``enforced`` is waited for; if it is still higher after that, the device does not obey yet.
+        """
+        before = self._before(device)
+        if value is None:
+            raise actuator_error(
+                f"remove the {self.knob.value} limit of {before.name}",
+                "a device always has one",
+                "Set it to its original value instead.",
+                Trouble.MALFORMED,
+            )
+        self._put(before, value)
+        state = self._settled(device, lambda now: is_enforced(before, now, value))
+        if not is_honoured(value, state.requested):
+            raise self._not_honoured(before, value, state.requested)
+        return state
+
+    def _not_honoured(self, before: KnobState, wanted: int, shown: int | None) -> ActuatorError:
+        """The device took ``wanted`` without an error and now shows ``shown``."""
+        return actuator_error(
+            f"set {before.name} to {format_setting(self.knob, wanted)}",
+            f"it was taken without an error, and reads back as {format_setting(self.knob, shown)}",
+            "Another program may have set it at the same moment; look for DCGM, nvidia-smi, tuned"
+            " or another power manager.",
+            Trouble.MALFORMED,
         )
-    return tuple(found)

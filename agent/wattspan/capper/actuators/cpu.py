@@ -12,22 +12,15 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattspan.capper.actuators.common import (
-    actuator_error,
-    is_enforced,
-    is_honoured,
-    not_honoured_error,
-    not_removable_error,
-    wait_for_state,
-)
+from wattspan.capper.actuators import PowerActuator, actuator_error
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
+from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
-POWERCAP_CLASS = "class/powercap"
 LONG_TERM = "long_term"
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
 _DIRECTORY = re.compile(r"intel-rapl(-mmio)?:[0-9a-f]+")
@@ -139,7 +132,7 @@ def _natural_sort_key(text: str) -> tuple[tuple[int, str], ...]:
     )
 
 
-class CpuPower:
+class CpuPower(PowerActuator):
     """The Actuator of CPU_POWER.
 
     The kernel reports no default. It is the part's thermal specification (``max_power_uw``), with
@@ -161,20 +154,12 @@ class CpuPower:
         A kernel rounds or refuses within the write. An emulated host has ordinary files, and
         applies them within ``answers_after`` nanoseconds.
         """
+        super().__init__(clock)
         self._sysfs = sysfs
         self._answers_after = answers_after
         self._put_number = put or write_number
-        self._clock = clock
         self._first: dict[str, int] = {}
         self._packages: dict[str, CpuPackage] = {}
-        self._last: dict[str, KnobState] = {}
-
-    def devices(self) -> tuple[KnobState, ...]:
-        states = []
-        for package in self._find():
-            with contextlib.suppress(ActuatorError):
-                states.append(self._state(package))
-        return tuple(states)
 
     def slots(self) -> int:
         return len(self._find())
@@ -183,45 +168,50 @@ class CpuPower:
         packages = tuple(self._packages)
         return packages[slot] if slot < len(packages) else None
 
-    def read(self, device: str) -> KnobState:
-        state = self._last[device] = self._state(self._package(device))
-        return state
+    def close(self) -> None:
+        """Nothing is held open."""
 
-    def write(self, device: str, value: int | None) -> KnobState:
-        """Set the limit and read back the result: the hardware rounds down to its unit.
+    def _ids(self) -> Iterable[str]:
+        return [package.id for package in self._find()]
 
-        A locked register is reported as ``locked``, whether the kernel refuses the write or the
-        value just stays.
-        """
-        package = self._package(device)
-        if value is None:
-            raise not_removable_error(self.knob, package.name)
+    def _put(self, before: KnobState, value: int) -> None:
+        """A locked register is reported as ``locked`` if the kernel refuses the write."""
+        package, thing = self._package(before.key.device), f"set the power limit of {before.name}"
         if value <= 0:
             raise actuator_error(
-                f"set {package.name} to {value / 1000:g} W",
-                "a limit must be above 0 W",
+                thing,
+                f"{value / 1000:g} W is not above 0 W",
                 "Ask for more.",
                 Trouble.MALFORMED,
             )
-        before = self._last.get(device) or self.read(device)  # the caller has just read it
-        thing = f"set the power limit of {package.name}"
         if before.requested is None:
-            raise unset_limit_error(thing)
+            raise actuator_error(
+                thing,
+                "it shows a limit of 0 W, as a register that was never set, which could not be"
+                " restored",
+                "Write the wanted limit into its power_limit_uw once, as root.",
+                Trouble.ABSENT,
+            )
         if value < before.requested and not _enabled(package.limit):
-            self._refuse_without_force(package, thing)
-        self._put(package, thing, value * 1000)
+            # The kernel reports limits that are switched off and locked ones alike. A write of
+            # the present value distinguishes them and changes nothing.
+            if present := _microwatts(package.limit.power):
+                self._put_microwatts(package, thing, present)
+            raise actuator_error(
+                thing,
+                "its limits are switched off, so a lower one would change nothing",
+                f"Switch them on with `echo 1 > {package.limit.enabled}`, if they are to hold.",
+                Trouble.ABSENT,
+            )
+        self._put_microwatts(package, thing, value * 1000)
         self._clock.sleep_until(self._clock.monotonic() + self._answers_after)
-        state = wait_for_state(
-            self._clock, lambda: self.read(device), lambda now: is_enforced(before, now, value)
-        )
-        if is_honoured(value, state.requested):
-            return state
-        if state.requested == before.requested:
-            raise locked_error(thing, "it took a value and kept the old one")
-        raise not_honoured_error(self.knob, package.name, value, state.requested)
 
-    def close(self) -> None:
-        """Nothing is held open."""
+    def _not_honoured(self, before: KnobState, wanted: int, shown: int | None) -> ActuatorError:
+        """A locked register may also take a value and keep the old one."""
+        if shown == before.requested:
+            thing = f"set the power limit of {before.name}"
+            return _locked_error(thing, "it took a value and kept the old one")
+        return super()._not_honoured(before, wanted, shown)
 
     def _find(self) -> tuple[CpuPackage, ...]:
         packages = find_packages(self._sysfs)
@@ -243,17 +233,17 @@ class CpuPower:
             Trouble.RETRY if seen else Trouble.ABSENT,
         )
 
-    def _state(self, package: CpuPackage) -> KnobState:
+    def _state(self, device: str) -> KnobState:
+        package = self._package(device)
         requested = _power(package.limit, package.name)
-        first = self._first.get(package.id) or requested
+        first = self._first.get(device) or requested
         if first is not None:
-            self._first[package.id] = first
+            self._first[device] = first
         specified = _milliwatts(_microwatts(package.limit.path("max_power_uw")))
-        minimum = _milliwatts(_microwatts(package.limit.path("min_power_uw")))
         return KnobState(
-            CapKey(self.knob, package.id),
+            CapKey(self.knob, device),
             package.name,
-            minimum=minimum,
+            minimum=_milliwatts(_microwatts(package.limit.path("min_power_uw"))),
             default=specified or first,
             maximum=max(specified or 0, first or 0) or None,
             requested=requested,
@@ -261,24 +251,14 @@ class CpuPower:
             aliases=(package.limit.directory.name, package.name),
         )
 
-    def _refuse_without_force(self, package: CpuPackage, thing: str) -> None:
-        """ActuatorError: the limits are switched off or locked, which the kernel reports alike.
-
-        A write of the present value distinguishes them and changes nothing.
-        """
-        present = _microwatts(package.limit.power)
-        if present:
-            self._put(package, thing, present)
-        raise disabled_error(thing, str(package.limit.directory))
-
-    def _put(self, package: CpuPackage, thing: str, microwatts: int) -> None:
+    def _put_microwatts(self, package: CpuPackage, thing: str, microwatts: int) -> None:
         try:
             self._put_number(package.limit.power, microwatts)
         except OSError as error:
             if error.errno in _LOCK_ERRORS and _microwatts(package.limit.power) is not None:
                 how = f"the driver refuses every value ({errno.errorcode[error.errno]})"
-                raise locked_error(thing, how) from None
-            raise powercap_error(thing, error) from None
+                raise _locked_error(thing, how) from None
+            raise _powercap_error(thing, error) from None
 
 
 def write_number(path: Path, number: int) -> None:
@@ -296,7 +276,7 @@ def _power(limit: PowerConstraint, name: str) -> int | None:
     try:
         content = limit.power.read_bytes()
     except OSError as error:
-        raise powercap_error(thing, error) from None
+        raise _powercap_error(thing, error) from None
     text = content.strip()
     if not text.isdigit():
         raise actuator_error(
@@ -350,7 +330,7 @@ _REMEDIES = {
 }
 
 
-def powercap_error(thing: str, error: OSError) -> ActuatorError:
+def _powercap_error(thing: str, error: OSError) -> ActuatorError:
     """The failure of ``thing``, as in "set the power limit of package-0", by ``error``."""
     number = error.errno or 0
     trouble = Trouble.DENIED if number in _DENIED_ERRORS else Trouble.RETRY
@@ -360,8 +340,8 @@ def powercap_error(thing: str, error: OSError) -> ActuatorError:
     return actuator_error(thing, cause, _REMEDIES.get(number, "It is tried again."), trouble)
 
 
-def locked_error(thing: str, how: str) -> ActuatorError:
-    """Firmware has locked the register; ``how`` that was found."""
+def _locked_error(thing: str, how: str) -> ActuatorError:
+    """Firmware has locked the register; ``how`` is the evidence."""
     return actuator_error(
         thing,
         f"{how}: firmware has locked the register until the next boot",
@@ -369,24 +349,4 @@ def locked_error(thing: str, how: str) -> ActuatorError:
         "setup, and reboot.",
         Trouble.DENIED,
         locked=True,
-    )
-
-
-def disabled_error(thing: str, directory: str) -> ActuatorError:
-    """The zone's limits are set and not in force."""
-    return actuator_error(
-        thing,
-        "its limits are switched off, so a lower one would change nothing",
-        f"Switch them on with `echo 1 > {directory}/enabled`, if they are to hold.",
-        Trouble.ABSENT,
-    )
-
-
-def unset_limit_error(thing: str) -> ActuatorError:
-    """The zone shows a limit of 0, which could not be restored."""
-    return actuator_error(
-        thing,
-        "it shows a limit of 0 W, as a register that was never set, which could not be restored",
-        "Write the wanted limit into its power_limit_uw once, as root.",
-        Trouble.ABSENT,
     )

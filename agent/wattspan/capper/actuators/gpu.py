@@ -11,40 +11,28 @@ has not been reloaded since.
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
-from wattspan.capper.actuators.common import (
+from wattspan.capper.actuators import (
+    DeviceActuator,
+    PowerActuator,
     actuator_error,
     format_setting,
-    is_enforced,
-    is_honoured,
-    not_honoured_error,
-    not_removable_error,
-    wait_for_state,
 )
-from wattspan.capper.actuators.nvml import NvmlBoard, NvmlBoards
+from wattspan.capper.actuators.nvml import NvmlBoards
 from wattspan.model import CapKey, Knob, KnobState, Trouble
-from wattspan.ports import ActuatorError, Clock
+from wattspan.ports import Clock
 
+_READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
-class _GpuActuator(ABC):
+class _GpuActuator(DeviceActuator):
     """Common part of both knobs of a board."""
 
-    knob: Knob
-
     def __init__(self, boards: NvmlBoards, clock: Clock) -> None:
-        self._boards, self._clock = boards, clock
-        self._last: dict[str, KnobState] = {}
-
-    def devices(self) -> tuple[KnobState, ...]:
-        states = []
-        for board in self._boards.all():
-            with contextlib.suppress(ActuatorError):
-                states.append(self._state(board))
-        return tuple(states)
+        super().__init__(clock)
+        self._boards = boards
 
     def slots(self) -> int:
         return self._boards.slots()
@@ -52,19 +40,11 @@ class _GpuActuator(ABC):
     def id_at(self, slot: int) -> str | None:
         return self._boards.id_at(slot)
 
-    def read(self, device: str) -> KnobState:
-        state = self._last[device] = self._state(self._boards.board(device))
-        return state
-
     def close(self) -> None:
         self._boards.close()
 
-    @abstractmethod
-    def _state(self, board: NvmlBoard) -> KnobState: ...
-
-    def _before(self, device: str) -> KnobState:
-        """The state before a write: the caller has just read it."""
-        return self._last.get(device) or self.read(device)
+    def _ids(self) -> Iterable[str]:
+        return self._boards.ids()
 
     def _check_range(self, state: KnobState, lowest: int, value: int) -> None:
         """Name the range, which the driver's own refusal does not."""
@@ -81,49 +61,25 @@ class _GpuActuator(ABC):
         )
 
 
-class GpuPower(_GpuActuator):
+class GpuPower(_GpuActuator, PowerActuator):
     """The Actuator of GPU_POWER."""
 
     knob = Knob.GPU_POWER
 
-    def write(self, device: str, value: int | None) -> KnobState:
-        """Set the limit and read it back.
-
-        ``enforced`` is waited for; if it is still higher after that, the device does not obey yet.
-        """
-        name = self._boards.name(device)
-        if value is None:
-            raise not_removable_error(self.knob, name)
-        before = self._before(device)
+    def _put(self, before: KnobState, value: int) -> None:
         self._check_range(before, before.minimum or 0, value)
-        self._boards.ask(
-            device, "set the power limit of", "nvmlDeviceSetPowerManagementLimit", value
-        )
-        state = wait_for_state(
-            self._clock, lambda: self.read(device), lambda now: is_enforced(before, now, value)
-        )
-        if not is_honoured(value, state.requested):
-            raise not_honoured_error(self.knob, state.name, value, state.requested)
-        return state
+        setter = "nvmlDeviceSetPowerManagementLimit"
+        self._boards.ask(before.key.device, "set the power limit of", setter, value)
 
-    def _state(self, board: NvmlBoard) -> KnobState:
-        maybe = self._boards.ask_maybe
-        requested = self._boards.ask(
-            board.id, "read the power limit of", "nvmlDeviceGetPowerManagementLimit"
-        )
-        enforced = maybe(
-            board.id, "read the enforced power limit of", "nvmlDeviceGetEnforcedPowerLimit"
-        )
-        default = maybe(
-            board.id, "read the default limit of", "nvmlDeviceGetPowerManagementDefaultLimit"
-        )
-        minimum, maximum = maybe(
-            board.id,
-            "read the range of the power limit of",
-            "nvmlDeviceGetPowerManagementLimitConstraints",
-        ) or (None, None)
+    def _state(self, device: str) -> KnobState:
+        board, maybe = self._boards.board(device), self._boards.ask_maybe
+        requested = self._boards.ask(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementLimit")
+        enforced = maybe(device, _READ_LIMITS, "nvmlDeviceGetEnforcedPowerLimit")
+        default = maybe(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementDefaultLimit")
+        limits = maybe(device, _READ_LIMITS, "nvmlDeviceGetPowerManagementLimitConstraints")
+        minimum, maximum = limits or (None, None)
         return KnobState(
-            CapKey(self.knob, board.id),
+            CapKey(self.knob, device),
             board.name,
             minimum=minimum,
             default=default,
@@ -155,28 +111,24 @@ class GpuClock(_GpuActuator):
         lowest = before.minimum or 0
         self._check_range(before, max(1, lowest), value)
         # The lower bound is the lowest clock there is, so that an idle board can still sleep.
-        self._boards.ask(
-            device, "lock the clocks of", "nvmlDeviceSetGpuLockedClocks", lowest, value
-        )
+        setter = "nvmlDeviceSetGpuLockedClocks"
+        self._boards.ask(device, "lock the clocks of", setter, lowest, value)
         self._locks[device] = value
-        return wait_for_state(
-            self._clock, lambda: self.read(device), lambda now: now.enforced == value
-        )
+        return self._settled(device, lambda now: now.enforced == value)
 
-    def _state(self, board: NvmlBoard) -> KnobState:
-        if board.id not in self._ranges:
-            self._ranges[board.id] = self._range(board.id)
-        minimum, maximum = self._ranges[board.id]
-        clock = self._boards.ask_maybe(
-            board.id, "read the SM clock of", "nvmlDeviceGetClockInfo", _SM_CLOCK
-        )
+    def _state(self, device: str) -> KnobState:
+        board = self._boards.board(device)
+        if device not in self._ranges:
+            self._ranges[device] = self._range(device)
+        minimum, maximum = self._ranges[device]
+        clock = self._boards.ask_maybe(device, _READ_CLOCKS, "nvmlDeviceGetClockInfo", _SM_CLOCK)
         if self._session != self._boards.generation:
             self._session = self._boards.generation
             self._locks.clear()  # the driver was reloaded, and no clock is locked any more
-        lock = self._locks.get(board.id)
+        lock = self._locks.get(device)
         obeyed = lock is not None and clock is not None and clock <= lock
         return KnobState(
-            CapKey(self.knob, board.id),
+            CapKey(self.knob, device),
             board.name,
             minimum=minimum,
             default=maximum,
@@ -187,13 +139,10 @@ class GpuClock(_GpuActuator):
         )
 
     def _range(self, device: str) -> tuple[int | None, int]:
-        highest = self._boards.ask(
-            device, "read the clocks of", "nvmlDeviceGetMaxClockInfo", _SM_CLOCK
-        )
-        memory = self._boards.ask_maybe(
-            device, "read the memory clocks of", "nvmlDeviceGetSupportedMemoryClocks"
-        )
-        clocks = memory and self._boards.ask_maybe(
-            device, "list the clocks of", "nvmlDeviceGetSupportedGraphicsClocks", max(memory)
+        maybe = self._boards.ask_maybe
+        highest = self._boards.ask(device, _READ_CLOCKS, "nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
+        memory = maybe(device, _READ_CLOCKS, "nvmlDeviceGetSupportedMemoryClocks")
+        clocks = memory and maybe(
+            device, _READ_CLOCKS, "nvmlDeviceGetSupportedGraphicsClocks", max(memory)
         )
         return (min(clocks) if clocks else None), int(highest)

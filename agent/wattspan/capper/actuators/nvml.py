@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wattspan.capper.actuators.common import actuator_error
+from wattspan.capper.actuators import actuator_error
 from wattspan.model import SECOND, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources.nvml.calls import (
@@ -112,13 +112,13 @@ class NvmlBoards:
         self._names: dict[str, str] = {}  # of all boards ever found
         self.generation = 0
 
-    def all(self) -> tuple[NvmlBoard, ...]:
-        """Every board that can be identified; none while there is no driver."""
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all boards that can be identified; none while there is no driver."""
         for _ in ("this session", "a new session"):
             with contextlib.suppress(ActuatorError):
                 self._begin()
                 self._list()
-                return tuple(self._boards.values())
+                return tuple(self._boards)
         return ()
 
     def name(self, device: str) -> str:
@@ -128,9 +128,7 @@ class NvmlBoards:
     def board(self, device: str) -> NvmlBoard:
         """The board; ActuatorError if there is none, or it does not answer."""
         self._begin()
-        if device not in self._boards and device in self._names:
-            return self._found_again(device)
-        return self._boards.get(device) or self._found(device)
+        return self._boards.get(device) or self._find(device)
 
     def slots(self) -> int:
         """The number of boards that the driver counts. ActuatorError."""
@@ -238,22 +236,8 @@ class NvmlBoards:
             return True
         return False
 
-    def _found(self, device: str) -> NvmlBoard:
-        """A board of the first call on it: no other board is called, since that call may hang."""
-        try:
-            return self._by_uuid(device)
-        except self._nvml.NVMLError as error:
-            code = code_of(error)
-            if code in SESSION_ERRORS:
-                self.close()
-            if code != NOT_FOUND:
-                raise self._refusal("find", device, code) from None
-        raise actuator_error(
-            f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
-        )
-
-    def _found_again(self, device: str) -> NvmlBoard:
-        """A new handle for a board that was found before."""
+    def _find(self, device: str) -> NvmlBoard:
+        """A new handle for a board. No other board is called, since that call may hang."""
         try:
             board = self._by_uuid(device)
         except self._nvml.NVMLError as error:
@@ -261,6 +245,18 @@ class NvmlBoards:
         else:
             self._reinitialize_at.pop(device, None)
             return board
+        if device in self._names:
+            return self._find_lost(device, code)
+        if code in SESSION_ERRORS:
+            self.close()
+        if code != NOT_FOUND:
+            raise self._refusal("find", device, code)
+        raise actuator_error(
+            f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
+        )
+
+    def _find_lost(self, device: str, code: int) -> NvmlBoard:
+        """A board that was found before, after an initialisation of the library if one is due."""
         now = self._clock.monotonic()
         if code in SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
             device, now + REINITIALIZE_AFTER

@@ -122,7 +122,7 @@ def _states(
     knob: Knob, context: SourceContext, domains: Collection[Domain]
 ) -> Iterator[KnobState | ActuatorError]:
     """The state of each device's knob, or the error of reading it."""
-    from wattspan.capper.actuators import SYSFS, open_actuators
+    from wattspan.capper.devices import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
     for actuator in open_actuators(
