@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, ModelEnum
 from wattspan.ports import CapsError, Clock
+from wattspan.util.files import replace_file
 from wattspan.util.peer_credentials import PeerCredentials
 
 
@@ -344,17 +345,11 @@ class AuditLog:
         earlier = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
         with removed.open("rb") as file:
             lines = _protected_rows([*earlier, *file], self.size)
-        draft = kept.with_name(f"{kept.name}.new")
-        descriptor = self._open(draft, os.O_TRUNC)
-        try:
-            _append_all(descriptor, b"".join(lines))
-        finally:
-            os.close(descriptor)
-        draft.replace(kept)
+        replace_file(kept, b"".join(lines), kept.with_name(f"{kept.name}.new"), 0o640)
 
-    def _open(self, path: Path | None = None, extra: int = os.O_APPEND) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | extra
-        return os.open(path or self.path, flags, 0o640)
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self.path, flags, 0o640)
 
 
 def _append_all(descriptor: int, data: bytes) -> None:

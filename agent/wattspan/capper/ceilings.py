@@ -30,7 +30,7 @@ from wattspan.config import CapsSettings
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
 from wattspan.ports import CapsError, Clock
-from wattspan.util.files import read_regular
+from wattspan.util.files import read_regular, replace_file
 from wattspan.util.peer_credentials import PeerCredentials, uids_of
 from wattspan.util.text import printable
 
@@ -329,13 +329,9 @@ class PowerCeilings:
             requested=tuple(map(self._stored, self._by_user.values())),
             written=None if self._of_file is None else self._stored(self._of_file),
         )
-        draft = self._path.with_suffix(".new")
+        content = msgspec.json.encode(file) + b"\n"
         try:
-            with draft.open("wb") as out:
-                out.write(msgspec.json.encode(file) + b"\n")
-                out.flush()
-                os.fsync(out.fileno())
-            draft.replace(self._path)
+            replace_file(self._path, content, self._path.with_suffix(".new"))
         except OSError as error:
             raise JournalError(
                 f"Cannot store the ceiling in {self._path}: {error.strerror}. Make room there, or"

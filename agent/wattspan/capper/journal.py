@@ -8,7 +8,6 @@ process or the power ends, each copy is the one before or the one after.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from wattspan.capper.journal_entries import (
 )
 from wattspan.model import CapKey
 from wattspan.ports import WattspanError
+from wattspan.util.files import replace_file, synchronize_directory
 
 _DRAFT = "journal.draft"
 _OLD_DRAFTS = f"{PREFIX}*.new"
@@ -91,8 +91,10 @@ class Journal:
             else:
                 for path in self._paths:
                     path.unlink(missing_ok=True)
-            self._synchronize()
-            self._remove_outdated()
+            synchronize_directory(self._directory)
+            for path in self._outdated:  # their entries are in this boot's journal now
+                path.unlink(missing_ok=True)
+            self._outdated = []
         except OSError as error:
             self._on_disk = None  # unknown now
             raise JournalError(
@@ -108,30 +110,7 @@ class Journal:
             self._replace_copy(path, text)
 
     def _replace_copy(self, path: Path, text: bytes) -> None:
-        draft = self._directory / _DRAFT
-        descriptor = os.open(
-            draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-        )
-        try:
-            while text:
-                text = text[os.write(descriptor, text) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        draft.replace(path)
-
-    def _synchronize(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _remove_outdated(self) -> None:
-        """Remove files whose entries have just been saved in this boot's journal."""
-        for path in self._outdated:
-            path.unlink(missing_ok=True)
-        self._outdated = []
+        replace_file(path, text, self._directory / _DRAFT)
 
     def _tidy(self, damaged: list[Path]) -> None:
         """Remove the drafts of a killed process, and keep a copy of each damaged file."""

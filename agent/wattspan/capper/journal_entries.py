@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -100,16 +100,8 @@ class _JournalVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The journal of releases before checksums."""
 
     boot_id: str
-    entries: list[JournalEntry]
-    version: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class JournalCopy:
-    """Contents of one journal file: its valid records; ``intact`` if nothing is missing."""
-
-    records: tuple[JournalRecord, ...]
-    intact: bool
+    entries: tuple[JournalEntry, ...]
+    version: Literal[1] = 1
 
 
 def line_checksum(data: bytes) -> str:
@@ -136,30 +128,7 @@ def encode_journal(
     return bytes(lines)
 
 
-def decode_journal(data: bytes) -> JournalCopy:
-    """The valid records of one journal file."""
-    lines = data.split(b"\n")
-    found = [_record(line) for line in lines[:-1]]
-    records = tuple(record for record in found if record is not None)
-    generations = {(one.boot_id, one.generation, one.of) for one in records}
-    intact = (
-        not lines[-1]
-        and None not in found
-        and len(generations) == 1
-        and len({one.entry.key for one in records}) == len(records) == records[0].of
-    )
-    return JournalCopy(records, intact)
-
-
-def decode_journal_version_1(data: bytes) -> tuple[str, list[JournalEntry]]:
-    """Boot and entries of a journal without checksums; ValueError if it is malformed."""
-    journal = msgspec.json.decode(data, type=_JournalVersion1)
-    if journal.version != 1:
-        raise ValueError(f"unsupported journal version {journal.version}")
-    return journal.boot_id, journal.entries
-
-
-def _record(line: bytes) -> JournalRecord | None:
+def _decode_line(line: bytes) -> JournalRecord | None:
     try:
         found = msgspec.json.decode(line, type=_JournalLine)
         text = bytes(found.record)
@@ -196,7 +165,10 @@ class RecoveredEntries:
 
 @dataclass(frozen=True, slots=True)
 class _JournalFile:
-    """One journal file. ``old`` are its entries if it is of a release without checksums."""
+    """One journal file: its valid records; ``intact`` if nothing is missing.
+
+    ``old`` are its entries if it is of a release without checksums.
+    """
 
     path: Path
     boot_id: str
@@ -214,54 +186,48 @@ class _JournalFile:
 
 
 def read_journal(directory: Path, boot_id: str, audit: Path | None = None) -> RecoveredEntries:
-    """Entries of the journals in ``directory`` and of the audit log; nothing is changed."""
+    """Entries of every journal in ``directory``, of this boot and of earlier ones of the same host.
 
-    def claims(boot: str) -> AuditedWrites:
-        return audited_writes(_audit_lines(audit), boot) if audit is not None else {}
-
-    return recover_entries(directory, boot_id, safe_file_name(boot_id), claims)
-
-
-def _audit_lines(audit: Path) -> Iterator[bytes]:
-    for path in (audit.with_name(f"{audit.name}.1"), audit):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            yield from file
-
-
-def recover_entries(
-    directory: Path, boot_id: str, file_id: str, claims: Callable[[str], AuditedWrites]
-) -> RecoveredEntries:
-    """Read every journal in ``directory``, of this boot and of earlier ones of the same host.
-
-    ``file_id`` stands for ``boot_id`` in file names. ``claims`` reads the audit log for a boot; it
-    is only called if a journal of that boot is damaged.
+    Nothing is changed. The audit log is read only for a boot with a damaged journal.
     """
     found = RecoveredEntries()
+    name = safe_file_name(boot_id)
     boots: dict[str, list[_JournalFile]] = {}
-    for file in _files(directory, boot_id, file_id):
+    for file in _files(directory, boot_id):
         if _emulated_host(file.boot_id) == _emulated_host(boot_id):
             boots.setdefault(file.boot_id, []).append(file)
             if not file.intact:
                 found.damaged.append(file.path)
-        if not file.path.name.startswith(f"{PREFIX}{file_id}.") or not file.is_copy:
+        if not file.path.name.startswith(f"{PREFIX}{name}.") or not file.is_copy:
             found.outdated.append(file.path)
-    for boot, files in sorted(boots.items(), key=lambda item: item[0] == boot_id):
-        entries, complete = _merged(files, partial(claims, boot))
-        if boot == boot_id:
-            found.newest = max(file.generation for file in files)
-        else:
-            entries = [_earlier(one) for one in entries if one.lost or not one.left_alone]
-        found.entries |= {entry.key: entry for entry in entries}
+    own = boots.pop(boot_id, [])
+    for boot, files in sorted(boots.items()):
+        entries, complete = _merged(files, partial(_audited_writes_in, audit, boot))
         found.complete &= complete
-    found.current = _is_current(boots, boot_id) and not found.damaged and not found.outdated
+        for key, entry in entries.items():
+            if entry.lost:
+                found.entries[key] = entry
+            elif not entry.left_alone:
+                found.entries[key] = replace(entry, source=EntrySource.EARLIER)
+    if own:
+        entries, complete = _merged(own, partial(_audited_writes_in, audit, boot_id))
+        found.complete &= complete
+        found.entries |= entries
+        found.newest = max(file.generation for file in own)
+    same = len(own) == len(COPIES) and len({file.generation for file in own}) == 1
+    found.current = not found.damaged and not found.outdated and (same or not own)
     if not found.complete:
-        found.entries |= {entry.key: entry for entry in map(_wildcard_entry, Knob)}
+        for knob in Knob:
+            lost = JournalEntry(
+                knob=knob, device=ALL_DEVICES, name="every device", source=EntrySource.LOST
+            )
+            found.entries[lost.key] = lost
     return found
 
 
 def boot_ids(directory: Path) -> frozenset[str]:
     """The boots of the journals in ``directory``."""
-    return frozenset(file.boot_id for file in _files(directory, "", ""))
+    return frozenset(file.boot_id for file in _files(directory, ""))
 
 
 def audited_writes(lines: Iterable[bytes], boot_id: str) -> AuditedWrites:
@@ -289,13 +255,21 @@ def audited_writes(lines: Iterable[bytes], boot_id: str) -> AuditedWrites:
 # ------------------------------------------------------------------------------ inner workings
 
 
-def _files(directory: Path, boot_id: str, file_id: str) -> Iterator[_JournalFile]:
+def _audited_writes_in(audit: Path | None, boot_id: str) -> AuditedWrites:
+    """The last writes of ``boot_id`` in the two newest files of the audit log."""
+    lines: list[bytes] = []
+    for path in () if audit is None else (audit.with_name(f"{audit.name}.1"), audit):
+        with contextlib.suppress(OSError):
+            lines += path.read_bytes().splitlines(keepends=True)
+    return audited_writes(lines, boot_id)
+
+
+def _files(directory: Path, boot_id: str) -> Iterator[_JournalFile]:
     for path in sorted(directory.glob(f"{PREFIX}*")):
-        suffix = next((one for one in (*COPIES, FIRST_VERSION) if path.name.endswith(one)), "")
-        if not suffix:
-            continue
-        name = path.name.removeprefix(PREFIX).removesuffix(suffix)
-        yield _file(path, boot_id if name == file_id else name)
+        for suffix in (*COPIES, FIRST_VERSION):
+            name = path.name.removeprefix(PREFIX).removesuffix(suffix)
+            if path.name.endswith(suffix):
+                yield _file(path, boot_id if name == safe_file_name(boot_id) else name)
 
 
 def _file(path: Path, boot_id: str) -> _JournalFile:
@@ -303,14 +277,19 @@ def _file(path: Path, boot_id: str) -> _JournalFile:
     try:
         data = path.read_bytes()
         if path.name.endswith(FIRST_VERSION):
-            boot_id, old = decode_journal_version_1(data)
-            return _JournalFile(path, boot_id, old=tuple(old), intact=True)
+            first = msgspec.json.decode(data, type=_JournalVersion1)
+            return _JournalFile(path, first.boot_id, old=first.entries, intact=True)
     except (OSError, ValueError, RecursionError):
         return _JournalFile(path, boot_id)
-    copy = decode_journal(data)
-    if copy.records:
-        boot_id = copy.records[0].boot_id
-    return _JournalFile(path, boot_id, records=copy.records, intact=copy.intact)
+    *lines, rest = data.split(b"\n")
+    records = tuple(record for line in lines if (record := _decode_line(line)) is not None)
+    generations = {(one.boot_id, one.generation, one.of) for one in records}
+    intact = (
+        not rest
+        and len(generations) == 1
+        and len({one.entry.key for one in records}) == len(records) == len(lines) == records[0].of
+    )
+    return _JournalFile(path, records[0].boot_id if records else boot_id, records, intact=intact)
 
 
 def _emulated_host(boot_id: str) -> str:
@@ -320,37 +299,31 @@ def _emulated_host(boot_id: str) -> str:
 
 def _merged(
     files: Sequence[_JournalFile], claims: Callable[[], AuditedWrites]
-) -> tuple[list[JournalEntry], bool]:
-    """The entries of one boot, and whether they are complete."""
+) -> tuple[dict[CapKey, JournalEntry], bool]:
+    """The entries of one boot, and True if they are complete."""
     copies = [file for file in files if file.is_copy]
     # Entries without a checksum: a device that deviates from them is not proof of a foreign write.
     old = {one.key: _salvaged(one) for file in files for one in file.old}
     if not copies and all(file.intact for file in files):
-        return list(old.values()), True
+        return old, True
     newest = max((file.generation for file in copies), default=0)
     records = sorted(
         (record for file in copies for record in file.records), key=lambda one: one.generation
     )
     last = [record for record in records if record.generation == newest]
     entries = {record.entry.key: record.entry for record in last}
-    if last and len(entries) == last[0].of:
-        if _agree(copies, last[0]):
-            return list((old | entries).values()), True
-        writes = claims()
-        if _corroborated(entries, writes):
-            return list((old | entries).values()), True
-        missing = -1
-    else:
-        writes = claims()
-        before = _predecessor(copies, last)
-        if before is not None and _corroborated(before, writes):
-            return list((old | before).values()), True
-        missing = last[0].of - len(entries) if last else -1
+    missing = last[0].of - len(entries) if last else -1
+    if not missing and _agree(copies, last[0]):
+        return old | entries, True
+    writes = claims()
+    whole = _predecessor(copies, last) if missing else entries
+    if whole is not None and _corroborated(whole, writes):
+        return old | whole, True
     salvaged = {one.entry.key: _salvaged(one.entry) for one in records if one.generation < newest}
     salvaged |= {key: _salvaged(entry) for key, entry in entries.items()}
     audited = {key: entry for key, entry in writes.items() if entry is not None}
-    found = old | audited | salvaged
-    return list(found.values()), len(audited.keys() - entries.keys()) == missing
+    found = len(audited.keys() - entries.keys())
+    return old | audited | salvaged, 0 < missing == found
 
 
 def _agree(files: Sequence[_JournalFile], last: JournalRecord) -> bool:
@@ -399,21 +372,6 @@ def _audited_entry(row: AuditEvent, knob: Knob) -> JournalEntry | None:
 
 def _salvaged(entry: JournalEntry) -> JournalEntry:
     return entry if entry.left_alone else replace(entry, source=EntrySource.SALVAGED)
-
-
-def _earlier(entry: JournalEntry) -> JournalEntry:
-    return entry if entry.lost else replace(entry, source=EntrySource.EARLIER)
-
-
-def _wildcard_entry(knob: Knob) -> JournalEntry:
-    return JournalEntry(knob=knob, device=ALL_DEVICES, name="every device", source=EntrySource.LOST)
-
-
-def _is_current(boots: Mapping[str, Sequence[_JournalFile]], boot_id: str) -> bool:
-    if not boots:
-        return True
-    files = boots.get(boot_id, ())
-    return len(files) == len(COPIES) and len({file.generation for file in files}) == 1
 
 
 def safe_file_name(boot_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Safe reading of files that an operator names, and lock files.
+"""Safe reading of files that an operator names, whole replacement of files, and lock files.
 
 The kernel releases a lock when its holder ends, so there are no stale locks. Any user who can read
 a file can lock it, therefore only its owner can read a lock file.
@@ -65,6 +65,29 @@ def _require_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode) and not is_null:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise UnsuitableFileError(errno.EINVAL, f"it is {kind}, and a regular file is needed")
+
+
+def replace_file(path: Path, content: bytes, draft: Path, mode: int = 0o644) -> None:
+    """Replace the file at ``path`` as a whole by ``content``, which is written to ``draft`` first.
+
+    Whenever the process or the power ends, the file is the one before or the one after, once
+    ``synchronize_directory`` has been called. OSError: the file is the one before.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(draft, flags, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def synchronize_directory(directory: Path) -> None:
+    """Have the names of all files in ``directory`` on disk. OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 _LOCKS, _MOUNTS = Path("/proc/locks"), Path("/proc/self/mountinfo")
