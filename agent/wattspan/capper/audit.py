@@ -13,16 +13,15 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND, Knob, ModelEnum
-from wattspan.ports import CapsError, Clock
+from wattspan.ports import Clock
 from wattspan.util.files import replace_file
-from wattspan.util.peer_credentials import PeerCredentials
 
 
 class AuditAction(ModelEnum):
@@ -83,6 +82,11 @@ _ROW_SECONDS: Final = 5
 """Interval of the rows of one user's writes to one knob, after a burst of rows."""
 MERGE_PERIOD: Final = 10 * SECOND
 """Delay of the common row of the other writes."""
+REFUSAL_ROWS: Final = 10
+_REFUSAL_SECONDS: Final = 6
+"""Interval of the rows of one user's refusals, after a burst of rows."""
+REFUSAL_PERIOD: Final = 60 * SECOND
+"""Delay of the common row of the other refusals."""
 _MAX_REASON_LENGTH: Final = 300
 """Characters of the reason of a write that are recorded."""
 
@@ -96,136 +100,89 @@ _REFUSAL_MARK: Final = b'"deed":"refuse"'  # in no text: quotation marks are esc
 
 @dataclass(slots=True)
 class _PendingRow:
-    """Writes of one user to one knob that have no row yet."""
+    """Writes of one user to one knob, or refusals of one user, that have no row yet."""
 
-    since: int
+    until: int
     first: AuditEvent
     last: AuditEvent
     count: int = 1
 
 
+class _RowLimit(NamedTuple):
+    """A burst of rows and one each ``seconds``; the others share a row after ``period``."""
+
+    rate: RateLimiter
+    seconds: int
+    period: int
+
+
 class AuditRowLimiter:
-    """Records events; merges the many writes of one user to one knob into few rows.
+    """Records events; merges the many writes of one user to one knob, or refusals, into few rows.
 
     A write without a row of its own waits for ``MERGE_PERIOD`` at most, and is then part of one
     row with the first old value and the last new one. The rows of one knob keep their order.
+    Refusals of one user wait for ``REFUSAL_PERIOD`` at most, and are counted in one row.
     """
 
     def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
         self._clock, self._record = clock, record
-        self._rate = RateLimiter(1, ROW_BURST)
+        writes = _RowLimit(RateLimiter(1, ROW_BURST), _ROW_SECONDS, MERGE_PERIOD)
+        refusals = _RowLimit(RateLimiter(1, REFUSAL_ROWS), _REFUSAL_SECONDS, REFUSAL_PERIOD)
+        self._limits = dict.fromkeys(_ROUTINE, writes) | {AuditAction.REFUSE: refusals}
         self._pending: dict[Hashable, dict[int | None, _PendingRow]] = {}
 
     def record(self, event: AuditEvent) -> None:
         """Record ``event`` now, or later together with others."""
-        knob = (event.knob, event.device)
+        self.turn()
+        now, subject = self._clock.monotonic(), self._subject(event)
         if event.deed in _ROUTINE:
             event = replace(event, why=event.why[:_MAX_REASON_LENGTH])
-            now = self._clock.monotonic()
-            waits = event.uid in self._pending.get(knob, {})
-            if waits or not self._rate.admits((event.uid, *knob), now // _ROW_SECONDS):
-                self._merge(self._pending.setdefault(knob, {}), event, now)
+        if (limit := self._limits.get(event.deed)) is not None:
+            waits = event.uid in self._pending.get(subject, {})
+            if waits or not limit.rate.admits((event.uid, subject), now // limit.seconds):
+                self._merge(self._pending.setdefault(subject, {}), event, now + limit.period)
                 return
-        for each in list(self._pending) if event.deed is AuditAction.END else [knob]:
+        for each in list(self._pending) if event.deed is AuditAction.END else [subject]:
             self._flush(each)
         self._record(event)
 
     def turn(self) -> None:
         """Record the rows that have waited long enough."""
         now = self._clock.monotonic()
-        for knob, users in list(self._pending.items()):
-            if any(now - one.since >= MERGE_PERIOD for one in users.values()):
-                self._flush(knob)
+        for subject, users in list(self._pending.items()):
+            if any(now >= one.until for one in users.values()):
+                self._flush(subject)
 
     def close(self) -> None:
         """Record all waiting rows."""
-        for knob in list(self._pending):
-            self._flush(knob)
+        for subject in list(self._pending):
+            self._flush(subject)
 
-    def _merge(self, users: dict[int | None, _PendingRow], event: AuditEvent, now: int) -> None:
+    @staticmethod
+    def _subject(event: AuditEvent) -> Hashable:
+        """The rows of one subject keep their order."""
+        if event.deed is AuditAction.REFUSE:
+            return event.deed, event.uid
+        return event.knob, event.device
+
+    @staticmethod
+    def _merge(users: dict[int | None, _PendingRow], event: AuditEvent, until: int) -> None:
         pending = users.pop(event.uid, None)  # and to the end, behind the other users' last writes
         users[event.uid] = (
-            _PendingRow(now, event, event)
+            _PendingRow(until, event, event)
             if pending is None
-            else _PendingRow(pending.since, pending.first, event, pending.count + 1)
+            else _PendingRow(pending.until, pending.first, event, pending.count + 1)
         )
 
-    def _flush(self, knob: Hashable) -> None:
-        for pending in self._pending.pop(knob, {}).values():
+    def _flush(self, subject: Hashable) -> None:
+        for pending in self._pending.pop(subject, {}).values():
             event = pending.last
             if pending.count > 1:
-                why = f"{pending.count} writes and restores of this user; the last: {event.why}"
+                refused = event.deed is AuditAction.REFUSE
+                kind = "more refusals" if refused else "writes and restores"
+                why = f"{pending.count} {kind} of this user; the last: {event.why}"
                 event = replace(event, old=pending.first.old, why=why)
             self._record(event)
-
-
-REFUSAL_ROWS: Final = 10
-"""Refusals of one user that have a row each, in one period; the others share one row."""
-REFUSAL_PERIOD: Final = 60 * SECOND
-
-
-@dataclass(slots=True)
-class _RefusalPeriod:
-    since: int
-    listed: int = 0
-    unlisted: int = 0
-
-
-class RefusalLog:
-    """Records refusals: a repeated one of a connection once, and few per user and period."""
-
-    def __init__(self, clock: Clock, record: Callable[[AuditEvent], None]) -> None:
-        self._clock, self._record = clock, record
-        self._last: dict[int, str] = {}
-        self._periods: dict[int | None, _RefusalPeriod] = {}
-
-    def refused(self, holder: int, peer: PeerCredentials, job: str, error: CapsError) -> None:
-        """Record a refusal, unless it is the last one of the connection again."""
-        if self._last.get(holder) == str(error):
-            return
-        self._last[holder] = str(error)
-        now = self._clock.now()
-        self.turn()
-        period = self._periods.setdefault(peer.uid, _RefusalPeriod(now.mono))
-        if period.listed == REFUSAL_ROWS:
-            period.unlisted += 1
-            return
-        period.listed += 1
-        self._record(
-            AuditEvent(
-                at=now.wall,
-                deed=AuditAction.REFUSE,
-                device=error.device,
-                why=str(error),
-                job=job,
-                pid=peer.pid,
-                uid=peer.uid,
-            )
-        )
-
-    def granted(self, holder: int) -> None:
-        """A request of the connection was carried out, or it ended: its next refusal is new."""
-        self._last.pop(holder, None)
-
-    def turn(self) -> None:
-        """Record the number of unlisted refusals of every period that is over."""
-        self._end_periods(REFUSAL_PERIOD)
-
-    def close(self) -> None:
-        """Record the number of unlisted refusals."""
-        self._end_periods(0)
-
-    def _end_periods(self, age: int) -> None:
-        now = self._clock.now()
-        for uid, period in list(self._periods.items()):
-            if now.mono - period.since < age:
-                continue
-            del self._periods[uid]
-            if period.unlisted:
-                why = (
-                    f"{period.unlisted} more requests of this user were refused; they have no rows."
-                )
-                self._record(AuditEvent(at=now.wall, deed=AuditAction.REFUSE, why=why, uid=uid))
 
 
 class AuditLog:

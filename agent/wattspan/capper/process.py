@@ -250,7 +250,6 @@ class Capper:
                     f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
                     " stay in force while no capper runs; `wattspan caps restore` lifts them."
                 )
-            self._requests.close()
             self._record(AuditAction.END)
             self.server.close()
             self._stack.close()

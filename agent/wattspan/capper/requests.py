@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from wattspan.capper import protocol
-from wattspan.capper.audit import AuditAction, AuditEvent, RefusalLog
+from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.budget import imposed_limits
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal import JournalError
@@ -42,7 +42,8 @@ class RequestHandler:
         """Why the imposed limits cannot be kept; "" if they can."""
         self._manager, self._reconciler = manager, reconciler
         self._ceilings, self._settings = ceilings, settings
-        self._refusals = RefusalLog(clock, record)
+        self._refused_before: dict[int, str] = {}
+        """The last refusal of each connection, recorded once; a granted request ends it."""
         self._clock, self._record = clock, record
         self._short = 0
         self._rate = RateLimiter(MOVES_PER_SECOND, MOVE_BURST)
@@ -64,13 +65,13 @@ class RequestHandler:
         except JournalError as error:
             wrapped = CapsError(str(error), RefusalReason.NO_JOURNAL)
             return self._refused(holder, peer, request, wrapped)
-        self._refusals.granted(holder)
+        self._refused_before.pop(holder, None)
         return self.state()
 
     def gone(self, holder: int) -> None:
         """The connection has ended."""
         self._introduced.discard(holder)
-        self._refusals.granted(holder)
+        self._refused_before.pop(holder, None)
         self._manager.gone(holder)
 
     def turn(self) -> None:
@@ -78,11 +79,6 @@ class RequestHandler:
         self._manager.find_devices()
         self._impose()
         self._manager.turn()
-        self._refusals.turn()
-
-    def close(self) -> None:
-        """Record the refusals that have no row yet."""
-        self._refusals.close()
 
     @property
     def next_expiry(self) -> int | None:
@@ -208,11 +204,21 @@ class RequestHandler:
     def _refused(
         self, holder: int, peer: PeerCredentials, request: protocol.CapperRequest, error: CapsError
     ) -> RefusedReply:
-        if isinstance(
-            request, protocol.CeilingRequest | protocol.RestoreRequest | protocol.AcceptRequest
-        ):
-            self._refusals.granted(holder)  # each refused command has a row, repeated or not
-        self._refusals.refused(holder, peer, getattr(request, "job", ""), error)
+        commands = protocol.CeilingRequest | protocol.RestoreRequest | protocol.AcceptRequest
+        repeated = self._refused_before.get(holder) == str(error)
+        self._refused_before[holder] = str(error)
+        if not repeated or isinstance(request, commands):
+            self._record(
+                AuditEvent(
+                    at=self._clock.now().wall,
+                    deed=AuditAction.REFUSE,
+                    device=error.device,
+                    why=str(error),
+                    job=getattr(request, "job", ""),
+                    pid=peer.pid,
+                    uid=peer.uid,
+                )
+            )
         return RefusedReply(
             reason=RefusalReason(error.refusal), sentence=str(error), device=error.device
         )
