@@ -16,19 +16,19 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND
-from wattspan.model.settings import Duration
+from wattspan.model.settings import Duration, Table, about, convert
 from wattspan.ports import CapsError, Clock
 from wattspan.util.files import read_regular, replace_file
 from wattspan.util.peer_credentials import PeerCredentials, uids_of
@@ -39,54 +39,44 @@ MAX_TTL: Final = 24 * 3600 * SECOND
 MAX_OWNERS: Final = 16
 """Users with a ceiling at a time, beside root."""
 MAX_FILE_BYTES: Final = 4096
-_KEYS: Final = ("watts", "ttl", "why")
 _MAX_WATTS: Final = 1_000_000
 _MAX_REASON_LENGTH: Final = 200
 _MILLIWATTS_PER_WATT: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class CeilingValue:
-    """A ceiling of ``limit`` milliwatts until the monotonic time ``expires``.
-
-    ``uid`` is its owner's, None if it is not known any more.
-    """
-
-    limit: int
-    why: str = ""
-    expires: int | None = None
-    uid: int | None = field(default=None, compare=False)
-
-    def is_over(self, now: int) -> bool:
-        return self.expires is not None and self.expires <= now
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 """The sum of two can still be encoded."""
 
 
-class StoredCeiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A ceiling on disk; ``expires`` is monotonic time of the boot."""
+class CeilingValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ceiling of ``limit`` milliwatts until the monotonic time ``expires``.
+
+    ``uid`` is its owner's, None if it is not known any more. ``boot_id`` and ``expires_wall`` are
+    set on disk only: the boot of the monotonic time, and the same end by the wall clock.
+    """
 
     limit: _Int
     why: str = ""
+    expires: _Int | None = None
     uid: _Int | None = None
     boot_id: str = ""
-    expires: _Int | None = None
     expires_wall: _Int | None = None
+
+    def is_over(self, now: int) -> bool:
+        return self.expires is not None and self.expires <= now
 
 
 class _CeilingsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int = VERSION
-    requested: tuple[StoredCeiling, ...] = ()
-    written: StoredCeiling | None = None
+    requested: tuple[CeilingValue, ...] = ()
+    written: CeilingValue | None = None
 
 
 class _CeilingsFileVersion1(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Version 1, which named no version: one ceiling for all users, with or without an end."""
 
-    requested: StoredCeiling | None = None
-    written: StoredCeiling | None = None
+    requested: CeilingValue | None = None
+    written: CeilingValue | None = None
 
 
 class PowerCeilings:
@@ -301,28 +291,21 @@ class PowerCeilings:
             if stored.uid is not None:
                 value = self._value(stored)
                 expires = latest if value.expires is None else min(value.expires, latest)
-                self._by_user[stored.uid] = CeilingValue(value.limit, value.why, expires, value.uid)
+                self._by_user[stored.uid] = replace(value, expires=expires)
         if self._settings.budget_file and file.written is not None:
             self._of_file = self._value(file.written)
 
-    def _value(self, stored: StoredCeiling) -> CeilingValue:
+    def _value(self, stored: CeilingValue) -> CeilingValue:
         """In the time of this boot: its monotonic clock restarted, the wall clock did not."""
-        expires = stored.expires
+        now, expires = self._clock.now(), stored.expires
         if stored.boot_id != self._boot_id and stored.expires_wall is not None:
-            now = self._clock.now()
             expires = now.mono + stored.expires_wall - now.wall
-        return CeilingValue(stored.limit, stored.why, expires, stored.uid)
+        return replace(stored, expires=expires, boot_id="", expires_wall=None)
 
-    def _stored(self, value: CeilingValue) -> StoredCeiling:
+    def _stored(self, value: CeilingValue) -> CeilingValue:
         now, expires = self._clock.now(), value.expires
-        return StoredCeiling(
-            limit=value.limit,
-            why=value.why,
-            uid=value.uid,
-            boot_id=self._boot_id,
-            expires=expires,
-            expires_wall=None if expires is None else now.wall + expires - now.mono,
-        )
+        wall = None if expires is None else now.wall + expires - now.mono
+        return replace(value, boot_id=self._boot_id, expires_wall=wall)
 
     def _save(self) -> None:
         file = _CeilingsFile(
@@ -358,6 +341,14 @@ def _decode_ceilings(content: bytes) -> _CeilingsFile:
     return file
 
 
+class _CeilingTable(Table, frozen=True):
+    """The content of a ceiling file."""
+
+    watts: Annotated[float, about("Ceiling; 0 lifts it.", least=0, most=_MAX_WATTS)]
+    ttl: Annotated[Duration | None, about("Time from the last write of the file.")] = None
+    why: Annotated[str, about("Reason.")] = ""
+
+
 class CeilingFile:
     """The newest ceiling of one file. Belongs to one thread.
 
@@ -386,8 +377,10 @@ class CeilingFile:
         try:
             self._read()
             self.trouble = ""
-        except (OSError, ValueError) as error:
-            cause = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+        except (OSError, ValueError, RecursionError) as error:
+            cause = str(error).rstrip(".").replace("\n", " ")
+            if isinstance(error, OSError):
+                cause = (error.strerror or "").lower()
             last = self._in_force
             present = (
                 "No ceiling of it is in force"
@@ -417,47 +410,16 @@ class CeilingFile:
             return
         if not content.endswith(b"\n"):  # "watts = 12" may be on its way to be 1200
             raise ValueError("its last line does not end, so it may be half written")
-        limit, ttl, why = _parse(content)
+        table = tomllib.loads(content.decode())
+        if "watts" not in table:
+            raise ValueError("it has no key 'watts'")
+        fresh = convert(table, _CeilingTable, "")
         now = self._clock.now()
         # A file from the future counts as written now.
         age = max(0, now.wall - status.st_mtime_ns)
-        expires = None if ttl is None else now.mono + ttl - age
-        self._last = CeilingValue(limit, why, expires, status.st_uid) if limit else None
+        self._last = None
+        if limit := round(fresh.watts * _MILLIWATTS_PER_WATT):
+            expires = None if fresh.ttl is None else now.mono + fresh.ttl - age
+            why = printable(fresh.why, " ")[:_MAX_REASON_LENGTH]
+            self._last = CeilingValue(limit, why, expires, status.st_uid)
         self._version = version
-
-
-def _parse(content: bytes) -> tuple[int, int | None, str]:
-    """The limit in milliwatts, the time to live and the reason; ValueError names the fault."""
-    try:
-        table = tomllib.loads(content.decode())
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    unknown = sorted(table.keys() - set(_KEYS))
-    if unknown:
-        raise ValueError(f"{unknown[0][:40]!r} is none of its keys: {', '.join(_KEYS)}")
-    why = table.get("why", "")
-    if not isinstance(why, str):
-        raise ValueError('why: write a text, such as "grid event"')  # noqa: TRY004
-    limit = round(_watts(table) * _MILLIWATTS_PER_WATT)
-    return limit, _ttl(table), printable(why, " ")[:_MAX_REASON_LENGTH]
-
-
-def _watts(table: Mapping[str, Any]) -> float:
-    watts = table.get("watts")
-    if isinstance(watts, bool) or not isinstance(watts, int | float) or watts != watts:
-        raise ValueError("watts: write a number, such as 1200")
-    if not 0 <= watts <= _MAX_WATTS:
-        raise ValueError(f"watts: write 0 to {_MAX_WATTS:,}; 0 lifts the ceiling")
-    return watts
-
-
-def _ttl(table: Mapping[str, Any]) -> int | None:
-    ttl = table.get("ttl")
-    if ttl is None:
-        return None
-    try:
-        return int(Duration.parse(ttl if isinstance(ttl, str) else ""))
-    except ValueError:
-        raise ValueError(f"ttl: write a {Duration.kind}") from None
