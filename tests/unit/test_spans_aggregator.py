@@ -15,7 +15,6 @@ from wattspan.spans.aggregator import (
     EXEMPLAR_LIFETIME,
     MIN_LISTED_TIME,
     RANK_EVERY,
-    RELEASED_ROW_LIFETIME,
     SpanAggregator,
     shortened_name,
 )
@@ -257,47 +256,29 @@ def test_stale_names_are_searched_once_a_second() -> None:
     assert "e" not in names(totals)
 
 
-def displaced(until: int) -> SpanAggregator:
-    """``e`` has spent much more than ``b`` every ten seconds until so long after the beginning."""
+def test_name_with_much_energy_displaces_the_least() -> None:
     totals = full(SpanAggregator(MANY))
-    for second in range(10, until + 1, 10):
+    for second in range(10, MIN_LISTED_TIME // S + 1, 10):
         used = [joined(name, {CPU: 10}) for name in "acd"]
         totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 1000})], moment(second))
         totals.accounts()
-    return totals
-
-
-def test_name_with_much_energy_displaces_the_least() -> None:
-    totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S)
     assert names(totals) == {"a", "c", "d", "e", "other"}
     found = rows(totals)
     assert (found["shop", "e"].energy, found["shop", "e"].count) == ({}, 0)
-    assert found["other", "other"].energy == {CPU: 12_000 + 6}
+    assert found["other", "other"].energy == {CPU: 6000}
     assert totals.released == {CPU: 10 + 6}
     totals.add([joined("e", {CPU: 7})], moment(200))
     assert rows(totals)["shop", "e"].energy == {CPU: 7}
 
 
-def test_displaced_row_stays_unchanged_for_its_lifetime() -> None:
-    totals = displaced((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S - 10)
-    found = rows(totals)
-    assert found["shop", "b"].energy == {CPU: 10 + 6}
-    assert ("shop", "e") not in found
-    assert len(found) == MANY + 1
-    totals.add(
-        [joined("new", {CPU: 1})], moment((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S - 9)
-    )
-    assert names(totals) == {"a", "b", "c", "d", "other"}, "its place is taken"
-
-
-def test_successor_with_an_account_starts_once() -> None:
-    totals = displaced(MIN_LISTED_TIME // S)
-    # Meanwhile ``c`` was not used for long, so there is room for the successor already.
-    totals._accounts["shop", "c"].used = -STALE_AFTER
-    totals.add([joined("e", {CPU: 5})], moment(MIN_LISTED_TIME // S + 5))
-    assert rows(totals)["shop", "e"].energy == {CPU: 5}
-    totals.add([joined("a", {CPU: 1})], moment((MIN_LISTED_TIME + RELEASED_ROW_LIFETIME) // S))
-    assert names(totals) == {"a", "d", "e", "other"}
+def test_waiting_name_with_an_account_displaces_none() -> None:
+    totals = full(SpanAggregator(MANY))
+    before = moment(STALE_AFTER // S - 1)
+    totals.add([joined(name, {CPU: 10}) for name in "abd"], before)
+    totals.add([joined("e", {CPU: 1000})], before)
+    # The name ``c`` has become stale, so there is room for the waiting name.
+    totals.add([joined("e", {CPU: 5})], moment(STALE_AFTER // S))
+    assert names(totals) == {"a", "b", "d", "e", "other"}
     assert rows(totals)["shop", "e"].energy == {CPU: 5}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import cast
 
 from wattspan.attribution.top_n import OTHER, STALE_AFTER
 from wattspan.model import (
@@ -38,9 +38,6 @@ RANK_EVERY = 10 * SECOND
 
 MIN_LISTED_TIME = 60 * SECOND
 """An account is safe from displacement for this time."""
-
-RELEASED_ROW_LIFETIME = 60 * SECOND
-"""A displaced account stays for this time, unchanged, so that it is scraped once more."""
 
 _DISPLACEMENT_FACTOR = 2  # least ratio of the recent energies of newcomer and displaced
 _MAX_TOKENS = 10**7  # of one span and direction: more than any context length
@@ -90,14 +87,6 @@ class _SpanNameAccount:
         return sum(spent.energy for spent in self.spent.values())
 
 
-class _EvictedAccount(NamedTuple):
-    """A displaced account; spans of its name are counted with all others."""
-
-    account: _SpanNameAccount
-    since: int
-    successor: SpanKey
-
-
 class SpanAggregator:
     """Accounts of at most ``names`` pairs of service and span name, and one of all others.
 
@@ -114,7 +103,6 @@ class SpanAggregator:
         """``rows`` and ``outside`` are from a checkpoint; ``now`` is monotonic nanoseconds."""
         self._names = names
         self._accounts = {(row.service, row.name): _restored(row, now) for row in rows}
-        self._displaced: dict[SpanKey, _EvictedAccount] = {}
         self._waiting: dict[SpanKey, int] = {}
         self._outside = dict(outside)
         self._services = {service for service, _ in outside}
@@ -196,13 +184,10 @@ class SpanAggregator:
 
         Only the rows of names that were used since the last call are made anew.
         """
-        self._remove_displaced()
         self._rank()
         if self._rows is None:
-            leaving = ((key, one.account) for key, one in self._displaced.items())
             self._rows = tuple(
-                account.row or _row(key, account)
-                for key, account in (*self._accounts.items(), *leaving)
+                account.row or _row(key, account) for key, account in self._accounts.items()
             )
         return replace(
             others,
@@ -218,8 +203,7 @@ class SpanAggregator:
         account = self._accounts.get(key)
         if account is not None:
             return account
-        room = self._has_room() or (self._remove_stale() and self._has_room())
-        if room and key not in self._displaced:
+        if self._has_room() or (self._remove_stale() and self._has_room()):
             return self._open(key)
         # Waiting names are ranked by energy, so that important ones get an account.
         if key in self._waiting or len(self._waiting) < 4 * self._names:
@@ -229,7 +213,7 @@ class SpanAggregator:
 
     def _has_room(self) -> bool:
         named = len(self._accounts) - ((OTHER, OTHER) in self._accounts)
-        return named + len(self._displaced) < self._names
+        return named < self._names
 
     def _open(self, key: SpanKey) -> _SpanNameAccount:
         account = self._accounts[key] = _SpanNameAccount(self._now, self._now)
@@ -250,19 +234,6 @@ class SpanAggregator:
             self._released[kind] = self._released.get(kind, 0) + spent.energy
         self._rows = None
 
-    def _remove_displaced(self) -> None:
-        """Remove expired displaced accounts; their successors begin."""
-        expired = [
-            key
-            for key, one in self._displaced.items()
-            if self._now - one.since >= RELEASED_ROW_LIFETIME
-        ]
-        for key in expired:
-            account, _, successor = self._displaced.pop(key)
-            self._release(account)
-            if successor not in self._accounts:
-                self._open(successor)
-
     def _rank(self) -> None:
         """Let waiting names with the most energy displace the accounts with the least."""
         if self._now - self._ranked < RANK_EVERY:
@@ -277,19 +248,15 @@ class SpanAggregator:
             for key, account in self._accounts.items()
             if key != (OTHER, OTHER) and self._now - account.since >= MIN_LISTED_TIME
         )
-        expected = {one.successor for one in self._displaced.values()}
         waiting = sorted(
-            (
-                (spent, key)
-                for key, spent in self._waiting.items()
-                if key not in expected and key not in self._displaced
-            ),
+            ((spent, key) for key, spent in self._waiting.items() if key not in self._accounts),
             reverse=True,
         )
         for (spent, newcomer), (recent, least) in zip(waiting, settled, strict=False):
             if spent <= _DISPLACEMENT_FACTOR * recent:
                 break
-            self._displaced[least] = _EvictedAccount(self._accounts.pop(least), self._now, newcomer)
+            self._release(self._accounts.pop(least))
+            self._open(newcomer)
         self._waiting = {}
 
 
