@@ -1,13 +1,13 @@
-"""The script that an interpreter runs, from its command line and without any other part of it.
+"""Name of the script that an interpreter runs, from its command line and nothing else of it.
 
-Only behind options that are listed here is a word taken for a script: a word behind another
-option could be its value, and a value can be a secret.
+A word after an option may be the value of the option, and a value can be a secret. The script is
+therefore searched only behind options that are listed here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,17 +23,18 @@ class OptionKind(Enum):
     VALUE = auto()  # its value is the rest of its word, or else the next word
     NEXT = auto()  # its value is the next word; it is the last letter of its own
     CODE = auto()  # program text follows: there is no script
-    MODULE = auto()  # its value is what runs, by its name
-    SCRIPT = auto()  # its value is what runs, by its path
+    MODULE = auto()  # its value is the name of a module to run
+    SCRIPT = auto()  # its value is the path of a script to run
 
 
 class OptionGrammar(NamedTuple):
     """The options of one interpreter.
 
-    ``letters`` may share one word behind a hyphen. ``words`` are whole options, with values behind
-    an equals sign or in the next word. ``beginnings`` are the beginnings of options that are one
-    word each. ``joined``: every unknown option with two hyphens and an equals sign is one word.
-    ``ends``: a script may follow ``--``. ``bare``: a script may be given without an option.
+    ``letters`` may share one word behind a hyphen. ``words`` are whole options, with hyphens for
+    underscores, and with values behind an equals sign or in the next word. ``beginnings`` are the
+    beginnings of options that are one word each. ``joined``: every unknown option with two hyphens
+    and an equals sign is one word. ``ends``: a script may follow ``--``. ``bare``: a script may be
+    given without an option.
     """
 
     letters: Mapping[str, OptionKind] = MappingProxyType({})
@@ -45,141 +46,135 @@ class OptionGrammar(NamedTuple):
     bare: bool = True
 
 
-def _option_kinds(**by_kind: Iterable[str]) -> dict[str, OptionKind]:
+def _letters(**by_kind: str) -> dict[str, OptionKind]:
+    return {letter: OptionKind[kind.upper()] for kind, text in by_kind.items() for letter in text}
+
+
+def _words(**by_kind: str) -> dict[str, OptionKind]:
     return {
-        option: OptionKind[kind.upper()] for kind, options in by_kind.items() for option in options
+        word: OptionKind[kind.upper()] for kind, text in by_kind.items() for word in text.split()
     }
 
 
 _DIGITS = "0123456789"
 
 PYTHON = OptionGrammar(
-    letters=_option_kinds(alone="bBdEiIOPqRsStuvx3", value="WXQ", code="c", module="m"),
-    words=_option_kinds(next=["--check-hash-based-pycs"]),
+    letters=_letters(alone="bBdEiIOPqRsStuvx3", value="WXQ", code="c", module="m"),
+    words=_words(next="--check-hash-based-pycs"),
     ends=True,
 )
 _SHELL = OptionGrammar(
-    letters=_option_kinds(alone="abefhiklmnprtuvxBCDEHPT", next="oO", code="c"),
-    words=_option_kinds(
-        alone=["--login", "--noediting", "--noprofile", "--norc", "--posix", "--restricted"],
-        next=["--rcfile", "--init-file"],
+    letters=_letters(alone="abefhiklmnprtuvxBCDEHPT", next="oO", code="c"),
+    words=_words(
+        alone="--login --noediting --noprofile --norc --posix --restricted",
+        next="--rcfile --init-file",
     ),
     signs=("-", "+"),
     ends=True,
 )
 _PERL = OptionGrammar(
-    letters=_option_kinds(alone="acfglnpsStTuUwWX" + _DIGITS, value="I", rest="CDFiMm", code="eE"),
-    words=_option_kinds(alone=["-d", "-x"]),
+    letters=_letters(alone="acfglnpsStTuUwWX" + _DIGITS, value="I", rest="CDFiMm", code="eE"),
+    words=_words(alone="-d -x"),
     beginnings=("-d:", "-dt:"),
     ends=True,
 )
 _RUBY = OptionGrammar(
-    letters=_option_kinds(alone="acdlnpsSTUvwWy" + _DIGITS, value="CEIrX", rest="Fi", code="e"),
-    words=_option_kinds(
-        alone=["--debug", "--disable-gems", "--jit", "--rjit", "--verbose", "--yjit"],
-        value=["--disable", "--enable", "--encoding", "--external-encoding", "--internal-encoding"],
+    letters=_letters(alone="acdlnpsSTUvwWy" + _DIGITS, value="CEIrX", rest="Fi", code="e"),
+    words=_words(
+        alone="--debug --disable-gems --jit --rjit --verbose --yjit",
+        value="--disable --enable --encoding --external-encoding --internal-encoding",
     ),
     beginnings=("-W:", "--disable-", "--enable-", "--yjit-"),
     ends=True,
 )
 _NODE = OptionGrammar(
-    words=_option_kinds(
-        alone=[
-            *("-i", "--interactive", "--enable-source-maps", "--expose-gc", "--expose_gc"),
-            *("--inspect", "--inspect-brk", "--pending-deprecation", "--preserve-symlinks"),
-            *("--prof", "--throw-deprecation", "--trace-deprecation", "--trace-uncaught"),
-            *("--trace-warnings", "--use-openssl-ca", "--watch"),
-            *("--experimental-modules", "--experimental-vm-modules"),
-            *("--experimental-strip-types", "--experimental-transform-types"),
-        ],
-        value=[
-            *("-r", "--require", "--import", "--loader", "--experimental-loader", "--title"),
-            *("-C", "--conditions", "--env-file", "--icu-data-dir", "--input-type"),
-            *("--openssl-config", "--redirect-warnings", "--watch-path"),
-        ],
-        code=["-e", "--eval", "-p", "--print", "-pe"],
+    words=_words(
+        alone="""
+            -i --interactive --enable-source-maps --expose-gc --inspect --inspect-brk
+            --pending-deprecation --preserve-symlinks --prof --throw-deprecation
+            --trace-deprecation --trace-uncaught --trace-warnings --use-openssl-ca --watch
+            --experimental-modules --experimental-vm-modules --experimental-strip-types
+            --experimental-transform-types
+        """,
+        value="""
+            -r --require --import --loader --experimental-loader --title -C --conditions
+            --env-file --icu-data-dir --input-type --openssl-config --redirect-warnings
+            --watch-path
+        """,
+        code="-e --eval -p --print -pe",
     ),
     beginnings=("--no-", "--harmony"),
     joined=True,
     ends=True,
 )
 _JAVA = OptionGrammar(
-    words=_option_kinds(
-        alone=[
-            *("-server", "-client", "-ea", "-da", "-esa", "-dsa", "-enableassertions"),
-            *("-disableassertions", "-showversion", "--show-version", "--enable-preview"),
-        ],
-        value=[
-            *("-cp", "-classpath", "--class-path", "-p", "--module-path", "--add-modules"),
-            *("--upgrade-module-path", "--limit-modules", "--patch-module", "--source"),
-            *("--add-reads", "--add-exports", "--add-opens", "--enable-native-access"),
-        ],
-        module=["-m", "--module"],
-        script=["-jar"],
+    words=_words(
+        alone="""
+            -server -client -ea -da -esa -dsa -enableassertions -disableassertions -showversion
+            --show-version --enable-preview
+        """,
+        value="""
+            -cp -classpath --class-path -p --module-path --add-modules --upgrade-module-path
+            --limit-modules --patch-module --source --add-reads --add-exports --add-opens
+            --enable-native-access
+        """,
+        module="-m --module",
+        script="-jar",
     ),
     beginnings=("-ea:", "-da:", "-D", "-X", "-verbose", "-agentlib:", "-agentpath:", "-javaagent:"),
 )
 _PHP = OptionGrammar(
-    letters=_option_kinds(alone="Cnq", value="cdStz", code="rBRE", script="fF"),
-    words=_option_kinds(
-        alone=["--no-php-ini", "--no-header"],
-        value=["--php-ini", "--define", "--server", "--docroot"],
-        code=["--run", "--process-begin", "--process-code", "--process-end"],
-        script=["--file", "--process-file"],
+    letters=_letters(alone="Cnq", value="cdStz", code="rBRE", script="fF"),
+    words=_words(
+        alone="--no-php-ini --no-header",
+        value="--php-ini --define --server --docroot",
+        code="--run --process-begin --process-code --process-end",
+        script="--file --process-file",
     ),
 )
 _R = OptionGrammar(
-    words=_option_kinds(
-        alone=[
-            *("-q", "-s", "--interactive", "--no-echo", "--no-environ", "--no-init-file"),
-            *("--no-readline", "--no-restore", "--no-restore-data", "--no-restore-history"),
-            *("--no-save", "--no-site-file", "--quiet", "--restore", "--save", "--silent"),
-            *("--slave", "--vanilla", "--verbose"),
-        ],
-        code=["-e"],
-        script=["-f", "--file"],
+    words=_words(
+        alone="""
+            -q -s --interactive --no-echo --no-environ --no-init-file --no-readline --no-restore
+            --no-restore-data --no-restore-history --no-save --no-site-file --quiet --restore
+            --save --silent --slave --vanilla --verbose
+        """,
+        code="-e",
+        script="-f --file",
     ),
     joined=True,
     bare=False,
 )
 _JULIA = OptionGrammar(
-    letters=_option_kinds(alone="iq", value="CHJLpt", code="eE", module="m"),
-    words=_option_kinds(
-        alone=[
-            *("-O0", "-O1", "-O2", "-O3", "-g0", "-g1", "-g2", "--project", "--quiet"),
-            *("--code-coverage", "--track-allocation", "--optimize"),
-        ],
-        value=[
-            *("--check-bounds", "--color", "--compile", "--compiled-modules", "--cpu-target"),
-            *("--depwarn", "--gcthreads", "--handle-signals", "--heap-size-hint", "--home"),
-            *("--history-file", "--load", "--machine-file", "--math-mode", "--pkgimages"),
-            *("--procs", "--startup-file", "--sysimage", "--threads"),
-        ],
-        code=["--eval", "--print"],
+    letters=_letters(alone="iq", value="CHJLpt", code="eE", module="m"),
+    words=_words(
+        alone="""
+            -O0 -O1 -O2 -O3 -g0 -g1 -g2 --project --quiet --code-coverage --track-allocation
+            --optimize
+        """,
+        value="""
+            --check-bounds --color --compile --compiled-modules --cpu-target --depwarn --gcthreads
+            --handle-signals --heap-size-hint --home --history-file --load --machine-file
+            --math-mode --pkgimages --procs --startup-file --sysimage --threads
+        """,
+        code="--eval --print",
     ),
     ends=True,
 )
 
 TORCHRUN = OptionGrammar(
-    words=_option_kinds(
-        alone=[
-            *("-m", "--module", "--no-python", "--no_python"),
-            *("--run-path", "--run_path", "--standalone"),
-        ],
-        value=[
-            *("-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir", "--role", "--nnodes"),
-            *("--nproc-per-node", "--nproc_per_node", "--node-rank", "--node_rank"),
-            *("--rdzv-backend", "--rdzv_backend", "--rdzv-endpoint", "--rdzv_endpoint"),
-            *("--rdzv-id", "--rdzv_id", "--rdzv-conf", "--rdzv_conf"),
-            *("--max-restarts", "--max_restarts", "--monitor-interval", "--monitor_interval"),
-            *("--start-method", "--start_method", "--local-addr", "--local_addr"),
-            *("--master-addr", "--master_addr", "--master-port", "--master_port"),
-            *("--local-ranks-filter", "--local_ranks_filter", "--logs-specs", "--logs_specs"),
-        ],
+    words=_words(
+        alone="-m --module --no-python --run-path --standalone",
+        value="""
+            -r --redirects -t --tee --log-dir --role --nnodes --nproc-per-node --node-rank
+            --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval
+            --start-method --local-addr --master-addr --master-port --local-ranks-filter
+            --logs-specs
+        """,
     ),
     joined=True,
 )
-"""Not an interpreter: a Python script whose own first argument is the script that matters."""
+"""A Python script whose first argument is the script to show, unlike that of an interpreter."""
 
 INTERPRETERS = (
     (re.compile(r"(?:python|pypy)[0-9.]{0,8}[dt]?"), PYTHON),
@@ -192,24 +187,21 @@ INTERPRETERS = (
     (re.compile(r"R"), _R),
     (re.compile(r"julia"), _JULIA),
 )
-"""Each by the names that it is called by."""
+"""The patterns of program names, each with the grammar of its interpreter."""
 
 FRAMEWORK_THREAD_NAMES = frozenset(
     {"pt_main_thread", "pt_elastic", "MainThread", "node-MainThread"}
 )
-"""Names that PyTorch and Node.js give to every process of theirs, without information."""
+"""Names that PyTorch and Node.js give to each of their processes."""
 
 
 def grammar_of(program: str) -> OptionGrammar | None:
     """The grammar of the interpreter called ``program``; None if it is unknown."""
-    for names, grammar in INTERPRETERS:
-        if names.fullmatch(program):
-            return grammar
-    return None
+    return next((g for names, g in INTERPRETERS if names.fullmatch(program)), None)
 
 
 _COMM = 15  # bytes of a name that the kernel keeps
-_MAX_WORDS = 256  # of a command line that are looked at: new processes may come by the thousand
+_MAX_WORDS = 256  # limit of the words of one command line: new processes may be thousands
 _LAUNCHER = "torchrun"
 
 
@@ -229,8 +221,8 @@ def script_of(comm: str, command_line: bytes, longest: int) -> str | None:
     A module follows its option (``python3 -m http.server``), program text is represented by its
     option (``python3 -c``), and other arguments are never shown. None without a script: the process
     is then known by ``comm``, its name in the kernel. The same holds if ``comm`` is neither the
-    interpreter's name nor the script's: the process has chosen it, or the command line is not that
-    of the running program.
+    name of the interpreter nor of the script: the process has set its own name, or the command line
+    belongs to an earlier program.
 
     ``command_line`` is the content of ``/proc/PID/cmdline``, or its beginning: a word without an
     end is ignored. The result is printable and has at most ``longest`` characters.
@@ -252,7 +244,7 @@ def script_of(comm: str, command_line: bytes, longest: int) -> str | None:
 
 
 def interpreter_of(name: str) -> str:
-    """The interpreter's name alone, of what ``script_of`` has made; another name as it is."""
+    """The name of the interpreter in a result of ``script_of``; another name unchanged."""
     program, space, _ = name.partition(" ")
     made = space and (program == _LAUNCHER or grammar_of(program) is not None)
     return program if made else name
@@ -266,7 +258,7 @@ def _find(words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | No
         if not word.startswith(grammar.signs):
             return _path(word) if grammar.bare else None
         option, joined, value = word.partition("=")
-        kind = grammar.words.get(option)
+        kind = grammar.words.get(option.replace("_", "-"))
         if kind is not None:
             found = _apply_option(kind, option, value if joined else None, words)
         elif word.startswith(grammar.beginnings) or (
@@ -276,17 +268,19 @@ def _find(words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | No
         elif word.startswith("--"):
             return None
         else:
-            found = _letters(word, words, grammar)
+            found = _parse_letters(word, words, grammar)
         if found is not _NO_SCRIPT:
             return found
     return None
 
 
 _NO_SCRIPT = ScriptInvocation("", "")
-"""The option is understood, and does not name a script."""
+"""The result for a known option that names no script."""
 
 
-def _letters(word: str, words: Iterator[str], grammar: OptionGrammar) -> ScriptInvocation | None:
+def _parse_letters(
+    word: str, words: Iterator[str], grammar: OptionGrammar
+) -> ScriptInvocation | None:
     """The meaning of a word of option letters."""
     for at, letter in enumerate(word[1:], start=1):
         kind = grammar.letters.get(letter)
@@ -316,7 +310,7 @@ def _apply_option(
 
 
 def _path(word: str) -> ScriptInvocation | None:
-    """The script that is named by the last part of a path; None if that is no name."""
+    """The script at a path, by the last part of the path; None if that is not a name."""
     name = _last_part(word.rstrip("/"))
     return (
         ScriptInvocation("", name) if name.strip(".") and not name.startswith(("-", "@")) else None
@@ -328,5 +322,5 @@ def _last_part(path: str) -> str:
 
 
 def _truncate(name: str) -> str:
-    """``name`` as far as the kernel keeps it."""
+    """The part of ``name`` that the kernel keeps."""
     return name.encode()[:_COMM].decode("utf-8", "replace")
