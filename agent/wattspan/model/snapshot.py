@@ -98,7 +98,7 @@ class GroupRow:
 
     group: Group
     energy: Mapping[HwType, Microjoules]
-    power: Mapping[HwType, Milliwatts]
+    power: Mapping[HwType, Milliwatts] = field(default_factory=dict)
 
 
 class Exemplar(NamedTuple):

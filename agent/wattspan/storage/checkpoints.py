@@ -16,10 +16,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
@@ -33,8 +32,6 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
-    Milliwatts,
-    Nanoseconds,
     Payer,
     PayerInfo,
     ProcessRow,
@@ -60,20 +57,6 @@ class _ProcessDocument(msgspec.Struct):
     alive: bool
 
 
-class _GroupTotalDocument(msgspec.Struct):
-    group: Group
-    energy: dict[HwType, Microjoules]
-
-
-class _SpanDocument(msgspec.Struct):
-    service: str
-    name: str
-    energy: dict[HwType, Microjoules]
-    time: Nanoseconds
-    count: int
-    tokens: dict[str, int]
-
-
 class _OutsideSpansDocument(msgspec.Struct):
     """Energy of a service's processes outside of spans."""
 
@@ -86,11 +69,11 @@ class _CheckpointDocument(msgspec.Struct):
     boot_id: str
     accounts: list[DomainAccount]
     readings: list[Reading]
-    groups: list[_GroupTotalDocument]
+    groups: list[GroupRow]
     processes: list[_ProcessDocument]
     other: dict[HwType, Microjoules]
     retired: dict[HwType, Microjoules]
-    spans: list[_SpanDocument] = []  # absent in files of the first release
+    spans: list[SpanRow] = []  # absent in files of the first release
     outside: list[_OutsideSpansDocument] = []
     footprint: Footprint = Footprint()  # absent in files of the first release
     since: Instant | None = None
@@ -119,14 +102,11 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
             replace(account, power=None, pending=Microjoules(0)) for account in checkpoint.accounts
         ],
         readings=list(checkpoint.readings),
-        groups=[_GroupTotalDocument(row.group, dict(row.energy)) for row in checkpoint.groups],
+        groups=[GroupRow(row.group, row.energy) for row in checkpoint.groups],
         processes=[_process_document(row) for row in checkpoint.processes],
         other=dict(checkpoint.other),
         retired=dict(checkpoint.retired),
-        spans=[
-            _SpanDocument(r.service, r.name, dict(r.energy), r.time, r.count, dict(r.tokens))
-            for r in checkpoint.spans
-        ],
+        spans=[replace(row, exemplars={}) for row in checkpoint.spans],
         outside=[
             _OutsideSpansDocument(service, {kind: e})
             for (service, kind), e in checkpoint.outside.items()
@@ -151,22 +131,17 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         boot_id=document.boot_id,
         accounts=tuple(document.accounts),
         readings=tuple(document.readings),
-        groups=tuple(GroupRow(total.group, total.energy, _NO_POWER) for total in document.groups),
+        groups=tuple(document.groups),
         processes=tuple(_process_row(row) for row in document.processes),
         other=document.other,
         retired=document.retired,
-        spans=tuple(
-            SpanRow(s.service, s.name, s.energy, s.time, s.count, s.tokens) for s in document.spans
-        ),
+        spans=tuple(document.spans),
         outside={
             (row.service, kind): e for row in document.outside for kind, e in row.energy.items()
         },
         footprint=document.footprint,
         since=document.since,
     )
-
-
-_NO_POWER: Mapping[HwType, Milliwatts] = MappingProxyType({})
 
 
 def _process_document(row: ProcessRow) -> _ProcessDocument:
@@ -185,7 +160,7 @@ def _process_document(row: ProcessRow) -> _ProcessDocument:
 def _process_row(row: _ProcessDocument) -> ProcessRow:
     payer: Payer = Remainder(row.payer) if isinstance(row.payer, str) else Consumer(*row.payer)
     info = PayerInfo(payer, row.command, tuple(row.groups), row.user, row.parent)
-    return ProcessRow(info, row.energy, _NO_POWER, row.alive)
+    return ProcessRow(info, row.energy, {}, row.alive)
 
 
 _HEADER_BYTES = 24  # sequence, length, checksum: eight bytes each

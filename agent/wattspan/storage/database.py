@@ -11,7 +11,8 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from wattspan.model import MILLISECOND, Failure, Trouble
@@ -133,8 +134,8 @@ class SchemaError(Exception):
 
 def schema_version(database: sqlite3.Connection) -> int:
     """Return the schema version, 0 for an empty file; SchemaError for another database."""
-    found = _pragma(database, "user_version")
-    if _pragma(database, "application_id") == APPLICATION_ID:
+    found = pragma(database, "user_version")
+    if pragma(database, "application_id") == APPLICATION_ID:
         return found
     tables = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if found or tables:
@@ -169,8 +170,21 @@ def migrate(database: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS
             raise
 
 
-def _pragma(database: sqlite3.Connection, name: str) -> int:
+def pragma(database: sqlite3.Connection, name: str) -> int:
     return int(database.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Write in one transaction, which an error rolls back."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
 
 
 MAX_NAME_LENGTH = 200
@@ -323,8 +337,6 @@ def lock_store(path: Path) -> FileLock:
 
 MAX_QUARANTINED = 3
 
-_COMPANIONS = ("-wal", "-shm")
-
 
 def quarantine_database(path: Path) -> Path:
     """Rename the database at ``path`` to ``NAME.corrupt-<n>`` and return the new path.
@@ -334,16 +346,14 @@ def quarantine_database(path: Path) -> Path:
     numbers = sorted(_quarantine_numbers(path))
     aside = _quarantine_path(path, numbers[-1] + 1 if numbers else 1)
     path.rename(aside)
-    wal = _with_suffix(path, "-wal")
+    wal = companion(path, "-wal")
     if wal.exists():
-        wal.rename(_with_suffix(aside, "-wal"))
-    _with_suffix(path, "-shm").unlink(missing_ok=True)
+        wal.rename(companion(aside, "-wal"))
+    companion(path, "-shm").unlink(missing_ok=True)
     for number in numbers[: len(numbers) + 1 - MAX_QUARANTINED]:
-        for old in (
-            _quarantine_path(path, number),
-            _with_suffix(_quarantine_path(path, number), "-wal"),
-        ):
-            old.unlink(missing_ok=True)
+        old = _quarantine_path(path, number)
+        old.unlink(missing_ok=True)
+        companion(old, "-wal").unlink(missing_ok=True)
     return aside
 
 
@@ -352,8 +362,8 @@ def remove_companions(path: Path) -> None:
 
     SQLite would replay a log without its database into the new one.
     """
-    for suffix in _COMPANIONS:
-        _with_suffix(path, suffix).unlink(missing_ok=True)
+    for suffix in ("-wal", "-shm"):
+        companion(path, suffix).unlink(missing_ok=True)
 
 
 def _quarantine_numbers(path: Path) -> list[int]:
@@ -366,7 +376,8 @@ def _quarantine_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.corrupt-{number}")
 
 
-def _with_suffix(path: Path, suffix: str) -> Path:
+def companion(path: Path, suffix: str) -> Path:
+    """Return a file of SQLite next to the database: ``-wal`` or ``-shm``."""
     return path.with_name(path.name + suffix)
 
 
@@ -407,7 +418,7 @@ def _make_index_private(path: Path) -> None:
     member of the group that reads the history could block every write. A file of an earlier
     version may be open elsewhere, so it is replaced. The caller holds the lock of the store.
     """
-    index = path.with_name(path.name + "-shm")
+    index = companion(path, "-shm")
     try:
         if not index.lstat().st_mode & 0o077:
             return
@@ -437,11 +448,5 @@ def _check_integrity(database: sqlite3.Connection, clock: Clock) -> None:
 def _prove_writable(database: sqlite3.Connection) -> None:
     """Write the schema version again, to detect a full disk or a read-only file."""
     found = schema_version(database)
-    database.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(database):
         database.execute(f"PRAGMA user_version = {found}")
-        database.execute("COMMIT")
-    except sqlite3.Error:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise

@@ -17,10 +17,9 @@ from typing import NamedTuple, TypeVar
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import (
     Checkpoint,
-    Domain,
     DomainAccount,
-    GapReason,
     HwType,
+    Microjoules,
     Payer,
     ProcessRow,
     SpanRow,
@@ -145,21 +144,6 @@ class EnergyOwner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DomainDelta:
-    """Energy of one domain; attributed: ``energy == consumers + idle + unattributed``."""
-
-    domain: Domain
-    energy: int
-    consumers: int
-    idle: int
-    unattributed: int
-    gaps: Mapping[GapReason, int]
-
-    def __bool__(self) -> bool:
-        return bool(self.energy or self.gaps)
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointDelta:
     """Energy of an interval that ended at Unix time ``wall`` (nanoseconds), in microjoules.
 
@@ -168,7 +152,7 @@ class CheckpointDelta:
     """
 
     wall: int
-    domains: tuple[DomainDelta, ...]
+    domains: tuple[DomainAccount, ...]
     owners: Mapping[EnergyOwner, int]
     spans: Mapping[SpanName, SpanUsage] = field(default_factory=dict)
 
@@ -179,7 +163,7 @@ def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDe
     domains = tuple(
         delta
         for account in later.accounts
-        if (delta := _domain_delta(before.get(account.domain.id), account))
+        if (delta := _domain_delta(before.get(account.domain.id), account)).energy or delta.gaps
     )
     consumers = Counter[HwType]()
     for delta in domains:
@@ -189,7 +173,7 @@ def delta_between(earlier: Checkpoint | None, later: Checkpoint) -> CheckpointDe
     return CheckpointDelta(later.at.wall, domains, owners, spans_between(earlier, later))
 
 
-def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainDelta:
+def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainAccount:
     if before is None or after.energy < before.energy:
         before = DomainAccount(after.domain)
     energy = after.energy - before.energy
@@ -200,8 +184,14 @@ def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainD
         consumers = idle = unattributed = 0
     elif min(consumers, idle, unattributed) < 0 or consumers + idle + unattributed != energy:
         consumers, idle, unattributed = 0, 0, energy
-    gaps = _rises(before.gaps, after.gaps)
-    return DomainDelta(after.domain, energy, consumers, idle, unattributed, gaps)
+    return DomainAccount(
+        after.domain,
+        Microjoules(energy),
+        Microjoules(consumers),
+        Microjoules(idle),
+        Microjoules(unattributed),
+        gaps=_rises(before.gaps, after.gaps),
+    )
 
 
 def _rise(before: int, after: int) -> int:

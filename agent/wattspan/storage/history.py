@@ -9,10 +9,10 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from wattspan.model import Domain
-from wattspan.storage.database import DAY, HOUR, MINUTE, database_text
+from wattspan.config import StoreSettings
+from wattspan.model import SECOND, Domain
+from wattspan.storage.database import DAY, HOUR, MINUTE, database_text, pragma
 from wattspan.storage.deltas import (
     MAX_STORED_INTEGER,
     REST_OF_SPANS,
@@ -107,24 +107,12 @@ _SPAN_RESTS = {
 }
 
 
-class HistoryRetention(NamedTuple):
-    """Limits: buckets of each step, names in a bucket, bytes of the file."""
-
-    minutes: int
-    hours: int
-    days: int
-    processes: int
-    groups: int
-    spans: int
-    bytes: int
-
-
 class HistoryWriter:
     """Writer of the history of one database."""
 
-    def __init__(self, database: sqlite3.Connection, retention: HistoryRetention) -> None:
+    def __init__(self, database: sqlite3.Connection, settings: StoreSettings) -> None:
         self._database = database
-        self._retention = retention
+        self._settings = settings
         self._keys: dict[_Named, int] = {}
         self._minute: int | None = None
         self._hour: int | None = None
@@ -224,17 +212,20 @@ class HistoryWriter:
 
     def _apply_retention(self, hour: int) -> None:
         if hour != self._hour:
-            self._roll_up(MINUTE, self._retention.minutes)
-            rolled = self._roll_up(HOUR, self._retention.hours)
-            deleted = self._delete_old_days(self._retention.days)
+            self._roll_up(MINUTE, self._settings.minutes)
+            rolled = self._roll_up(HOUR, self._settings.hours)
+            deleted = self._delete_old_days(self._settings.days)
             if rolled or deleted:
                 self._purge_names()
             self._hour = hour
-        if self._bytes() > self._retention.bytes:
+        if self._bytes() > self._settings.max_size:
             self._shed()
 
     def _roll_up(self, step: int, keep: int) -> bool:
-        """Roll up all but the newest ``keep`` buckets and those in the same coarser bucket."""
+        """Roll up all but the newest buckets and those in the same coarser bucket.
+
+        The newest buckets are those of ``keep`` nanoseconds without holes.
+        """
         edge = self._newest(step, keep)
         if edge is None:
             return False
@@ -257,7 +248,14 @@ class HistoryWriter:
 
     def _fold(self, step: int, start: int) -> None:
         """Add all but the largest owners and spans of a bucket to the rest of their kind."""
-        bucket = {"step": step, "start": start, **self._retention._asdict()}
+        settings = self._settings
+        bucket = {
+            "step": step,
+            "start": start,
+            "processes": settings.processes,
+            "groups": settings.groups,
+            "spans": settings.spans,
+        }
         owners: dict[EnergyOwner, list[int]] = defaultdict(list)
         for key, kind, hw_type in self._database.execute(_SMALL_OWNERS, bucket):
             owners[EnergyOwner.others(kind, hw_type)].append(key)
@@ -289,7 +287,7 @@ class HistoryWriter:
         """Free space: roll up the oldest buckets, and at last delete the oldest days."""
         self._purge_names()
         for _ in range(_BUCKETS_PER_DELETION):
-            if self._bytes() <= self._retention.bytes * 9 // 10:
+            if self._bytes() <= self._settings.max_size * 9 // 10:
                 return
             if (minute := self._oldest(MINUTE)) is not None:
                 self._roll_bucket(MINUTE, minute // HOUR * HOUR)
@@ -312,12 +310,12 @@ class HistoryWriter:
         )
         self.forget_keys()
 
-    def _newest(self, step: int, nth: int) -> int | None:
-        """Return the start of the ``nth`` newest bucket; None if there are fewer."""
+    def _newest(self, step: int, keep: int) -> int | None:
+        """Return the start of the oldest kept bucket; None if there are fewer."""
         return self._start(
             "SELECT DISTINCT start FROM domain_energy WHERE step = ?"
             " ORDER BY start DESC LIMIT 1 OFFSET ?",
-            (step, nth - 1),
+            (step, max(0, keep // (step * SECOND) - 1)),
         )
 
     def _oldest(self, step: int) -> int | None:
@@ -337,8 +335,5 @@ class HistoryWriter:
 
     def _bytes(self) -> int:
         """Return the bytes of used pages; free pages return to the file system gradually."""
-        pages, free, size = (
-            int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+        used = pragma(self._database, "page_count") - pragma(self._database, "freelist_count")
+        return used * pragma(self._database, "page_size")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from wattspan.storage.database import (
     MIGRATIONS,
     MINUTE,
     SchemaError,
+    companion,
     file_exists,
     sqlite_error_name,
     supported_version,
@@ -47,21 +49,11 @@ class DomainTotal:
     method: str
     in_cover: bool
     attributed: bool
+    gaps: Mapping[GapReason, int]
     energy: int
     consumers: int
     idle: int
     unattributed: int
-    gaps: Mapping[GapReason, int]
-
-    def plus(self, other: DomainTotal) -> DomainTotal:
-        """Return the sum with the energy of the same domain in ``other``."""
-        return replace(
-            self,
-            energy=self.energy + other.energy,
-            consumers=self.consumers + other.consumers,
-            idle=self.idle + other.idle,
-            unattributed=self.unattributed + other.unattributed,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +163,25 @@ def _extract(
     gaps: dict[int, dict[GapReason, int]] = {}
     for domain, reason, nanoseconds in database.execute(_GAPS, interval):
         gaps.setdefault(domain, {})[GapReason(reason)] = nanoseconds
-    domains: dict[int, DomainTotal] = {}
-    for key, *row, rate_class, energy, consumers, idle, unattributed in database.execute(_DOMAINS):
-        sums = [weigh(each, rate_class) for each in (energy, consumers, idle, unattributed)]
-        total = _domain_total(row, sums, gaps.get(key, {}))
-        domains[key] = domains[key].plus(total) if key in domains else total
-    owners: dict[EnergyOwner, int] = {}
+    names: dict[int, list[Any]] = {}
+    sums: dict[int, list[int]] = {}
+    for key, *name, rate_class, energy, consumers, idle, unattributed in database.execute(_DOMAINS):
+        parts = (energy, consumers, idle, unattributed)
+        before = sums.get(key, [0] * len(parts))
+        names[key] = name
+        sums[key] = [a + weigh(b, rate_class) for a, b in zip(before, parts, strict=True)]
+    owners = Counter[EnergyOwner]()
     for kind, hw_type, name, group, rest, rate_class, energy in (
         database.execute(_OWNERS) if kinds else ()
     ):
         if kind in kinds:
             owner = EnergyOwner(kind, HwType(hw_type), name, group, bool(rest))
-            owners[owner] = owners.get(owner, 0) + weigh(energy, rate_class)
+            owners[owner] += weigh(energy, rate_class)
     return HistoryExtract(
         start=min(row[1] for row in found),
         end=max(row[2] for row in found),
         steps=tuple(sorted(row[0] for row in found)),
-        domains=tuple(domains.values()),
+        domains=tuple(_domain_total(names[key], gaps.get(key, {}), sums[key]) for key in names),
         owners=owners,
         spans=_spans(database, interval, weigh) if SPAN in kinds else {},
         weightings=tuple(weightings),
@@ -197,10 +191,9 @@ def _extract(
 def _spans(
     database: sqlite3.Connection, interval: Mapping[str, int], weigh: Callable[[int, int], int]
 ) -> dict[SpanName, SpanUsage]:
-    energies: dict[int, dict[HwType, int]] = {}
+    energies: dict[int, Counter[HwType]] = defaultdict(Counter)
     for key, hw_type, rate_class, energy in database.execute(_SPAN_ENERGY):
-        row, kind = energies.setdefault(key, {}), HwType(hw_type)
-        row[kind] = row.get(kind, 0) + weigh(energy, rate_class)
+        energies[key][HwType(hw_type)] += weigh(energy, rate_class)
     return {
         SpanName(SpanRole(role), service, name): SpanUsage(
             energies.get(key, {}), calls, *map(int, claims)
@@ -209,22 +202,13 @@ def _spans(
     }
 
 
-def _domain_total(row: list[Any], sums: list[int], gaps: Mapping[GapReason, int]) -> DomainTotal:
-    domain, hw_type, name, provenance, method, in_cover, attributed = row
-    energy, consumers, idle, unattributed = sums
+def _domain_total(
+    name: Sequence[Any], gaps: Mapping[GapReason, int], sums: Sequence[int]
+) -> DomainTotal:
+    domain, hw_type, title, provenance, method, *flags = name
+    kind, in_cover, attributed = HwType(hw_type), *map(bool, flags)
     return DomainTotal(
-        domain,
-        HwType(hw_type),
-        name,
-        Provenance(provenance),
-        method,
-        bool(in_cover),
-        bool(attributed),
-        energy,
-        consumers,
-        idle,
-        unattributed,
-        gaps,
+        domain, kind, title, Provenance(provenance), method, in_cover, attributed, gaps, *sums
     )
 
 
@@ -249,7 +233,7 @@ def _open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
         try:
             database = _connect(address)
         except sqlite3.OperationalError:
-            if _wal_path(path).exists():
+            if companion(path, "-wal").exists():
                 copy = _copy_database(path, Path(stack.enter_context(TemporaryDirectory())))
                 if copy is None:
                     raise
@@ -268,23 +252,19 @@ def _copy_database(path: Path, folder: Path) -> Path | None:
     copy = folder / path.name
     for _ in range(_COPY_ATTEMPTS):
         try:
-            header = _wal_header(_wal_path(path))
+            header = _wal_header(companion(path, "-wal"))
             copyfile(path, copy)
-            copyfile(_wal_path(path), _wal_path(copy))
-            if header == _wal_header(_wal_path(path)):
+            copyfile(companion(path, "-wal"), companion(copy, "-wal"))
+            if header == _wal_header(companion(path, "-wal")):
                 return copy
         except FileNotFoundError:  # the agent has closed the store
-            _wal_path(copy).unlink(missing_ok=True)
-            if path.exists() and not _wal_path(path).exists():
+            companion(copy, "-wal").unlink(missing_ok=True)
+            if path.exists() and not companion(path, "-wal").exists():
                 copyfile(path, copy)
                 return copy
         except OSError:
             return None
     return None
-
-
-def _wal_path(path: Path) -> Path:
-    return path.with_name(path.name + "-wal")
 
 
 def _wal_header(log: Path) -> bytes:

@@ -30,9 +30,6 @@ from wattspan.storage.checkpoints import (
 from wattspan.storage.database import (
     BUFFERED_MEANWHILE,
     DAMAGE_ERRORS,
-    DAY,
-    HOUR,
-    MINUTE,
     STORE_SOURCE,
     SchemaError,
     connect,
@@ -42,9 +39,10 @@ from wattspan.storage.database import (
     store_failure,
     store_hang_failure,
     store_path,
+    transaction,
 )
 from wattspan.storage.deltas import delta_between
-from wattspan.storage.history import HistoryRetention, HistoryWriter
+from wattspan.storage.history import HistoryWriter
 from wattspan.storage.rates import record_rates
 from wattspan.util.backoff import RetryBackoff
 from wattspan.util.files import FileLock
@@ -69,7 +67,7 @@ class Store:
         self._path = path
         self._clock = clock
         self._log = log
-        self._retention = _retention(settings)
+        self._settings = settings
         self._guard = threading.Lock()
         self._writes = self._failed = self._write_nanoseconds = 0
         self._failure: Failure | None = None
@@ -206,20 +204,17 @@ class Store:
     def _commit(self, checkpoint: Checkpoint) -> None:
         database, history, _ = self._opened or self._attach()
         delta, packed = delta_between(self._last, checkpoint), pack_checkpoint(checkpoint)
-        database.execute("BEGIN IMMEDIATE")
         try:
-            record_rates(database, checkpoint, self._last)
-            finished = history.add(delta)
-            database.execute(
-                "INSERT INTO books VALUES (1, ?)"
-                " ON CONFLICT DO UPDATE SET packed = excluded.packed",
-                (packed,),
-            )
-            database.execute("COMMIT")
+            with transaction(database):
+                record_rates(database, checkpoint, self._last)
+                finished = history.add(delta)
+                database.execute(
+                    "INSERT INTO books VALUES (1, ?)"
+                    " ON CONFLICT DO UPDATE SET packed = excluded.packed",
+                    (packed,),
+                )
         except BaseException:
             history.forget_keys()
-            if database.in_transaction:
-                database.execute("ROLLBACK")
             raise
         if finished:  # the minute is complete: release some free pages
             database.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
@@ -252,7 +247,7 @@ class Store:
         try:
             found = database.execute("SELECT packed FROM books").fetchone()
             self._last = self._last if found is None else unpack_checkpoint(found[0])
-            history = HistoryWriter(database, self._retention)
+            history = HistoryWriter(database, self._settings)
             self._opened = opened = _OpenDatabase(database, history, _inode(self._path))
         except BaseException:
             database.close()
@@ -305,21 +300,6 @@ def _inode(path: Path) -> int | None:
         return path.stat().st_ino
     except FileNotFoundError:
         return None
-
-
-def _retention(settings: StoreSettings) -> HistoryRetention:
-    def buckets(duration: int, step: int) -> int:
-        return max(1, duration // (step * SECOND))
-
-    return HistoryRetention(
-        minutes=buckets(settings.minutes, MINUTE),
-        hours=buckets(settings.hours, HOUR),
-        days=buckets(settings.days, DAY),
-        processes=settings.processes,
-        groups=settings.groups,
-        spans=settings.spans,
-        bytes=settings.max_size,
-    )
 
 
 class CheckpointStore:
