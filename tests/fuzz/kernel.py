@@ -22,7 +22,7 @@ from wattspan.processes.cgroup_clocks import (
 )
 from wattspan.processes.containers import MAX_LABEL, cgroup_paths, groups_of
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
-from wattspan.processes.inspector import InetDiag, ProcessInspector
+from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.kernel_events import (
     ProcessEvents,
     acknowledgement,
@@ -398,9 +398,8 @@ def netlink_messages(data: bytes) -> None:
             final = parse_exit(payload)
             assert final is None or len(final.command) <= 32
     else:
-        diag = InetDiag.__new__(InetDiag)
-        diag._link, diag._sequence = cast(Any, _Link(datagram)), 0
+        connections = TcpConnections()
         here = ipaddress.IPv6Address("::ffff:127.0.0.1")
         with contextlib.suppress(OSError):
-            found = diag.find((here, 4318), (here, 80))
+            found = connections.find(cast(Any, _Link(datagram)), (here, 4318), (here, 80))
             assert found is None or found.inode >= 0

@@ -21,7 +21,7 @@ from wattspan.model import Failure, Trouble
 from wattspan.otlp.destination import SPANS
 from wattspan.otlp.transport import ExportStatus, result_of_http
 from wattspan.processes.cpus import parse_cpu_list
-from wattspan.processes.inspector import ProcessInspector, TcpConnections
+from wattspan.processes.inspector import ProcessInspector
 from wattspan.processes.netlink import raise_error
 from wattspan.sources.nvml.session import MAX_GPUS
 from wattspan.storage.tuning import DecisionLog
@@ -109,14 +109,6 @@ def test_error_of_netlink_that_is_cut_off_is_an_error() -> None:
     with pytest.raises(OSError, match="unknown error"):
         raise_error(struct.pack("=i", -(2**31)))
     raise_error(struct.pack("=i", 0))
-
-
-@pytest.mark.parametrize("rest", ["01 0:0", "01 0:0 0 0 x 0 y", ""])
-def test_row_of_a_socket_that_is_cut_off_is_nobodys(tmp_path: Path, rest: str) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net/tcp").write_text(f"   0: 0100007F:10DE 0100007F:0050 {rest}\n")
-    connections = TcpConnections(tmp_path)
-    assert connections.owner_of(("127.0.0.1", 4318), ("127.0.0.1", 80)) is None
 
 
 def test_truncated_status_gives_no_other_pid(tmp_path: Path) -> None:

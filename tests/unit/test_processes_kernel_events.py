@@ -7,6 +7,7 @@ import pytest
 
 from wattspan.processes import netlink
 from wattspan.processes.kernel_events import (
+    EventChannel,
     ExitRecord,
     ProcessEvents,
     acknowledgement,
@@ -145,12 +146,19 @@ class Link:
         return datagram[0], (datagram[1], 0)
 
 
+def reader(link: Link) -> tuple[EventChannel, list[bytes]]:
+    read: list[bytes] = []
+    return EventChannel(link, lambda datagram, _: read.append(datagram)), read  # type: ignore[arg-type]
+
+
 def test_dropped_messages_are_counted_and_the_rest_is_read() -> None:
-    drain = netlink.DatagramReader(Link((b"a", 0), None, (b"b", 0)))  # type: ignore[arg-type]
-    assert list(drain.datagrams()) == [b"a", b"b"]
-    assert drain.overruns == 1
+    channel, read = reader(Link((b"a", 0), None, (b"b", 0)))
+    channel.drain(events := ProcessEvents())
+    assert read == [b"a", b"b"]
+    assert (channel.overruns, events.lost) == (1, True)
 
 
 def test_only_messages_of_the_kernel_count() -> None:
-    drain = netlink.DatagramReader(Link((b"forged", 4711), (b"true", 0)))  # type: ignore[arg-type]
-    assert list(drain.datagrams()) == [b"true"]
+    channel, read = reader(Link((b"forged", 4711), (b"true", 0)))
+    channel.drain(ProcessEvents())
+    assert read == [b"true"]

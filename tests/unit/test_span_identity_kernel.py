@@ -1,65 +1,19 @@
 """Samples of the kernel's files about sockets and processes."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from wattspan.model import Consumer
-from wattspan.processes.inspector import ProcessInspector, SocketOwner, TcpConnections, holds_socket
-
-HEADER = (
-    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
-    "inode\n"
-)
-# # little-endian form of 127.0.0.1:40000 connected to 127.0.0.1:4318
-MINE = "   7: 0100007F:9C40 0100007F:10DE {state} 00000000:00000000 00:00000000 00000000  {rest}\n"
-THEIRS = "   8: 0100007F:10DE 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  0 0 999 1\n"
-MAPPED = "0000000000000000FFFF00000100007F"
-SIX = "00000000000000000000000001000000"
-END, OTHER = ("127.0.0.1", 40000), ("127.0.0.1", 4318)
-
-pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="samples of such a machine")
+from wattspan.processes.inspector import ProcessInspector, TcpConnections, holds_socket
 
 
-def table(root: Path, name: str, *rows: str) -> TcpConnections:
-    (root / "net").mkdir(exist_ok=True)
-    (root / "net" / name).write_text(HEADER + "".join(rows))
-    return TcpConnections(root)
-
-
-def row(state: str = "01", user: int = 1000, inode: int = 555) -> str:
-    return MINE.format(
-        state=state, rest=f"{user}        0 {inode} 1 0000000000000000 20 4 30 10 -1"
-    )
-
-
-def test_senders_end_is_found_and_not_ours(tmp_path: Path) -> None:
-    assert table(tmp_path, "tcp", THEIRS, row()).owner_of(END, OTHER) == SocketOwner(1000, 555)
-
-
-def test_socket_without_holder_has_no_owner(tmp_path: Path) -> None:
-    waiting = table(tmp_path, "tcp", row(state="06", user=0, inode=0))
-    assert waiting.owner_of(END, OTHER) is None
-
-
-@pytest.mark.parametrize("end", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_ipv4_connection_is_found_among_ipv6_sockets(tmp_path: Path, end: str) -> None:
-    mapped = row().replace("0100007F", MAPPED)
-    connections = table(tmp_path, "tcp6", mapped)
-    assert connections.owner_of((end, 40000), OTHER) == SocketOwner(1000, 555)
-
-
-def test_ipv6_address_is_found_without_its_zone(tmp_path: Path) -> None:
-    connections = table(tmp_path, "tcp6", row().replace("0100007F", SIX))
-    assert connections.owner_of(("::1%lo", 40000), ("::1", 4318)) == SocketOwner(1000, 555)
-
-
-@pytest.mark.parametrize("end", [("127.0.0.1", 40001), ("10.0.0.1", 40000), ("sock", 1), ("", 0)])
-def test_end_that_is_not_here_has_no_owner(tmp_path: Path, end: tuple[str, int]) -> None:
-    assert table(tmp_path, "tcp", row()).owner_of(end, OTHER) is None
-    assert TcpConnections(tmp_path / "nothing").owner_of(end, OTHER) is None
+@pytest.mark.parametrize("end", [("127.0.0.1", 1), ("192.0.2.1", 40000), ("sock", 1), ("", 0)])
+def test_end_that_is_not_here_has_no_owner(end: tuple[str, int]) -> None:
+    connections = TcpConnections()
+    assert connections.owner_of(end, ("127.0.0.1", 4318)) is None
+    connections.close()
 
 
 def test_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:

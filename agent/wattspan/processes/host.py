@@ -17,7 +17,7 @@ from wattspan.processes.cgroup_clocks import (
     is_host_root,
 )
 from wattspan.processes.cpus import BusyClock, CpuacctBusyClock, CpuTopology, ProcStatBusyClock
-from wattspan.processes.kernel_events import ProcessConnector, TaskStats
+from wattspan.processes.kernel_events import open_process_connector, open_taskstats
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
@@ -71,9 +71,9 @@ def open_processes(
     ``events``: ``"auto"`` uses the kernel's reports if permitted, True requires them (SourceError),
     False does not use them.
     """
-    births, births_error = _try_open(ProcessConnector.open, events)
+    births, births_error = _try_open(open_process_connector, events)
     possible = CpuTopology(_REAL_SYSFS).possible
-    finals, finals_error = _try_open(lambda: TaskStats.open(possible), events)
+    finals, finals_error = _try_open(lambda: open_taskstats(possible), events)
     if events is True and (births_error or finals_error):
         for channel in (births, finals):
             if channel is not None:

@@ -3,10 +3,9 @@
 Layout of the connector from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``.
 A subscription needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces.
 
-Layout of taskstats from ``uapi/linux/taskstats.h``, which only ever grows at the end, except for
-version 15, where fields were put in the middle and taken out again. Therefore the layout is
-verified with a query about this process. Needs CAP_NET_ADMIN and the initial user and pid
-namespaces.
+Layout of taskstats from ``uapi/linux/taskstats.h``. New versions add fields at the end, but version
+15 added some in the middle, so the layout is verified with a query about this process. Taskstats
+need CAP_NET_ADMIN and the initial user and pid namespaces.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 from wattspan.processes import netlink
 
@@ -37,7 +38,7 @@ class ExitRecord(NamedTuple):
     command: str
     user_id: int | None
     certain: bool = True
-    footprint: int = 0  # the most memory it ever held, in bytes
+    footprint: int = 0  # peak memory in bytes
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class ProcessEvents:
     lost: bool = False
 
     def add_exit(self, record: ExitRecord) -> None:
-        """Note a final; the sum over a group replaces what its first thread said alone."""
+        """Add a record; the sum over a thread group replaces the record of its first thread."""
         records = self.exits.setdefault(record.pid, [])
         if record.certain and records and not records[-1].certain:
             records.pop()
@@ -70,19 +71,34 @@ class ProcessEvents:
         return bool(self.born or self.exited or self.exits or self.lost)
 
 
-class EventChannel(Protocol):
-    """A channel on which the kernel reports processes."""
+class EventChannel:
+    """A netlink socket on which the kernel reports processes."""
 
-    @property
-    def overruns(self) -> int:
-        """The number of times at which the kernel dropped messages because the buffer was full."""
-        ...
+    def __init__(self, link: socket.socket, record: Callable[[bytes, ProcessEvents], None]) -> None:
+        """``record`` adds the events of one datagram."""
+        self._link, self._record = link, record
+        self.overruns = 0
+        """Number of times at which the kernel dropped messages because the buffer was full."""
 
     def drain(self, events: ProcessEvents) -> None:
-        """Add everything reported so far to ``news``; never waits, never raises."""
-        ...
+        """Add everything reported so far to ``events``; never waits, never raises."""
+        receive, record = self._link.recvfrom, self._record
+        while True:
+            try:
+                datagram, sender = receive(netlink.MAX_DATAGRAM)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                events.lost = True
+                if error.errno != errno.ENOBUFS:
+                    return
+                self.overruns += 1
+                continue
+            if sender[0] == 0:  # only messages of the kernel are trustworthy
+                record(datagram, events)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._link.close()
 
 
 _PROC_GROUP = 1  # CN_IDX_PROC
@@ -97,9 +113,9 @@ _ACK_TIMEOUT_MS = 500  # milliseconds for the kernel's answer to a subscription
 
 
 def record_event(datagram: bytes, events: ProcessEvents) -> None:
-    """Note the one event of a datagram. Threads are left out: a process's clock has them all.
+    """Add the one event of a datagram, unless it concerns a thread.
 
-    Thousands of these come in a second on a busy host, so it is taken apart in one go.
+    A busy host has thousands of events a second, so one unpack reads all fields.
     """
     if len(datagram) < _MIN_EVENT:
         return
@@ -117,55 +133,29 @@ def record_event(datagram: bytes, events: ProcessEvents) -> None:
 
 
 def acknowledgement(datagram: bytes) -> int | None:
-    """The error in the kernel's answer to a subscription, 0 if it is granted; None: no answer."""
+    """The error number of an acknowledged subscription, 0 for success; None for other messages."""
     if len(datagram) < _MIN_EVENT:
         return None
     index, value, what, error, *_ = _EVENT.unpack_from(datagram, netlink.HEADER)
     return error if (index, value, what) == (_PROC_GROUP, 1, _NONE) else None
 
 
-class ProcessConnector:
-    """A subscription to the process connector."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._drain = netlink.DatagramReader(link)
-        self._seen = 0
-
-    @classmethod
-    def open(cls) -> ProcessConnector:
-        """Subscribe; OSError where the kernel does not permit it, or stays silent."""
-        link = netlink.open_netlink(netlink.CONNECTOR, _PROC_GROUP)
-        try:
-            request = _CN.pack(_PROC_GROUP, 1, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
-            link.send(netlink.message(3, 0, request))
-            _await_acknowledgement(link)
-            link.setblocking(False)
-        except OSError:
-            link.close()
-            raise
-        return cls(link)
-
-    @property
-    def overruns(self) -> int:
-        return self._drain.overruns
-
-    def drain(self, events: ProcessEvents) -> None:
-        try:
-            for datagram in self._drain.datagrams():
-                record_event(datagram, events)
-        except OSError:
-            events.lost = True
-        if self._drain.overruns != self._seen:
-            self._seen = self._drain.overruns
-            events.lost = True
-
-    def close(self) -> None:
-        self._link.close()
+def open_process_connector() -> EventChannel:
+    """Subscribe to the process connector; OSError if the kernel does not permit or answer it."""
+    link = netlink.open_netlink(netlink.CONNECTOR, _PROC_GROUP)
+    try:
+        request = _CN.pack(_PROC_GROUP, 1, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
+        link.send(netlink.message(3, 0, request))
+        _await_acknowledgement(link)
+        link.setblocking(False)
+    except OSError:
+        link.close()
+        raise
+    return EventChannel(link, record_event)
 
 
 def _await_acknowledgement(link: socket.socket) -> None:
-    """Outside the initial namespaces the kernel answers nothing at all."""
+    """Wait for the acknowledgement, which the kernel sends in the initial namespaces only."""
     ready = select.poll()
     ready.register(link, select.POLLIN)
     for _ in range(1000):  # events of others may come first
@@ -205,10 +195,10 @@ _GROUP_SINCE_VERSION = 12  # the version that brought ac_tgid and AGROUP
 
 
 def parse_exit(payload: bytes) -> ExitRecord | None:
-    """The final of a process in one generic-netlink message; None for a thread's, or nonsense.
+    """The exit of a process in one generic-netlink message; None for other messages.
 
-    A lone process reports itself (AGGR_PID). The last thread of a group adds the sum over the
-    group (AGGR_TGID), which is then what counts.
+    A process with one thread has one record (AGGR_PID). The last thread of a group adds the sum
+    over the group (AGGR_TGID), which takes precedence.
     """
     task: ExitRecord | None = None
     total: tuple[int, int] | None = None
@@ -226,6 +216,14 @@ def parse_exit(payload: bytes) -> ExitRecord | None:
     return task
 
 
+def record_exits(family: int, datagram: bytes, events: ProcessEvents) -> None:
+    """Add the exits of a datagram of the taskstats ``family``."""
+    for kind, payload in netlink.messages(datagram):
+        record = parse_exit(payload) if kind == family else None
+        if record is not None:
+            events.add_exit(record)
+
+
 def _task(stats: bytes) -> ExitRecord | None:
     user_id, _, pid, parent = _ACCT.unpack_from(stats, _AT_ACCT)
     elapsed = _TIMES.unpack_from(stats, _AT_TIMES)[0]
@@ -233,7 +231,7 @@ def _task(stats: bytes) -> ExitRecord | None:
     certain = version >= _GROUP_SINCE_VERSION and len(stats) >= _AT_GROUP + _GROUP.size
     if certain:
         if not stats[_AT_FLAG] & _LAST_OF_GROUP:
-            return None  # its process lives on, and so does the process's clock
+            return None  # other threads of the process live
         pid, elapsed = _GROUP.unpack_from(stats, _AT_GROUP)
     comm = stats[_AT_COMM : _AT_COMM + 32].split(b"\0", 1)[0].decode("utf-8", "replace")
     memory = _MEMORY.unpack_from(stats, _AT_MEMORY)[0] * 1024
@@ -241,62 +239,35 @@ def _task(stats: bytes) -> ExitRecord | None:
 
 
 def _cpu_of(stats: bytes) -> int:
-    """A kernel without delay accounting leaves the scheduler's figure 0: the ticks remain."""
+    """CPU time: by the scheduler, or in ticks if the kernel has no delay accounting."""
     _, user, system = _TIMES.unpack_from(stats, _AT_TIMES)
     return int(_CPU_VIRTUAL.unpack_from(stats, _AT_VIRTUAL)[0] or (user + system) * 1000)
 
 
-class TaskStats:
-    """A subscription to the exits on all CPUs."""
+def open_taskstats(cpus: str) -> EventChannel:
+    """Subscribe to the exits on ``cpus``, a list as in ``/sys/devices/system/cpu/possible``.
 
-    def __init__(self, link: socket.socket, family: int) -> None:
-        self._link = link
-        self._family = family
-        self._drain = netlink.DatagramReader(link)
-        self._seen = 0
-
-    @classmethod
-    def open(cls, cpus: str) -> TaskStats:
-        """Subscribe on ``cpus`` (a list as in ``/sys/devices/system/cpu/possible``)."""
-        link = netlink.open_netlink(netlink.GENERIC)
-        try:
-            link.settimeout(_REPLY_TIMEOUT)
-            name = netlink.attribute(_FAMILY_NAME, b"TASKSTATS\0")
-            answer = _request_stats(link, _CONTROL, _GENL.pack(_GET_FAMILY, 1, 0) + name)
-            family = struct.unpack("=H", dict(netlink.attributes(answer[4:]))[_FAMILY_ID][:2])[0]
-            _check_layout(link, family)
-            mask = netlink.attribute(_REGISTER_MASK, cpus.encode() + b"\0")
-            flags = netlink.REQUEST | netlink.ACK
-            link.send(netlink.message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
-            _acknowledged(link)
-            link.setblocking(False)
-        except (KeyError, struct.error) as error:
-            link.close()
-            raise OSError(errno.EPROTO, "the kernel's answer is invalid") from error
-        except OSError:
-            link.close()
-            raise
-        return cls(link, family)
-
-    @property
-    def overruns(self) -> int:
-        return self._drain.overruns
-
-    def drain(self, events: ProcessEvents) -> None:
-        try:
-            for datagram in self._drain.datagrams():
-                for kind, payload in netlink.messages(datagram):
-                    record = parse_exit(payload) if kind == self._family else None
-                    if record is not None:
-                        events.add_exit(record)
-        except OSError:
-            events.lost = True
-        if self._drain.overruns != self._seen:
-            self._seen = self._drain.overruns
-            events.lost = True
-
-    def close(self) -> None:
-        self._link.close()
+    OSError if the kernel does not permit it or if its layout is unknown.
+    """
+    link = netlink.open_netlink(netlink.GENERIC)
+    try:
+        link.settimeout(_REPLY_TIMEOUT)
+        name = netlink.attribute(_FAMILY_NAME, b"TASKSTATS\0")
+        answer = _request_stats(link, _CONTROL, _GENL.pack(_GET_FAMILY, 1, 0) + name)
+        family = struct.unpack("=H", dict(netlink.attributes(answer[4:]))[_FAMILY_ID][:2])[0]
+        _check_layout(link, family)
+        mask = netlink.attribute(_REGISTER_MASK, cpus.encode() + b"\0")
+        flags = netlink.REQUEST | netlink.ACK
+        link.send(netlink.message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
+        _acknowledged(link)
+        link.setblocking(False)
+    except (KeyError, struct.error) as error:
+        link.close()
+        raise OSError(errno.EPROTO, "the kernel's answer is invalid") from error
+    except OSError:
+        link.close()
+        raise
+    return EventChannel(link, partial(record_exits, family))
 
 
 def _request_stats(link: socket.socket, kind: int, payload: bytes) -> bytes:
@@ -319,7 +290,7 @@ def _check_layout(link: socket.socket, family: int) -> None:
 
 
 def _acknowledged(link: socket.socket) -> None:
-    """Exits may be reported before the acknowledgement; they are of no interest yet."""
+    """Wait for the acknowledgement; ignore exits before it."""
     for _ in range(10_000):
         for kind, payload in netlink.messages(link.recv(netlink.MAX_DATAGRAM)):
             if kind == netlink.ERROR:

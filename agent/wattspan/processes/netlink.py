@@ -1,4 +1,4 @@
-"""The framing of Linux netlink, as far as process events and taskstats need it."""
+"""Messages and attributes of Linux netlink."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HEADER = struct.Struct("=IHHII")
 HEADER = _HEADER.size
 _CODE = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
-_BUFFER = 4 << 20  # what a few thousand exits between two polls need; used only when needed
+_BUFFER = 4 << 20  # enough for some thousand exits between two polls; allocated on demand
 MAX_DATAGRAM = 8192
-"""No message of either kind comes near it, and a small buffer is cheap to make each time."""
+"""Longer than all expected messages; a small buffer is cheap to allocate for each read."""
 
 
 def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
     """A bound netlink socket with a receive buffer large enough for bursts.
 
-    OSError where the kernel does not permit or know it.
+    OSError if the kernel does not permit or support it.
     """
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
     try:
@@ -78,26 +78,3 @@ def raise_error(payload: bytes) -> None:
     code = -_CODE.unpack_from(payload)[0]
     if code:
         raise OSError(code, os.strerror(code) if code in errno.errorcode else "unknown error")
-
-
-class DatagramReader:
-    """Empties a non-blocking socket, and notes when the kernel had to drop messages."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self.overruns = 0
-
-    def datagrams(self) -> Iterator[bytes]:
-        receive = self._link.recvfrom
-        while True:
-            try:
-                datagram, sender = receive(MAX_DATAGRAM)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                self.overruns += 1
-                continue
-            if sender[0] == 0:  # only messages of the kernel are trustworthy
-                yield datagram
