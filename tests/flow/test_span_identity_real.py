@@ -24,7 +24,7 @@ from wattspan.http.messages import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.model import Consumer
-from wattspan.processes.cgroup_clocks import find_hierarchy
+from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.procfs import ProcFs
 from wattspan.spans.values import Outcome

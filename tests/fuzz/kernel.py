@@ -14,13 +14,15 @@ from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.process_lookup import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
-from wattspan.processes.cgroup_clocks import (
+from wattspan.processes.cgroups import (
+    MAX_LABEL,
     CgroupClocks,
     CgroupHierarchy,
     TotalCpuClock,
+    cgroup_paths,
     find_hierarchy,
+    groups_of,
 )
-from wattspan.processes.containers import MAX_LABEL, cgroup_paths, groups_of
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.kernel_events import (
@@ -249,7 +251,7 @@ def _look(proc: Path) -> None:
     holds="at most one group a kind, each with a short printable name; no path leads upwards",
     watched=(
         "wattspan.processes.metadata",
-        "wattspan.processes.cgroup_clocks",
+        "wattspan.processes.cgroups",
         "wattspan.ingest.process_lookup",
     ),
     samples=(
@@ -283,7 +285,7 @@ def cgroup_text(data: bytes) -> None:
     "cgroup-clocks",
     whose="the kernel, or whoever binds another tree",
     holds="nanoseconds or nothing, from any content of cpu.stat and cpuacct.usage",
-    watched=("wattspan.processes.cgroup_clocks",),
+    watched=("wattspan.processes.cgroups",),
     samples=(
         b"\0\x20usage_usec 12345\nuser_usec 1\n..\1\x10usage_usec 1\nx y\n",
         b"\x80\x05123\n\n\x81\x0a1234567890",

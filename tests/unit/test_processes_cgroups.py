@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.processes.cgroup_clocks import (
+from wattspan.processes.cgroups import (
     CgroupClocks,
     CgroupExcess,
     CgroupHierarchy,

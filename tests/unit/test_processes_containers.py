@@ -3,7 +3,7 @@
 import pytest
 
 from wattspan.model import Group, GroupKind
-from wattspan.processes.containers import MAX_LABEL, groups_of
+from wattspan.processes.cgroups import MAX_LABEL, groups_of
 from wattspan.util.text import clean_label
 
 ID = "3f4d8c2b9a1e7f60518273645566778899aabbccddeeff00112233445566778a"

@@ -21,7 +21,7 @@ from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Group, GroupKind
-from wattspan.processes.containers import groups_of
+from wattspan.processes.cgroups import groups_of
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 

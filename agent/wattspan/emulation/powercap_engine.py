@@ -28,7 +28,7 @@ from wattspan.emulation.powercap_tree import CounterScope, EmulatedZone, Powerca
 from wattspan.emulation.workloads import GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Microjoules
 from wattspan.ports import Clock
-from wattspan.processes.cgroup_clocks import find_hierarchy
+from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.host import open_busy_clock
 
 

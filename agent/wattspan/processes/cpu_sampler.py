@@ -12,8 +12,8 @@ from __future__ import annotations
 import threading
 from array import array
 
+from wattspan.clock import SystemClock
 from wattspan.model import MILLISECOND, SECOND, Consumer
-from wattspan.processes.host import HostClock
 from wattspan.processes.table import clock_id
 
 PERIOD = 10 * MILLISECOND
@@ -94,7 +94,7 @@ class CpuSampler:
     ``unwatch``.
     """
 
-    def __init__(self, clock: HostClock, period: int = PERIOD, most: int = 256) -> None:
+    def __init__(self, clock: SystemClock, period: int = PERIOD, most: int = 256) -> None:
         self._clock = clock
         self._least_period = period
         self._most = most

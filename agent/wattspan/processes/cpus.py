@@ -1,11 +1,11 @@
 """CPUs of a host: topology, busy time, and the division of processes' CPU time among sockets.
 
 Busy time has two sources, the better first. Both count from the first read and are read before the
-clocks of the processes, so that work done in between is never mistaken for unattributed time.
+clocks of the processes, so that work between the two reads is not counted as unattributed time.
 
-The CPU time of each process is known, and the busy time of each socket; the place of a process is
-only sampled: the CPU of its main thread at its last run, and the CPUs that it may run on. A round
-of proportional fitting reconciles these estimates with both sums. The division is exact with one
+The CPU time of each process is known, and the busy time of each socket; the socket of a process is
+only sampled: the CPU of its main thread at its last run, and the CPUs that it may run on.
+Proportional fitting reconciles these estimates with both sums. The division is exact with one
 socket and for processes bound to one; otherwise a process that moves between sockets within a
 tick, or has threads on several, is divided like the sockets' own remaining load. Nothing is lost:
 the parts of a process add up to its CPU time.
@@ -13,22 +13,22 @@ the parts of a process add up to its CPU time.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
-from typing import Protocol
 
 from wattspan.model import MILLISECOND, SECOND, Instant, Payer, Usage
-from wattspan.processes.procfs import TICK, ProcessReader
+from wattspan.processes.procfs import TICK, ProcFs
 from wattspan.processes.table import TrackedProcess
 
-_MAX_CPUS = 1 << 16  # eight times what Linux can be built for
+_MAX_CPUS = 1 << 16  # eight times the limit of Linux
 
 
 class CpuTopology:
-    """The sockets of a host. A CPU keeps its socket while it is offline, when sysfs is silent."""
+    """The sockets of a host. An offline CPU, which sysfs does not describe, keeps its socket."""
 
     def __init__(self, sysfs: Path = Path("/sys")) -> None:
         self._cpus = sysfs / "devices/system/cpu"
@@ -36,16 +36,16 @@ class CpuTopology:
         self._sockets: dict[int, int] = {}
         self.online: frozenset[int] = frozenset()
         self.sockets: tuple[int, ...] = (0,)
-        """The physical package ids, in order; one socket, 0, where nothing is known."""
+        """The physical package ids, in order; socket 0 if none is known."""
         self.refresh()
 
     @property
     def possible(self) -> str:
-        """The CPUs there can be, as a kernel list."""
+        """All possible CPUs, as a list of the kernel."""
         return self._text("possible") or self._text("present") or "0"
 
     def socket_of(self, cpu: int) -> int:
-        """A CPU that sysfs does not know counts with the last socket."""
+        """The socket of a CPU; the last one for a CPU that is not in sysfs."""
         return self._sockets.get(cpu, self.sockets[-1])
 
     def capacity(self) -> Mapping[int, int]:
@@ -56,7 +56,7 @@ class CpuTopology:
         return count
 
     def refresh(self) -> bool:
-        """Look again if CPUs came or went; True if so. One small read if nothing did."""
+        """Read the topology again if the set of online CPUs has changed; True if so."""
         online = self._text("online")
         if online == self._online and self._sockets:
             return False
@@ -82,7 +82,7 @@ class CpuTopology:
 
 
 def parse_cpu_list(text: str) -> Iterable[int]:
-    """``0-3,8`` as numbers; what is not a list is empty, and no CPU has a number beyond all."""
+    """The numbers in a list such as ``0-3,8``, without invalid parts and too large numbers."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
@@ -92,31 +92,39 @@ def parse_cpu_list(text: str) -> Iterable[int]:
 
 
 _MAX_BYTES = 1 << 20
-_INITIAL_BYTES = 1 << 13  # a buffer of a megabyte costs more to have than such a file to read
+_INITIAL_BYTES = 1 << 13  # a buffer of a megabyte takes longer than reading such a file
 
 
-class BusyClock(Protocol):
-    """Cumulative busy nanoseconds by CPU, since the first read."""
+class BusyClock(ABC):
+    """Cumulative busy nanoseconds by CPU, since the first read.
 
-    @property
-    def name(self) -> str: ...
+    ``step`` is the smallest difference of two values in nanoseconds.
+    """
 
-    @property
-    def step(self) -> int:
-        """Nanoseconds by which it moves at once."""
-        ...
+    name: str
+    step: int
+
+    def __init__(self, file: Path) -> None:
+        self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, mono: int) -> Mapping[int, int] | None:
-        """None if it cannot be read just now."""
-        ...
+        """The values at the monotonic time ``mono``; None if the file is not readable now."""
+        try:
+            return self._parse(_read_whole(self._fd), mono)
+        except (OSError, ValueError):
+            return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        os.close(self._fd)
+
+    @abstractmethod
+    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]: ...
 
 
-class CpuacctBusyClock:
-    """The root of cgroup v1's ``cpuacct``: the scheduler's charges, to the nanosecond.
+class CpuacctBusyClock(BusyClock):
+    """The root of cgroup v1's ``cpuacct``: the CPU time of the scheduler, to the nanosecond.
 
-    Process clocks are sums of these very figures, so a difference is real. The file has a value for
+    Process clocks are sums of the same figures, so a difference is real. The file has a value for
     every possible CPU, online or not.
     """
 
@@ -124,26 +132,17 @@ class CpuacctBusyClock:
     step = 1
 
     def __init__(self, cpuacct: Path) -> None:
-        self._fd = os.open(cpuacct / "cpuacct.usage_percpu", os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(cpuacct / "cpuacct.usage_percpu")
         self._first: list[int] | None = None
 
-    def read(self, mono: int) -> Mapping[int, int] | None:
-        try:
-            values = list(map(int, _read_whole(self._fd).split()))
-        except (OSError, ValueError):
-            return None
+    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
+        values = list(map(int, raw.split()))
         if self._first is None:
             self._first = values
-        return {
-            cpu: value - first
-            for cpu, (value, first) in enumerate(zip(values, self._first, strict=False))
-        }
-
-    def close(self) -> None:
-        os.close(self._fd)
+        return dict(enumerate(map(operator.sub, values, self._first)))
 
 
-class ProcStatBusyClock:
+class ProcStatBusyClock(BusyClock):
     """The time that ``/proc/stat`` does not call idle, waiting for input, or stolen.
 
     A kernel that stops its tick on idle CPUs measures idle time exactly, but samples busy time at
@@ -155,25 +154,19 @@ class ProcStatBusyClock:
     step = TICK
 
     def __init__(self, procfs: Path) -> None:
-        self._fd = os.open(procfs / "stat", os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(procfs / "stat")
         self._last: dict[int, tuple[int, int]] = {}  # CPU to (mono, ticks not busy)
         self._busy: dict[int, int] = {}
 
-    def read(self, mono: int) -> Mapping[int, int] | None:
-        try:
-            rows = _idle_ticks(_read_whole(self._fd))
-        except (OSError, ValueError):
-            return None
+    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
+        rows = _idle_ticks(raw)
         for cpu, ticks in rows.items():
-            # A CPU that was offline has no row, and starts anew when it returns.
+            # An offline CPU has no row; its count continues when it returns.
             since, before = self._last.get(cpu, (mono, ticks))
             change = mono - since - (ticks - before) * TICK
             self._busy[cpu] = self._busy.get(cpu, 0) + change
         self._last = {cpu: (mono, ticks) for cpu, ticks in rows.items()}
         return dict(self._busy)
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def _read_whole(fd: int) -> bytes:
@@ -187,7 +180,7 @@ def _idle_ticks(raw: bytes) -> dict[int, int]:
     for line in raw.split(b"\n"):
         if not line.startswith(b"cpu"):
             if rows:
-                break  # the rows of CPUs come first; the interrupts after them are long
+                break  # the long line of interrupts follows
             continue
         fields = line.split()
         if len(fields[0]) > 3:
@@ -197,7 +190,7 @@ def _idle_ticks(raw: bytes) -> dict[int, int]:
 
 
 class UnattributedTime:
-    """Busy time that no process can be charged with, never negative and not biased by steps.
+    """Busy time that cannot be charged to a process: never negative, not biased by steps.
 
     ``settle`` returns the growth of the running maximum of ``busy - spent``. A step that makes the
     difference too large is returned once and is then the new maximum, so noise of amplitude ``a``
@@ -210,7 +203,7 @@ class UnattributedTime:
         self._emitted = 0
 
     def settle(self, busy: int, spent: int) -> int:
-        """The nanoseconds newly unclaimed, given both totals since the beginning."""
+        """The new unclaimed nanoseconds, from both totals since the beginning."""
         new = max(0, busy - spent - self._emitted)
         self._emitted += new
         return new
@@ -221,10 +214,10 @@ class UnattributedTime:
 
 
 OTHER_SOCKET_WEIGHT = 1 / 16
-"""Weight of a socket where a process may run but was not seen, against where it was."""
+"""Weight of a socket that a process may use, relative to the socket of its last sample."""
 
 _ROUNDS = 6
-_FIT_TOLERANCE = 0.01  # loads this near to what they should be are left alone
+_FIT_TOLERANCE = 0.01  # relative error of loads that ends the fitting
 
 Weights = Mapping[int, float]
 
@@ -268,7 +261,7 @@ def apportion(
 def _fitted(
     free: Sequence[tuple[int, Weights]], bound: Mapping[int, float], room: Mapping[int, int]
 ) -> dict[int, float]:
-    """By how much each socket's weights must grow for the loads to fill the rooms evenly."""
+    """The factor of the weights of each socket with which loads fill the rooms evenly."""
     factor = dict.fromkeys(room, 1.0)
     open_room = sum(max(0, r) for r in room.values())
     for _ in range(_ROUNDS):
@@ -285,7 +278,7 @@ def _fitted(
         worst = 0.0
         for s in factor:
             if load[s] > 0:
-                # A socket with no room left keeps a little weight: a bound process still ran.
+                # A full socket keeps a little weight, because bound processes ran there.
                 want = max(0, room[s]) * total / open_room
                 worst = max(worst, abs(want / load[s] - 1))
                 factor[s] = max(1e-6, factor[s] * want / load[s])
@@ -299,7 +292,7 @@ def _scaled(weight: Weights, factor: Mapping[int, float]) -> dict[int, float]:
 
 
 def _divide(amount: int, weight: Mapping[int, float]) -> dict[int, int]:
-    """Whole parts that add up: the heaviest socket takes what rounding leaves."""
+    """Whole parts of ``amount`` by weight; the heaviest socket gets the rounding error."""
     if len(weight) == 1:
         return dict.fromkeys(weight, amount) if amount else {}
     whole = sum(weight.values())
@@ -310,20 +303,18 @@ def _divide(amount: int, weight: Mapping[int, float]) -> dict[int, int]:
 
 
 MAX_SAMPLES = 24
-"""Processes looked at a poll, those that did most first: some ten microseconds each."""
+"""Limit of samples of one poll, the busiest processes first: some ten microseconds each."""
 
 FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
-"""Schedulers move a process between sockets reluctantly, and never one that is bound to its own:
-a bound process, or one that did little since the last poll, is sampled less often.
-"""
+"""Sampling intervals: the slow one for processes that are bound to a socket or did little work."""
 
 MIN_CPU_TIME = 2 * MILLISECOND
 
 
 class PlacementSampler:
-    """Gives each active process its weights by socket."""
+    """Samples the sockets of active processes."""
 
-    def __init__(self, processes: ProcessReader, topology: CpuTopology) -> None:
+    def __init__(self, processes: ProcFs, topology: CpuTopology) -> None:
         self._processes = processes
         self._topology = topology
 
@@ -339,7 +330,7 @@ class PlacementSampler:
             if row is not None and row.clock_list is not None and now >= row.next_placement
         ]
         if len(due) > MAX_SAMPLES:
-            due.sort(key=itemgetter(0), reverse=True)
+            due.sort(key=operator.itemgetter(0), reverse=True)
         for amount, row in due[:MAX_SAMPLES]:
             row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
             roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
@@ -373,7 +364,7 @@ class SocketAccounting:
         self._unclaimed: dict[int, UnattributedTime] = {}
 
     def read_busy(self, mono: int) -> None:
-        """To be called before the processes' clocks are read."""
+        """Read busy time; to be called before the clocks of processes are read."""
         by_cpu = self._clock.read(mono) if self._clock is not None else None
         self._busy = None
         if by_cpu is not None:
@@ -430,7 +421,7 @@ class SocketAccounting:
         return divided
 
     def _room(self, sockets: Sequence[int]) -> Mapping[int, int]:
-        """Each socket's busy time that is not charged to any process yet."""
+        """The busy time of each socket that is not charged to a process yet."""
         if self._busy is None:
             return dict.fromkeys(sockets, 0)
         return {

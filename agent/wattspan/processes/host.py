@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from wattspan.clock import SystemClock
 from wattspan.model import SECOND, NamePolicy
-from wattspan.ports import Clock, SourceError
-from wattspan.processes.cgroup_clocks import (
+from wattspan.ports import SourceError
+from wattspan.processes.cgroups import (
     CgroupClocks,
     CgroupHierarchy,
     TotalCpuClock,
@@ -21,7 +22,6 @@ from wattspan.processes.kernel_events import open_process_connector, open_taskst
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
-from wattspan.processes.table import ReadClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,6 @@ _REAL_SYSFS = Path("/sys")
 _T = TypeVar("_T")
 
 
-class HostClock(Clock, Protocol):
-    """A clock that reads the kernel's CPU clocks as well: ``wattspan.clock.SystemClock``."""
-
-    @property
-    def read_cpu_clock(self) -> ReadClock: ...
-
-
 class HostUsage(NamedTuple):
     """The usage source and the process directory of this host, and how they observe processes."""
 
@@ -57,7 +50,7 @@ class HostUsage(NamedTuple):
 
 
 def open_processes(
-    clock: HostClock,
+    clock: SystemClock,
     *,
     procfs: Path = Path("/proc"),
     sysfs: Path = _REAL_SYSFS,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from wattspan.model import SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.metadata import info_of, info_of_exited, user_name
-from wattspan.processes.procfs import TICK, ProcessReader, Stat
+from wattspan.processes.procfs import TICK, ProcFs, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
 FIRST_PID = 300  # where pids start over: those below are for the system's beginning
@@ -46,7 +46,7 @@ class ScanResult:
 class ProcessScanner:
     """Finds processes that are not in the table; ``every`` is the interval of full scans in ns."""
 
-    def __init__(self, processes: ProcessReader, table: ProcessTable, every: int = SECOND) -> None:
+    def __init__(self, processes: ProcFs, table: ProcessTable, every: int = SECOND) -> None:
         self._processes = processes
         self._table = table
         self._every = every
@@ -143,7 +143,7 @@ class LifecycleTracker:
 
     def __init__(
         self,
-        processes: ProcessReader,
+        processes: ProcFs,
         table: ProcessTable,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> None:

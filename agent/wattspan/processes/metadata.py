@@ -11,8 +11,8 @@ from dataclasses import replace
 from threading import Lock
 
 from wattspan.model import Consumer, Group, GroupKind, NamePolicy, PayerInfo, ProcessRow
-from wattspan.processes.containers import groups_of
-from wattspan.processes.procfs import ProcessReader, Stat
+from wattspan.processes.cgroups import groups_of
+from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
 from wattspan.util.text import clean_label
 
@@ -43,7 +43,7 @@ def groups_in(cgroup_text: str, user: str) -> tuple[Group, ...]:
 
 def command_of(
     stat: Stat,
-    procfs: ProcessReader,
+    procfs: ProcFs,
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
 ) -> str:
@@ -82,7 +82,7 @@ def _untruncated(comm: str, line: bytes) -> str:
 
 def info_of(
     stat: Stat,
-    procfs: ProcessReader,
+    procfs: ProcFs,
     cgroup_text: str,
     names: NamePolicy = NamePolicy.COMMAND,
     known: str | None = None,
@@ -119,7 +119,7 @@ class HostProcesses:
     changed its name, as it does on ``exec``.
     """
 
-    def __init__(self, procfs: ProcessReader, names: NamePolicy = NamePolicy.COMMAND) -> None:
+    def __init__(self, procfs: ProcFs, names: NamePolicy = NamePolicy.COMMAND) -> None:
         self._procfs, self._names = procfs, names
         self._lock = Lock()
         self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()

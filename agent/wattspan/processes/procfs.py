@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TICK = 1_000_000_000 // TICKS_PER_SECOND
@@ -15,7 +15,7 @@ _EXITING = 0x00000004  # PF_EXITING
 _COPIED = 0x00000040  # PF_FORKNOEXEC
 _BIGGEST = 65536
 _COMMAND_LINE = 16384
-_STAT = 2048  # 52 numbers and a name; a small buffer is the quicker one
+_STAT = 2048  # for 52 numbers and a name; a small buffer is faster
 
 
 class Stat(NamedTuple):
@@ -28,9 +28,9 @@ class Stat(NamedTuple):
     threads: int
     processor: int  # the CPU the main thread last ran on
     kernel: bool = False
-    exiting: bool = False  # it has ended, but for its parent's taking note of it
-    copied: bool = False  # it was forked and runs no program of its own since
-    stuck: bool = False  # it waits in the kernel and cannot be interrupted (D)
+    exiting: bool = False  # it has ended, and its parent has not reaped it
+    copied: bool = False  # forked, without an exec since
+    stuck: bool = False  # in uninterruptible sleep (D)
 
 
 def parse_stat(raw: bytes) -> Stat:
@@ -57,22 +57,8 @@ def parse_stat(raw: bytes) -> Stat:
     )
 
 
-class ProcessReader(Protocol):
-    """The kernel's process table. None for a process that is gone or hidden; never an error."""
-
-    def pids(self) -> list[int]: ...
-    def last_pid(self) -> int | None: ...
-    def pid_max(self) -> int: ...
-    def stat(self, pid: int) -> Stat | None: ...
-    def cgroup(self, pid: int) -> str | None: ...
-    def command_line(self, pid: int) -> bytes | None: ...
-    def user_id(self, pid: int) -> int | None: ...
-    def affinity(self, pid: int) -> frozenset[int] | None: ...
-    def close(self) -> None: ...
-
-
 class ProcFs:
-    """Reads below one procfs root. A process that is gone, or hidden, is None: never an error."""
+    """Reads below one procfs root: None for a process that is gone or hidden, never an error."""
 
     def __init__(self, root: Path = Path("/proc")) -> None:
         self._root = str(root)
@@ -80,7 +66,7 @@ class ProcFs:
         self._opened = False
 
     def pids(self) -> list[int]:
-        """Every process that is shown to us; empty if the root cannot be read."""
+        """Every visible process; empty if the root cannot be read."""
         try:
             names = os.listdir(self._root)  # noqa: PTH208 - thousands of names, no paths
         except OSError:
@@ -88,9 +74,9 @@ class ProcFs:
         return [int(name) for name in names if name.isdecimal()]
 
     def last_pid(self) -> int | None:
-        """The pid given out last, to a process or thread of this pid namespace; None: unknown.
+        """The last pid of a new process or thread in this pid namespace; None if unknown.
 
-        One cheap read shows whether any process was born since the one before.
+        A changed value means new processes or threads.
         """
         if not self._opened:  # opened at the first use, so that other users need not close it
             self._opened, self._last_pid = True, _open(f"{self._root}/loadavg")
@@ -102,7 +88,7 @@ class ProcFs:
             return None
 
     def pid_max(self) -> int:
-        """The pid after which numbers start over; the kernel's default if it is not shown."""
+        """The limit of pids; the default of the kernel if it is not readable."""
         raw = self._read("sys/kernel/pid_max")
         return int(raw) if raw is not None and raw.strip().isdigit() else 32768
 
@@ -129,14 +115,14 @@ class ProcFs:
         return self._read(f"{pid}/status")
 
     def user_id(self, pid: int) -> int | None:
-        """The process's effective user: the owner of its directory."""
+        """The effective user of the process: the owner of its directory."""
         try:
             return os.stat(f"{self._root}/{pid}").st_uid  # noqa: PTH116 - per process, so bare
         except OSError:
             return None
 
     def affinity(self, pid: int) -> frozenset[int] | None:
-        """The CPUs its main thread may run on."""
+        """The allowed CPUs of its main thread."""
         try:
             return frozenset(os.sched_getaffinity(pid))
         except OSError:
@@ -154,7 +140,7 @@ class ProcFs:
             return None
         try:
             return os.read(fd, limit)
-        except OSError:  # ESRCH: it died between the opening and the reading
+        except OSError:  # ESRCH: the process ended after the open
             return None
         finally:
             os.close(fd)

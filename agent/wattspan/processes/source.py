@@ -22,7 +22,7 @@ from wattspan.model import (
     Trouble,
 )
 from wattspan.ports import Clock, UsageBatch
-from wattspan.processes.cgroup_clocks import CgroupClocks, CgroupExcess, TotalCpuClock
+from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
 from wattspan.processes.cpus import BusyClock, CpuTopology, PlacementSampler, SocketAccounting
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
@@ -34,7 +34,7 @@ from wattspan.processes.lifecycle import (
     ProcessScanner,
 )
 from wattspan.processes.metadata import groups_in
-from wattspan.processes.procfs import ProcessReader
+from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import (
     GONE,
     IDLE_AFTER,
@@ -70,7 +70,7 @@ class CpuUsageSource:
     def __init__(
         self,
         clock: Clock,
-        processes: ProcessReader,
+        processes: ProcFs,
         read_clock: ReadClock,
         topology: CpuTopology,
         *,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import compress
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, PayerInfo
-from wattspan.processes.cgroup_clocks import TotalCpuClock
+from wattspan.processes.cgroups import TotalCpuClock
 
 ReadClock = Callable[[int], int]
 """Nanoseconds of the CPU clock with this id; OSError once its process is gone."""
