@@ -1,4 +1,4 @@
-"""One script a claim: what the agent costs, measured beside its peers."""
+"""One script a claim: cost of the agent, measured next to its peers."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks [overhead startup ...] [--write]
 
-With ``--write`` what a script prints also takes its place in docs/benchmarks.md, or, for what is
-true rather than fast, in docs/accuracy.md.
+With ``--write`` a script's output also replaces its section in docs/benchmarks.md or, for
+accuracy, in docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGES = (DOCS / "benchmarks.md", DOCS / "accuracy.md")
 
 
 def scripts() -> list[str]:
-    """The modules beside this one that can be run."""
+    """The runnable modules of this package."""
     found = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     return [path.stem for path in found if '__name__ == "__main__"' in path.read_text()]
 

@@ -1,4 +1,4 @@
-"""Reading the CPU's counters: the agent's reader beside pyRAPL, on one emulated tree.
+"""Reading the CPU's counters: the agent's reader and pyRAPL on one emulated tree.
 
 Both read the same plain files in memory; a real zone adds its register read to both.
 """

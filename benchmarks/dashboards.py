@@ -1,10 +1,10 @@
-"""How long dashboards wait for Prometheus, over a day of a thousand hosts' recorded series.
+"""Prometheus query time of dashboards, over a day of a thousand hosts' recorded series.
 
 The blocks are made by `promtool tsdb create-blocks-from openmetrics`, with a sample each 30 s, as
-the recording rules leave them. What is asked over the whole range is there for the whole day; what
-is only asked for now, for the last two hours. The first host has all that its agent serves as well,
+the recording rules leave them. Series of range queries cover the whole day; series of instant
+queries the last two hours. The first host has all that its agent serves as well,
 each 15 s, taken from the demo: the dashboards of one host ask that. Every query is sent as Grafana
-would send it. Where one value must be chosen, all are tried, and the slowest counts.
+would send it. All values of a single-choice variable are tried, and the slowest counts.
 
     .venv/bin/python -m benchmarks.dashboards
 """
@@ -37,11 +37,11 @@ from benchmarks.recorded import scraped as series_of_scrape
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDING = ROOT / "dashboards" / "prometheus" / "recording.yml"
-POINTS = 1000  # of a graph: as many as it has pixels, for Grafana asks for no more
+POINTS = 1000  # of a graph: # one per pixel, Grafana's maximum
 
 
 class Took(NamedTuple):
-    """One query as it was sent: the median of its times, and what Prometheus computed for it."""
+    """One query as it was sent: the median of its times, and the samples that Prometheus read."""
 
     seconds: float
     cpu: float
@@ -83,7 +83,7 @@ def main() -> None:
 
 @contextmanager
 def place(kept: Path | None) -> Iterator[Path]:
-    """Where the database is: what is to be kept, or somewhere for as long as the block."""
+    """Location of the database: the given folder, or a temporary one for the block."""
     if kept is not None:
         kept.mkdir(exist_ok=True)
         yield kept
@@ -113,7 +113,7 @@ def fill(folder: Path, promtool: str, hosts: int, start: int, end: int) -> tuple
 
 
 def ranges(query: Query, name: str) -> bool:
-    """Whether a query asks for more of a series than its newest samples."""
+    """Whether a query reads more than a series' newest samples."""
     return name in query.expr and (not query.instant or "$__range" in query.expr)
 
 

@@ -1,8 +1,7 @@
 """Processes under measurement: start one, know its CPU time and memory, stop it, by its pid.
 
 CPU time is the kernel's CPU clock of the process: nanoseconds, user and system, all threads.
-It costs the measured process nothing, and unlike wall time it hardly depends on what else the
-machine does.
+It costs the measured process no CPU time, and unlike wall time it hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -47,27 +46,27 @@ def family(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Subject:
-    """Something to measure: how it is started, and what it is asked while it runs."""
+    """Something to measure: its start command, and the requests during its run."""
 
     name: str
     command: Sequence[str | Path]
     does: str
     url: str | None = None  # scraped once a second, like a monitoring system would
     environ: dict[str, str] = field(default_factory=dict)
-    with_children: bool = True  # whether its descendants' cost is its own
+    with_children: bool = True  # whether the cost of descendants counts
 
     def processes(self, pid: int) -> list[int]:
         """The processes whose cost is the subject's."""
         return family(pid) if self.with_children else [pid]
 
     def cpu_seconds(self, pid: int) -> float:
-        """Its CPU time so far, that of descendants which ended included where they count."""
+        """CPU time so far, including ended descendants if they count."""
         ended = _cpu_of_ended_children(pid) if self.with_children else 0.0
         return ended + sum(cpu_seconds(one) for one in self.processes(pid))
 
     @contextmanager
     def running(self, within: float = 60.0) -> Iterator[int]:
-        """Its pid, once it answers; it is gone afterwards."""
+        """Its pid, once it responds; the process is gone afterwards."""
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
                 [str(word) for word in self.command],
@@ -91,7 +90,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a subject used over a window: percent of one core, and megabytes at its end."""
+    """Resource usage of a subject over a window: percent of one core, and megabytes at its end."""
 
     cpu_percent: float
     rss: float
@@ -146,7 +145,7 @@ while True:
 
 @contextmanager
 def sleepers(count: int) -> Iterator[None]:
-    """``count`` more processes that do nothing. They end with this one, however it ends."""
+    """``count`` more processes that do nothing. They end with this process in any case."""
     process = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _SLEEPERS, str(count)],
         stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""What dividing a process's energy among its spans costs, a span.
+"""CPU cost per span of dividing a process's energy among its spans.
 
 Batches of 512 spans of a server: requests of depth three, about ten at once, with CPU, memory and
-GPU energy. CPU time of one thread. Beside it the floor: what putting the answers together costs
-when they are known.
+GPU energy. CPU time of one thread. The lower bound next to it: cost of building the results when
+they are known.
 
     .venv/bin/python -m benchmarks.join
 """

@@ -1,4 +1,4 @@
-"""What the figures were measured on, in one paragraph."""
+"""Description of the measuring machine, in one paragraph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the agent's memory is small and stays flat while processes come and go.
+"""Size and trend of the agent's memory during process churn.
 
 .venv/bin/python -m benchmarks.memory --minutes 10
 """

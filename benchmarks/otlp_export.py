@@ -1,4 +1,4 @@
-"""What a push of many points costs, beside the OpenTelemetry SDK on the same values.
+"""Cost of a push of many points, next to the OpenTelemetry SDK on the same values.
 
 Both push the same snapshots, of a host whose counters have all grown since the push before, to
 receivers on loopback that take everything. CPU time of the pushing thread, medians: wattspan's is

@@ -1,4 +1,4 @@
-"""Receivers on loopback that take whatever they are sent, over HTTP and over gRPC."""
+"""Receivers on loopback that accept any data, over HTTP and over gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent costs at 10 Hz with 500 and with 3,000 processes, beside its peers.
+"""Cost of the agent at 10 Hz with 500 and with 3,000 processes, next to its peers.
 
 .venv/bin/python -m benchmarks.overhead
 """

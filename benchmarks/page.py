@@ -1,8 +1,8 @@
-"""The live page in a browser, beside the demo: its weight, its first paint, an update's cost.
+"""The live page in a browser, with the demo: its weight, its first paint, an update's cost.
 
 Chromium loads the page of ``wattspan demo`` with an empty cache, several times; paint times are
 the browser's own (``first-contentful-paint``, from the start of navigation). Then one page stays
-open, and the browser's counters say what it spends.
+open, and the browser's counters give its usage.
 
     .venv/bin/python -m benchmarks.page
 """

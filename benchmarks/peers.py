@@ -1,4 +1,4 @@
-"""The agent and what it is measured beside. Everybody listens on loopback only."""
+"""The agent and its peers in the comparison. Everybody listens on loopback only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def agent(folder: Path, *, profile: str = "two-socket-h100", name: str = "wattsp
         [*command, "--config", config],
         "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",
-        with_children=False,  # its child plays the hardware
+        with_children=False,  # its child emulates the hardware
     )
 
 

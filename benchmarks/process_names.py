@@ -1,8 +1,8 @@
-"""What it costs to learn who new processes are, by what they are to be called.
+"""Cost of discovering new processes, by the naming setting.
 
 Processes that an interpreter runs, asleep; each is described as when it first uses a CPU: its
 name, user and cgroups. CPU time of one thread, the policies in turn. The files come from the
-kernel's memory: who waits for a disk or hangs in the kernel costs no CPU.
+kernel's memory: waiting for a disk or hanging in the kernel uses no CPU.
 
     .venv/bin/python -m benchmarks.process_names
 """

@@ -1,4 +1,4 @@
-"""A day of a fleet as blocks of Prometheus: what its recording rules leave, one host's scrapes."""
+"""A day of a fleet as blocks of Prometheus: output of its recording rules, one host's scrapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-BLOCK = 2 * 3600  # seconds: what Prometheus keeps in one block
+BLOCK = 2 * 3600  # seconds: # length of one Prometheus block
 RULES, SCRAPES = 30, 15  # seconds between two samples
 JOB = "wattspan"
 OWN = 4  # containers on each host
@@ -114,7 +114,8 @@ def scraped(page: str) -> Iterator[Series]:
 def block(folder: Path, promtool: str, series: Iterable[Series], start: int, since: int) -> int:
     """Add the block that begins at ``start`` to a database that begins at ``since``; its samples.
 
-    Values wander as powers do, with all the digits of a quotient: they are no easier to store.
+    Values wander as powers do, with all the digits of a quotient: they are equally expensive to
+    store.
     """
     text, count = folder / "block.txt", 0
     wander = _walks(start)

@@ -1,4 +1,4 @@
-"""What a scrape of many series costs, beside prometheus-client on the same values.
+"""Cost of a scrape of many series, next to prometheus-client on the same values.
 
 Both get the same snapshots: in one kind of host every counter has grown since the scrape before, in
 the other nine of ten processes slept. CPU time of the rendering thread, medians. prometheus-client

@@ -1,8 +1,8 @@
-"""How true the energy of a span is: against the known truth of an emulated host, and beside Zeus.
+"""Accuracy of span energy: against the known truth of an emulated host, and next to Zeus.
 
-A real agent, real processes with real load, spans over a real socket; what the agent says of each
-span is read off the spans it forwards. The law of the emulated host says what a second of CPU
-costs, its boards what each process spent on them, so the truth about every span is known.
+A real agent, real processes with real load, spans over a real socket; the agent's figures are read
+from the spans it forwards. The emulated host's model gives the energy of a CPU second, its boards
+the energy of each process, so the truth about every span is known.
 
     .venv/bin/python -m benchmarks.span_accuracy [--quick] [--no-zeus]
 """
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 PROFILE = "one-socket-h100"
 WANDERING = "two-socket"  # of one CPU each on a machine with two: processes change sockets often
-COUNTERS = "1ms"  # how often the emulated CPU counters move: as real ones do
+COUNTERS = "1ms"  # update interval of the emulated CPU counters: # like real ones
 
 KINDS = ("single", "inside", "nested", "concurrent")
 LENGTHS = (0.1, 0.3, 1.0, 5.0)
@@ -48,7 +48,7 @@ ATTRIBUTE = "wattspan.energy."
 
 @dataclass(frozen=True)
 class Judged:
-    """One span: what the agent says beside what is true, in microjoules, of one kind of device."""
+    """One span: the agent's figure and the true one, in microjoules, for one kind of device."""
 
     device: str
     kind: str
@@ -86,7 +86,7 @@ def measure(
     seed: int = 1,
     lengths: Sequence[float] = LENGTHS,
 ) -> list[Judged]:
-    """Let the workload run, and judge what came of its spans."""
+    """Run the workload, and judge its spans."""
     told: list[dict[str, Any]] = []
     for number, (kind, times) in enumerate(repeats.items()):
         told += run_workload(
@@ -135,7 +135,7 @@ def _judge(
         if exclusive < 1000 or f"{ATTRIBUTE}{device}.inclusive" not in said:
             if exclusive >= 1000:
                 print(f"no {device} figure for a span: {dict(said)}", file=sys.stderr)
-            continue  # less than a millijoule: nothing to be right or wrong about
+            continue  # less than a millijoule: # no energy to judge
         found = zeus.get(device)
         yield Judged(
             device,
@@ -153,7 +153,7 @@ def _judge(
 
 
 def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One process of the workload from start to end; what it tells of its spans."""
+    """One process of the workload from start to end; its reported spans."""
     script = ROOT / "benchmarks" / "spans" / "workload.py"
     command: list[str] = [sys.executable, str(script)]
     environ = dict(os.environ)
@@ -161,7 +161,7 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
         if plan["zeus"]:
             from nvml_library import build, environment
 
-            # Zeus has /sys hard-coded: it sees the emulated tree there, in a mount namespace.
+            # Zeus has /sys hard-coded: # the emulated tree is mounted there, in a mount namespace.
             mount = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(agent.host / "sys"),
                        str(CLIENTS), str(script)]  # fmt: skip
@@ -180,7 +180,7 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
 
 @contextmanager
 def neighbour(agent: SpanAgent, gpu: int | None) -> Iterator[None]:
-    """Somebody else on the machine: a third of a CPU, and a quarter of a GPU all the time."""
+    """A neighbour on the machine: a third of a CPU, and a quarter of a GPU all the time."""
     process = subprocess.Popen(
         [sys.executable, "-m", "wattspan.emulation.workload", "neighbour", "0.3"],
         stdin=subprocess.PIPE,
@@ -289,7 +289,7 @@ def report(repeats: Mapping[str, Sequence[int]], *, zeus: bool) -> Iterator[str]
 
 @contextmanager
 def judged_host(profile: str) -> Iterator[tuple[SpanAgent, Collector]]:
-    """An agent that knows what the host draws at rest, and who collects what it says."""
+    """An agent that knows the host's idle power, and the collector of its spans."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Collector() as collector,

@@ -1,8 +1,8 @@
-"""How long after the agent took a span its energy is in a metric, and what a liar costs in memory.
+"""Delay from the receipt of a span to its energy in a metric, and memory cost of false spans.
 
 A span's energy is known when the counters of its time have been read and divided: the *watermark
-delay*, which the agent's query socket tells (it answers a question about now when now has settled).
-What comes on top is wattspan's own slowness. And an application that announces a million spans
+delay*, which the agent's query socket reports (a query about now is answered once now has settled).
+The rest is wattspan's own delay. And an application that announces a million spans
 over the side channel, and ends none, may not cost the agent its memory.
 """
 
@@ -68,7 +68,7 @@ def latencies(agent: SpanAgent, spans: int) -> list[float]:
 
 
 def watermark_delays(agent: SpanAgent, questions: int) -> list[float]:
-    """Seconds until the agent answers what this process spent up to the moment of asking."""
+    """Seconds until the agent answers with this process's energy up to the time of the query."""
     delays = []
     for _ in range(questions):
         time.sleep(random.uniform(0.02, 0.2))
@@ -103,7 +103,7 @@ def announce(agent: SpanAgent, spans: int) -> tuple[float, float, float]:
         now = time.monotonic_ns()
         WRITE_FORMAT.pack_into(ring, place, number, number - 1, now, 0, thread, STARTED, number)
         if number % 1000 == 0:
-            time.sleep(0.005)  # as fast as the ring is emptied, so that all of them arrive
+            time.sleep(0.005)  # at the rate of the ring's drain, so that all of them arrive
     lasted = time.monotonic() - began
     time.sleep(3)
     after = agent.rss_megabytes()

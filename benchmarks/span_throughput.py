@@ -1,8 +1,8 @@
-"""How many spans a second the agent receives, joins with energy, counts and forwards.
+"""Rate at which the agent receives, joins, counts and forwards spans.
 
 The agent runs on one core, the sender on another: batches of 512 spans with eight attributes,
 gzip, as OpenTelemetry's SDKs send them, as fast as the agent takes them. A span counts when it is
-in ``wattspan_spans_total``. The floor beside it is what decoding the same requests alone costs.
+in ``wattspan_spans_total``. The lower bound next to it is the cost of decoding alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ AGENT_CPU, OTHERS_CPU = 0, 1
 
 @dataclass(frozen=True)
 class Result:
-    """What one flood came to."""
+    """Result of one flood."""
 
     way: str
     seconds: float
     accepted: int
     counted: int
     refused: int
-    cpu: float  # of the agent, without what it uses at rest
+    cpu: float  # of the agent, without its idle usage
     rss: float
     outcomes: str
 
@@ -51,7 +51,7 @@ class Result:
 
 
 def flooded(way: str, where: str, agent: SpanAgent, seconds: float) -> Result:
-    """Send for so long, wait until all is counted, and say what it took."""
+    """Send for a given time, wait until all is counted, and report the cost."""
     rest, began = agent.cpu_seconds(), time.monotonic()
     time.sleep(5)
     rest = (agent.cpu_seconds() - rest) / (time.monotonic() - began)

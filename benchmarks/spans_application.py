@@ -1,4 +1,4 @@
-"""What a span costs an application: with our processor, beside one that does nothing.
+"""Cost of a span in an application: with our processor, and with one that does nothing.
 
 Both see the same SDK, in one process, in turn. A ring is read by a feed between the rounds, as an
 agent would.
@@ -31,7 +31,7 @@ Cost = Callable[[Tracer], float]
 
 
 class NoOperation(SpanProcessor):
-    """What the SDK itself costs."""
+    """Cost of the SDK itself."""
 
 
 def back_to_back(tracer: Tracer) -> float:

@@ -1,4 +1,4 @@
-"""How long from the start of the program to its first figure, beside its peers.
+"""Time from the start of the program to its first figure, next to its peers.
 
 For the agent the first figure is a nonzero counter of energy attributed to a process; for an
 exporter, its first answer.

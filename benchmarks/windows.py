@@ -1,4 +1,4 @@
-"""What measuring by hand costs: beginning and ending a window, and reading its figures.
+"""Cost of manual measurement: beginning and ending a window, and reading its figures.
 
 .venv/bin/python -m benchmarks.windows
 """

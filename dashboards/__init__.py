@@ -1,4 +1,4 @@
-"""Grafana dashboards as code: the committed JSON in ``grafana/`` and what makes it."""
+"""Grafana dashboards as code: the committed JSON in ``grafana/`` and its generator."""
 
 from dashboards.queries import Query, Variable, fill, queries, variables
 

@@ -1,4 +1,4 @@
-"""Write the dashboards and their reference page, or say which are not what would be written.
+"""Write the dashboards and their reference page, or list outdated files.
 
 python -m dashboards [--check]
 """
@@ -24,14 +24,14 @@ def documents() -> dict[str, dict[str, Any]]:
 
 
 def made(folder: Path = GRAFANA, page: Path = reference.PAGE) -> dict[Path, str]:
-    """Every file that is made here, and what it must hold."""
+    """Every generated file with its content."""
     built = documents()
     texts = {folder / name: json.dumps(one, indent=2) + "\n" for name, one in built.items()}
     return {**texts, page: reference.page(built)}
 
 
 def drift(folder: Path = GRAFANA, page: Path = reference.PAGE) -> dict[Path, str | None]:
-    """The files that are not what is made here, and what they must hold: None is to be away."""
+    """Differing files with the generated content; None for a file that must not exist."""
     wanted = made(folder, page)
     there = {path for path in (*folder.glob("*.json"), page) if path.exists()}
     return {

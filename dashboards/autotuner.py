@@ -1,4 +1,4 @@
-"""Autotuner: what it saved, what that cost in speed, and why it did what."""
+"""Autotuner: savings, their cost in speed, and the reasons of decisions."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def document() -> dict[str, Any]:
         "tuned", "Tuned job", "Prometheus calls the tuned job's label `exported_job`.",
         series("wattspan_autotune_job_info"), "exported_job", multi=True, all=True,
     )  # fmt: skip
-    # Comparisons that confirm what is held come every half minute: they are in the graphs, and
-    # marks for them would hide these.
+    # comparisons that confirm a held setting happen every half minute: # they are in the
+    # graphs, and marks for them would hide these.
     turns = series("wattspan_autotune_decisions_total", TUNED, 'move=~"release|decline"')
     decisions = Marks(
         "Decisions",
@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
     )  # fmt: skip
     caps = Marks(
         "New caps",
-        # A cap is let go for seconds, time and again, to compare with the original.
+        # a cap is released for seconds repeatedly, to compare with the original
         f"changes({CAPS}[$__rate_interval]) > 0"
         f" or {CAPS} unless present_over_time({CAPS}[10m] offset 1m)",
         title="{{holder}}: another cap", text="{{hw_id}} on {{instance}}",

@@ -1,4 +1,4 @@
-"""What a PromQL expression reads: enough of its grammar for the dashboards' linter.
+"""Inputs of a PromQL expression: enough of its grammar for the dashboards' linter.
 
 Every selector here has braces, so that a name before a brace is a series and nothing else is.
 """
@@ -35,7 +35,7 @@ LANGUAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One selector: the series, how it is narrowed, and what is done with it at once."""
+    """One selector: the series, its matchers, and the function applied directly."""
 
     name: str
     matchers: dict[str, tuple[str, str]]  # label: operator, value
@@ -70,7 +70,7 @@ def grouping(expr: str) -> set[str]:
 
 
 def keeps(expr: str, label: str, labels: Callable[[str], Container[str]]) -> bool:
-    """Whether what ``expr`` answers is told apart by ``label``; ``labels`` are those of a series.
+    """Whether ``label`` (``labels`` are those of a series) distinguishes the results of ``expr``.
 
     The first vector decides: of the others only the matching labels come in.
     """

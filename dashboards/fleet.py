@@ -41,7 +41,7 @@ def _of_all(name: str, *matchers: str) -> str:
 
 
 def _hourly(selector: str) -> str:
-    """What so much an hour (power is Wh an hour) has come to over the range that is shown."""
+    """Total of an hourly amount (power is Wh an hour) over the displayed range."""
     return f"sum_over_time({selector}[$__range:{SEEN_EVERY}s]) * {SEEN_EVERY} / 3600"
 
 

@@ -1,4 +1,4 @@
-"""GPUs: power against limits, and what the boards do for it."""
+"""GPUs: power against limits, and the boards' reactions to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboards.promql import COVER, JOULES_PER_KWH, by, rate, rest, series, spe
 from dashboards.shared import FEW_HOSTS, PROCESS_NAMED, provenance
 
 GPU = 'hw_id=~"$gpu"'
-BOARDS = 'hw_type="gpu"'  # where all are chosen, the hosts' other devices are as well
+BOARDS = 'hw_type="gpu"'  # with All selected, the hosts' other devices are included
 LIMITED = 'hw_id=~"gpu:.+"'  # the same, where the series does not say a device's type
 ENERGY = series("hw_energy_joules_total", COVER, GPU, BOARDS)
 LIMITS = series("wattspan_power_limit_watts", GPU, LIMITED)

@@ -1,4 +1,4 @@
-"""Host: where the joules of one host go, and what is not known about them."""
+"""Host: energy flows of one host, and its unknown energy."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SCRAPE = {"job", "instance"}
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A series, as it stands in Prometheus."""
+    """A series as stored in Prometheus."""
 
     labels: frozenset[str]
     counter: bool
@@ -33,7 +33,7 @@ PROMETHEUS = {
 
 
 def exported() -> dict[str, Known]:
-    """What the agent exports. A label ``job`` of its own becomes ``exported_job``."""
+    """Metrics exported by the agent. A label ``job`` of its own becomes ``exported_job``."""
     return {
         metric.series: Known(
             labels=frozenset(
@@ -46,7 +46,7 @@ def exported() -> dict[str, Known]:
 
 
 def recorded(rules: Mapping[str, Any]) -> dict[str, Known]:
-    """What the recording rules record: all gauges, with the labels that their sums keep."""
+    """Series recorded by the recording rules: all gauges, with the labels that their sums keep."""
     found: dict[str, Known] = {}
     for group in rules["groups"]:
         for rule in group["rules"]:

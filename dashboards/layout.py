@@ -112,7 +112,7 @@ def dashboard(
 
 
 def _tidy(document: dict[str, Any]) -> dict[str, Any]:
-    """Without what the SDK adds and nobody asked for: links belong in sight, not in a menu."""
+    """Without unused defaults of the SDK: links belong in sight, not in a menu."""
     for link in (*document["links"], *document["annotations"].get("list", ())):
         link.pop("placement", None)
     for variable in document["templating"]["list"]:

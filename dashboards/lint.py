@@ -1,4 +1,4 @@
-"""What must be true of every dashboard, as rules that name what breaks them.
+"""Rules for every dashboard that name their violations.
 
 Each rule takes a dashboard as Grafana stores it and yields one sentence for each breach.
 """
@@ -47,7 +47,7 @@ def problems(document: Document, boards: Boards, known: Series) -> list[str]:
 
 
 def fixed(document: Document) -> Iterator[str]:
-    """It is changed in its source, not in Grafana; and it is found by its address."""
+    """It is edited in its source, not in Grafana, and is found by its uid."""
     if document.get("editable") is not False:
         yield "it is editable"
     if not document.get("uid", "").startswith("wattspan-"):
@@ -59,7 +59,7 @@ def fixed(document: Document) -> Iterator[str]:
 
 
 def chosen(document: Document) -> Iterator[str]:
-    """Data source, job and instance can be chosen, and are looked up anew for another time."""
+    """Data source, job and instance are variables, refreshed on a change of the time range."""
     listed = document["templating"]["list"]
     names = [one["name"] for one in listed]
     for wanted in ("datasource", "job", "instance"):
@@ -101,7 +101,7 @@ def _overlap(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
 
 
 def told(document: Document) -> Iterator[str]:
-    """Every panel says what it shows, under a title that no other has."""
+    """Every panel has a description and a unique title."""
     titles = [panel.get("title") for panel in panels(document)]
     for twice in sorted({str(one) for one in titles if titles.count(one) > 1}):
         yield f"several panels have the title {twice!r}"
@@ -203,7 +203,7 @@ def counted(document: Document, known: Series) -> Iterator[str]:
             yield f"{where}: the counter {selector.name} is not under rate or increase"
         if not known[selector.name].counter and selector.function in RATES:
             yield f"{where}: {selector.name} is no counter and is under {selector.function}"
-        window = selector.window.partition(":")[0]  # without how often a subquery looks
+        window = selector.window.partition(":")[0]  # without the resolution of a subquery
         if window and window not in WINDOWS.get(selector.function, {"$__range"}):
             yield f"{where}: {selector.function} of {selector.name} over {selector.window}"
 
@@ -224,7 +224,7 @@ def summed(document: Document, known: Series) -> Iterator[str]:
 
 
 def told_apart(document: Document, known: Series) -> Iterator[str]:
-    """What several hosts have is called by its host as well, or two would have one name."""
+    """Series of several hosts have the host in their legend, for uniqueness."""
     if not any(one.name == "instance" and one.multi for one in variables(document)):
         return
 
@@ -267,7 +267,7 @@ def _selectors(document: Document) -> Iterator[tuple[str, Selector]]:
 
 
 def links(document: Document, boards: Boards) -> Iterator[str]:
-    """Every link leads to a dashboard that there is, with the time and what was chosen."""
+    """Every link leads to an existing dashboard, and keeps the time and the variables."""
     others = {link["url"].removeprefix("/d/") for link in document["links"]}
     for uid in sorted(boards.keys() - others - {document["uid"]}):
         yield f"no link leads to {uid}"

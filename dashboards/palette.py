@@ -1,4 +1,4 @@
-"""What colours mean, everywhere alike, and how units are called in Grafana."""
+"""Meanings of colours, and Grafana's names of units."""
 
 from __future__ import annotations
 

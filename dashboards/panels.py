@@ -52,7 +52,7 @@ UNKNOWN = "–"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One query of a panel and what its series are called."""
+    """One query of a panel and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -74,7 +74,7 @@ class Column:
 
 
 def link(title: str, uid: str, **values: str) -> dict[str, str]:
-    """A data link to another dashboard, the time and what is chosen kept, ``values`` set."""
+    """A data link to another dashboard with the time and the variables kept and ``values`` set."""
     kept = "${datasource:queryparam}&${job:queryparam}&${__url_time_range}"
     chosen = "".join(f"&var-{name}={value}" for name, value in values.items())
     return {"title": title, "url": f"/d/{uid}?{kept}{chosen}"}
@@ -104,7 +104,7 @@ def stat_panel(
     maps: Mapping[str, tuple[str, str]] | None = None,
     links: Iterable[Mapping[str, str]] = (),
 ) -> stat.Panel:
-    """One figure, or one of each series. ``names`` shows what the series are called instead."""
+    """One figure, or one of each series. ``names`` replaces the names of the series."""
     text = common.BigValueTextMode.NAME if names else common.BigValueTextMode.AUTO
     panel: stat.Panel = (
         _common(stat.Panel(), title, says, unit, asks, instant=not spark)
@@ -211,7 +211,7 @@ def listing(
     rising: bool = False,
     empty: str = "none",
 ) -> table.Panel:
-    """A table of what is so at the end of the range: one row for each set of labels."""
+    """A table of values at the end of the range: one row for each set of labels."""
     panel: table.Panel = (
         _common(table.Panel(), title, says, "", asks, instant=True, tables=True)
         .cell_height(common.TableCellHeight.SM)
@@ -283,13 +283,13 @@ def scatter(
             model.DynamicConfigValue("unit", unit),
             model.DynamicConfigValue("custom.axisLabel", name),
         ]
-        if name == y[0]:  # a point is called what its second figure is, which is all of theirs
+        if name == y[0]:  # points are named by their second figure, which is the same for all
             properties.append(model.DynamicConfigValue("displayName", "${__series.name}"))
         panel = panel.override_by_name(name, properties)
     return panel
 
 
-# --------------------------------------------------------------------- what they are made of
+# --------------------------------------------------------------------- components
 
 
 def _built(value: Any) -> Any:
@@ -325,7 +325,7 @@ def query(ask: Ask, ref: str, instant: bool = False, tables: bool = False) -> An
 
 
 def _field(of: str, queries: int) -> str:
-    """What Grafana calls the column of a label, or of the value of the query of a letter."""
+    """Grafana's column name of a label, or of the value of a query by its letter."""
     if len(of) > 1:
         return of
     return f"Value #{of}" if queries > 1 else "Value"
@@ -350,7 +350,7 @@ def _steps(steps: Steps) -> Any:
 
 
 def _legend(kind: str, calcs: Sequence[str]) -> Any:
-    """``table`` beside the graph, ``list`` below it, ``none``."""
+    """``table`` next to the graph, ``list`` below it, ``none``."""
     if kind == "none":
         return VizLegendOptions().show_legend(False)
     if kind == "list":

@@ -1,4 +1,4 @@
-"""Processes and containers: who spent it."""
+"""Processes and containers: energy by process."""
 
 from __future__ import annotations
 

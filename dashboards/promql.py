@@ -1,6 +1,6 @@
 """The few shapes that every query here is made of.
 
-A counter is only ever read by ``rate`` (power, speed) or ``spent`` (a total over what is shown),
+A counter is only read by ``rate`` (power, speed) or ``spent`` (a total over the displayed range),
 and every selector names the scrape's job and instance.
 """
 
@@ -25,12 +25,12 @@ def rate(selector: str) -> str:
 
 
 def spent(selector: str) -> str:
-    """In all, over the time range that is shown."""
+    """Total over the displayed time range."""
     return f"increase({selector}[$__range])"
 
 
 def spent_to_the_end(selector: str) -> str:
-    """As ``spent``, and the same at every step of a graph: it chooses series, it is not drawn."""
+    """As ``spent``, at every step of a graph: it chooses series, it is not drawn."""
     return f"increase({selector}[$__range] @ end())"
 
 
@@ -54,7 +54,7 @@ def most(count: int, labels: str, selector: str) -> str:
 
 
 def among(count: int, labels: str, expr: str, selector: str) -> str:
-    """``expr`` of those that spent most: what has several figures is chosen by one of them."""
+    """``expr`` of those that spent most: one of several figures is selected."""
     return f"{expr} and on ({labels}) {most(count, labels, selector)}"
 
 

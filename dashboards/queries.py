@@ -1,6 +1,6 @@
-"""What the committed dashboards ask of Prometheus, so that it can be run without Grafana.
+"""Prometheus queries of the committed dashboards, in a form that runs without Grafana.
 
-Read from the JSON, not from the generator: what is tested is what is installed.
+Read from the JSON, not from the generator: the test covers the installed files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Variable:
     selector: str  # may hold variables that stand before this one
     label: str
     multi: bool
-    all: bool  # whether "All" may be chosen, which Grafana writes as ".*"
+    all: bool  # whether "All" can be selected, which Grafana writes as ".*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Query:
     expr: str
     instant: bool
     exemplar: bool
-    empty: str  # what the panel says when there is nothing: why that can be
-    variables: tuple[Variable, ...]  # in the order in which they depend on each other
+    empty: str  # the panel's text without data: # its cause
+    variables: tuple[Variable, ...]  # in the order of their dependencies
 
 
 def documents(folder: Path = GRAFANA) -> dict[str, dict[str, Any]]:
@@ -125,7 +125,7 @@ def fill(expr: str, values: Mapping[str, str], rate_interval: str = "1m", span: 
     """``expr`` with its variables replaced, as Grafana would for a window of length ``span``.
 
     ``values`` is by variable name; give several as ``a|b`` and all as ``.*``. A variable that has
-    no value is an error: a query that keeps its ``$`` would be one that nobody ever sends.
+    no value is an error: a query with a remaining ``$`` would never be sent.
     """
     built_in = {"__rate_interval": rate_interval, "__interval": rate_interval, "__range": span}
 

@@ -42,7 +42,7 @@ def provenance(scope: str = HOSTS, width: int = 4, height: int = 4) -> Place:
 def with_currencies(panel: Any) -> Any:
     """Series that are called by a currency's code are written as that currency.
 
-    A single figure has its name beside it: of most currencies Grafana knows no sign.
+    A single figure has its name next to it: of most currencies Grafana knows no sign.
     """
     if isinstance(panel, stat.Panel):
         panel = panel.text_mode(common.BigValueTextMode.VALUE_AND_NAME)
@@ -53,7 +53,7 @@ def with_currencies(panel: Any) -> Any:
 
 
 def money_and_carbon(scope: str) -> tuple[Place, ...]:
-    """What the energy of the hosts in ``scope`` cost: their agents' own books."""
+    """Cost of the energy of the hosts in ``scope``: their agents' own totals."""
     cost = series("wattspan_host_cost_total", scope=scope)
     grams = series("wattspan_host_carbon_grams_total", scope=scope)
     unweighed = series("wattspan_unweighed_energy_joules_total", scope=scope)

@@ -25,7 +25,7 @@ MADE = series("wattspan_span_tokens_total", *SPAN, 'direction="output"')
 OUTSIDE = series("wattspan_span_outside_energy_joules_total", SERVICE, ON)
 SERVICE_ENERGY = series("wattspan_span_energy_joules_total", SERVICE, ON)
 OUTCOMES = series("wattspan_span_outcomes_total")
-ENDED = series("wattspan_span_outcomes_total", 'reason!="duplicate"')  # that is no span of its own
+ENDED = series("wattspan_span_outcomes_total", 'reason!="duplicate"')  # not a separate span
 JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 
 MOST = most(TOP, NAME, ENERGY)

@@ -24,7 +24,7 @@ settings.register_profile(
     "random",
     max_examples=25,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],  # # a busy build server is not a failure
+    suppress_health_check=[HealthCheck.too_slow],  # a busy build server is not a failure
 )
 settings.register_profile(
     "fixed", settings.get_profile("random"), derandomize=True, print_blob=True

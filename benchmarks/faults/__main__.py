@@ -1,9 +1,9 @@
-"""The course of faults, in full: an agent on an emulated host, broken in every way there is.
+"""The complete fault schedule: an agent on an emulated host under every kind of fault.
 
     .venv/bin/python -m benchmarks.faults [CHAPTER ...] [--short] [--docs]
 
-The chapters are told by ``--help``; without any, all. What is found is printed and, unless it was
-in short, kept beside this file; ``--docs`` writes what is kept to docs/faults.md.
+``--help`` lists the chapters; the default is all. Results are printed and, except with ``--short``,
+stored next to this file; ``--docs`` writes the stored results to docs/faults.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Course:
     title: str
     faults: Sequence[Fault]
     stage: Callable[[], Stage] = Stage
-    restart: bool = True  # whether the agent is killed and started anew after each
+    restart: bool = True  # whether the agent is killed and restarted after each
 
 
 def stage_with_clock() -> Stage:

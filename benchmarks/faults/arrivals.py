@@ -1,4 +1,4 @@
-"""Whether the spans that the agent says it forwarded are those that its collector has."""
+"""Comparison of the spans that the agent reports as forwarded with those of its collector."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NONE_DROPPED = Claim(
 
 
 def all_arrived(of: Callable[[Stage], Collector]) -> Claim:
-    """No scrape tells of more spans as forwarded than the collector has at that moment.
+    """A scrape never reports more forwarded spans than the collector has at that time.
 
-    What is under way can only be there and not be told yet: so each scrape is held to it.
+    A span in flight can only be received and not yet reported: so each scrape is held to it.
     """
     return Claim(
         "what is told as forwarded has arrived",
@@ -31,12 +31,13 @@ def all_arrived(of: Callable[[Stage], Collector]) -> Claim:
 
 
 def missing(collector: Collector, sight: Sight) -> int:
-    """How many more spans a scrape tells as forwarded than have arrived."""
+    """Excess of reported over received spans."""
     return sight.total(FORWARDED) // NANO - collector.arrived(sight.at)
 
 
 def account(of: Callable[[Stage], Collector]) -> Callable[[Stage], str]:
-    """For the table: the spans of both books since the stage began, at the last scrape."""
+    """For the table: span counts of agent and collector since the stage began, at the last
+    scrape."""
 
     def note(stage: Stage) -> str:
         sight, collector = stage.last, of(stage)

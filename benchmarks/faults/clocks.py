@@ -36,7 +36,7 @@ def set_clock(wall: int, asleep: int = 0) -> Act:
     """Let the wall clock be off by seconds, and the host have slept for some."""
 
     def act(stage: Stage) -> None:
-        # In place: the file is mapped.
+        # in place: the file is mapped.
         with Path(stage.environ["STEPPED_CLOCK"]).open("r+b") as file:
             file.write(struct.pack("=qq", wall, asleep))
         stage.wall_offset, stage.asleep = float(wall), float(asleep)
@@ -45,7 +45,7 @@ def set_clock(wall: int, asleep: int = 0) -> Act:
 
 
 def pids(stage: Stage, *, agent: bool = False, host: bool = False) -> list[int]:
-    """The agent with what it started; the emulated host with its jobs."""
+    """The agent with its children; the emulated host with its jobs."""
     found = family(stage.agent.pid) if agent else []
     if host:
         engines = [one for one in family(os.getpid()) if ENGINE in _command(one)]
@@ -56,7 +56,7 @@ def pids(stage: Stage, *, agent: bool = False, host: bool = False) -> list[int]:
 def send(number: int, *, agent: bool = False, host: bool = False) -> Act:
     def act(stage: Stage) -> None:
         for pid in pids(stage, agent=agent, host=host):
-            with suppress(ProcessLookupError):  # of what it starts, one may have ended by now
+            with suppress(ProcessLookupError):  # a child may have ended
                 os.kill(pid, number)
 
     return act

@@ -22,9 +22,9 @@ LINGER = struct.Struct("ii")
 class Collector:
     """Receives OTLP over HTTP on a port of loopback. ``mode`` says how it behaves:
 
-    ``takes``; ``silent`` (takes the request and never answers); ``trickles`` (answers a byte a
-    second); ``resets`` (ends each connection by a reset, once it has read); ``busy`` (503, come
-    again in a second); ``gone`` (nobody listens).
+    ``takes``; ``silent`` (accepts the request and never responds); ``trickles`` (sends a byte a
+    second); ``resets`` (resets each connection after reading); ``busy`` (503, retry after a
+    second); ``gone`` (no listener).
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Collector:
         self._closed = False
         self._open: set[socket.socket] = set()
         self._taking = threading.Lock()
-        # Never listens: it has the port kept for us while nobody is to listen there.
+        # Never listens: # reserves the port while no listener exists
         self._keeper = socket.socket()
         self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._keeper.bind(("127.0.0.1", 0))
@@ -54,16 +54,16 @@ class Collector:
         return self._mode
 
     def arrived(self, by: int) -> int:
-        """How many spans it had taken by a monotonic time, what the agent sent twice once.
+        """Number of spans received by a monotonic time, without the agent's repetitions.
 
-        A repetition of the agent's is the same bytes. A span that a sender had told the agent
-        twice, for an answer came late, is two spans here as there: its id is the same.
+        A repetition of the agent's is the same bytes. A span that a sender repeated because
+        of a late response counts as two spans here and in the agent: its id is the same.
         """
         place = bisect.bisect_right(self._arrivals, by, key=lambda one: one[0])
         return self._arrivals[place - 1][1] if place else 0
 
     def behave(self, mode: str) -> None:
-        """From now on; connections that are open are hung up."""
+        """From now on; open connections are closed."""
         with self._changed:
             before, self._mode = self._mode, mode
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class Collector:
         return False
 
     def _wait(self, mode: str, seconds: float) -> bool:
-        """Until it is to behave otherwise; False if it is not."""
+        """Until the behaviour changes; False if it does not."""
         with self._changed:
             return self._changed.wait_for(lambda: self._mode != mode, seconds)
 
@@ -161,7 +161,7 @@ class Collector:
 
 
 def _request(stream: object) -> tuple[bytes, bytes]:
-    """Head and body of the next request; an empty head at the end, and for what is cut off."""
+    """Head and body of the next request; an empty head at the end, and for truncated requests."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         line = stream.readline(65536)  # type: ignore[attr-defined]

@@ -17,11 +17,11 @@ from benchmarks.faults.stage import CEILINGS, Stage
 from wattspan.ports import WattspanError
 
 LIMIT = 10.0  # seconds from a fault's end until figures flow again
-PATIENCE = 30.0  # for what must be seen, and for a recovery that is late anyhow
-LATE = 8.0  # seconds until all that was spent before is told, on a machine that is very busy
-SILENCE = 5.0  # seconds without an answer to anybody who asks ten times a second
-APART = 0.3  # seconds of a domain's ceiling: by so much a scrape's readings differ from the truth's
-EXACT = 1.0  # percent of a domain's energy, beside that
+PATIENCE = 30.0  # for required observations, and for a late recovery
+LATE = 8.0  # seconds until all earlier energy is published, on a very busy machine
+SILENCE = 5.0  # seconds without a response at ten requests a second
+APART = 0.3  # seconds of a domain's ceiling: # difference between a scrape's readings and the truth
+EXACT = 1.0  # percent of a domain's energy, in addition
 REST, SHORT_REST = 5.0, 1.0  # seconds after the recovery, in which a late spike would show
 
 
@@ -31,7 +31,7 @@ class Sign:
 
     words: str
     seen: Callable[[Sight, Sight], bool]  # before the fault, and now
-    meanwhile: bool = False  # whether only who looks while the fault lasts sees it
+    meanwhile: bool = False  # whether it is visible only during the fault
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Claim:
     """Something that must be true all along: in words, and as a look at all that was scraped."""
 
     words: str
-    true: Callable[[Stage, Sequence[Sight]], bool]  # from the sight before the fault on
+    true: Callable[[Stage, Sequence[Sight]], bool]  # from the last observation before the fault
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong, for a while, and what must be seen of it.
+    """A fault of limited duration, and the required observations.
 
     ``inject`` and ``end`` act on a stage. It lasts ``lasts`` seconds, or ``short`` in a test;
-    the signs must all be seen, and the claims be true when all is over.
+    all signs must be observed, and the claims must hold at the end.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Fault:
     short: float = 1.5
     how: str = "the whole agent"
     well: Well = flowing
-    missing: float = EXACT  # percent of a domain's energy that need not be told, beside APART
+    missing: float = EXACT  # percent of a domain's energy that may be missing, in addition to APART
     leaps: bool = False
     """Whether the emulated counters make up at once for the time that they stood: by what no
     hardware draws in a moment, which an agent is right to refuse and need not tell."""
@@ -90,12 +90,12 @@ class Outcome:
 
     @property
     def wrong(self) -> list[str]:
-        """Sentences; none for a fault that was stood."""
+        """Sentences; empty for a fault that was survived."""
         return [*self.broken, *self.late]
 
     @property
     def broken(self) -> list[str]:
-        """What no other program that has the processor can make."""
+        """Violations that CPU contention cannot cause."""
         found = [f"never seen: {words}" for words in self.missed]
         found += [f"not true: {words}" for words in self.untrue]
         found += [str(breach) for breach in self.breaches]
@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def late(self) -> list[str]:
-        """What a busy machine can add to."""
+        """Violations that a busy machine can contribute to."""
         found = []
         if self.recovered is None:
             found.append(f"not well within {PATIENCE:g} s")
@@ -122,7 +122,7 @@ class Outcome:
 def undergo(stage: Stage, fault: Fault, *, short: bool = False, restart: bool = False) -> Outcome:
     """Let the agent of a stage that is well go through one fault; it is mended afterwards.
 
-    With ``restart`` the agent is killed at the end and started anew: nothing may be lost.
+    With ``restart`` the agent is killed at the end and restarted: nothing may be lost.
     """
     before = _well(stage)
     began, slept = stage.mono_of(before), stage.asleep
@@ -150,7 +150,7 @@ def undergo(stage: Stage, fault: Fault, *, short: bool = False, restart: bool = 
     _patiently(look, PATIENCE if waiting and recovered is not None else 0)
     after = stage.fresh() if recovered is not None else stage.last
     worst = _worst(stage, before, after, began, true, stage.asleep - slept)
-    late = time.monotonic() + LATE  # on a busy machine a reading may come late: that is no loss
+    late = time.monotonic() + LATE  # on a busy machine a reading may come late: # not a loss
     while (
         recovered is not None
         and worst is not None
@@ -227,7 +227,7 @@ def _worst(
     ended = stage.mono_of(after)
     try:
         later = stage.truth(ended)
-    except (OSError, ValueError, WattspanError):  # the host cannot be asked: nothing can be said
+    except (OSError, ValueError, WattspanError):  # the host cannot be asked: # undecidable
         return None
     spent = {name: later[name] - joules for name, joules in true.items() if name in later}
     found = deviations(before, after, spent, (ended - began) / NANO, asleep)
@@ -235,9 +235,10 @@ def _worst(
 
 
 def _close(one: Deviation, fault: Fault) -> bool:
-    """Whether no more is told than was true, and no less than that without what gaps can hold.
+    """Whether reported energy is at most the true energy, and at least that without the energy
+    in gaps.
 
-    Both within a percent, and what is drawn in the time between a reading and a snapshot.
+    Both within a percent, and the energy between a reading and a snapshot.
     """
     ceiling, over = ceiling_of(one.domain), one.told - one.true
     apart = APART * ceiling

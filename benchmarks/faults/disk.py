@@ -144,7 +144,7 @@ def emptied(before: Sight, at_end: Sight, now: Sight) -> bool:
 
 
 def _scribble(stage: Stage) -> None:
-    """As a failing disk would: every page, and the log, by which it would be healed."""
+    """Like a failing disk: every page, and the log, by which it would be healed."""
     for name in (STORE, f"{STORE}-wal"):
         path = of(stage).disks.outside(name)
         size = path.stat().st_size
@@ -185,7 +185,7 @@ def _kill(stage: Stage) -> None:
 
 
 def replaced(before: Sight, at_end: Sight, now: Sight) -> bool:
-    """Well, but that the ruined file is told of for as long as the agent runs."""
+    """Healthy, except that the damaged file is reported as long as the agent runs."""
     ended, risen = at_end.domains(), now.domains()
     return (
         before.domains().keys() <= risen.keys()

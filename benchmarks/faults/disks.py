@@ -18,9 +18,9 @@ done
 
 
 class Mounted:
-    """What is mounted below ``folder``, in a mount namespace that lives as long as this.
+    """A mount below ``folder``, in a mount namespace with the lifetime of this object.
 
-    Needs root. An agent sees it if it is started by the command ``within``, in any of its lives.
+    Needs root. An agent started by the command ``within`` sees it, in each of its runs.
     """
 
     def __init__(self, mount: str, words: Callable[[Path], Sequence[str]], refusal: str) -> None:
@@ -45,13 +45,13 @@ class Mounted:
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt"]
 
     def outside(self, path: str) -> Path:
-        """Where something on the disks is seen by those who do not see them."""
+        """Path of a file on the disks for processes outside the namespace."""
         return Path(f"/proc/{self._holder.pid}/root{self.folder / path}")
 
     def close(self) -> None:
         assert self._holder.stdin is not None
         self._holder.stdin.close()
-        self._holder.wait(60)  # what is mounted there is unmounted, and written first
+        self._holder.wait(60)  # unmount it, after a final sync
         assert self._holder.stdout is not None
         self._holder.stdout.close()
         self._temporary.cleanup()
@@ -71,7 +71,7 @@ class Disks(Mounted):
         )
 
     def fill(self, path: str) -> None:
-        """Leave nothing of the disk, of what has become free since as well."""
+        """Fill the disk completely, including space freed meanwhile."""
         with (self.outside(path) / "ballast").open("ab", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12, 512):
                 with contextlib.suppress(OSError):

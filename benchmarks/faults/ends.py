@@ -29,15 +29,15 @@ STOP_LIMIT = 20.0  # seconds: TimeoutStopSec of the unit has at least as many
 
 @dataclass(frozen=True)
 class End:
-    """How one agent ended that was told to, ``after`` so many seconds."""
+    """End of one agent that received a signal ``after`` so many seconds."""
 
     after: float
     code: int
     took: float
     left: Sequence[str]  # processes of its own that it left behind
     said: str
-    store: str  # "ok", "none", or what is wrong with it
-    capped: bool  # whether a power limit was turned in that moment
+    store: str  # "ok", "none", or the defect
+    capped: bool  # whether a power limit was changed at that time
     turned: Sequence[str]  # the limits that were when all had ended
 
     @property
@@ -75,7 +75,7 @@ def end_after(after: float, number: int = signal.SIGTERM, *, capping: bool = Fal
     }
     words = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WATTSPAN_", "COVERAGE"))}
-    (folder / "config.toml").write_text(FIXED)  # and so it has something to give back
+    (folder / "config.toml").write_text(FIXED)  # so that it has a limit to restore
     mark = f"WATTSPAN_MARK_{folder.name.replace('-', '_')}"
     try:
         with (folder / "said").open("wb") as said:
@@ -119,7 +119,7 @@ def _caps(pid: int, within: float = 60.0) -> None:
 
 
 def _gone(mark: str, within: float = 20.0) -> list[str]:
-    """What still runs with ``mark`` in its environment after some seconds; it is killed."""
+    """Processes with ``mark`` in their environment after some seconds; they are killed."""
     deadline = time.monotonic() + within
     while (pids := _marked(mark.encode())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -169,7 +169,7 @@ def sweep(count: int, number: int = signal.SIGTERM, beside: int = 2) -> list[End
 
 
 def at_any_moment(count: int, short: int) -> Fault:
-    """Many agents that are ended at all moments, beside one that nobody ends."""
+    """Many agents that are ended at all times, and one that keeps running."""
     ends: list[End] = []
 
     def inject(stage: Stage) -> None:
@@ -207,7 +207,7 @@ def at_any_moment(count: int, short: int) -> Fault:
 
 
 def killed_again_and_again(times: int) -> Fault:
-    """SIGKILL at random moments; the next life starts on what the last one left."""
+    """SIGKILL at random times; the next run starts on the remaining state."""
     draw = random.Random(7)
     took: list[float] = []
 
@@ -226,7 +226,7 @@ def killed_again_and_again(times: int) -> Fault:
         unanswered="it is ended and started anew",
         lasts=0.1,
         short=0.1,
-        missing=100.0,  # nobody measures while there is no agent
+        missing=100.0,  # no measurement without an agent
         note=lambda _: f"first figures {max(took):.1f} s after the kill at most",
     )
 
@@ -253,7 +253,7 @@ while not sys.stdin.closed and sys.stdin.readline():
 
 
 def open_at_stop(count: int) -> Fault:
-    """An application announces spans and ends none; the agent is stopped, and started anew."""
+    """An application announces spans and ends none; the agent is stopped and restarted."""
     found: dict[str, float] = {}
 
     def inject(stage: Stage) -> None:

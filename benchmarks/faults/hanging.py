@@ -1,7 +1,8 @@
-"""A disk that does not answer: neither full nor broken, it takes what is written and never returns.
+"""A disk that does not answer: neither full nor failing, it accepts writes and never completes
+them.
 
-File systems of their own, on loop devices, that are frozen (fsfreeze): whoever writes to one waits
-in the kernel, where no signal reaches him, until it is thawed.
+File systems of their own, on loop devices, that are frozen (fsfreeze): a writer waits in the
+kernel, uninterruptible, until the file system is thawed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LoopDisks(Mounted):
         self._frozen.add(path)
 
     def thaw(self) -> None:
-        for path in sorted(self._frozen):  # or nobody could ever unmount it
+        for path in sorted(self._frozen):  # otherwise it could not be unmounted
             self._fsfreeze("--unfreeze", path)
             self._frozen.discard(path)
 
@@ -58,7 +59,7 @@ class LoopDisks(Mounted):
 
 
 class HangingStage(Stage):
-    """A stage whose agent has its state on such a disk, and what waits for a collector."""
+    """A stage whose agent has its state and its spool on such a disk."""
 
     def __init__(self) -> None:
         self.disks = LoopDisks()
@@ -139,7 +140,7 @@ def _answer(stage: Stage) -> None:
 
 
 def _kill_and_answer(stage: Stage) -> None:
-    """Whoever writes to such a disk cannot even be killed: he ends when it answers."""
+    """A process that writes to such a disk cannot be killed: he ends when it answers."""
     stage.agent.kill()
     _answer(stage)
     stage.agent.wait(30)

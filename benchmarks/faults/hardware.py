@@ -1,4 +1,4 @@
-"""Counters and GPUs that vanish, stand still, run backwards, answer nonsense, hang."""
+"""Counters and GPUs that vanish, stop, run backwards, return garbage, or hang."""
 
 from __future__ import annotations
 

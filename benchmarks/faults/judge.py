@@ -1,6 +1,6 @@
-"""What must hold in every scrape, whatever is broken; and when the agent is well again.
+"""Invariants of every scrape under any fault, and the condition of recovery.
 
-Pure: it is shown what was scraped, one sight after the other, and says what is wrong with it.
+Pure: it receives scrapes one after the other and reports violations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOBODY = ("wattspan_idle_energy_joules_total", "wattspan_unattributed_energy_jo
 
 @dataclass(frozen=True)
 class Breach:
-    """Something that must never be: what, of which series, and the figures."""
+    """Something that must never be: invariant, series, and figures."""
 
     what: str
     series: str
@@ -46,14 +46,14 @@ class Breach:
 
 
 class Judge:
-    """Follows the scrapes of one agent, through all its lives."""
+    """Follows the scrapes of one agent, through all its runs."""
 
     def __init__(self, ceilings: Mapping[str, float], slack: float = 6.0) -> None:
         """``ceilings``: the most watts that one domain of a hardware type can draw.
 
         A counter may rise by as much as they allow for the time since it last rose, and for
-        ``slack`` seconds more: energy is told when it is known whose it was, which the agent
-        waits three seconds for, and a snapshot later, on a machine that may be very busy.
+        ``slack`` seconds more: energy is published after its attribution, which takes up to
+        three seconds, and one snapshot later, on a possibly very busy machine.
         """
         self._ceilings = ceilings
         self._slack = round(slack * NANO)
@@ -61,7 +61,7 @@ class Judge:
         self._rose: dict[str, int] = {}
 
     def see(self, sight: Sight) -> list[Breach]:
-        """What is wrong with a sight, by itself and after the one before."""
+        """Violations in a scrape, alone and relative to the previous one."""
         last, self._last = self._last, sight
         found = [Breach("twice in a scrape", key, "") for key in sight.twice]
         found.extend(_imbalances(sight))
@@ -89,7 +89,7 @@ class Judge:
                     yield Breach("spike", key, told)
 
     def _most(self, name: str, hw_type: str, sizes: Mapping[str, int]) -> float | None:
-        """The watts behind a series; None where there is no such bound."""
+        """The watts of a series; None without such a bound."""
         if name in _OF_ONE_DOMAIN:
             return self._ceilings.get(hw_type)
         if name in _SUMS and hw_type in self._ceilings:
@@ -102,7 +102,7 @@ class Judge:
 def _imbalances(sight: Sight) -> Iterable[Breach]:
     """Measured is consumers, idle and unattributed; processes shown are never more than consumers.
 
-    Consumers are told whole by their users: every process has one, the unknown one included.
+    Consumers are compared in total by user: every process has one, the unknown one included.
     """
     for kind in _sizes(sight):
         measured = sum(
@@ -136,7 +136,7 @@ def _falls(last: Sight, sight: Sight, *, another_life: bool) -> Iterable[Breach]
 
 
 def _sizes(sight: Sight) -> dict[str, int]:
-    """How many domains of each hardware type make up the cover."""
+    """Number of domains of each hardware type in the cover."""
     sizes: dict[str, int] = {}
     for series, _ in sight.pick("hw_energy_joules_total"):
         if "hw_parent" not in series.labels:
@@ -186,7 +186,7 @@ def recovery(
 
 @dataclass(frozen=True)
 class Deviation:
-    """One domain's energy as it was told and as it was, in joules, and the seconds in gaps."""
+    """Published and true energy of one domain in joules, and the seconds in gaps."""
 
     domain: str
     told: float
@@ -201,9 +201,9 @@ class Deviation:
 
     @property
     def unexplained(self) -> float:
-        """What is told too much (or, below zero, too little) beside what the gaps leave out.
+        """Excess (or, below zero, shortage) of published energy, without the energy in gaps.
 
-        An estimate, which is good as long as the gaps are short beside the rest.
+        An estimate, which is valid while gaps are short relative to the rest.
         """
         return self.told + self.in_gaps - self.true
 
@@ -221,7 +221,7 @@ def measured(sight: Sight, domain: str) -> int:
 def deviations(
     before: Sight, after: Sight, true: Mapping[str, float], seconds: float, asleep: float = 0.0
 ) -> list[Deviation]:
-    """Told against true for each domain between two sights; ``true`` is in joules.
+    """Published and true energy of each domain between two scrapes; ``true`` is in joules.
 
     ``seconds`` passed by the monotonic clock, and the host was ``asleep`` for others, which its
     gaps count as well.

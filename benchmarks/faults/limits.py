@@ -76,7 +76,7 @@ def _spans(count: int) -> bytes:
 
 
 def limit_descriptors(stage: Stage) -> None:
-    """No more than it has: nothing can be opened, nobody accepted."""
+    """No more than it has: no descriptor, no connection."""
     pid = stage.agent.pid
     open_now = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -107,7 +107,7 @@ def no_more_memory() -> Fault:
         flood(stage, 4.0)
 
     def end(stage: Stage) -> None:
-        """An agent that could not go on has ended: a service manager starts it anew."""
+        """An agent that could not go on has ended: a service manager restarts it."""
         endless = resource.RLIM_INFINITY
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(stage.agent.pid, resource.RLIMIT_DATA, (endless, endless))
@@ -131,7 +131,7 @@ def no_more_memory() -> Fault:
         [Sign("it went on, or ended by itself", lambda *_: found.get("code", "unknown") in _ENDS)],
         lasts=0.1,
         short=0.1,
-        missing=100.0,  # nobody measures between two lives
+        missing=100.0,  # no measurement between two runs
         unanswered="it may end, and is started anew",
         note=lambda _: "went on" if found["code"] is None else f"exit code {found['code']}",
     )
@@ -149,7 +149,7 @@ class LimitStage(Stage):
             raise
 
     def peak(self) -> int | None:
-        """What the group has used at the most, in bytes."""
+        """Peak memory of the group in bytes."""
         return self.memory.peak()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ def resident(pid: int, key: str = "VmRSS") -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let VmHWM of a process begin anew at its present size."""
+    """Reset VmHWM of a process to its current size."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -64,7 +64,7 @@ class MemoryLimit:
         return int((self._group / name[self.kind]).read_text())
 
     def kills(self) -> int:
-        """How many processes of the group the kernel has killed for memory."""
+        """Number of processes of the group killed for memory."""
         name = {"cgroup v2": "memory.events", "cgroup v1": "memory.oom_control"}
         if self._group is None:
             return 0

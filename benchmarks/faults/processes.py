@@ -13,14 +13,14 @@ from benchmarks.faults.sight import NANO, Sight
 from benchmarks.faults.stage import Stage
 
 SOURCE = Path(__file__).with_name("spawn.c")
-RATE = 1500  # a second, asked for; what was reached is told
+RATE = 1500  # requested per second; the result has the achieved rate
 ROOM = {"processes.top": 500}
 """A row is kept for a minute, whoever comes: what is new here is to be seen at once."""
 ROWS = "wattspan_process_energy_joules_total"
 
 
 class Spawner:
-    """The program that makes them, built for one stage, and what it said at its end."""
+    """The program that creates them, compiled for one stage, and its final output."""
 
     def __init__(self, *words: str) -> None:
         self._words = words

@@ -1,4 +1,4 @@
-"""One scrape as exact numbers: what everybody who watches the agent is told at one moment."""
+"""One scrape as exact numbers: one scrape as any observer sees it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def series_of(key: str) -> Series:
 class Sight:
     """A scrape taken ``at`` some monotonic nanosecond. Values are whole billionths of their unit.
 
-    So sums are compared exactly, as the agent's own books are kept.
+    So sums are compared exactly, like the agent's own totals.
     """
 
     at: int

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Stage:
-    """An emulated host with its jobs, the agent that measures it, and somebody who watches.
+    """An emulated host with its jobs, the agent that measures it, and an observer.
 
     ``agent`` is the process; faults act on it, on ``host`` and on the files in ``folder``.
     """
@@ -107,29 +107,29 @@ class Stage:
 
     @property
     def said(self) -> str:
-        """What the present life of the agent wrote to standard error."""
+        """Standard error of the agent's current run."""
         return self._log.read_text(errors="replace")
 
     @property
     def lives(self) -> str:
-        """What all lives of the agent wrote, one after the other."""
+        """Standard error of all runs of the agent, in order."""
         told = (self.folder / f"stderr-{number}" for number in range(1, self._lives + 1))
         return "\n".join(path.read_text(errors="replace") for path in told)
 
     def address(self) -> str:
-        """Where the metrics are; "" as long as the agent does not say."""
+        """Address of the metrics; "" until the agent logs it."""
         found = re.search(r"Serving (http\S+/metrics)\n", self.said)
         return found[1] if found else ""
 
     def restart(self, number: int = signal.SIGKILL) -> int:
-        """End the agent and start it anew on the same state; the exit code of the old life."""
+        """End the agent and restart it on the same state; the exit code of the old run."""
         self.agent.send_signal(number)
         code = self.agent.wait(30)
         self.begin_again()
         return code
 
     def begin_again(self) -> None:
-        """Start the agent anew, which has ended, and wait for its first figures."""
+        """Restart the agent after its end, and wait for its first figures."""
         before = self._born()
         self.agent = self._start()
 
@@ -141,7 +141,7 @@ class Stage:
         self.until(told, "the next life", 30)
 
     def _born(self) -> int:
-        """When the life began that was scraped last: what it had answered may come later."""
+        """When the life began that was scraped last: its responses may arrive later."""
         return self.last.total("wattspan_agent_start_time_seconds")
 
     @property
@@ -223,7 +223,7 @@ class Stage:
 
 
 class Watcher:
-    """Scrapes all the time, keeps what it saw, and has it judged."""
+    """Scrapes continuously, stores the observations, and passes them to the judge."""
 
     def __init__(self, address: Callable[[], str], every: float) -> None:
         self._address, self._every = address, every
@@ -244,7 +244,7 @@ class Watcher:
         self._judge = Judge(CEILINGS)
 
     def since(self, mono: int) -> list[Sight]:
-        """What was seen from a monotonic time on, and the sight just before it."""
+        """Observations from a monotonic time on, and the one before."""
         with self._lock:
             first = next((i for i, one in enumerate(self._sights) if one.at >= mono), None)
             return self._sights[max(0, first - 1) :] if first is not None else self._sights[-1:]
@@ -272,7 +272,7 @@ class Watcher:
                 with urllib.request.urlopen(self._address(), timeout=2) as answer:
                     text = answer.read().decode()
             except (OSError, ValueError, http.client.HTTPException):
-                # It is not there, says nothing, or ended in the midst of a word.
+                # no response, an empty one, or a truncated one
                 continue
             now = time.monotonic_ns()
             with self._lock:

@@ -1,6 +1,6 @@
-"""How the power limits stand of the emulated host that an agent has for itself, even after its end.
+"""Power limits of an agent's own emulated host, readable even after its end.
 
-The host's files go when it ends; whoever has them open can still read them.
+The host's files are removed at its end; open descriptors keep them readable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Limit(NamedTuple):
     """One that can be turned; ``place`` is the open file of a package, the handle of a board."""
 
     name: str
-    default: int  # in the device's own unit, and how it stood when the host began
+    default: int  # in the device's own unit, with the initial value
     place: Any
 
 
@@ -48,7 +48,7 @@ class Limits(Closeable):
         self._boards: list[_Limit] = []
         self._nvml: Any = None
         if directory is not None:
-            with suppress(OSError, ValueError):  # what is not whole yet, nobody has turned
+            with suppress(OSError, ValueError):  # incomplete files have no foreign writes
                 self._open_packages(directory / "sys" / "class" / "powercap")
             self._open_boards(directory / "gpus")
 
@@ -79,7 +79,7 @@ class Limits(Closeable):
     def watts(self, *, without: Collection[str] = ()) -> dict[str, float]:
         """Each limit in force, in watts, but of the devices ``without``: a hung one is not asked.
 
-        Of a board that is the enforced limit.
+        For a board it is the enforced limit.
         """
         found = {
             one.name: int(os.pread(one.place, 32, 0)) / 1e6
@@ -94,7 +94,7 @@ class Limits(Closeable):
     def turned(
         self, *, without: Collection[str] = (), imposed: Mapping[str, str] = MappingProxyType({})
     ) -> list[str]:
-        """Each that is neither as it was when the host began nor ``imposed``, and how it stands."""
+        """Limits that are neither the initial ones nor ``imposed``, with their values."""
         packages = [one for one in self._packages if one.name not in without]
         stand = [(one, os.pread(one.place, 32, 0).strip().decode()) for one in packages]
         stand += [
@@ -116,7 +116,7 @@ class Limits(Closeable):
         return found
 
     def put(self, limits: Mapping[str, int]) -> None:
-        """Set limits, in the device's own unit, as anybody does who may."""
+        """Set limits in the device's own unit, as an external controller does."""
         for one in self._packages:
             if one.name in limits:
                 Path(f"/proc/self/fd/{one.place}").write_text(str(limits[one.name]))
@@ -133,7 +133,7 @@ class Limits(Closeable):
 
 
 def _host_of(pid: int) -> Path | None:
-    """Where the emulated host is that a process has started, if it has by now."""
+    """Directory of the emulated host started by a process, if it exists."""
     with suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")

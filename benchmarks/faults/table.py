@@ -17,7 +17,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Row:
-    """What is kept of an outcome."""
+    """Stored fields of an outcome."""
 
     fault: str
     how: str
@@ -27,7 +27,7 @@ class Row:
     deviation: str
     recovered: float | None
     wrong: tuple[str, ...]
-    unanswered: float | None = None  # seconds; None if nobody looked
+    unanswered: float | None = None  # seconds; None if not observed
 
     @classmethod
     def of(cls, one: Outcome) -> Row:

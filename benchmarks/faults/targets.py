@@ -48,7 +48,7 @@ class TargetStage(Stage):
             raise
 
     def resolve(self, *, known: bool) -> None:
-        """Whether the collector's name is known. Written in place: the file is bound elsewhere."""
+        """Whether the collector's name resolves. Written in place: the file is bound elsewhere."""
         line = f"127.0.0.1 {NAME}\n" if known else "127.0.0.1 nobody\n"
         self.hosts.write_text(f"127.0.0.1 localhost\n{line}")
 
@@ -103,7 +103,7 @@ def _connect(stage: Stage, send: bytes) -> None:
     assert address.hostname is not None
     with contextlib.suppress(OSError):
         client = socket.create_connection((address.hostname, address.port or 0), timeout=2)
-        of(stage).clients.append(client)  # first: who is turned away is hung up on as well
+        of(stage).clients.append(client)  # first: # a rejected client is disconnected too
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(send)
 
@@ -115,7 +115,7 @@ def never_reads(stage: Stage) -> None:
 
 
 def takes_all(stage: Stage) -> None:
-    """Somebody opens far more connections than are served, and says nothing on any."""
+    """A client opens far more connections than are served, and sends no data."""
     threads = [
         threading.Thread(target=lambda: [_connect(stage, b"") for _ in range(25)]) for _ in range(8)
     ]

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.hostile [--only WORDS] [--quick] [--json FILE] [--docs]
 
 Needs root. It exits with 1 if an attack was not withstood. Without --quick and --only the result is
-kept beside this file; --docs writes what is kept to docs/reference/attacks.md.
+stored next to this file; --docs writes the stored result to docs/reference/attacks.md.
 """
 
 from __future__ import annotations

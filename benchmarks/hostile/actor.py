@@ -1,7 +1,7 @@
 """A process of another user that attacks, or uses, the agent.
 
 ``python -m benchmarks.hostile.actor UID PROGRAM``: one of the programs in ``traffic``, with its
-settings as a line of JSON on standard input. It ends when standard input does, at the latest.
+settings as a line of JSON on standard input. It ends with its standard input at the latest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.hostile import ROOT, traffic
 
 
 class Actor:
-    """Such a process, as whoever has started it sees it."""
+    """Such a process, from its starter's side."""
 
     def __init__(self, uid: int, program: str, **settings: object) -> None:
         self._process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Actor:
         return self._process.pid
 
     def lines(self) -> Iterator[str]:
-        """What it says, until it ends."""
+        """Its output until its end."""
         assert self._process.stdout is not None
         yield from self._process.stdout
 
@@ -51,7 +51,7 @@ class Actor:
         return self._process.stdout.readline().strip()
 
     def result(self, within: float, wanted: Callable[[], bool] = lambda: True) -> dict[str, int]:
-        """What it received, by answer; it is killed after some seconds, or when not wanted."""
+        """Received responses by status; it is killed after some seconds, or when not needed."""
         over = threading.Event()
 
         def watch() -> None:
@@ -81,7 +81,7 @@ class Actor:
             self._process.wait(20)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None and not pipe.closed:
-                with contextlib.suppress(BrokenPipeError):  # what was told last, and never read
+                with contextlib.suppress(BrokenPipeError):  # output never read by the peer
                     pipe.close()
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from typing import Any
 MIB = 1 << 20
 Parts = tuple[tuple[bytes, int], ...]
 
-# Field numbers of ExportTraceServiceRequest and of what is in it.
+# field numbers of ExportTraceServiceRequest and its messages
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, SPANS = 1, 1, 2, 2
 SPAN = (RESOURCE_SPANS, SCOPE_SPANS, SPANS)
 NAME, ATTRIBUTES, EVENTS, LINKS = 5, 9, 11, 13
@@ -28,7 +28,7 @@ class Body:
     parts: Parts
     content_type: str = "application/x-protobuf"
     encodings: tuple[str, ...] = ()
-    encoding_header: str = ""  # what the request says, where that is not the encodings
+    encoding_header: str = ""  # the request's declaration, if it differs from the encodings
 
     def build(self) -> bytes:
         body = b"".join(piece * times for piece, times in self.parts)
@@ -48,7 +48,7 @@ class Body:
 
 
 def understood(told: dict[str, Any]) -> Body:
-    """The body that ``Body.told`` has told of."""
+    """The body described by ``Body.told``."""
     parts = tuple((str(piece).encode("latin-1"), int(times)) for piece, times in told["parts"])
     return Body(**{**told, "parts": parts, "encodings": tuple(told["encodings"])})
 
@@ -179,7 +179,7 @@ def bombs(size: int) -> list[Body]:
     ]
 
 
-# --------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------- refused bodies
 
 
 def refused(size: int) -> list[Body]:

@@ -87,7 +87,7 @@ def _below(sampler: Sampler, floors: dict[str, float]) -> list[str]:
 
 
 def _still_lowered(stage: HostileStage) -> list[str]:
-    """What an attack has left in force; it is removed, so that the next one finds none of it."""
+    """Limits left by an attack; they are removed, so that the next attack starts clean."""
     faults = []
     if eventually(stage.original, PROMPT) is None:
         faults.append(f"still in force: {', '.join(stage.limits.turned())}")
@@ -329,7 +329,7 @@ EVENTS = [
 
 
 def _budget_kept(stage: HostileStage, terms: Terms) -> Done:
-    """Everything is ended and started anew, in any order, under an imposed budget."""
+    """All processes are ended and restarted in any order, under an imposed budget."""
     if eventually(lambda: sum(stage.limits.watts().values()) <= BUDGET, 30.0) is None:
         return Done(faults=[f"the budget never came into force: {stage.limits.watts()}"])
     draw = terms.draw()
@@ -417,7 +417,7 @@ def hangs(stage: HostileStage) -> list[Hang]:
 def _hung(
     through: Callable[[HostileStage, Hang, Actor], list[str]],
 ) -> Callable[[HostileStage, Terms], Done]:
-    """All devices are capped, one hangs, and the caps are to be given back."""
+    """All devices are capped, one hangs, and the caps must be restored."""
 
     def run(stage: HostileStage, terms: Terms) -> Done:
         faults: list[str] = []
@@ -455,7 +455,7 @@ def _hung(
 
 
 def _tuner_ends(stage: HostileStage, hang: Hang, holder: Actor) -> list[str]:
-    """The tuner is killed: the capper gives back what answers."""
+    """The tuner is killed: the capper restores the responding devices."""
     holder.end()
     if eventually(lambda: not stage.limits.turned(without=[hang.limit]), PROMPT) is None:
         left = ", ".join(stage.limits.turned(without=[hang.limit]))
@@ -464,7 +464,7 @@ def _tuner_ends(stage: HostileStage, hang: Hang, holder: Actor) -> list[str]:
 
 
 def _capper_ends(stage: HostileStage, hang: Hang, holder: Actor) -> list[str]:
-    """The capper is killed: what its service manager runs gives back what answers."""
+    """The capper is killed: ExecStopPost restores the responding devices."""
     end_capper(stage, signal.SIGKILL)
     found = []
     begun = time.monotonic()
@@ -479,7 +479,7 @@ def _capper_ends(stage: HostileStage, hang: Hang, holder: Actor) -> list[str]:
             found.append(f"ExecStopPost does not name it: {said[-300:]!r}")
     if left := stage.limits.turned(without=[hang.limit]):
         found.append(f"{time.monotonic() - begun:.0f} s later still in force: {', '.join(left)}")
-    stage.capper = stage.start_capper()  # it gives back what is left, once that answers
+    stage.capper = stage.start_capper()  # it restores the rest, once that responds
     return found
 
 
@@ -516,7 +516,7 @@ class Left:
         self.stage.limits.put(self.capped)
 
     def restored(self) -> tuple[int, str]:
-        """The exit code of `caps restore`, run in this process, and what it said."""
+        """Exit code of `caps restore`, run in this process, and its output."""
         done = CliRunner().invoke(caps_commands, ["restore", "--json", *self.stage.capper.words])
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             return done.exit_code, f"{done.exception!r}"
@@ -551,7 +551,7 @@ def _left(stage: HostileStage) -> Left:
 
 
 def _corrupted(stage: HostileStage, terms: Terms) -> Done:
-    """Damage the journal, and the audit log in half of the cases, and restore by what is left."""
+    """Damage the journal, and the audit log in half of the cases, and restore from the rest."""
     names = {hang.limit: hang.device for hang in hangs(stage)}
     left, faults, whole = _left(stage), list[str](), 0
     count = terms.count(CORRUPTIONS, 30)

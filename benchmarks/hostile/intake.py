@@ -287,7 +287,7 @@ def _stopped(name: str, found: Sequence[Body]) -> Attack:
 
 
 def _is_busy(pid: int) -> bool:
-    """True if a process computes for more than a quarter of some time, other load beside it."""
+    """True if a process uses more than a quarter of some time for computing, next to other load."""
     before = cpu_seconds(pid)
     time.sleep(BUSY_FOR)
     return cpu_seconds(pid) - before > BUSY_FOR / 4

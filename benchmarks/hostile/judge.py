@@ -18,7 +18,7 @@ MEGABYTE = 1e6
 class Reply:
     """One request of the well-behaved user: when it was sent, its duration and its status.
 
-    Times are seconds of the monotonic clock. A status of 0 is no answer.
+    Times are seconds of the monotonic clock. Status 0 means no response.
     """
 
     kind: str
@@ -34,13 +34,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Service:
-    """How one kind of request was served."""
+    """Service of one kind of request."""
 
     requests: int = 0
     refused: int = 0
     unanswered: int = 0
     p99: float = 0.0
-    worst: float = 0.0  # of the requests that were answered
+    worst: float = 0.0  # of the answered requests
 
 
 def service(replies: Sequence[Reply]) -> Service:
@@ -100,9 +100,9 @@ class Finding:
     peak: int = 0
     after: int = 0
     others: Mapping[str, Service] = field(default_factory=dict)
-    answers: Mapping[str, int] = field(default_factory=dict)  # that the attacker received
+    answers: Mapping[str, int] = field(default_factory=dict)  # received by the attacker
     note: str = ""
-    faults: Sequence[str] = ()  # that the attack itself found
+    faults: Sequence[str] = ()  # reported by the attack itself
 
     @property
     def growth(self) -> float:

@@ -1,4 +1,4 @@
-"""One attack after the other on a stage: what each does is measured, and judged by its rule."""
+"""One attack after the other on a stage: each attack is measured and judged by its rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 8.0  # seconds in which the agent may give memory back
 
 @dataclass(frozen=True)
 class Terms:
-    """How long a run takes, and what its random choices begin with."""
+    """Duration of a run, and its random seed."""
 
     quick: bool = False
     seed: int = 1
@@ -49,7 +49,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Attack:
-    """A name, what it does to a stage, and what is allowed to come of it."""
+    """A name, the action on a stage, and the permitted effects."""
 
     name: str
     topic: str
@@ -66,10 +66,10 @@ def judged(stage: HostileStage, attack: Attack, terms: Terms) -> Judged:
 
 
 def undergo(stage: HostileStage, attack: Attack, terms: Terms) -> Finding:
-    """Run one attack on a stage that is well; the agent is started anew if it did not recover.
+    """Run one attack on a healthy stage; the agent is restarted if it did not recover.
 
-    Where the size that remains is judged, some of the attack comes first: what is loaded at its
-    first request is no leak.
+    If the remaining size is judged, a part of the attack runs first: modules loaded at its
+    first request are not a leak.
     """
     if attack.rule.growth is not None:
         attack.run(stage, replace(terms, part=WARM_UP))

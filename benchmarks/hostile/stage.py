@@ -31,7 +31,7 @@ UNIT = ROOT / "systemd" / "wattspan-capper.service"
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now; an agent that is started anew keeps them."""
+    """Loopback ports that are free now; a restarted agent keeps them."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -85,7 +85,7 @@ class OtherUser:
 class HostileStage(LimitStage):
     """Two GPUs and two packages, with services as systemd would run them.
 
-    The capper is no child of the agent, and outlives it.
+    The capper is not a child of the agent, and survives it.
     """
 
     def __init__(self, *, budget: int = 0, pace: float = 0.1, lease: str = "2s") -> None:
@@ -148,7 +148,7 @@ class HostileStage(LimitStage):
         return bool(self.capper.rows())
 
     def stop_post(self, within: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """What the unit does after the capper's end: its ExecStopPost, on the emulated host."""
+        """ExecStopPost of the unit: its ExecStopPost, on the emulated host."""
         found = re.search(
             r"^ExecStopPost=[^/]*/usr/bin/wattspan (.*)$", UNIT.read_text(), re.MULTILINE
         )
@@ -188,7 +188,7 @@ class HostileStage(LimitStage):
         return False
 
     def start_anew(self) -> None:
-        """Kill what is left of the agent and start it on its state."""
+        """Kill the rest of the agent and restart it on its state."""
         with contextlib.suppress(ProcessLookupError):
             self.agent.send_signal(signal.SIGKILL)
         self.agent.wait(30)
@@ -203,12 +203,12 @@ class HostileStage(LimitStage):
             raise RuntimeError(f"an agent that was started anew does not serve: {self.said}")
 
     def kills(self) -> int:
-        """How often the agent was killed for memory."""
+        """Number of times the agent was killed for memory."""
         return self.memory.kills() + (self.sizes.kills if self.sizes is not None else 0)
 
     @property
     def limited_by(self) -> str:
-        """How the memory limit is imposed."""
+        """Mechanism of the memory limit."""
         return self.memory.kind if self.sizes is None else "a watch on its resident size"
 
     def size(self) -> int:

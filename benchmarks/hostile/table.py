@@ -20,7 +20,7 @@ BEGIN, END = "<!-- begin attacks -->", "<!-- end attacks -->"
 
 @dataclass(frozen=True)
 class Judged:
-    """A finding and what is wrong with it."""
+    """A finding and its defect."""
 
     finding: Finding
     wrong: Sequence[str]

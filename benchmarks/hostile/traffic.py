@@ -66,7 +66,7 @@ def asked(target: str, method: str, path: str, body: bytes, headers: dict[str, s
 
 
 def called(target: str, message: bytes, encoding: str = "") -> str:
-    """As ``asked``, by gRPC; ``message`` is compressed already if there is an encoding."""
+    """As ``asked``, by gRPC; ``message`` is already compressed if an encoding is given."""
     try:
         with contextlib.closing(connect(target)) as connection:
             data = framed(message, compressed=int(bool(encoding)))
@@ -106,7 +106,7 @@ def honest(
 
     Large exports are ten times rarer.
 
-    Each request has a connection of its own and is told as a line: kind, moment, seconds, status.
+    Each request has its own connection and is reported as a line: kind, moment, seconds, status.
     """
     small, large = span_template(3), span_template(batch, text=200)
     stop = threading.Event()
@@ -141,7 +141,7 @@ def honest(
 
 
 def _asked_capper(path: str) -> str:
-    """200 if the capper tells how it stands, 503 if it refuses."""
+    """200 if the capper reports its status, 503 if it refuses."""
     try:
         with contextlib.closing(connect(f"unix:{path}")) as one:
             one.sendall(b'{"do":"status"}\n')
@@ -290,7 +290,7 @@ def _kept(
 
 
 def _alive(connection: socket.socket) -> None:
-    """ConnectionError if the other end has closed; what it has sent stays unread."""
+    """ConnectionError if the peer has closed; its data stays unread."""
     if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
         raise ConnectionResetError
 
@@ -407,8 +407,8 @@ def ask_capper(path: str, *requests: dict[str, object]) -> list[dict[str, Any]]:
 def hold(*, socket_path: str, watts: dict[str, int], lease: float = 0.0) -> None:
     """Hold caps as a tuner does and renew them, until standard input ends.
 
-    ``watts`` are by knob and device, such as ``gpu_power gpu:GPU-1``. It says "held", and the
-    refusal where there is one.
+    ``watts`` are by knob and device, such as ``gpu_power gpu:GPU-1``. It prints "held", and the
+    refusal if there is one.
     """
     wishes = []
     for name, value in watts.items():

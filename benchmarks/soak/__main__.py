@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.soak [--minutes 10] [--hours 24] [--interval 10ms] [--docs]
 
 Everything is this process's child or thread, on ports that the kernel chooses, and has ended when
-this has. As root it has all processes and /dev/shm to itself, so that whatever else runs there
-changes nothing but the pace. The kernel tells of forks and exits outside of that: --whole-host.
+this has. As root it has all processes and /dev/shm to itself, so that other programs change nothing
+but the pace. The kernel still reports forks and exits outside: --whole-host.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def _look_on(
 
 
 def _compare(traces: Path) -> None:
-    """Say which lines asked for more memory between the two marks, and who has most at the end."""
+    """Report the lines with growing allocations between the two marks, and the largest at the
+    end."""
     first, last = (
         tracemalloc.Snapshot.load(str(path)) for path in sorted(traces.glob("*.trace"))[:2]
     )
@@ -144,7 +145,7 @@ def _sink() -> Iterator[str]:
 def _apart(words: Sequence[str]) -> int | None:
     """The exit code of a soak that has /dev/shm and all processes to itself; None if none can be.
 
-    Whatever becomes of this process, none of that one's is left.
+    Its processes end with this process in any case.
     """
     if os.geteuid() != 0 or os.environ.get(APART):
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness import family, stop
 
-DEFAULT_INTERVAL = 0.1  # seconds between turns where nobody says otherwise
+DEFAULT_INTERVAL = 0.1  # default seconds between ticks
 
 CONFIG = """\
 [agent]
@@ -96,7 +96,7 @@ class Agent:
 
 
 def history_at(interval: float) -> str:
-    """As many turns as five minutes of the default pace have."""
+    """As many ticks as five minutes of the default interval."""
     return f"{max(1, round(300 * interval / DEFAULT_INTERVAL))}s"
 
 
@@ -158,7 +158,7 @@ def _host(pid: int) -> Path:
     for one in family(pid):
         try:
             words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended by now
+        except OSError:  # it has ended
             continue
         if b"wattspan.emulation.engine" in words:
             return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())

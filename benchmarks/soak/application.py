@@ -43,7 +43,7 @@ def train(host: Path, endpoint: str) -> None:
 
 
 def visit(number: int, endpoint: str) -> None:
-    """Some spans with names that come once, and some that nobody ever ends."""
+    """Some spans with unique names, and some that never end."""
     provider, tracer = traced(f"visitor-{number % 7}", endpoint)
     until = time.monotonic() + VISIT
     left = [tracer.start_span(f"left open {n}") for n in range(20)]

@@ -1,6 +1,6 @@
-"""Whether a quantity that was looked at again and again stays where it is. Pure.
+"""Trend test of a repeatedly sampled quantity. Pure.
 
-A quantity may jump about and may be a sawtooth; what it may not do is go up for good. So the trend
+A quantity may jump and may be a sawtooth; it may not rise permanently. So the trend
 is the median of the slopes between all pairs of samples (Theil and Sen): up to a quarter of the
 samples may lie anywhere at all without turning it. Only the second half of a run is judged: caches
 and histories fill first.
@@ -22,9 +22,9 @@ LEAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much is no growth: so much an hour at the default pace, or so much in all.
+    """Permitted growth: so much an hour at the default pace, or so much in all.
 
-    The second is what allocators and samples that fall on a tooth's tip or foot make.
+    The second covers allocators and samples at the tip or foot of a tooth.
     """
 
     hourly: float
@@ -33,7 +33,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was seen of one quantity; ``hourly`` is its trend, None where samples are too few.
+    """Samples of one quantity; ``hourly`` is its trend, None for too few samples.
 
     ``rise`` is from the median of the first third that is judged to that of the last.
     """
@@ -45,7 +45,7 @@ class Verdict:
     hourly: float | None
     rise: float
     grows: bool
-    undecided: bool  # it rose, but by no more than what fills for a while does
+    undecided: bool  # it rose, but by no more than an initial fill
 
 
 def judge(samples: Sequence[tuple[float, float]], bound: Bound) -> Verdict:

@@ -1,7 +1,7 @@
-"""What goes on around the agent: everything that could make it keep something for ever.
+"""Load around the agent: everything that could make it keep something for ever.
 
-All of it is this process's threads and children, and ends with it. Everybody who fails is counted
-by what failed; a soak in which nobody reads is no soak.
+All of it is this process's threads and children, and ends with it. Every failed reader is counted
+by its failure; a soak without readers is inconclusive.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Something that must not grow. Memory and disk are told in megabytes."""
+    """Something that must not grow. Memory and disk are in megabytes."""
 
     key: str
     name: str
@@ -76,7 +76,7 @@ def descriptors(pid: int) -> dict[str, float]:
 
 
 def files(directory: Path) -> dict[str, float]:
-    """What is below the state directory."""
+    """Size of the state directory."""
     sizes = []
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -86,7 +86,7 @@ def files(directory: Path) -> dict[str, float]:
 
 
 def gauges(scrape: str) -> dict[str, float]:
-    """What the agent tells of itself. Its ticks are the clock of the whole soak."""
+    """The agent's own metrics. Its ticks are the clock of the whole soak."""
     lines = [line for line in scrape.splitlines() if not line.startswith("#")]
     told: dict[str, float] = {
         "series": len(lines),
@@ -114,14 +114,14 @@ def child(pid: int, word: bytes) -> int | None:
 
 
 def kernel(pid: int, state: Path, shm: Path = Path("/dev/shm")) -> dict[str, float]:
-    """What the kernel knows of the agent, its capper and its files."""
+    """Kernel figures of the agent, its capper and its files."""
     found = memory(pid) | descriptors(pid) | files(state)
     found["threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
     found["shm_files"] = len(list(shm.iterdir()))
     found["cpu_seconds"] = cpu_seconds(pid)
     capper = child(pid, b"capper")
     if capper is not None:
-        with suppress(OSError, KeyError):  # it has ended by now, or has no memory any more
+        with suppress(OSError, KeyError):  # it has ended, or has no memory any more
             found["capper_rss"] = memory(capper)["rss"]
     return found
 

@@ -1,4 +1,4 @@
-"""What a soak found, as text: a table, a verdict, and the page docs/soak.md."""
+"""Result of a soak as text: a table, a verdict, and the page docs/soak.md."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Soaked:
 
     @property
     def nobody(self) -> list[str]:
-        """Parts of the load that mostly failed: what they should have shown was not tried."""
+        """Parts of the load that mostly failed: required observations without a trial."""
         failures: dict[str, int] = {}
         for name, count in self.failed.items():
             part = name.partition(":")[0]
@@ -60,17 +60,17 @@ class Soaked:
 
     @property
     def starved(self) -> bool:
-        """Whether the agent got less than half of its turns: what each keeps was hardly tried."""
+        """Whether the agent got less than half of its ticks: caches that were hardly exercised."""
         return self.turns < self.missed
 
     @property
     def few(self) -> list[str]:
-        """What was not looked at often enough for a trend."""
+        """Quantities with too few samples for a trend."""
         return [quantity.name for quantity, verdict in self.verdicts() if verdict.hourly is None]
 
     @property
     def broken(self) -> list[str]:
-        """What is wrong however busy the machine is, and however short the soak."""
+        """Defects at any load of the machine, and for any length of the soak."""
         wrong = [
             f"{quantity.name} rose by {verdict.rise:.0f}"
             for quantity, verdict in self.verdicts()

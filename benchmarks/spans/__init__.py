@@ -1,1 +1,1 @@
-"""What the measurements of spans share: an agent, an application whose truth is known, senders."""
+"""Helpers shared by the span benchmarks: an agent, an application whose truth is known, senders."""

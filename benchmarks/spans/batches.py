@@ -1,7 +1,7 @@
 """Requests full of spans, made fast: one is encoded by protobuf, the rest is that one patched.
 
 Run as a process it sends them: ``python benchmarks/spans/batches.py WHERE SECONDS [SPANS]``, where
-WHERE is the path of a Unix socket or ``host:port``. It prints a line of JSON when it is done.
+WHERE is the path of a Unix socket or ``host:port``. It prints a line of JSON at its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 SPANS = 512
 SERVICE = "flood"
 NAMES = ("GET /", "GET /cart", "POST /order", "chat", "embed", "query", "render", "auth")
-_PREFIX = b"\xf0wsp"  # of the ids in the template, found again by it
+_PREFIX = b"\xf0wsp"  # ids in the template, located by this pattern
 
 
 class Batches:
@@ -141,7 +141,7 @@ def main() -> None:
     where, seconds = sys.argv[1], float(sys.argv[2])
     count = int(sys.argv[3]) if len(sys.argv) > 3 else SPANS
     print(json.dumps(flood(where, seconds, count)), flush=True)
-    sys.stdin.read()  # stay, so that nobody takes this process for gone before it is counted
+    sys.stdin.read()  # stay, so that the process is not considered gone before it is counted
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A collector of spans for measurements: takes OTLP/HTTP, keeps what is asked of it."""
+"""A collector of spans for measurements: accepts OTLP/HTTP and stores the requested parts."""
 
 from __future__ import annotations
 

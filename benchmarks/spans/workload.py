@@ -1,11 +1,11 @@
 """An application whose spans' true energy is known. Standard library only; a process of its own.
 
-Reads one line of JSON from standard input, a :class:`Plan` in plain form, does what it says, sends
-its spans to the agent as OTLP/JSON over the agent's Unix socket, and prints a line of JSON for each
-span: what it truly spent. CPU truth is the process's own CPU clock, read at every edge of every
+Reads one line of JSON from standard input, a :class:`Plan`, runs it, sends its spans to the agent
+as OTLP/JSON over the agent's Unix socket, and prints a line of JSON for each span: its true energy.
+CPU truth is the process's own CPU clock, read at every edge of every
 span; the law of the emulated host makes joules of it. GPU truth is the emulated host's.
 
-With ``zeus`` the same stretches are measured by a ZeusMonitor in this very process.
+With ``zeus`` a ZeusMonitor in this process measures the same intervals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What happens: spans begin and end, and between the given times a load is kept up.
+    """Scenario: spans begin and end, and between the given times a load is kept up.
 
     ``parents`` names for each span the one around it, -1 for none. ``load`` is (until, part of a
     CPU, part of a GPU).
@@ -55,7 +55,7 @@ class Mark(NamedTuple):
     cpu: int
 
 
-# ---------------------------------------------------------------------------------- what to do
+# ---------------------------------------------------------------------------------- plans
 
 
 def trials(
@@ -86,7 +86,7 @@ def _single(draw: random.Random, seconds: float) -> Trial:
 
 
 def _inside(draw: random.Random, seconds: float) -> Trial:
-    """The load goes up and down all the time, whatever the span does."""
+    """The load changes continuously, independent of the span."""
     start = draw.uniform(0.05, 0.35)
     end = start + seconds
     rest = end + draw.uniform(0.05, 0.35)
@@ -134,7 +134,7 @@ MAKERS = {"single": _single, "inside": _inside, "nested": _nested, "concurrent":
 
 
 class Board:
-    """This process on an emulated board, if it is to use one; and who knows the truth."""
+    """This process on an emulated board, if it uses one, with the source of the truth."""
 
     def __init__(self, door: str, gpu: int | None) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -226,7 +226,7 @@ def divided(
 
 
 def told(trial: Trial, marks: Sequence[Mark], board: Board) -> list[dict[str, Any]]:
-    """The spans of a trial as values: when they were, and what they truly spent."""
+    """The spans of a trial as values: their times and their true energy."""
     cpu = divided(trial, marks, [mark.cpu for mark in marks])
     gpu = None
     if board.gpu is not None:
@@ -311,7 +311,7 @@ def send(path: str, spans: Sequence[dict[str, Any]]) -> None:
 
 
 def introduce(path: str) -> None:
-    """A first span, which nobody judges: from now on the agent looks at this process closely.
+    """A first span, which is not judged: from now on the agent looks at this process closely.
 
     (Under ``opentelemetry-instrument`` the side channel does it before there is any span.)
     """

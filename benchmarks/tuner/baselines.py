@@ -1,8 +1,8 @@
-"""What else could be done: nothing, one cap for all, a sweep, or knowing everything.
+"""Alternatives to the tuner: nothing, one cap for all, a sweep, or knowing everything.
 
-The sweep is written anew from the rule that Zeus publishes (NSDI '23, its power limit optimizer):
+The sweep implements the rule published by Zeus (NSDI '23, its power limit optimizer):
 from the highest limit to the lowest in strides of 25 W, ten steps of warm-up and forty measured
-ones at each, once; then one limit for good. It lives in the job, so it acts between two steps and
+ones at each, once; then one limit for good. It runs in the job, so it acts between two steps and
 sees its own time and energy exactly.
 """
 
@@ -22,12 +22,12 @@ STRIDE, WARM_UP, MEASURED = 25, 10, 40
 class Selector(StrEnum):
     """Which of the measured limits the sweep keeps."""
 
-    SLOWDOWN = "sweep, lowest limit"  # of those that were at most so much slower
-    ENERGY = "sweep, least energy"  # whatever it costs in time
+    SLOWDOWN = "sweep, lowest limit"  # of those within the permitted slowdown
+    ENERGY = "sweep, least energy"  # at any cost in time
 
 
 class Window(NamedTuple):
-    """What forty steps at one limit took and spent."""
+    """Time and energy of forty steps at one limit."""
 
     watts: float
     time: float
@@ -86,7 +86,7 @@ def swept(bench: Bench, selector: Selector) -> tuple[Job, Watch]:
 
 
 def sweep_units(bench: Bench) -> int:
-    """How many steps a sweep takes."""
+    """Number of steps of a sweep."""
     span = bench.plant.curve.original - bench.plant.curve.least
     return 1 + (math.floor(span / STRIDE) + 1) * (WARM_UP + MEASURED)
 

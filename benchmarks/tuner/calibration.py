@@ -1,4 +1,4 @@
-"""Whether the declared error is the true one, and how soon a change is noticed.
+"""Calibration of the declared error, and detection delay of a change.
 
 *Certification:* a job that every cap slows down by the same given amount. At the budget itself, a
 setting that is held is held in error; that may happen in one run of twenty at a confidence of 95 %.
@@ -57,7 +57,7 @@ class Certification:
 
 @dataclass(frozen=True)
 class Detection:
-    """From a jump to the release; None where it was not released to the end."""
+    """From a jump to the release; None without a release."""
 
     slowdown: float
     cv: float
@@ -77,7 +77,7 @@ class Detection:
 def certify(slowdown: float, cv: float, seed: int, *, remembered: bool) -> Certification:
     """One run of a job that every cap slows down so much.
 
-    Where a setting is remembered, from a job that it slowed down less, it is proved first.
+    A stored setting of a job with a smaller slowdown is proved first.
     """
     plant = Plant(f"level {slowdown} {cv}", level(slowdown), units=UNITS, cv=cv)
     known = CertifiedLevels(230_000, 300_000, 0.03, 0.2, 40, cv) if remembered else None
@@ -137,7 +137,7 @@ def detect(slowdown: float, cv: float, seed: int, *, hidden: bool) -> Detection:
 
 
 def tasks(runs: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """All runs there are to do: what, and with which arguments.
+    """All runs there are to do: function and arguments.
 
     Around the budget, where a setting is held in error, there are ``runs``; elsewhere a quarter.
     """

@@ -18,17 +18,17 @@ ROUGH: dict[str, Any] = {"drift": 0.03, "episodes_every": 2_000, "stragglers": 0
 
 @dataclass(frozen=True)
 class Cell:
-    """One plant, and what it is about."""
+    """One plant, and its purpose."""
 
     plant: Plant
-    group: str  # the table it stands in
-    quiet: bool = True  # nothing else happens than noise
+    group: str  # its table
+    quiet: bool = True  # noise only
     null: bool = False  # no cap saves anything
-    crooked: bool = False  # its curve goes up and down: to leave it alone is right
+    crooked: bool = False  # its curve is not monotonic: # leaving it uncapped is correct
 
     @property
     def goal(self) -> float | None:
-        """The part of the oracle's saving that must be reached; None where that is no measure."""
+        """Required part of the oracle's saving; None where it is not a criterion."""
         if self.null or self.crooked:
             return None
         return 0.8 if self.plant.cv <= 0.01 else 0.6 if self.plant.cv <= 0.05 else 0.45

@@ -1,4 +1,4 @@
-"""The bench's command line: run it, keep what came of it, and write it into the documentation."""
+"""The bench's command line: run it, store its results, and write them into the documentation."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _calibration(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
 
 
 def _example(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
-    """One run in full: what was set when, and how slow the run was so far."""
+    """One run in full: settings by time, and the slowdown so far."""
     cell = next(one for one in cells() if one.plant.name == EXAMPLE)
     bench = Bench(cell.plant, 0, Terms(turn=options.turn))
     base = bench.truth.base_ends()
@@ -253,7 +253,7 @@ PARTS = {
 
 
 def write_docs(found: results.Results) -> None:
-    """Every table of docs/autotune.md, from what was kept."""
+    """Every table of docs/autotune.md, from stored results."""
     page = PAGE.read_text(encoding="utf-8")
     for name, text in parts(found).items():
         page = placed(page, name, text)

@@ -1,4 +1,4 @@
-"""How a job reacts to a cap: measured points, straight lines between them.
+"""Reaction of a job to a cap: measured points, straight lines between them.
 
 ``data/README.md`` says where each point comes from.
 """
@@ -16,7 +16,7 @@ DATA = Path(__file__).with_name("data")
 
 
 class Effect(NamedTuple):
-    """What a cap does: time and energy per unit of work, against the highest cap."""
+    """Effect of a cap: time and energy per unit of work, against the highest cap."""
 
     time: float
     energy: float

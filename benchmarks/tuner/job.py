@@ -13,7 +13,7 @@ from wattspan.tuning import EnergyPoint, WorkUnit
 IDLE = 0.3
 """The part of its power that a device draws while its job waits for something else."""
 
-_GRAIN = 0.05  # seconds: while a cap settles, its effect stands still for so long
+_GRAIN = 0.05  # seconds: # the effect of a settling cap is constant for so long
 
 
 class Job:
@@ -26,7 +26,7 @@ class Job:
         self.ends: list[float] = []
         self.units: list[WorkUnit] = []  # finished and not yet taken
         self.cap = plant.curve.original
-        self.log: list[tuple[float, float]] = []  # what was written when
+        self.log: list[tuple[float, float]] = []  # writes by time
         self._luck = luck
         self._points: deque[EnergyPoint] = deque()  # read and not yet known
         self._random = Random(f"{plant.name}/{seed}/job")
@@ -68,7 +68,7 @@ class Job:
         self._know()
 
     def slowdown(self) -> float:
-        """By how much the present cap slows the present job down, in truth."""
+        """True slowdown of the current job by the current cap."""
         return self._curve.at(self.cap).time - 1
 
     def draw(self) -> float:
@@ -114,7 +114,7 @@ class Job:
             self._advance(until, self.plant.units)
 
     def take(self, now: float) -> list[EnergyPoint]:
-        """Read the energy counter, which has its steps; what was read long enough ago, once."""
+        """Read the stepped energy counter; each old value once."""
         tick = math.floor(self.time / self.plant.counter_step + 1e-9) * self.plant.counter_step
         energy = self.spent - self._power * (self.time - tick)
         self._points.append(EnergyPoint(int(self.time * 1e9), round(energy * 1e3) * 1000))
@@ -189,7 +189,7 @@ class Job:
         return self._from + part * (self.cap - self._from)
 
     def _know(self) -> None:
-        """How fast it works now, and at what power of all its devices."""
+        """Current speed, and the power of all its devices."""
         self._effect_at, self._effect_of = self._effective(), self._curve
         ratio, energy = self._curve.at(self._effect_at)
         full = self._curve.draw * self._curve.devices

@@ -1,4 +1,4 @@
-"""Runs that were made before are not made again, as long as what made them is the same.
+"""Stored runs are reused while their inputs are unchanged.
 
 Ours are kept by a digest of the tuner's core and of the bench, the others by one of the bench
 alone; so scores of two versions of anything never meet in one table. A bench that was interrupted
@@ -44,12 +44,12 @@ class Kept:
 
 
 def core_digest() -> str:
-    """Of the core and the bench together."""
+    """Of the core and the benchmark together."""
     return _digest([*_core_files(), *_bench_files()])
 
 
 def bench_digest() -> str:
-    """Of the bench alone."""
+    """Of the benchmark alone."""
     return _digest(_bench_files())
 
 

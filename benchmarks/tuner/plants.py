@@ -1,6 +1,6 @@
-"""Jobs to tune: a curve, how long it runs, and what else happens to it.
+"""Jobs to tune: a curve, its duration, and other events.
 
-What happens by chance is drawn before the run, by unit of work. So the same seed means the same
+Random events are drawn before the run, by unit of work. So the same seed means the same
 luck for every method, and a run with caps differs from the run without in nothing but the caps.
 """
 
@@ -41,8 +41,8 @@ class Plant:
     stragglers: float = 0.0  # the part of units with a Pareto tail, which no cap lengthens
     pauses_every: int = 0  # units between checkpoints
     pause: float = 30.0
-    growth: float = 0.0  # by how much the step has grown at the end
-    varied_work: bool = False  # the work of a unit varies, and is told
+    growth: float = 0.0  # growth of the step at the end
+    varied_work: bool = False  # the work of a unit varies, and is reported
     lying: bool = False  # spans are as long as ever; the time between them is not
     iterations: bool = False  # noise is that of real iterations
     settle: tuple[float, float] = (0.2, 1.0)  # seconds until a cap has all its effect
@@ -53,7 +53,7 @@ class Plant:
 
     @property
     def changes(self) -> bool:
-        """Whether the job itself becomes another one on the way."""
+        """Whether the job changes into another one during the run."""
         return bool(self.phases or self.growth)
 
     def floor_watts(self) -> int:
@@ -62,7 +62,7 @@ class Plant:
 
 @dataclass(frozen=True)
 class Luck:
-    """What happens to one run: by unit, seconds of work, seconds of nothing after it, power."""
+    """Events of one run: by unit, seconds of work, seconds of nothing after it, power."""
 
     work: array[float]
     dead: array[float]
@@ -130,7 +130,7 @@ def _episodes(plant: Plant, random: Random, work: array[float]) -> None:
 
 
 def _course(plant: Plant, work: array[float]) -> None:
-    """What is not chance: phases and growth."""
+    """Deterministic events: phases and growth."""
     for phase in plant.phases:
         for at in range(int(phase.begins * plant.units), plant.units):
             work[at] *= phase.slower

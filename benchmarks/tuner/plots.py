@@ -1,4 +1,4 @@
-"""Results as pictures: SVG beside docs/autotune.md. Needs matplotlib, which nothing else does."""
+"""Results as pictures: SVG next to docs/autotune.md. Needs matplotlib, which nothing else does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw(found: Results, folder: Path = FOLDER) -> None:
 
 
 def _curves(folder: Path) -> None:
-    """How the jobs react."""
+    """Reaction of the jobs."""
     figure, (left, right) = _figure(1, 2, (9, 3.6))
     for curve in curves().values():
         style = "--" if curve.second_hand else "-"
@@ -93,7 +93,7 @@ def _budget(found: Results, folder: Path) -> None:
 
 
 def _savings(found: Results, folder: Path) -> None:
-    """What part of the oracle's saving is had."""
+    """Achieved part of the oracle's saving."""
     cells = [
         cell
         for cell in found["table"]["cells"]
@@ -114,7 +114,7 @@ def _savings(found: Results, folder: Path) -> None:
 
 
 def _certification(found: Results, folder: Path) -> None:
-    """How often a setting is held, by what it truly costs."""
+    """Rate of held settings by their true cost."""
     figure, (axes,) = _figure(1, 1, (5, 3.2))
     rows = [one for one in found["certification"] if not one["remembered"]]
     for cv in sorted({one["cv"] for one in rows}):
@@ -136,7 +136,7 @@ def _certification(found: Results, folder: Path) -> None:
 
 
 def _lengths(found: Results, folder: Path) -> None:
-    """What the length of a job changes."""
+    """Effect of the length of a job."""
     names = list(dict.fromkeys(one["cell"] for one in found["lengths"]))
     figure, panels = _figure(2, len(names), (8, 4.6))
     for column, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""What was measured, in a file: the tables and figures of docs/autotune.md are made from it."""
+"""Measured results in a file: the tables and figures of docs/autotune.md are made from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(path: Path = PATH) -> Results:
 
 
 def save(section: str, facts: Any, path: Path = PATH) -> None:
-    """Put one section in the place of what was there."""
+    """Replace one section by another."""
     results = load(path)
     results[section] = _rounded(facts)
     text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""One tuner over one whole job in simulated time, and what came of it.
+"""One tuner over one whole job in simulated time, with its result.
 
-The tuner sees what the agent's runtime shows it: units in bursts as OTLP batches bring them, energy
+The tuner sees the same data as in the agent: units in bursts as OTLP batches bring them, energy
 that is known a little later, and caps read back half a second after they were asked for.
 """
 
@@ -31,7 +31,7 @@ _ALARMS = frozenset({DecisionReason.CHANGED, DecisionReason.OVER_BUDGET})
 
 @dataclass(frozen=True)
 class Terms:
-    """What the operator asked for, and how often the tuner looks, in seconds."""
+    """The operator's settings, and the tuner's interval in seconds."""
 
     budget: float = 0.05
     confidence: float = 0.95
@@ -65,7 +65,7 @@ class Score:
     writes: int = 0
     told_slowdown: float | None = None
     told_bound: float | None = None
-    told_low: float | None = None  # of the saving, as parts of what the run without caps spends
+    told_low: float | None = None  # of the saving, as parts of the energy of the run without caps
     told_high: float | None = None
     hours: float = 0.0
     calls: int = 0
@@ -76,7 +76,7 @@ class Score:
 
 @dataclass
 class Watch:
-    """What happened on the way, by the tuner's decisions.
+    """Events of the run, by the tuner's decisions.
 
     ``let_go`` has the true slowdowns of settings that were held and given up in alarm.
     """
@@ -131,7 +131,7 @@ class Bench:
         return _told(score, report, spent)
 
     def score(self, method: str, job: Job, watch: Watch | None = None) -> Score:
-        """What a finished run took and spent."""
+        """Time and energy of a finished run."""
         watch = watch or Watch()
         base = self.base
         watts, best = self.truth.oracle(self.terms.budget)
@@ -250,7 +250,7 @@ def drive(
 
 
 def _told(score: Score, report: TunerReport, spent: float) -> Score:
-    """With what the tuner itself said of the run."""
+    """With the tuner's own report of the run."""
     facts = score.facts()
     facts["told_slowdown"], facts["told_bound"] = report.slowdown, report.slowdown_bound
     if report.saved_low is not None and report.saved_high is not None:

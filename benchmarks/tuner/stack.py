@@ -1,9 +1,8 @@
 """The whole stack, in real time: an agent, its capper, an emulated host, and spans of its job.
 
 Each run is a `wattspan run --emulate` of its own with `mode = "apply"`. The job's steps are short,
-so that minutes are as many steps as hours are elsewhere. What it is scored by is the emulated
-host's truth, not what the tuner says: how long each step took and would have taken, and what the
-boards drew.
+so that minutes are as many steps as hours are elsewhere. Its score uses the emulated host's truth,
+not the tuner's report: actual and uncapped time of each step, and the energy of the boards.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ span = "train_step"
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all runs have in common. Seconds, but for the budget."""
+    """Settings shared by all runs. Seconds, but for the budget."""
 
     profile: str
     seconds: float
@@ -75,7 +74,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One run, as the emulated host knows it; ``told`` is what the tuner said at its end."""
+    """One run by the emulated host's truth; ``told`` is the tuner's final report."""
 
     seed: int
     units: int
@@ -121,7 +120,7 @@ def line(score: Score, best: float) -> str:
 
 
 def summary(scores: Sequence[Score], terms: Terms, best: float) -> str:
-    """All runs in three lines, with what so few of them allow to say."""
+    """All runs in three lines, with the statistical limits of so few."""
     over = sum(score.slowdown > terms.budget for score in scores)
     low, high = clopper_pearson(over, len(scores))
     bounded = sum(score.slowdown <= (score.told.get("slowdown_bound") or 0) for score in scores)
@@ -183,7 +182,7 @@ def run(terms: Terms, seed: int) -> Score:
         os.kill(last["pid"], signal.SIGTERM)
         _until(lambda: board.limit == original, 30)
         took, ideal = (last[key] - first[key] for key in ("took", "ideal"))
-        # What the same steps would have cost at the original limit; edges go with the whole.
+        # energy of the same steps at the original limit; edges count with the whole
         free = last["free"] * ideal * (ended - began) / took / 1e6
         return Score(
             seed, last["units"], took / ideal - 1, 1 - energy / free,
@@ -200,7 +199,7 @@ class _Host(ControlClient):
         self.directory = directory
 
     def energy(self, at: int) -> int:
-        """What the first board had spent by then, in microjoules."""
+        """Energy of the first board so far, in microjoules."""
         time.sleep(0.05)
         answer = self.ask(do="truth", at=[at])
         return int(answer["at"][0]["gpus"][0]["energy"])
@@ -247,7 +246,7 @@ def _agent(terms: Terms) -> Iterator[tuple[Path, _Host]]:
 
 
 def _directory(pid: int) -> Path:
-    """Where the emulated host is that an agent has started."""
+    """Directory of the emulated host started by an agent."""
     for one in family(pid):
         words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
         if b"wattspan.emulation.engine" in words:
@@ -256,7 +255,7 @@ def _directory(pid: int) -> Path:
 
 
 def _told(folder: Path) -> dict[str, Any]:
-    """What the agent says of the job; nothing while it does not answer."""
+    """The agent's report of the job; empty while it does not respond."""
     try:
         rows = request_json("/v1/tuning", {}, directories=(str(folder / "run"),))["jobs"]
     except (MeasurementError, KeyError):

@@ -1,4 +1,4 @@
-"""What may be said of a rate after so many trials, and other small statistics."""
+"""Confidence bounds of a rate, and other small statistics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _at_most(hits: int, trials: int, rate: float) -> float:
 
 
 def _root(rising: object) -> float:
-    """Where a function that rises from below 0 to above it on [0, 1] is 0."""
+    """Root on [0, 1] of a function that rises from below 0 to above 0."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -21,7 +21,7 @@ Facts = dict[str, Any]
 
 
 def machine(results: Results) -> str:
-    """What the table was made with."""
+    """Parameters of the table."""
     facts = results["table"]
     runs = [cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results)]
     hours = sum(cell["hours"] * cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results))
@@ -32,7 +32,7 @@ def machine(results: Results) -> str:
 
 
 def goals(results: Results) -> str:
-    """How many cells reach each goal, and which ones do not."""
+    """Number of cells that reach each goal, and the ones that do not."""
     budget = results["table"]["budget"]
     cells = list(_cells(results))
     over = [name for name, _, ours in cells if ours["over"] / ours["runs"] > MOST_OVER]
@@ -124,7 +124,7 @@ def ours(results: Results, group: str) -> str:
 
 
 def beside(results: Results, group: str) -> str:
-    """What the others do with the same jobs and the same luck."""
+    """Results of the alternatives with the same jobs and the same random events."""
     rows = []
     for name, cell, facts in _cells(results):
         if cell["group"] != group:
@@ -145,7 +145,7 @@ def beside(results: Results, group: str) -> str:
 
 
 def reasons(results: Results) -> str:
-    """How runs ended, where it is not always with a held setting."""
+    """Ends of runs, if not always with a held setting."""
     rows = []
     for name, _, facts in _cells(results):
         ends = ", ".join(
@@ -159,7 +159,7 @@ def reasons(results: Results) -> str:
 
 
 def honesty(results: Results) -> str:
-    """Whether what the tuner says of itself is so."""
+    """Accuracy of the tuner's report of itself."""
     rows = [
         (
             name,
@@ -181,7 +181,7 @@ def honesty(results: Results) -> str:
 
 
 def lengths(results: Results) -> str:
-    """What the length of a job changes."""
+    """Effect of the length of a job."""
     rows = [
         (
             one["cell"],
@@ -199,7 +199,7 @@ def lengths(results: Results) -> str:
 
 
 def batches(results: Results) -> str:
-    """What it changes how often units are told."""
+    """Effect of the reporting interval of units."""
     rows = [
         (
             one["cell"],
@@ -218,7 +218,7 @@ def batches(results: Results) -> str:
 
 
 def certification(results: Results) -> str:
-    """How often a setting was held, by its true slowdown."""
+    """Rate of held settings by true slowdown."""
     found = results["certification"]
     noises = sorted({one["cv"] for one in found})
     rows = []
@@ -238,7 +238,7 @@ def certification(results: Results) -> str:
 
 
 def detection(results: Results) -> str:
-    """How soon a change was noticed."""
+    """Detection delay of a change."""
     rows = [
         (
             f"{one['slowdown']:.0%}, {'seen by comparison' if one['hidden'] else 'seen in steps'}",

@@ -1,4 +1,4 @@
-"""Many runs of many cells, over a few processes; what came of them, cell by cell."""
+"""Many runs of many cells over a few processes, with results by cell."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Trials:
         }
 
     def facts(self, function: Callable[[T], Any], tasks: Sequence[T]) -> Iterator[dict[str, Any]]:
-        """What ``function`` tells of each task of ours."""
+        """Results of ``function`` for each task."""
         missing = []
         for task in tasks:
             facts = self._kept(repr(task), OURS)
@@ -102,7 +102,7 @@ class Trials:
             yield found.facts()
 
     def each(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[T, R]]:
-        """What comes of every task for which there is time."""
+        """Results of every task within the available time."""
         if self._processes <= 1:
             for done, task in enumerate(tasks, 1):
                 if time.monotonic() > self._deadline:
@@ -154,7 +154,7 @@ def _tell(done: int, of: int) -> None:
 
 
 def _step_back() -> None:
-    os.nice(10)  # whoever works beside goes first
+    os.nice(10)  # other programs have priority
 
 
 def summary(scores: Sequence[Score], budget: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run at one fixed setting truly takes and spends, and the best such setting: the oracle."""
+"""True time and energy of a run at one fixed setting, and the best such setting: the oracle."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The dashboards, drawn with Grafana's own components from what a Prometheus answers."""
+"""The dashboards, drawn with Grafana's own components from the responses of a Prometheus."""

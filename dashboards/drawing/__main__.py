@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _complain(drawing: Drawing) -> int:
-    """Print what is wrong with a drawing; how many things that is."""
+    """Print the defects of a drawing; return their number."""
     lines = [
         f"  {panel.state}: {panel.title} (panel {panel.id}) {'; '.join(panel.problems)}"
         for panel in drawing.panels
@@ -66,7 +66,7 @@ def smaller(image: bytes) -> bytes:
     with Image.open(io.BytesIO(image)) as full:
         few = full.convert("RGB").quantize(
             128, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
-        )  # without kmeans a point of a few pixels has the color of another
+        )  # without kmeans a point of a few pixels has another color
         written = io.BytesIO()
         few.save(written, "PNG", optimize=True)
     return written.getvalue()

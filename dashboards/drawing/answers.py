@@ -1,6 +1,6 @@
-"""What a Prometheus answers to everything a dashboard asks: all that drawing it needs.
+"""Responses of a Prometheus to all queries of a dashboard: all that drawing it needs.
 
-Grafana's server does this for Grafana; what is left out here is what a picture does not show.
+Grafana's server does this for Grafana; steps without effect on a picture are omitted.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """How a dashboard is to be drawn, apart from its data."""
+    """Drawing parameters of a dashboard, apart from its data."""
 
     theme: str = "dark"
     width: int = 1440
-    note: str = ""  # what the figures are, where the time range stands
+    note: str = ""  # state of the figures at the time range
     chosen: Mapping[str, str] = field(default_factory=dict)  # values of variables, by name
 
 
@@ -184,7 +184,7 @@ def _options(
     ask: Asked,
     window: Window,
 ) -> list[tuple[str, str]]:
-    """What may be chosen for a variable, each as it is shown and as it is asked for."""
+    """Possible values of a variable, each with its text and its value."""
     parameters = {"start": str(window.start), "end": str(window.end)}
     parameters["match[]"] = fill(variable.selector, values)
     shown = _TEXT_IN_REGEX.search(one.get("regex") or "")

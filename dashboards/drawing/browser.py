@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Route, sync_playwright
 
 ORIGIN = "http://dashboards.invalid"  # a name that cannot exist: every request is answered here
 TIMEOUT = 60_000  # milliseconds
-TALL = 6000  # pixels: what would need scrolling to is not always drawn
+TALL = 6000  # pixels: # content below the fold is not always drawn
 _COLORS = """() => [...document.querySelectorAll('[data-panel]')].flatMap((panel) => {
   const canvas = panel.querySelector('canvas');
   if (!canvas) return [];
@@ -29,7 +29,7 @@ _COLORS = """() => [...document.querySelectorAll('[data-panel]')].flatMap((panel
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """How one panel fared: its state is data, empty, text or error."""
+    """Result of one panel: its state is data, empty, text or error."""
 
     id: int
     title: str
@@ -40,13 +40,13 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A drawn dashboard, and what was said while it was drawn."""
+    """A drawn dashboard, with its console messages."""
 
     image: bytes  # PNG
     panels: tuple[Panel, ...]
     console: tuple[str, ...]  # errors and warnings
     strangers: tuple[str, ...]  # addresses elsewhere that the page asked for, in vain
-    plots: dict[str, int]  # how many colors each plot has, by its panel's title
+    plots: dict[str, int]  # number of colors of each plot, by its panel's title
     text: str
 
 

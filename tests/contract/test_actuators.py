@@ -38,7 +38,7 @@ class Bench(ABC):
 
     actuator: Actuator
     ids: tuple[str, str]
-    lower: int  # # a setting below the current one
+    lower: int  # a setting below the current one
 
     @abstractmethod
     def deny(self) -> None: ...

@@ -137,7 +137,7 @@ def test_client_waits_at_most_the_timeout_for_a_hung_capper(path: Path) -> None:
         listener.listen(1)
         with pytest.raises(CapsError, match="it takes too long"):
             client.rows()
-        with pytest.raises(CapsError, match="it takes too long"):  # # without an attempt
+        with pytest.raises(CapsError, match="it takes too long"):  # without an attempt
             client.rows()
 
 
@@ -157,7 +157,7 @@ def test_invalid_capper_response_is_an_error(path: Path, answer: bytes) -> None:
                 try:
                     peer.sendall(answer)
                 except OSError:
-                    return  # # the buffer is full
+                    return  # the buffer is full
 
         thread = threading.Thread(target=talk)
         thread.start()

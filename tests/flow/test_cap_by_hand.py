@@ -143,7 +143,7 @@ def test_budget_survives_its_capper_until_restored(
     limits = hands.sees(lambda now: sum(now.values()) <= most, "the budget is kept")
     assert limits.keys() == before.keys()
     first, *others = sorted(key for key in before if key.startswith("gpu:"))
-    assert limits[first] == before[first]  # # higher priority
+    assert limits[first] == before[first]  # higher priority
     assert all(limits[key] < before[key] for key in others)
 
     draft = ceiling.with_name("draft")

@@ -89,7 +89,7 @@ def test_ceilings_of_a_killed_capper_are_lifted_by_operator_restore_only(
     ceiling(capper, POWER_MANAGER, 1)
     eventually(lambda: gpu.limit == FLOOR, "the floor")
     capper.end(signal.SIGKILL)
-    wattspan("caps", "restore", *capper.words, SERVICE_RESULT="signal")  # # as ExecStopPost= does
+    wattspan("caps", "restore", *capper.words, SERVICE_RESULT="signal")  # as ExecStopPost= does
     assert kept(capper) == [POWER_MANAGER]
     environ = {"WATTSPAN_CAPS_CEILING_USERS": str(POWER_MANAGER)}
     done = wattspan("caps", "restore", *capper.words, **environ)

@@ -29,7 +29,7 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
 
     def answered() -> bool:
         asked.append(clock.monotonic())
-        clock.advance(5)  # # time until a client of a hung capper gives up
+        clock.advance(5)  # time until a client of a hung capper gives up
         return False
 
     config = Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path)))
@@ -40,7 +40,7 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
         assert child.pid is not None
         child.stop()
         eventually(lambda: not alive(frozenset({child.pid or 0})), "it has ended")
-    assert len(asked) == 2  # # probe for an existing capper, then for its own
+    assert len(asked) == 2  # probe for an existing capper, then for its own
 
 
 def later(clock: ManualClock) -> bool:

@@ -253,7 +253,7 @@ def test_limit_of_a_killed_capper_is_restored_from_a_read_only_disk(
     for unwritten in ("the journal", "the audit log"):
         assert re.search(f"Cannot .*{unwritten}.*Read-only file system.*writable", done.stderr)
     assert capper.journal() == before
-    again = caps(capper, "restore")  # # once it is writable
+    again = caps(capper, "restore")  # once it is writable
     assert again.stdout == "0 limits were given back, by the journal.\n"
     assert capper.journal() == []
     assert gpu.limit == ORIGINAL
@@ -428,10 +428,10 @@ def test_capper_survives_invalid_requests_and_floods(capper: CapperProcess, gpu:
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(60)
             peer.connect(str(capper.sockets / "capper.sock"))
-            with suppress(ConnectionError):  # # or disconnected during its request
+            with suppress(ConnectionError):  # or disconnected during its request
                 peer.sendall(nonsense)
                 assert b"refused" in peer.recv(65536)
-        holder.stdin.write("\n")  # # the lease would expire during the test on a slow machine
+        holder.stdin.write("\n")  # the lease would expire during the test on a slow machine
         holder.stdin.flush()
         assert holder.stdout.readline() == "renewed\n"
     assert capper.process.poll() is None

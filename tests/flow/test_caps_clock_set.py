@@ -31,7 +31,7 @@ class WallClock:
     environ: dict[str, str]
 
     def off_by(self, seconds: int) -> None:
-        # # in place: the file is mapped.
+        # in place: the file is mapped.
         with self.file.open("r+b") as file:
             file.write(struct.pack("=q", seconds))
 

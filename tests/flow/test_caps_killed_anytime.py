@@ -47,7 +47,7 @@ def test_kill_at_a_random_moment_restores_the_original(
             agent.until(lambda: agent.capper not in (None, capper), "there is another")
             agent.send(signal.SIGTERM)
         agent.ended()
-        agent.restore()  # # as a service manager does after every end
+        agent.restore()  # as a service manager does after every end
     assert host.limit == ORIGINAL
     assert agent.journal() == []
 
@@ -62,7 +62,7 @@ def test_unmodified_program_leaves_the_original_limit(
             agent.until(lambda: host.find(agent.process.pid), "it has an emulated host")
             agent.caps()
             if number == signal.SIGTERM:
-                host.let_go()  # # a mapped file remains available to its users
+                host.let_go()  # a mapped file remains available to its users
             took = agent.restoring(lambda: agent.send(number))
             record_property(f"{number.name} of a plain `wattspan run --emulate`", took)
             host.let_go()

@@ -29,19 +29,19 @@ pytestmark = [pytest.mark.needs_browser, pytest.mark.needs_grafana, pytest.mark.
 SPAN, SCRAPE = 20, 1.0  # seconds
 BOARDS = documents()
 HOST = BOARDS["host.json"]
-ONE_EACH = {  # # one panel of each kind from every other dashboard, without recording rules
+ONE_EACH = {  # one panel of each kind from every other dashboard, without recording rules
     "autotuner.json": "States",
     "fleet.json": "How obtained",
     "gpus.json": "GPUs",
     "processes.json": "Power by process",
     "spans.json": "Energy against latency",
 }
-SEEN = (  # # minimum number of scrapes before the drawing
+SEEN = (  # minimum number of scrapes before the drawing
     ("wattspan_host_info", SPAN / 2),
     ("wattspan_spans_total", 4),
     ("wattspan_autotune_state", 4),
 )
-EMPTY_AT_FIRST = {"Gaps"}  # # a healthy host has every series
+EMPTY_AT_FIRST = {"Gaps"}  # a healthy host has every series
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def drawing(given: dict[str, Any], drawn_by: Browser) -> Drawing:
     return draw(drawn_by, PAGE, given)
 
 
-# # modification of a panel and its responses, and the name for its result
+# modification of a panel and its responses, and the name for its result
 SPOILED: dict[str, tuple[str, Callable[[dict[str, Any], list[dict[str, Any]]], object]]] = {
     "unit": ("Power by device", lambda panel, _: default(panel).update(unit="joulez")),
     "move": ("Devices", lambda panel, _: panel["transformations"].append({"id": "mergge"})),

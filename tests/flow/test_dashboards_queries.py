@@ -187,7 +187,7 @@ def test_known_empty_queries_exist_on_dashboards(
     known = {label(query): query for query in dashboards.queries()}
     assert set(UNANSWERED) <= set(known)
     for place in UNANSWERED:
-        watched.answer(known[place])  # # it must succeed
+        watched.answer(known[place])  # it must succeed
 
 
 def test_panel_that_leads_to_traces_has_exemplars(watched: Watched) -> None:

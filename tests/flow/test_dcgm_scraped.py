@@ -18,7 +18,7 @@ from wattspan.model import Microjoules, Snapshot
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_prometheus]
 
 QUERIES = {
-    # # the query of dashboard 12239 with its variables substituted
+    # the query of dashboard 12239 with its variables substituted
     'DCGM_FI_DEV_POWER_USAGE{instance=~".*", gpu=~"0"}': "611",
     'sum(DCGM_FI_DEV_POWER_USAGE{instance=~".*", gpu=~"0|1"})': "611",
     'count by (gpu) (DCGM_FI_DEV_POWER_USAGE{UUID="GPU-0", modelName=~"NVIDIA H100.*"})': "1",
@@ -38,7 +38,7 @@ def test_power_and_energy_are_there(tmp_path: Path, free_port: Callable[[], int]
         jobs = [{"job_name": "gpus", "static_configs": [target]}]
         with scraping(tmp_path, free_port(), jobs) as prometheus:
             for query, answer in QUERIES.items():
-                # # a target is up shortly before its samples are available
+                # a target is up shortly before its samples are available
                 told = eventually(lambda q=query: list(prometheus.query(q).values()), query)
                 assert told == [answer], query
             eventually(

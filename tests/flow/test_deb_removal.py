@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs_debian
 CHANGED_BY_ANYBODY = (
     # The user stays, so that its number is never somebody else's.
     *("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow"),
-    # # records of boots and packages
+    # records of boots and packages
     *("etc/machine-id", "var/log", "var/lib/dpkg", "var/lib/apt", "var/lib/systemd", "var/cache"),
     *("etc/.pwd.lock", "tmp", "var/tmp", "root", "run", "dev", "var/lib/private"),
 )
@@ -80,7 +80,7 @@ def test_package_installs_without_systemd() -> None:
         units = root.path / "usr/local/lib/systemd/system"
         units.mkdir(parents=True)
         (units / "wattspan.service").write_text("[Service]\n")
-        again = root.run("dpkg", "--install", name)  # # as after an interrupted installation
+        again = root.run("dpkg", "--install", name)  # as after an interrupted installation
         assert again.returncode == 0, again.stdout + again.stderr
         assert f"/{units.relative_to(root.path)}/wattspan.service comes before" in again.stderr
         stands = root.run("wattspan", "service", "status")
@@ -98,12 +98,12 @@ def test_removal_restores_caps_with_a_broken_configuration(
     machine.install(the_package())
     machine.configure(CPU_MAY_BE_CAPPED)
     machine.hold_a_cap()
-    # # no process restores the limit: # neither the capper nor ExecStopPost of its unit.
+    # no process restores the limit: # neither the capper nor ExecStopPost of its unit.
     unit = "/run/systemd/system/wattspan-capper.service.d"
     machine.host.run("mkdir", "--parents", unit)
     machine.host.run("tee", f"{unit}/x.conf", stdin="[Service]\nExecStopPost=\nRestart=no\n")
     machine.host.systemctl("daemon-reload")
-    # # the lease holder is silent: # otherwise it would activate the capper again.
+    # the lease holder is silent: # otherwise it would activate the capper again.
     machine.host.systemctl("kill", "--signal=SIGSTOP", "holder.service")
     machine.host.systemctl("kill", "--signal=SIGKILL", "wattspan-capper.service")
     machine.host.systemctl("stop", "wattspan.service", "wattspan-capper.socket")

@@ -189,7 +189,7 @@ def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -
         shown.prints(after)
         children = descendants(shown.process.pid)
         began = shown.seconds
-        os.killpg(shown.process.pid, signal.SIGINT)  # # as Ctrl-C in a terminal
+        os.killpg(shown.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
         assert shown.process.wait(60) == 0, shown.printed
         assert shown.seconds - began < PROMPT
         eventually(lambda: not alive(children), "its processes are gone")
@@ -243,7 +243,7 @@ def test_demo_ends_quietly_when_its_reader_exits(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
-    process.stdout.close()  # # as `| head -1` does
+    process.stdout.close()  # as `| head -1` does
     said = process.stderr.read()
     process.stderr.close()
     process.wait(30)
@@ -339,7 +339,7 @@ def test_closed_terminal_ends_the_demo(terminal: Terminal) -> None:
     terminal.shows(b"EMULATED HOST")
     children = descendants(terminal.process.pid)
     terminal.hang_up()
-    terminal.process.wait(20)  # # with any exit code: # the reader is gone
+    terminal.process.wait(20)  # with any exit code: # the reader is gone
     eventually(lambda: not alive(children), "its processes are gone")
 
 

@@ -56,7 +56,7 @@ def test_files_of_a_killed_host_are_removed_by_the_next_host(
             dead = FaultyHost(profile_named("laptop"))
             dead._process.kill()
             dead._process.wait()
-            os.close(dead._lock_fd)  # # like the end of its owner
+            os.close(dead._lock_fd)  # like the end of its owner
             dead._lock_fd = -1
             assert dead.directory.exists()
             with FaultyHost(profile_named("laptop")):

@@ -79,13 +79,13 @@ def served(command: list[str], folder: Path, port: int, **environ: str) -> Itera
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
             except urllib.error.HTTPError:
                 return True
-            except (OSError, http.client.HTTPException):  # # start or interruption
+            except (OSError, http.client.HTTPException):  # start or interruption
                 return False
             return True
 
         eventually(listens, "the example serves")
         yield f"http://127.0.0.1:{port}"
-        process.send_signal(signal.SIGINT)  # # unsent spans are sent at shutdown
+        process.send_signal(signal.SIGINT)  # unsent spans are sent at shutdown
         process.communicate(timeout=30)
     finally:
         process.kill()
@@ -279,7 +279,7 @@ def test_spans_of_another_language_find_their_process_by_plain_otlp(
     come_in(agent, "node-server", "GET /hash", 10)
     come_in(agent, "node-server", "GET /wait", 10)
     computing, waiting = (joules(agent, "node-server", name) for name in ("GET /hash", "GET /wait"))
-    assert computing > 2 * waiting  # # consecutive: some of one leaks into the other
+    assert computing > 2 * waiting  # consecutive: some of one leaks into the other
 
 
 def test_examples_lock_files_name_no_host() -> None:

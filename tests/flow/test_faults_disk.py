@@ -12,7 +12,7 @@ from support.faults import of, stands
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
-ELSEWHERE = ("files", "overwritten")  # # see test_files_export and test_bad_input
+ELSEWHERE = ("files", "overwritten")  # see test_files_export and test_bad_input
 HERE = [fault for fault in FAULTS if not any(word in fault.name for word in ELSEWHERE)]
 
 

@@ -129,7 +129,7 @@ def test_kill_at_any_moment_keeps_written_rows_once(
         told += until_killed(tmp_path, form, compression, number, chance.randint(1, 60))
     with desk(tmp_path, metrics=["hw.power"]) as it:
         it.turn(10**6)
-        assert len(it.parts) == 1  # # the agent's own
+        assert len(it.parts) == 1  # the agent's own
     found = Counter(row["monotonic_ns"] for row in rows(tmp_path) if row["metric"] != "hw.power")
     complete = max(found.values())
     assert {found[mono] for mono in told} == {complete}

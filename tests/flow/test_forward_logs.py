@@ -84,7 +84,7 @@ def test_busy_collector_receives_every_record_later(tmp_path: Path) -> None:
 
 def test_dead_collector_loses_only_counted_records() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # # reserved port without a listener
+        taken.bind(("127.0.0.1", 0))  # reserved port without a listener
         port = taken.getsockname()[1]
         with sending(f"http://127.0.0.1:{port}") as records:
             for number in range(5000):

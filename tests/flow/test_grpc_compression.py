@@ -40,7 +40,7 @@ def rejected(spans: int, why: str = "") -> bytes:
     return wire
 
 
-# # --------------------------------------------------------------------------------- sent messages
+# --------------------------------------------------------------------------------- sent messages
 
 
 def test_message_is_compressed_with_its_encoding():
@@ -63,7 +63,7 @@ def test_local_or_configured_messages_are_uncompressed(compress: bool | None):
     assert (call.flag, call.message) == (0, MANY)
 
 
-# # ----------------------------------------------------------------------------- compression choice
+# ----------------------------------------------------------------------------- compression choice
 
 
 def elsewhere(server: WireServer) -> str:

@@ -83,7 +83,7 @@ def test_signal_sent_to_us_reaches_the_command(agent: QueryServer, number: int) 
         assert program.stdout.readline() == "ready\n"
         program.send_signal(number)
         said = program.stdout.readline()
-        if number == signal.SIGUSR1:  # # the command that requests no stop
+        if number == signal.SIGUSR1:  # the command that requests no stop
             assert program.stdout.readline() == "ready\n"
             program.send_signal(signal.SIGTERM)
         _, errors = program.communicate(timeout=60)

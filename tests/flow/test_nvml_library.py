@@ -62,7 +62,7 @@ def test_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
         truth = gpus.truth(0).energy
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
-    assert told["provenance"] == ["emulated"]  # # without any declaration to the source
+    assert told["provenance"] == ["emulated"]  # without any declaration to the source
     assert told["rising"]
     assert 0 < told["energy"] <= truth
     assert told["limit"] == 700_000

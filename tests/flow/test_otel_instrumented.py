@@ -124,10 +124,10 @@ def test_exported_spans_were_announced_by_their_process(
         return sum(isinstance(e, SpanEnd) for report in reports for e in report.records) >= 6
 
     eventually(ended, "six requests are told of")
-    # # the development server ignores SIGTERM, and would not export pending spans
+    # the development server ignores SIGTERM, and would not export pending spans
     program.send_signal(signal.SIGINT if server == "flask" else signal.SIGTERM)
     output, _ = program.communicate(timeout=60)
-    reports.extend(feed.drain())  # # including a request that failed at first
+    reports.extend(feed.drain())  # including a request that failed at first
     told = {
         each.id.hex(): report.pid
         for report in reports

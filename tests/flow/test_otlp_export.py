@@ -50,7 +50,7 @@ def pushed(collector: Collector, count: int = 1) -> None:
     eventually(lambda: len(collector.metrics) >= count, f"{count} pushes")
 
 
-# # ----------------------------------------------------------------------------------- sent data
+# ----------------------------------------------------------------------------------- sent data
 
 
 def test_sink_receives_the_values_of_a_scrape(collector: Collector) -> None:

@@ -22,7 +22,7 @@ DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 WEIGHT = 150_000  # bytes that the whole page may have, uncompressed
 
-# # for every drawn node: # incoming ribbons, outgoing ribbons, and its own value.
+# for every drawn node: # incoming ribbons, outgoing ribbons, and its own value.
 BALANCES = """() => {
   const ribbons = [...document.querySelectorAll('.ribbon')].map(r => r.dataset);
   const sum = (end, id) => ribbons.filter(r => r[end] === id)
@@ -31,7 +31,7 @@ BALANCES = """() => {
     id, layer, Number(watts), sum('target', id), sum('source', id)]);
 }"""
 
-# # contrast of every text with its background by the WCAG definition, worst first
+# contrast of every text with its background by the WCAG definition, worst first
 CONTRASTS = """() => {
   const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
   const rgba = (colour) => {
@@ -124,7 +124,7 @@ def test_flow_as_drawn_conserves(browser: Browser) -> None:
 def test_ribbon_colour_needs_a_certain_majority(browser: Browser) -> None:
     told = page_worlds.world()
     for link in told["now"]["links"]:
-        del link["type"]  # # as in the agent's data: # by type up to the groups, then together
+        del link["type"]  # as in the agent's data: # by type up to the groups, then together
     told["now"]["links"] = page_worlds.merged(told["now"]["links"])
     ribbons = (
         "[...document.querySelectorAll('.ribbon')].map(r => "
@@ -218,7 +218,7 @@ def test_hostile_names_stay_text(browser: Browser) -> None:
             assert page_worlds.REVERSED in body
             assert "(no name)" in body
             assert max(map(len, body.split())) <= 500, "ten kilobytes are cut short"
-        # # bidirectional text does not affect its surroundings
+        # bidirectional text does not affect its surroundings
         isolated = "e => getComputedStyle(e).unicodeBidi"
         for name in tab.page.locator("#list .name").all():
             assert name.evaluate(isolated).startswith("isolate")

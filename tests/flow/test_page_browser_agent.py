@@ -47,7 +47,7 @@ def test_devices_groups_processes_and_spans_update_live(tmp_path: Path, browser:
         def layers() -> set[str]:
             return {node["layer"] for node in tab.page.evaluate(DRAWN)}
 
-        # # a host with busy CPUs has no idle interval meanwhile
+        # a host with busy CPUs has no idle interval meanwhile
         wanted = {"device", "type", "group", "process"}
         eventually(lambda: wanted <= layers(), "the flow from devices to processes")
         before = tab.text("#figures")

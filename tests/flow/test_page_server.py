@@ -219,7 +219,7 @@ def test_host_of_ten_thousand_rows_is_shown_in_few() -> None:
     assert len(hour.processes) <= 64
 
 
-# # ---------------------------------------------------------------------------------- permitted
+# ---------------------------------------------------------------------------------- permitted
 # readers
 
 

@@ -89,7 +89,7 @@ def test_process_is_charged_its_own_time_to_a_hundredth(any_watch: Watch) -> Non
     for _ in range(3):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         any_watch.poll()
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # # an exited zombie
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # an exited zombie
     any_watch.poll()
     used = os.wait4(pid, 0)[2]
     any_watch.poll()
@@ -165,7 +165,7 @@ def own_cgroup() -> Iterator[Path]:
     yield path
     (CPUACCT / "cgroup.procs").write_text(str(os.getpid()))
 
-    def removed() -> bool:  # # the kernel removes the cgroup's last process shortly after its exit
+    def removed() -> bool:  # the kernel removes the cgroup's last process shortly after its exit
         with contextlib.suppress(OSError):
             path.rmdir()
         return not path.exists()
@@ -209,7 +209,7 @@ def test_charges_and_remainder_sum_to_the_host_cpu_time(any_watch: Watch) -> Non
     brief_lives(any_watch, rounds=5)
     burn(200 * MS)
     before, has, after = polled()
-    # # other processes run during the reading: # its value is between the surrounding readings
+    # other processes run during the reading: # its value is between the surrounding readings
     least, most = before - latest, after - earliest
     assert 0.95 * least <= has - had <= 1.05 * most
 

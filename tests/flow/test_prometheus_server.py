@@ -191,7 +191,7 @@ def test_scraper_keeps_its_connection(served: Served) -> None:
     for _ in range(3):
         connection.request("GET", "/metrics")
         assert connection.getresponse().read()
-        assert connection.sock is not None  # # http.client would have closed its side
+        assert connection.sock is not None  # http.client would have closed its side
     connection.close()
 
 
@@ -239,7 +239,7 @@ def test_hundreds_of_slow_clients_refuse_no_health_check_of_their_own_user(told:
     with serving(Ticking()) as served, ExitStack() as held:
         for _ in range(200):
             slow = held.enter_context(socket.create_connection(("127.0.0.1", served.port)))
-            with suppress(OSError):  # # possibly refused
+            with suppress(OSError):  # possibly refused
                 slow.sendall(told)
         assert [served.ask("/healthz").status for _ in range(3)] == [200] * 3
 
@@ -330,7 +330,7 @@ def test_silent_connection_is_closed() -> None:
 )
 def test_junk_is_refused_and_forgotten(served: Served, junk: bytes) -> None:
     with socket.create_connection(("127.0.0.1", served.port)) as client:
-        with suppress(OSError):  # # possibly disconnected before the end
+        with suppress(OSError):  # possibly disconnected before the end
             client.sendall(junk)
             client.shutdown(socket.SHUT_WR)
         assert closed(client)
@@ -365,7 +365,7 @@ def test_stopping_ends_idle_connections_and_frees_the_port() -> None:
 
 def test_active_request_finishes_at_shutdown() -> None:
     entered, release = threading.Event(), threading.Event()
-    with serving(page=False) as served:  # # only the scrape reads
+    with serving(page=False) as served:  # only the scrape reads
 
         def linger() -> None:
             entered.set()

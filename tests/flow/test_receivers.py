@@ -207,7 +207,7 @@ def test_arbitrary_input_gets_an_http_response_or_none(tmp_path: Path) -> None:
         assert running.log == []
 
 
-# # ----------------------------------------------------------------------------------- listeners
+# ----------------------------------------------------------------------------------- listeners
 
 
 def opened(

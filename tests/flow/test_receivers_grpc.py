@@ -68,7 +68,7 @@ def export(
     return asyncio.run(exported())
 
 
-# # ---------------------------------------------------------------------------------- accepted
+# ---------------------------------------------------------------------------------- accepted
 # calls
 
 
@@ -114,7 +114,7 @@ def test_refused_spans_are_partial_success(running: Receiving) -> None:
     assert running.sink.refused == {"invalid_id": 1}
 
 
-# # --------------------------------------------------------------------------------- refused calls
+# --------------------------------------------------------------------------------- refused calls
 
 
 def test_busy_sink_is_unavailable_with_the_time_to_come_again(running: Receiving) -> None:

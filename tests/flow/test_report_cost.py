@@ -231,7 +231,7 @@ def test_report_uses_stored_polled_rates(tmp_path: Path, host: Books, report: Re
     assert told["cost"]["unknown_microjoules"] == pytest.approx(10 * each, abs=1)
     other = facts(report("--json", cost__file=str(path), cost__currency="CHF"))["total"]
     assert other["cost"]["amount"] is None
-    assert not path.exists()  # # a report sends no request
+    assert not path.exists()  # a report sends no request
 
 
 def test_first_minutes_with_a_polled_rate_are_priced_completely(

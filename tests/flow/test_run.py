@@ -163,13 +163,13 @@ def test_counters_do_not_fall_over_a_restart(tmp_path: Path, number: int) -> Non
     with Running(tmp_path, **everybody) as agent:
         at_once = without_the_agent(agent.totals())
         assert fallen(before, at_once) == {}
-        restored = charged(agent, "emulated-host")  # # of the first run's host, which has ended
+        restored = charged(agent, "emulated-host")  # of the first run's host, which has ended
         known = agent.energy()
         eventually(lambda: agent.energy() > known, "it goes on measuring")
         later = without_the_agent(agent.totals())
         assert fallen(at_once, later) == {}
         assert agent.energy() < 10 * known + 10_000, "and no counter jumps"
-        # # it measures within milliseconds; the host's process has CPU time only at the next tick
+        # it measures within milliseconds; the host's process has CPU time only at the next tick
         eventually(
             lambda: charged(agent, "emulated-host") > restored, "the emulated host is charged"
         )

@@ -128,7 +128,7 @@ def test_requests_stay_within_cpu_and_memory_budgets(agent: Running) -> None:
         *(Body(name, PROTOBUF, "", PROTOBUFS[name](limit)) for name in FLOODS),
         Body("bomb", PROTOBUF, "gzip", bombs(4 * limit)["bomb"]),
     ]
-    Path(f"/proc/{agent.process.pid}/clear_refs").write_text("5")  # # the peak is reset
+    Path(f"/proc/{agent.process.pid}/clear_refs").write_text("5")  # the peak is reset
     for body in worst:
         before = cpu_seconds(agent.process.pid)
         status = sent(agent, body)
@@ -142,7 +142,7 @@ def test_requests_stay_within_cpu_and_memory_budgets(agent: Running) -> None:
 
 def test_refused_requests_leave_no_memory_behind(agent: Running) -> None:
     refused = floods(4 * MIB)
-    for body in refused:  # # memory of the first request of a kind is reused by the others
+    for body in refused:  # memory of the first request of a kind is reused by the others
         sent(agent, body)
     before = memory(agent, "VmRSS")
     for body in refused:

@@ -21,7 +21,7 @@ from wattspan.ingest.trace_receiver import LARGE_REQUEST, MAX_JSON
 pytestmark = pytest.mark.alone
 
 JSON = {"Content-Type": "application/json"}
-OFTEN = ServerLimits(rate=100_000)  # # consecutive small requests are not refused here
+OFTEN = ServerLimits(rate=100_000)  # consecutive small requests are not refused here
 
 
 def hostile() -> bytes:

@@ -60,7 +60,7 @@ def folder() -> Iterator[Path]:
 def test_user_with_every_connection_does_not_keep_another_out(folder: Path, first: str) -> None:
     with serving(folder, limits=ServerLimits(connections=40)) as site:
         with greedy(GREEDY, site.unix, 100, first):
-            for _ in range(3):  # # a connection with an active response is not closed
+            for _ in range(3):  # a connection with an active response is not closed
 
                 def answered() -> bool:
                     return asks(HONEST, site.unix, GET).startswith("HTTP/1.1 200")
@@ -83,7 +83,7 @@ def where(running: Receiving, transport: str) -> str:
 def test_slow_clients_of_a_user_refuse_no_connection_of_another(
     folder: Path, transport: str, first: str
 ) -> None:
-    # # the clock is stopped: no connection is ever too old.
+    # the clock is stopped: no connection is ever too old.
     with receiving(folder, ServerLimits(connections=40), clock=ManualClock()) as running:
         at = where(running, transport)
         with greedy(GREEDY, at, 100, first):
@@ -124,7 +124,7 @@ def test_slow_clients_of_a_user_refuse_no_scrape_of_another(folder: Path) -> Non
 
 
 def test_waiting_queries_of_a_user_do_not_block_another(folder: Path) -> None:
-    past = ConstantPast(until=0)  # # no window settles
+    past = ConstantPast(until=0)  # no window settles
     waits = "GET /v1/energy?start=-1s&wait=60s HTTP/1.1\r\nHost: here\r\n\r\n"
     with QueryServer(folder, past=past), greedy(GREEDY, folder / "api.sock", 60, waits):
         assert asks(HONEST, folder / "api.sock", STATUS).startswith("HTTP/1.1 200")

@@ -316,7 +316,7 @@ def test_reload_replaces_the_emulated_host(
         agent.reload(profile.format("two-socket-h100"))
         agent.measuring()
         assert "nvml" in manager.status
-        assert not alive(before)  # # its engine has ended
+        assert not alive(before)  # its engine has ended
         agent.reload(profile.format("no-such-host"))
         assert manager.status.startswith("Not reloaded: ")
         assert "nvml" in manager.status

@@ -79,9 +79,7 @@ def test_capper_serves_an_inherited_socket_and_leaves_it(
 ) -> None:
     client = CapperClient(tmp_path / "capper.sock", SystemClock(), who="test", timeout=20.0)
     with activated(host, tmp_path, listener, manager) as capper:
-        client.hold(
-            "job", {gpu.key: CAP}, "why"
-        )  # # the client connected before the capper listened
+        client.hold("job", {gpu.key: CAP}, "why")  # the client connected before the capper listened
         assert gpu.limit == CAP
         manager.reads(lambda told: "1 cap in force" in told, "the status tells of the cap")
         manager.hears("WATCHDOG=1", 3)
@@ -97,7 +95,7 @@ def test_capper_serves_an_inherited_socket_and_leaves_it(
         assert gpu.limit == CAP
     with activated(host, tmp_path, listener, manager):
         manager.hears("READY=1", 3)
-        assert gpu.limit == ORIGINAL  # # restored before readiness
+        assert gpu.limit == ORIGINAL  # restored before readiness
     client.close()
 
 
@@ -125,7 +123,7 @@ def test_invalid_inherited_socket_is_a_one_line_error(
 def test_capper_with_an_invalid_configuration_ends_and_closes_clients(
     host: EmulatedHost, tmp_path: Path, listener: socket.socket, manager: ServiceManager
 ) -> None:
-    # # a waiting client would make the service manager restart the capper endlessly
+    # a waiting client would make the service manager restart the capper endlessly
     with socket.socket(socket.AF_UNIX) as waiting:
         waiting.connect(str(tmp_path / "capper.sock"))
         with activated(host, tmp_path, listener, manager, autotune__floor="low") as capper:

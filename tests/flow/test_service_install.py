@@ -29,7 +29,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdHost]:
     folder = tmp_path_factory.mktemp("service")
     local = folder / "local"
     local.mkdir()
-    # # this systemd searches /usr/local/lib for units
+    # this systemd searches /usr/local/lib for units
     binds = {
         **_program(folder / "program"),
         Path("/opt/checkout/systemd"): SHIPPED,
@@ -37,7 +37,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdHost]:
         Path(LOCAL, "systemd/system"): folder / "host" / "units",
     }
     with SystemdHost(folder / "host", binds=binds) as booted:
-        # # a shared interpreter library has another location here
+        # a shared interpreter library has another location here
         booted.inside("/etc/default/wattspan").write_text(f"LD_LIBRARY_PATH={BASE}/lib\n")
         yield booted
 
@@ -53,7 +53,7 @@ def tree(host: SystemdHost) -> dict[str, tuple[str, str]]:
     found = host.run(
         *("find", LOCAL, "/etc", "/var/lib", "/run", "-xdev", "-type", "f"),
         *("-not", "-path", "/run/systemd-host/*", "-printf", "%p\t%m %u %T@\n"),
-        check=False,  # # files may vanish during concurrent work
+        check=False,  # files may vanish during concurrent work
     ).stdout
     paths = dict(line.split("\t") for line in found.splitlines())
     digests = host.run("sha256sum", *sorted(paths), check=False).stdout.splitlines()

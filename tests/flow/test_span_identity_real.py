@@ -133,7 +133,7 @@ def sending(where: str, how: str = "", *, prefix: tuple[str, ...] = ()) -> Itera
         yield int(pid), int(parent)
     finally:
         child.stdin.close()
-        child.stdout.read()  # # until every holder has ended
+        child.stdout.read()  # until every holder has ended
         child.stdout.close()
         child.wait()
 
@@ -164,7 +164,7 @@ def as_nobody(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
 def test_peer_of_a_unix_socket_is_named_with_its_start(agent: Agent) -> None:
     with sending(agent.path) as (pid, _):
         peer = agent.peer()
-        ticks = round(psutil.Process(pid).create_time())  # # of the same process
+        ticks = round(psutil.Process(pid).create_time())  # of the same process
         assert agent.whose(peer) == agent.whose(peer, ResourceClaim(pid=pid)) == agent.consumer(pid)
         assert ticks > 0
 
@@ -407,7 +407,7 @@ def test_claimed_container_is_found_by_its_cgroup(agent: Agent) -> None:
 
         def removed() -> (
             bool
-        ):  # # the kernel removes the cgroup's last process shortly after its exit
+        ):  # the kernel removes the cgroup's last process shortly after its exit
             with contextlib.suppress(OSError):
                 folder.rmdir()
             return not folder.exists()

@@ -48,7 +48,7 @@ def test_flood_of_announced_spans_is_bounded(tmp_path: Path) -> None:
                     and now.total("wattspan_spans_announcers") == 4
                 ),
                 "the honest are heard",
-                within=60,  # # of the two million records before them
+                within=60,  # of the two million records before them
             )
         finally:
             for one in announcing:

@@ -45,7 +45,7 @@ def test_kill_at_any_moment_loses_at_most_one_write(tmp_path: Path, seed: int) -
             assert store.health.failures == ()
             kept = totals(store.last_checkpoint())
             assert history(store.path) == kept
-        # # the reported writes, and possibly one more completed before the report
+        # the reported writes, and possibly one more completed before the report
         assert told[-1] <= kept[PACKAGE.id, "energy"] <= told[-1] + MOST_IN_A_WRITE
     assert not list(tmp_path.glob("*.corrupt*"))
 

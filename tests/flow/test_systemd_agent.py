@@ -157,7 +157,7 @@ def test_totals_continue_after_kill_and_restart(it: Installed) -> None:
     it.host.kill(AGENT, signal.SIGKILL)
     eventually(lambda: it.main_pid(AGENT) not in (0, pid), "it has another process")
     it.host.wait_for(AGENT, "ActiveState", "active")
-    assert _joules(it) >= before  # # checkpoint of the restart
+    assert _joules(it) >= before  # checkpoint of the restart
 
 
 def test_unit_stop_writes_the_checkpoint_and_leaves_no_files(it: Installed) -> None:

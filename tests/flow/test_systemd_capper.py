@@ -53,7 +53,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
 @pytest.fixture
 def it(everything: Installed) -> Installed:
     everything.fresh()
-    assert everything.limit() == ORIGINAL  # # independent of the previous test
+    assert everything.limit() == ORIGINAL  # independent of the previous test
     everything.configure(CONFIGURED)
     return everything
 
@@ -94,7 +94,7 @@ def test_killed_capper_unit_restores_and_restarts(it: Installed) -> None:
         eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
         eventually(lambda: it.main_pid(CAPPER) not in (0, pid), "started anew", within=60)
     it.host.wait_for(CAPPER, "ActiveState", "active")
-    # # by ExecStopPost, not by the next capper
+    # by ExecStopPost, not by the next capper
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 
@@ -129,7 +129,7 @@ def test_cap_of_the_configuration_outlives_the_agent_and_no_capper(it: Installed
     pid = it.main_pid(AGENT)
     it.host.kill(AGENT, signal.SIGKILL)
     eventually(lambda: it.main_pid(AGENT) not in (0, pid), "another agent", within=60)
-    assert it.limit() == CAP  # # the administrator's, not the agent's
+    assert it.limit() == CAP  # the administrator's, not the agent's
     before = it.host.journal().count(RETAINED)
     capper = it.main_pid(CAPPER)
     it.host.kill(CAPPER, signal.SIGKILL)
@@ -228,7 +228,7 @@ def test_hung_capper_unit_is_ended_and_restores(it: Installed) -> None:
         eventually(lambda: it.limit() == ORIGINAL, f"given back: {it.host.journal()[-3000:]}")
         eventually(lambda: it.main_pid(CAPPER) not in (0, pid), "started anew", within=60)
     eventually(lambda: "Failed with result 'watchdog'" in it.host.journal(), "that was why")
-    # # by ExecStopPost= after the kill, not by the next capper
+    # by ExecStopPost= after the kill, not by the next capper
     assert it.host.journal().count(BY_THE_JOURNAL) == before + 1
 
 

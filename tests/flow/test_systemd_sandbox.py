@@ -99,7 +99,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     ):
         try:
             it.host.run("sh", "-ec", PREPARE)
-            # # its own lock from then on, without other holders
+            # its own lock from then on, without other holders
             it.host.systemctl("start", CAPPER)
             it.host.systemctl("stop", CAPPER)
             assert listener.stdout is not None

@@ -62,7 +62,7 @@ class Trial(NamedTuple):
     """A limit that the tuner tries, and the agent that does."""
 
     row: dict[str, Any]  # the capper's own account of it
-    agent: int  # # its pid inside
+    agent: int  # its pid inside
 
 
 @contextmanager
@@ -71,10 +71,10 @@ def a_limit_is_tried(it: Installed, gpu: Gpu) -> Iterator[Trial]:
     changes nor releases it before the test's action.
     """
     it.fresh()
-    assert gpu.limit == ORIGINAL  # # independent of the previous test
+    assert gpu.limit == ORIGINAL  # independent of the previous test
     it.host.run("sh", "-c", "rm -rf /var/lib/wattspan/*")  # or the job is known, and left alone
     it.configure(CONFIG)
-    # # a stopped agent sends no watchdog notifications, and an ended unit must not restart
+    # a stopped agent sends no watchdog notifications, and an ended unit must not restart
     it.drop_in(AGENT, "[Service]\nRestart=no\nWatchdogSec=0\n")
     it.drop_in(CAPPER, "[Service]\nRestart=no\n")
     it.host.systemctl("start", CAPPER)
@@ -98,7 +98,7 @@ def stopped_at(it: Installed, gpu: Gpu, agent: int) -> dict[str, Any] | None:
     outside = seen_from_outside(it, agent)
     os.kill(outside, signal.SIGSTOP)
     eventually(lambda: is_stopped(outside), "the agent is stopped")
-    # # earlier requests are completed before the next response
+    # earlier requests are completed before the next response
     told = it.host.run(PROGRAM, "caps", "status", "--json", timeout=HOPELESS).stdout
     row = next(row for row in json.loads(told)["rows"] if row["knob"] == "gpu_power")
     if row["holder"] and row["requested"] < ORIGINAL:
@@ -110,7 +110,7 @@ def stopped_at(it: Installed, gpu: Gpu, agent: int) -> dict[str, Any] | None:
 def seen_from_outside(it: Installed, pid: int) -> int:
     """The pid that a process inside has here."""
     for outside in descendants(it.host.pid):
-        with suppress(OSError):  # # it has ended
+        with suppress(OSError):  # it has ended
             told = Path(f"/proc/{outside}/status").read_text().partition("NSpid:")[2]
             if told.partition("\n")[0].split()[-1] == str(pid):
                 return outside

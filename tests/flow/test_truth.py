@@ -43,7 +43,7 @@ def complaints(state_dir: Path) -> list[str]:
         big, small = live.burn(0, nice=0), live.burn(0, nice=4)
         for pid, load in ((big, 0.6), (small, 0.25)):
             live.host.ask(do="attach", gpu=0, pid=pid, load=load)
-        # # the CPU's baseline needs two loads: rest and work.
+        # the CPU's baseline needs two loads: rest and work.
         eventually(lambda: baselines(live) >= {"rapl:package-0"}, "idle power is known", 300)
         live.rest(3)
 
@@ -55,7 +55,7 @@ def complaints(state_dir: Path) -> list[str]:
         after = live.host.ask(do="truth")
         for pid in used:
             used[pid] += live.cpu_time(pid)
-        live.rest(4)  # # until GPU usage of the window has arrived
+        live.rest(4)  # until GPU usage of the window has arrived
         live.stop()
 
         law = PROFILES["two-socket-h100"].law

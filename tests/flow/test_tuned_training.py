@@ -28,10 +28,10 @@ class Season:
     """Observations of a job from its start to its held setting, and of its next start."""
 
     began: Done
-    free: Done  # # from then on, before any change
+    free: Done  # from then on, before any change
     held: Done  # when the setting was held
     later: Done  # some time later
-    limit: int  # # the held setting
+    limit: int  # the held setting
     metrics: dict[str, float] = field(default_factory=dict)
     says: dict[str, str] = field(default_factory=dict)
     history_again: str = ""
@@ -53,7 +53,7 @@ def season(tmp_path_factory: pytest.TempPathFactory) -> Season:
         eventually(lambda: job.done().units > seen.held.units + 100, "it works on")
         seen.later = job.done()
         seen.metrics = autotune(agent.running.scrape("text/plain"))
-        # # at times the original is in force for a comparison
+        # at times the original is in force for a comparison
         seen.says["tune status"] = eventually(
             lambda: (told := agent.says("tune", "status")) * ("Hold " in told), "a setting is held"
         )

@@ -59,7 +59,7 @@ class Impostor:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection, contextlib.suppress(OSError):  # # the client may have disconnected
+            with connection, contextlib.suppress(OSError):  # the client may have disconnected
                 self.callers += 1
                 connection.sendall(self.answer)
                 connection.shutdown(socket.SHUT_WR)

@@ -79,7 +79,7 @@ def python(program: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-# # ------------------------------------------------------------------------------ content
+# ------------------------------------------------------------------------------ content
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -143,7 +143,7 @@ def test_every_python_that_is_promised_is_named(wheel: Path) -> None:
     assert PROJECT["requires-python"].removeprefix(">=") in named
 
 
-# # ------------------------------------------------------------------------- for operators
+# ------------------------------------------------------------------------- for operators
 
 
 def test_installed_program_comes_from_the_wheel(program: Path) -> None:
@@ -205,7 +205,7 @@ def test_environment_below_tmp_is_rejected_for_a_service(program: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# # -------------------------------------------------------------------- for application authors
+# -------------------------------------------------------------------- for application authors
 
 
 @pytest.fixture(scope="module")

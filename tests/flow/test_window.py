@@ -225,7 +225,7 @@ def test_command_is_measured_without_an_agent_on_an_emulated_host(tmp_path: Path
     assert told["measured_by"] == "wattspan measure itself, no agent"
     assert told["runs"][0]["coverage"] == 1.0
     assert 0 < told["mean"]["command_joules"]["total"] < told["mean"]["host_joules"]["total"]
-    assert list(tmp_path.iterdir()) == [out]  # # it serves no client and stores no data
+    assert list(tmp_path.iterdir()) == [out]  # it serves no client and stores no data
 
 
 def test_ended_agent_is_reported_and_a_new_one_is_used(tmp_path: Path) -> None:

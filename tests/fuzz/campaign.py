@@ -44,7 +44,7 @@ class Outcome:
     edges: int
     features: int
     peak: int  # MiB
-    seconds: float  # # of CPU
+    seconds: float  # of CPU
     crashes: tuple[Path, ...] = ()
     said: str = field(default="", repr=False)
 

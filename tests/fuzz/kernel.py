@@ -88,7 +88,7 @@ def powercap(data: bytes) -> None:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if kind >= 240:
-                    path.symlink_to(root / supply.pick(_ZONES))  # # to a zone, itself or nowhere
+                    path.symlink_to(root / supply.pick(_ZONES))  # to a zone, itself or nowhere
                 elif kind >= 230:
                     path.mkdir()
                 else:

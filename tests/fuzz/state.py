@@ -114,7 +114,7 @@ def _books() -> Checkpoint:
 def books(data: bytes) -> None:
     supply = Supply(data)
     kind, text = supply.byte() % 3, supply.rest()
-    if kind == 2:  # # the decision log, which has two files
+    if kind == 2:  # the decision log, which has two files
         with folder() as path:
             (path / "s.latest-0").write_bytes(text)
             latest = AlternatingCheckpointFiles(path / "s.db")

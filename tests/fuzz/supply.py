@@ -69,7 +69,7 @@ def one_line(text: str, most: int) -> None:
     """Messages for a person must be fit for a log: bounded, and free of control characters."""
     assert len(text) <= most, f"{len(text)} characters are said: {text[:80]!r}"
     assert text.isprintable(), f"unprintable: {text!r:.200}"
-    text.encode()  # # a lone surrogate would fail on encoding
+    text.encode()  # a lone surrogate would fail on encoding
 
 
 def told(error: Exception, most: int = 2000) -> None:

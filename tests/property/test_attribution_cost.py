@@ -181,7 +181,7 @@ def test_accepted_periods_never_overlap(some: list[Period], day: date, minute: i
     found = find_overlap(some)
     if len(holding) > 1:
         assert found is not None
-    if found is not None:  # # the message is correct
+    if found is not None:  # the message is correct
         assert some[found.first].contains(found.day, found.minute)
         assert some[found.second].contains(found.day, found.minute)
         assert found.first < found.second

@@ -68,7 +68,7 @@ def test_snapshots_balance_and_counters_never_fall(
             assert imbalances(snapshot) == []
             back = steps_back(last, snapshot)
             assert [one for one in back if "Group" not in one] == []
-            if rules.groups >= 5:  # # beyond its bound a stale group is removed and restarts
+            if rules.groups >= 5:  # beyond its bound a stale group is removed and restarts
                 assert back == []
             last = snapshot
         else:

@@ -45,7 +45,7 @@ class Host(RuleBasedStateMachine):
             self.end()
             shutil.rmtree(self.folder)
 
-    # # ----------------------------------------------------------- invariants at every write
+    # ----------------------------------------------------------- invariants at every write
 
     def before_write(self, key: CapKey, value: int | None) -> None:
         name = key.device
@@ -76,7 +76,7 @@ class Host(RuleBasedStateMachine):
             self.kill_at = None
             raise Killed
 
-    # # ------------------------------------------------------------------------- events
+    # ------------------------------------------------------------------------- events
 
     @rule(holder=HOLDERS, number=BOARDS, value=WISHES)
     def hold(self, holder: int, number: int, value: int) -> None:

@@ -13,7 +13,7 @@ from wattspan.spans.values import Outcome
 
 small = st.integers(0, 2**31)
 texts = st.text(max_size=8)
-# # Field 3999 is unknown: a sender newer than our schema.
+# Field 3999 is unknown: a sender newer than our schema.
 unknown = st.sampled_from([b"", b"\xf8\xf9\x01\x05", b"\xfa\xf9\x01\x02hi"])
 energies = st.none() | st.builds(
     joules,

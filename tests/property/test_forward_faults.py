@@ -26,7 +26,7 @@ from wattspan.util.backoff import RetryBackoff
 @dataclass(frozen=True)
 class Offer:
     spans: int
-    length: int  # # of a name: # data that fills the queue
+    length: int  # of a name: # data that fills the queue
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class World:
     def __init__(self, spool: Path | None) -> None:
         self.clock = ManualClock()
         self.offered: list[str] = []
-        self.sent: list[list[str]] = []  # # spans of each attempt that the collector has
+        self.sent: list[list[str]] = []  # spans of each attempt that the collector has
         self.doubtful = 0  # spans of attempts that the collector has and did not answer
         self.turn: Turn = Turn(TAKEN, has=True)
         self.counted: Counter[str] = Counter()

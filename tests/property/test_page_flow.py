@@ -157,7 +157,7 @@ def test_stretches_that_follow_each_other_add_up(
     assert sum_of_all.consumers == at_once.consumers
     assert sum_of_all.duration == at_once.duration
     assert min(sum_of_all.unlisted) >= 0
-    # # a consumer with a row for part of the time is named in the sum and unlisted in the
+    # a consumer with a row for part of the time is named in the sum and unlisted in the
     # difference
     for kind in range(len(HwType)):
         assert sum_of_all.unlisted[kind] <= at_once.unlisted[kind]

@@ -84,7 +84,7 @@ def play(kernel: SyntheticKernel, actions: list[tuple], *, lossy: bool, **how: b
             books.enter(source.poll())
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
-    for _ in range(2):  # # the final records, and processes that waited for a scan
+    for _ in range(2):  # the final records, and processes that waited for a scan
         kernel.clock.advance(11.0)
         books.enter(source.poll())
     return books

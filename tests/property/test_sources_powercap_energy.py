@@ -72,5 +72,5 @@ def test_counter_that_falls_is_a_gap_and_never_a_spike(back: int, seconds: float
         if after.counter < before.counter:
             assert isinstance(step, Gap)
             assert step.reason is GapReason.RESET
-        else:  # # the counter fell by less than it had gained: no reader can tell
+        else:  # the counter fell by less than it had gained: no reader can tell
             assert isinstance(step, Interval)

@@ -78,9 +78,7 @@ def test_rows_never_fall_and_are_limited(turns: Turns) -> None:
             assert max(len(row.service), len(row.name)) <= 128
             earlier = old.get((row.service, row.name))
             if earlier and sum(earlier.energy.values()) and not let_go:
-                assert grew(
-                    earlier, row
-                )  # # otherwise it may have been removed and returned at zero
+                assert grew(earlier, row)  # otherwise it may have been removed and returned at zero
         assert all(shown.outside[key] >= energy for key, energy in before.outside.items())
         before = shown
 

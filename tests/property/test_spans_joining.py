@@ -105,7 +105,7 @@ def test_exclusive_and_outside_energies_add_up_to_the_process(
         settled = process.settle(batch, machine.profile, 125)
         assert [each.span for each in settled] == batch
         results += settled
-        if forgetful:  # # a repeated identifier is unknown and receives no energy twice
+        if forgetful:  # a repeated identifier is unknown and receives no energy twice
             process.forget_half()
             process.forget_half()
             assert process.remembered == 0

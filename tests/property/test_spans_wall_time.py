@@ -25,7 +25,7 @@ class Stretch(NamedTuple):
     jump: int
     slew: int
     ticks: int
-    late: int  # # position of the change in its first tick
+    late: int  # position of the change in its first tick
 
 
 stretches = st.lists(

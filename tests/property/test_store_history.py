@@ -42,7 +42,7 @@ accidents = st.one_of(
 )
 steps = st.tuples(
     turns,
-    hops,  # # of the wall clock, so that few writes fill many buckets
+    hops,  # of the wall clock, so that few writes fill many buckets
     st.one_of(st.none(), st.none(), accidents),
     st.sampled_from([True, True, False]),
 )

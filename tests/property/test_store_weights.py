@@ -100,7 +100,7 @@ def test_unmeasured_bucket_has_unknown_energy() -> None:
     )
 
 
-# # ----------------------------------------------------------------------------- recorded rates
+# ----------------------------------------------------------------------------- recorded rates
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_decision_steps_are_pure_and_repeatable(plant: Plant, turns: int) -> Non
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 10**10),  # # of time
+            st.integers(0, 10**10),  # of time
             st.lists(st.tuples(st.integers(-(10**9), 10**9), st.integers(1, 10**10)), max_size=5),
             st.integers(0, 10**9),
             st.integers(FLOOR - 50_000, TOP + 50_000),

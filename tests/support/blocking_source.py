@@ -53,6 +53,6 @@ class BlockingSource:
     def release(self) -> None:
         """Blocked reads return."""
         waiting = self.gate.rename(self.gate.with_suffix(".old"))
-        with suppress(OSError):  # # reads do not block
+        with suppress(OSError):  # reads do not block
             os.close(os.open(waiting, os.O_WRONLY | os.O_NONBLOCK))
         waiting.unlink()

@@ -22,7 +22,7 @@ class Tab:
         page.on("request", lambda request: self.asked.append(request.url))
 
     def _heard(self, message: Any) -> None:
-        # # the browser logs a refused request for the server that the test stops
+        # the browser logs a refused request for the server that the test stops
         away = "ERR_CONNECTION_REFUSED" in message.text or "ERR_CONNECTION_RESET" in message.text
         if message.type in ("error", "warning") and not away:
             self.wrongs.append(f"{message.type}: {message.text}")

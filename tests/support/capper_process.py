@@ -103,7 +103,7 @@ class CapperProcess:
         **settings: object,
     ) -> None:
         self._temporary = None
-        if sockets is None:  # # a short name, as Unix sockets require
+        if sockets is None:  # a short name, as Unix sockets require
             self._temporary = tempfile.TemporaryDirectory(
                 prefix="wattspan-", ignore_cleanup_errors=True
             )

@@ -47,7 +47,7 @@ from support.waiting import eventually
 PROTOBUF = "application/x-protobuf"
 
 
-# # ----------------------------------------------------------------------- scripted failures
+# ----------------------------------------------------------------------- scripted failures
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Seen:
     arrived: float = field(default_factory=time.monotonic)  # seconds
 
 
-# # ------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------- records
 
 
 class Memory:
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, EarlyRefusal):
             self._reply(Reply(fault.status))
             self.close_connection = True
-            # # unread data would turn the close into a reset
+            # unread data would turn the close into a reset
             self.connection.shutdown(socket.SHUT_WR)
             memory.released.wait(0.2)
             return
@@ -305,7 +305,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # # the test closes the client
+        pass  # the test closes the client
 
 
 class _UnixServer(_Server):

@@ -75,7 +75,7 @@ class Machine:
     ) -> None:
         self._stack.close()
 
-    # # -------------------------------------------------------------------------- actions
+    # -------------------------------------------------------------------------- actions
 
     def apt(self, *words: str) -> str:
         """Run apt-get without network; return its output and that of the maintainer scripts."""
@@ -99,7 +99,7 @@ class Machine:
         self.host.run(*words, PYTHON, "-c", _HOLDER)
         self.until(lambda: self.limit < self.original, "a cap is in force")
 
-    # # ------------------------------------------------------------------------------- queries
+    # ------------------------------------------------------------------------------- queries
 
     @property
     def limit(self) -> int:

@@ -145,7 +145,7 @@ _SWITCHES = frozenset(
         *("no_energy_counter", "no_power", "no_processes"),
     )
 )
-_THERMAL_MHZ = 900  # # like an overheated board, unless a clock is given
+_THERMAL_MHZ = 900  # like an overheated board, unless a clock is given
 
 
 def break_gpu(gpus: EmulatedGpus, gpu: int, fault: str, on: object) -> None:

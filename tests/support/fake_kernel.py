@@ -32,7 +32,7 @@ class FakeKernel:
         self.lookups = 0
         self._port = 50_000
 
-    # # ---------------------------------------------------------------------------- setup
+    # ---------------------------------------------------------------------------- setup
 
     def born(
         self,
@@ -81,7 +81,7 @@ class FakeKernel:
         self.held.setdefault(living.consumer.pid, set()).add(inode)
         return Peer(address=end, local=OURS, accepted=self.clock.monotonic() if dated else None)
 
-    # # ----------------------------------------------------------------------------- kernel
+    # ----------------------------------------------------------------------------- kernel
     # interface
 
     def identify(self, pid: int) -> Consumer | None:

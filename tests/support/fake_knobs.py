@@ -25,7 +25,7 @@ class KnobNvml(FakeNvml):
         self.missing: set[str] = set()  # functions that an old binding does not have
         self.locks: dict[str, tuple[int, int]] = {}
         self.clock_now = 1980
-        self.ceiling: int | None = None  # # externally enforced
+        self.ceiling: int | None = None  # externally enforced
 
     def __getattr__(self, name: str) -> Any:
         if name in self.missing:

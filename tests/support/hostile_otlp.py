@@ -18,7 +18,7 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 Build = Callable[[int], bytes]
 
 _IDS = length_delimited(1, bytes(range(1, 17))) + length_delimited(2, b"\1" * 8)
-_ROOM = 512  # # bytes of the flood's envelope
+_ROOM = 512  # bytes of the flood's envelope
 
 
 class Body(NamedTuple):

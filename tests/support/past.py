@@ -49,7 +49,7 @@ class ConstantPast:
     idles: dict[str, int] = field(default_factory=lambda: {PACKAGE.id: 6_000, DRAM.id: 1_000})
     known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
-    others: int = 0  # # power of every other process
+    others: int = 0  # power of every other process
     members: dict[Consumer, tuple[Consumer, ...]] = field(
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
@@ -58,7 +58,7 @@ class ConstantPast:
         default_factory=dict
     )
     forgotten: list[Consumer] = field(default_factory=list)
-    on_settled: list[int] = field(default_factory=list)  # # settled time at each read
+    on_settled: list[int] = field(default_factory=list)  # settled time at each read
 
     def settled(self, consumer: Consumer | None = None) -> int:
         if self.on_settled:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import eventually
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
-OURS = ("WATTSPAN_", "COVERAGE_")  # # variables of build servers and coverage
+OURS = ("WATTSPAN_", "COVERAGE_")  # variables of build servers and coverage
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(OURS)} | {
     "WATTSPAN_CONFIG": os.devnull
 }

@@ -37,10 +37,10 @@ class Prometheus:
         return {one["metric"].get(by, ""): one["value"][1] for one in result}
 
     def targets_up(self, count: int) -> bool:
-        with suppress(OSError, HTTPException, ValueError):  # # Prometheus is starting
+        with suppress(OSError, HTTPException, ValueError):  # Prometheus is starting
             active = self.get("targets")["activeTargets"]
             if [target["health"] for target in active] == ["up"] * count:
-                # # the health of targets is available shortly before the samples
+                # the health of targets is available shortly before the samples
                 return sum(int(up) for up in self.query("up", "instance").values()) == count
         return False
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / ".tools" / "usr" / "bin"  # # programs unpacked by scripts/debian-tool
+TOOLS = ROOT / ".tools" / "usr" / "bin"  # programs unpacked by scripts/debian-tool
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"  # the third-party NVML clients
 APPS = ROOT / ".venv-apps" / "bin" / "python"  # the applications of examples/
 TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch

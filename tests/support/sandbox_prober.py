@@ -22,7 +22,7 @@ from pathlib import Path
 
 NAME = sys.argv[1] if len(sys.argv) > 1 else ""
 STATE, RUN = Path("/var/lib", NAME), Path("/run", NAME)
-PLACES = Path("/opt/probed")  # # files created by `prepare`: see tests/flow/test_systemd_sandbox.py
+PLACES = Path("/opt/probed")  # files created by `prepare`: see tests/flow/test_systemd_sandbox.py
 CAPPERS = Path("/var/lib/wattspan-capper")
 ZONE = Path("/sys/class/powercap/intel-rapl:0")
 PORT = 7777

@@ -31,7 +31,7 @@ def still_while_capped(agent: Tuned) -> int:
         eventually(lambda: all(_stands_still(pid) for pid in pids), "both stand still")
         if agent.host.capped():
             return capper
-        go_on(*pids)  # # the cap was restored meanwhile
+        go_on(*pids)  # the cap was restored meanwhile
         return None
 
     capper = agent.until(stopped, "they stand still while a cap is in force", within=60)

@@ -101,7 +101,7 @@ class SyntheticKernel:
         self._pid_max = pid_max
         self._last_pid = 299
 
-    # # -------------------------------------------------------------------------- events
+    # -------------------------------------------------------------------------- events
 
     def spawn(self, parent: int = 1, cgroup: str = "0::/\n") -> Life:
         self.clock.advance(ns=TICK)  # no pid is used twice within a tick of the clock
@@ -138,7 +138,7 @@ class SyntheticKernel:
             by_pid[life.pid] = by_pid.get(life.pid, 0) + life.cpu
         return {pid: cpu for pid, cpu in by_pid.items() if cpu}
 
-    # # ------------------------------------------------------------------------- kernel interface
+    # ------------------------------------------------------------------------- kernel interface
 
     def pids(self) -> list[int]:
         return [pid for pid in self.alive if pid not in self.hidden]

@@ -77,7 +77,7 @@ class SystemdHost:
         self.pid = 0
         """Its process 1, as this machine counts processes."""
 
-    # # ------------------------------------------------------------------------------ actions
+    # ------------------------------------------------------------------------------ actions
 
     def systemctl(self, *words: str, check: bool = True) -> str:
         """Output of ``systemctl``; HostError with the log on failure if ``check``."""
@@ -156,7 +156,7 @@ class SystemdHost:
         script.write_text(boot_script(self.folder, root, binds, target, os.ttyname(slave)))
         self._reader = threading.Thread(target=self._listen, name="systemd-host console")
         self._reader.start()
-        # # The end of the tests ends systemd in any case: the outer process dies with
+        # The end of the tests ends systemd in any case: the outer process dies with
         # this one, the inner with it.
         self._process = subprocess.Popen(
             [*("setpriv", "--pdeathsig", "KILL", "--"), *ENTER_CGROUP, self.name, str(script)],
@@ -210,7 +210,7 @@ class SystemdHost:
 
     def _listen(self) -> None:
         """Read the console continuously, so that no writer blocks."""
-        with suppress(OSError):  # # the last holder of the pipe has closed it
+        with suppress(OSError):  # the last holder of the pipe has closed it
             while told := os.read(self._master, 4096):
                 self._said += told
 

@@ -88,7 +88,7 @@ class Installed:
 
     def fresh(self) -> None:
         """No unit runs or has failed, and no configuration exists."""
-        # # stop clients first, because they would activate the capper again
+        # stop clients first, because they would activate the capper again
         self.host.systemctl("stop", AGENT)
         self.host.systemctl("stop", CAPPER, SOCKET)
         self.host.systemctl("reset-failed")
@@ -154,14 +154,14 @@ def installed(
         assert emulated.sysfs is not None
         sysfs = emulated.sysfs
         (sysfs / "fs" / "cgroup").mkdir(parents=True)
-        # # A shared interpreter library has another location here.
+        # A shared interpreter library has another location here.
         libraries = [str(BASE / "lib")]
         variables = dict[str, str]()
         shown = {Path("/sys"): sysfs, **_program(folder / "program"), **(binds or {})}
         if emulated.profile.gpus:
             library = build(folder / "driver")
             shown[Path("/opt/driver/lib")] = library.parent
-            # # like a driver's devices: # root may set limits that others may read
+            # like a driver's devices: # root may set limits that others may read
             (emulated.directory / "gpus").chmod(0o644)
             shown[DEVICES] = emulated.directory / "gpus"
             variables |= environment(library, DEVICES)

@@ -336,7 +336,7 @@ class Host:
     def row(self, job: str = "trainer/train_step") -> TuningRow | None:
         return next((one for one in self.tuner.accounts().rows if one.job == job), None)
 
-    # # ------------------------------------------------------------------------- inputs
+    # ------------------------------------------------------------------------- inputs
 
     def view(self) -> Snapshot:
         now = self.clock.now()

@@ -40,7 +40,7 @@ class Together:
     since: int = 0
     left: list[float] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
-    ahead: int = 0  # # overlap of the last collective with the future
+    ahead: int = 0  # overlap of the last collective with the future
 
     def advance(self, start: int, end: int) -> list[_Done]:
         """Units finished by each rank between two times."""
@@ -86,7 +86,7 @@ class Together:
                 SpanRecord(trace, step, b"", STEP, self.since, end),
             ),
         ]
-        # # senders differ in the order of inner and outer spans
+        # senders differ in the order of inner and outer spans
         return both if rank % 2 else both[::-1]
 
     @property

@@ -37,7 +37,7 @@ T = TypeVar("T")
 PROFILE, ORIGINAL, THEIRS = "one-socket-h100", 650_000, 333_000
 JOB = "trainer/train_step"
 LEASE = 2.0  # seconds
-QUICK = {"step": 0.04, "noise": 0.003}  # # settings of a short training job
+QUICK = {"step": 0.04, "noise": 0.003}  # settings of a short training job
 CONFIG = """\
 [agent]
 state_dir = "{state}"
@@ -136,7 +136,7 @@ class OwnHost(Limited):
         return False
 
     def _take(self, engine: int, directory: Path) -> None:
-        # # The host runs until its standard input ends: # until the last holder closes that pipe.
+        # The host runs until its standard input ends: # until the last holder closes that pipe.
         self._pipe = os.open(f"/proc/{engine}/fd/0", os.O_WRONLY)
         self._engine = frozenset({engine})
         self.emulated: Standing = Standing(directory, profile_named(PROFILE))
@@ -197,7 +197,7 @@ class Tuned:
             )
         self._family: frozenset[int] = frozenset()
 
-    # # ------------------------------------------------------------------------------ queries
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def said(self) -> str:
@@ -244,7 +244,7 @@ class Tuned:
         for pid in family:
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                # # workers have the same arguments and another name
+                # workers have the same arguments and another name
                 if b"capper" in words and not _is_worker(pid):
                     return pid
         return None
@@ -252,7 +252,7 @@ class Tuned:
     def explain(self) -> str:
         return f"\nsaid: {self.said}\ntold: {self.told()}\nlimit: {self.host.limit}"
 
-    # # ------------------------------------------------------------------------------ actions
+    # ------------------------------------------------------------------------------ actions
 
     def until(self, holds: Callable[[], T], what: str, within: float = 60.0) -> T:
         """The first truthy result; the AssertionError quotes all state."""

@@ -67,7 +67,7 @@ def host_with(layout: str, root: Path) -> Iterator[Host]:
     ("layout", "devices"),
     [
         ("xeon-2s", ["rapl:package-0", "rapl:package-1"]),
-        ("tpmi-2s", ["rapl:package-0", "rapl:package-1"]),  # # psys is listed between them
+        ("tpmi-2s", ["rapl:package-0", "rapl:package-1"]),  # psys is listed between them
         ("client", ["rapl:package-0"]),  # core, uncore and psys are left alone
         ("client-mmio", ["rapl:package-0"]),
         ("multi-die", [f"rapl:package-{s}-die-{d}" for s in (0, 1) for d in (0, 1)]),
@@ -115,7 +115,7 @@ def test_enforced_limit_is_the_lower_one_of_package_and_mirror(tmp_path: Path) -
         state = host.power.write(P0, 20_000)
         assert (state.requested, state.enforced) == (20_000, 15_000)
         mirror = host.file("constraint_0_power_limit_uw", "intel-rapl-mmio:0")
-        assert mirror.read_text() == "15000000\n"  # # read, and never written
+        assert mirror.read_text() == "15000000\n"  # read, and never written
 
 
 def test_package_with_only_a_mirror_limit_is_not_listed(tmp_path: Path) -> None:

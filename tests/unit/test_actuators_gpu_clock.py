@@ -39,7 +39,7 @@ def test_range_is_that_of_the_fastest_memory_clock(host: Host) -> None:
     host.clocks.read(A)
     assert host.nvml.calls.count("nvmlDeviceGetSupportedGraphicsClocks") == 1
     host.clocks.read(A)
-    assert host.nvml.calls.count("nvmlDeviceGetSupportedGraphicsClocks") == 1  # # constant
+    assert host.nvml.calls.count("nvmlDeviceGetSupportedGraphicsClocks") == 1  # constant
     assert host.clocks.read(A).maximum == 1980
 
 

@@ -71,11 +71,11 @@ def test_externally_enforced_limit_is_reported_with_the_requested_one(host: Host
     host.a.limits[ENFORCED] = 500_000
     state = host.power.write(A, 600_000)
     assert (state.requested, state.enforced) == (600_000, 500_000)
-    assert host.clock.monotonic() == ManualClock().monotonic()  # # the client did not wait
+    assert host.clock.monotonic() == ManualClock().monotonic()  # the client did not wait
 
 
 def test_board_that_takes_its_time_is_waited_for(host: Host) -> None:
-    host.nvml.ceiling = 700_000  # # the limit enforced before the new one takes effect
+    host.nvml.ceiling = 700_000  # the limit enforced before the new one takes effect
     host.nvml.deaf.add("GPU-a")
 
     def later(_mono: int) -> None:
@@ -194,7 +194,7 @@ def test_listing_reopens_a_reloaded_driver(host: Host) -> None:
 
 def test_invalid_handle_is_requested_again(host: Host) -> None:
     host.power.devices()
-    host.nvml.generation += 1  # # every handle is invalid, the session is valid
+    host.nvml.generation += 1  # every handle is invalid, the session is valid
     assert host.power.read(A).requested == 700_000
     assert host.nvml.initialised == 1
 

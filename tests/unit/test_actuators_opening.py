@@ -19,7 +19,7 @@ def test_requested_actuators_open_in_fixed_order(tmp_path: Path) -> None:
     nvml = KnobNvml(CLOCK, FakeGpu("GPU-a"))
     found = open_actuators(set(Knob), nvml=nvml, sysfs=tmp_path, clock=CLOCK)
     assert [actuator.knob for actuator in found] == list(Knob)
-    assert nvml.calls == []  # # no write happened
+    assert nvml.calls == []  # no write happened
 
 
 def test_unrequested_actuator_is_not_opened() -> None:

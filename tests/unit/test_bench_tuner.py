@@ -38,7 +38,7 @@ TERMS = Terms(batch=1.0)
 class Steady:
     """A core that holds one setting from some unit on, and then another."""
 
-    plan: tuple[tuple[int, int], ...]  # # from that many units on, milliwatts
+    plan: tuple[tuple[int, int], ...]  # from that many units on, milliwatts
 
     def begin(
         self, policy: TunerPolicy, ranges: tuple[KnobRange, ...], **_: object

@@ -182,7 +182,7 @@ def test_ceiling_reason_is_one_bounded_line(writer: Writer) -> None:
     assert len(ceiling.why) == 200
 
 
-# # --------------------------------------------------------------------------------- permissions
+# --------------------------------------------------------------------------------- permissions
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])

@@ -71,7 +71,7 @@ def test_ceiling_and_its_lifetime_survive_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     ceilings(tmp_path, clock).request(800 * W, "why", 60 * SECOND, POWER_MANAGER)
     clock.advance(30)
-    clock.step_wall(10_000)  # # within a boot the wall clock is not used
+    clock.step_wall(10_000)  # within a boot the wall clock is not used
     restarted = ceilings(tmp_path, clock)
     restarted.poll()
     assert restarted.limit == 800 * W
@@ -378,7 +378,7 @@ def test_restore_and_accept_are_audited_with_their_peer_and_outcome(
     assert all(str(row[-1]).startswith(word) for row in asked.events("command"))
 
 
-# # --------------------------------------------------------------------------- resulting limits
+# --------------------------------------------------------------------------- resulting limits
 
 
 def test_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:

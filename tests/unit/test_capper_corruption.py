@@ -106,7 +106,7 @@ def test_corrupted_journal_restores_or_names_every_limit(part: int) -> None:
         try:
             done_to_it = corrupt_journal(folder, [{}, *killed.history], rng)
             done_to_it += "; " + corrupt_audit(folder / "audit.jsonl", rng)
-            for _ in range(2):  # # lost devices remain named
+            for _ in range(2):  # lost devices remain named
                 whole = killed.check(killed.restored())
         except Exception as error:
             error.add_note(f"seed {seed}: {done_to_it}")

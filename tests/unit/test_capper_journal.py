@@ -141,7 +141,7 @@ def test_copy_of_long_ago_is_not_the_newest(tmp_path: Path) -> None:
     for value in (600 * W, 550 * W, 500 * W):
         journal.save({CAPPED.key: entry(value=value)})
     first = journal.path.read_bytes()
-    journal.save({})  # # a generation counter in memory alone would restart here
+    journal.save({})  # a generation counter in memory alone would restart here
     journal.save(ENTRIES)
     (tmp_path / f"journal-{BOOT}.b.jsonl").write_bytes(first)
     found = Journal(tmp_path, BOOT).entries[CAPPED.key]
@@ -259,7 +259,7 @@ def test_journal_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> N
 
 
 def test_capper_lock_file_is_private(tmp_path: Path) -> None:
-    (tmp_path / "lock").touch(0o640)  # # format of earlier versions
+    (tmp_path / "lock").touch(0o640)  # format of earlier versions
     CapperLock(CapperHost(tmp_path, BOOT)).release()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
@@ -268,7 +268,7 @@ def test_foreign_lock_holder_is_named_as_not_a_capper(
     tmp_path: Path,
 ) -> None:
     lock = CapperLock(CapperHost(tmp_path, BOOT))
-    (tmp_path / "lock").write_text("1\n")  # # a capper that has released everything
+    (tmp_path / "lock").write_text("1\n")  # a capper that has released everything
     with pytest.raises(JournalError) as refused:
         CapperLock(CapperHost(tmp_path, BOOT))
     lock.release()

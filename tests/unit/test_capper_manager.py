@@ -109,7 +109,7 @@ def test_refusing_device_is_retried_after_backoff(bench: Bench) -> None:
         assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 1
     bench.clock.advance(60)
-    assert bench.manager.rows()[0].usable is True  # # unknown result, so that the write is retried
+    assert bench.manager.rows()[0].usable is True  # unknown result, so that the write is retried
     assert refusal(bench, 500 * W) == RefusalReason.LOCKED
     assert len(seen) == 2
     assert bench.deeds().count("fail") == 1

@@ -142,7 +142,7 @@ def refusal(number: int) -> AuditEvent:
 
 
 def write(number: int) -> AuditEvent:
-    # # Its text does not make it a refusal.
+    # Its text does not make it a refusal.
     return AuditEvent(at=number, deed=AuditAction.WRITE, device='"deed":"refuse"', why="w" * 100)
 
 

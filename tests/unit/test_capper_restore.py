@@ -46,7 +46,7 @@ def refusing(path: Path, reason: RefusalReason) -> Iterator[None]:
         with connection:
             refused = RefusedReply(reason=reason, sentence="The capper cannot start.")
             connection.sendall(msgspec.json.encode(refused) + b"\n")
-            connection.recv(1)  # # until it is read
+            connection.recv(1)  # until it is read
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -74,7 +74,7 @@ def test_way_down_is_cut_into_steps_and_the_way_up_is_not() -> None:
         ({}, 500 * W, SettingOwner.OURS),
         ({}, 650 * W, SettingOwner.ORIGINAL),
         ({}, 400 * W, SettingOwner.FOREIGN),
-        ({}, 499_999, SettingOwner.FOREIGN),  # # after the readback it equals the original
+        ({}, 499_999, SettingOwner.FOREIGN),  # after the readback it equals the original
         ({}, None, SettingOwner.UNKNOWN),
         ({"written": False}, 500 * W, SettingOwner.OURS),
         ({"written": False}, 499_875, SettingOwner.OURS),  # the device rounds down to its unit

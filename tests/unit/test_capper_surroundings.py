@@ -106,7 +106,7 @@ def test_host_without_actuators_is_reported() -> None:
 
 
 def test_systems_capper_has_directories_of_its_own() -> None:
-    # # the owner of a directory may rename its entries, and the agent owns its directory
+    # the owner of a directory may rename its entries, and the agent owns its directory
     agent = AgentSettings()
     state, run = Path(agent.state_dir), Path(agent.run_dir)
     assert capper_directory(state, emulated=False) == Path("/var/lib/wattspan-capper")

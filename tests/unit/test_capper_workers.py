@@ -69,10 +69,10 @@ class FileActuator:
             return
         writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         path.unlink()
-        os.close(writer)  # # a blocked open continues
+        os.close(writer)  # a blocked open continues
 
     def _wait(self, name: str) -> None:
-        with suppress(FileNotFoundError):  # # opening a FIFO blocks without a writer
+        with suppress(FileNotFoundError):  # opening a FIFO blocks without a writer
             (self.folder / f"{name}.hang").open().close()
 
 

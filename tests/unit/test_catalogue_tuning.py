@@ -221,7 +221,7 @@ def test_package_and_gpu_limits_and_originals_use_one_metric() -> None:
     gpu = {limit: mw for (device, limit), mw in limits.items() if device == "GPU-0"}
     assert gpu["original"] == 700_000
     assert gpu["ceiling"] == 600_000
-    assert gpu["requested"] == 650_000  # # the GPU's own figure, once
+    assert gpu["requested"] == 650_000  # the GPU's own figure, once
 
 
 def test_unconfigured_capper_has_no_series_and_a_lost_one_is_down() -> None:

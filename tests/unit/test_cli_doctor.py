@@ -362,7 +362,7 @@ def test_broken_source_plugin_has_its_own_section() -> None:
     assert section.findings[0].remedy == "Reinstall it."
 
 
-# # ------------------------------------------------------------------------ requirements of the
+# ------------------------------------------------------------------------ requirements of the
 # agent
 
 

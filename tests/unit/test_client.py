@@ -131,7 +131,7 @@ def test_unsettled_window_is_reported(agent: QueryServer, past: ConstantPast) ->
     assert no.value.partial.joules.coverage == 0.0
     assert w.result(timeout=0, partial=True).complete is False
     past.until = FAR
-    assert w.result(timeout=0).complete  # # unknown energy is requested again
+    assert w.result(timeout=0).complete  # unknown energy is requested again
 
 
 def test_settled_window_is_requested_once(agent: QueryServer, past: ConstantPast) -> None:
@@ -314,7 +314,7 @@ def test_process_watch_is_requested_once(agent: QueryServer, past: ConstantPast)
             pass
     eventually(lambda: past.watched, "the agent is asked")
     assert past.watched == [(Consumer(os.getpid(), STARTED), True)]
-    sdk_agent.registration.due = 0  # # as time does: # the agent may have restarted
+    sdk_agent.registration.due = 0  # as time does: # the agent may have restarted
     with wattspan.window():
         pass
     eventually(lambda: len(past.watched) == 2, "the agent is asked again")
@@ -325,7 +325,7 @@ def test_later_agent_receives_the_process_watch(no_agent: Path, past: ConstantPa
         pass
     assert w._begun < sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER
     with QueryServer(no_agent, past):
-        sdk_agent.registration.due = 0  # # as time does
+        sdk_agent.registration.due = 0  # as time does
         with wattspan.window():
             pass
         eventually(lambda: past.watched, "the agent is asked")
@@ -337,7 +337,7 @@ def test_invalid_run_directory_means_no_agent(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(sdk_agent, "registration", sdk_agent.WatchRegistration())
         with wattspan.window() as w:
             pass
-        assert sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER  # # retried soon
+        assert sdk_agent.registration.due < w._begun + sdk_agent.RENEW_AFTER  # retried soon
 
 
 def test_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) -> None:
@@ -355,7 +355,7 @@ def test_forked_child_measures_itself(agent: QueryServer, past: ConstantPast) ->
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as told:
-        assert told.read() == "0.0"  # # the child was not charged
+        assert told.read() == "0.0"  # the child was not charged
     assert os.waitpid(child, 0)[1] == 0
     assert inherited.process["cpu"] > 0
     assert {consumer.pid for consumer, _ in past.watched} == {os.getpid(), child}

@@ -131,7 +131,7 @@ def test_default_file_is_read_if_present(tmp_path: Path) -> None:
     assert load(None, environ={}, default=default).processes.top == 7
 
 
-# # -------------------------------------------------------------------------------- errors
+# -------------------------------------------------------------------------------- errors
 
 
 def test_all_errors_are_reported_in_file_order(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ watts = 0
     ]
 
 
-# # ------------------------------------------------------------------------- sources of arrays
+# ------------------------------------------------------------------------- sources of arrays
 
 
 def test_environment_sets_single_values_and_leaves_the_arrays(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_arrays_are_shown_after_their_table(tmp_path: Path) -> None:
         "[[caps.fixed]]",
         "[[caps.priority]]",
     ]
-    assert shown.count("max_slowdown") == 2  # # the second job has none
+    assert shown.count("max_slowdown") == 2  # the second job has none
 
 
 def test_shown_arrays_read_back_unchanged(tmp_path: Path) -> None:

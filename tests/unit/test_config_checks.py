@@ -172,7 +172,7 @@ def test_ineffective_settings_are_warnings(text: str, part: str, tmp_path: Path)
         '[autotune]\nmode = "advise"',
         '[autotune]\nmode = "apply"\napply_found = true',
         f'[autotune]\nmode = "advise"\n{JOB}mode = "apply"',
-        '[autotune]\nknobs = ["gpu_clock"]',  # # disabled
+        '[autotune]\nknobs = ["gpu_clock"]',  # disabled
         f'{ON}[[autotune.job]]\nservice = "server"\nkind = "requests"\nlatency = "1s"',
         '[[autotune.job]]\nservice = "a"\nspan = "b"\n[[autotune.job]]\nservice = "a"',
         "[caps]\nbudget_watts = 500\nreserve_watts = 499",

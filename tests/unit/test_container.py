@@ -98,7 +98,7 @@ def test_no_service_has_a_capability_or_can_write_to_the_host() -> None:
 def test_mounts_below_host_files_are_read_only() -> None:
     binds = [one for one in services()["agent"]["volumes"] if isinstance(one, dict)]
     read = {one["target"]: one.get("bind") for one in binds if one.get("read_only")}
-    # # the engine applies it to unmounted directories only
+    # the engine applies it to unmounted directories only
     forced = {"propagation": "rprivate", "recursive": "readonly"}
     assert read == {"/host/sys": forced, "/sys/fs/cgroup": forced}
 

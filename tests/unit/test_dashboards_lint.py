@@ -72,7 +72,7 @@ def test_fleet_energy_is_correct_for_any_rule_interval() -> None:
     assert all(int(group["interval"].removesuffix("s")) <= SEEN_EVERY for group in groups)
 
 
-# # ------------------------------------------------------------------------------ known names
+# ------------------------------------------------------------------------------ known names
 
 
 def test_tuned_job_is_an_exported_job_in_prometheus() -> None:

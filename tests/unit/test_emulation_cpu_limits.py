@@ -13,7 +13,7 @@ from wattspan.emulation.powercap_tree import CounterScope
 from wattspan.emulation.workloads import StepTiming, Training
 
 ZONE = "intel-rapl:0"
-LAW = CpuLaw()  # # of the hosts below: 42 W at idle, 9 W for a busy CPU
+LAW = CpuLaw()  # of the hosts below: 42 W at idle, 9 W for a busy CPU
 WATT = 1_000_000
 
 

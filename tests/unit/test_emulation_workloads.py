@@ -102,7 +102,7 @@ def test_overloaded_server_falls_behind_but_loses_no_request() -> None:
     assert work.backlog > 10
 
 
-# # ------------------------------------------------------------------- reports at the end
+# ------------------------------------------------------------------- reports at the end
 
 
 def finishes(work: GpuWork, seconds: float, speed: float = 1.0, host: float = 1.0, every: int = 7):

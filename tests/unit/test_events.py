@@ -42,7 +42,7 @@ def decided(move: Move, reason: DecisionReason) -> RecordedDecision:
     return RecordedDecision(Instant(1, 10**18), "job", Knob.GPU_POWER, decision, True)
 
 
-# # ------------------------------------------------------------------------------- messages
+# ------------------------------------------------------------------------------- messages
 
 
 def test_decision_record_has_the_sentence_and_the_figures():

@@ -54,7 +54,7 @@ def test_agent_that_is_stopped_need_not_answer() -> None:
 
 
 def test_scrapes_that_fail_make_a_stretch_without_an_answer() -> None:
-    watcher = Watcher(lambda: "", every=0.001)  # # no listener
+    watcher = Watcher(lambda: "", every=0.001)  # no listener
     try:
         began = time.monotonic_ns()
         eventually(lambda: watcher.unanswered(began) > 0.05, "a stretch without an answer")

@@ -121,7 +121,7 @@ def test_overwritten_records_are_counted(feed: SideChannelServer, tmp_path: Path
         assert [(len(r.records), r.lost) for r in feed.drain()] == [(2, 0)]
 
 
-# # ---------------------------------------------------------------------------- disconnections
+# ---------------------------------------------------------------------------- disconnections
 
 
 @contextmanager

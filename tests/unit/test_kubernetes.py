@@ -67,7 +67,7 @@ def chosen(name: str, tmp_path: Path) -> Path:
     patches = yaml.safe_load(PATCHES[int(what)])["patches"] if kind == "patch" else []
     overlay = tmp_path / "overlay"
     overlay.mkdir()
-    # # path of the tree relative to the overlay: kustomize takes no other.
+    # path of the tree relative to the overlay: kustomize takes no other.
     here = Path(*[".."] * len(overlay.resolve().parts[1:]), *FOLDER.resolve().parts[1:])
     (overlay / "kustomization.yaml").write_text(
         yaml.safe_dump(
@@ -96,7 +96,7 @@ def containers(resources: list[Resource]) -> dict[str, Resource]:
 
 
 def test_resources_match_the_kubernetes_schema(resources: list[Resource]) -> None:
-    # # resources of the Prometheus operator are not part of Kubernetes
+    # resources of the Prometheus operator are not part of Kubernetes
     own = [one for one in resources if not one["apiVersion"].startswith("monitoring.coreos.com/")]
     assert [str(fault) for one in own if (fault := fault_of(one))] == []
 
@@ -175,7 +175,7 @@ def test_config_map_is_a_valid_configuration(resources: list[Resource], tmp_path
     path, token = tmp_path / "config.toml", tmp_path / "token"
     path.write_text(made["data"]["config.toml"])
     token.write_text("0123456789abcdef\n")
-    token.chmod(0o440)  # # as the secret is mounted
+    token.chmod(0o440)  # as the secret is mounted
     settings = [
         argument.replace("/etc/wattspan-token/token", str(token))
         for argument in containers(resources)["agent"]["args"]
@@ -228,7 +228,7 @@ def test_nodes_of_a_mixed_cluster_match_one_daemon_set(tmp_path: Path) -> None:
         assert not chosen_by <= other["template"]["metadata"]["labels"].items()
 
 
-# # ------------------------------------------------------------------------------- permissions
+# ------------------------------------------------------------------------------- permissions
 
 DEVIATIONS = {
     "base": {"hostPID", "hostPath"},

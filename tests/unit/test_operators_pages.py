@@ -54,7 +54,7 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
         yield from ((f"{path.stem}-{number}", text) for number, text in enumerate(found, 1))
 
 
-# # a file without a table is a ceiling or a tariff
+# a file without a table is a ceiling or a tariff
 CONFIGURATIONS = [
     (where, text)
     for where, text in blocks("toml")

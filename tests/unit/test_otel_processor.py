@@ -201,7 +201,7 @@ def test_later_agent_is_found(tmp_path: Path, provider: TracerProvider) -> None:
     tracer = provider.get_tracer("application")
     tracer.start_span("unheard").end()
     with listening(tmp_path) as feed:
-        processor_of(provider)._due = 0  # # the next search is due
+        processor_of(provider)._due = 0  # the next search is due
         span = tracer.start_span("heard")
         assert [s.id for s in starts(feed.drain())] == [identity(span)]
         span.end()
@@ -323,7 +323,7 @@ def test_externally_closed_descriptors_are_not_reused(
     precious.write_text("somebody else's")
     with precious.open() as theirs:
         ours = channel._held.number
-        os.dup2(theirs.fileno(), ours)  # # a daemonising program reuses closed descriptor numbers
+        os.dup2(theirs.fileno(), ours)  # a daemonising program reuses closed descriptor numbers
         try:
             assert not channel.is_open
             channel.close()

@@ -103,7 +103,7 @@ _FIELDS = st.lists(
             length_delimited(1, b"trace id"),
             b"\x40\x01",
             b"\x40" + b"\xff" * 9 + b"\x01",
-            b"\x40" + b"\xff" * 9 + b"\x7f",  # # of 70 bits: the parser drops six of them
+            b"\x40" + b"\xff" * 9 + b"\x7f",  # of 70 bits: the parser drops six of them
             b"\x39" + bytes(8),
             b"\x45" + bytes(4),
             length_delimited(99, b"unknown" * 9),
@@ -137,7 +137,7 @@ def test_nested_fields_are_counted_once() -> None:
         9, length_delimited(1, b"a") + length_delimited(2, length_delimited(1, b"value"))
     )  # 1 + 2 + 1 fields
     assert count(attribute * 10, 60) == 40
-    assert count(length_delimited(99, attribute * 10), 60) == 1  # # its content is unknown
+    assert count(length_delimited(99, attribute * 10), 60) == 1  # its content is unknown
 
 
 @pytest.mark.parametrize("end", [b"\x0e", b"\n\xff", b"\n\xff\xff\xff\x7f", b"\xff", b"\xff" * 11])
@@ -169,7 +169,7 @@ def test_body_with_a_wrong_encoding_is_refused(name: str) -> None:
         Receiver(4 * MIB).traces.decoders.decode(gzip_decompress(bombs(16 * MIB)[name], 4 * MIB))
 
 
-# # ------------------------------------------------------------------------ retained memory
+# ------------------------------------------------------------------------ retained memory
 
 
 @pytest.fixture

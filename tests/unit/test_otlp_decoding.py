@@ -107,7 +107,7 @@ def test_weight_is_read_from_the_configured_attribute() -> None:
         (-3, -3),
         (0.5, 0.5),
         (-0.5, -0.5),
-        (1e-320, 0),  # # a wrong value in a ratio is worse than an absent one
+        (1e-320, 0),  # a wrong value in a ratio is worse than an absent one
         (1e300, None),
         (float("nan"), None),
         (float("inf"), None),
@@ -326,7 +326,7 @@ def test_export_request_has_peer_time_and_size() -> None:
 
 def test_forwarded_request_contains_its_message() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
-    body += b"\xfa\x01\x04news"  # # an unknown future field
+    body += b"\xfa\x01\x04news"  # an unknown future field
     receiver.traces.take(body, PEER)
     assert receiver.sink.deliveries[0].message == body
 

@@ -34,7 +34,7 @@ def receiver() -> Receiver:
     return Receiver()
 
 
-# # -------------------------------------------------------------------------------- accepted
+# -------------------------------------------------------------------------------- accepted
 # requests
 
 
@@ -71,7 +71,7 @@ def test_sink_gets_the_peer(receiver: Receiver) -> None:
     assert receiver.sink.deliveries[0].peer.pid == 7
 
 
-# # ----------------------------------------------------------------------------- refused requests
+# ----------------------------------------------------------------------------- refused requests
 
 
 def test_spans_with_unusable_ids_are_partial_success(receiver: Receiver) -> None:

@@ -118,7 +118,7 @@ def test_sleep_is_a_hole_in_the_powers_and_no_time_of_the_flow() -> None:
     _, _, powers = memory.powers(240)
     watts = powers["cpu"]
     assert len(watts) == 140
-    assert watts.count(None) == 119  # # of one step the host was awake for a second
+    assert watts.count(None) == 119  # of one step the host was awake for a second
     assert watts[-9:] == [100_000] * 9
 
 
@@ -157,7 +157,7 @@ def test_slow_counter_is_delayed_and_a_gap_is_unknown() -> None:
 
     take(5, 5, 0)
     take(10, 10, 500)
-    take(15, 10, 500)  # # no change
+    take(15, 10, 500)  # no change
     take(20, 20, 1500)
     take(25, 25, 1500, gap=5)  # all of it is a gap
     take(30, 30, 1900, gap=6)  # a fifth of it is

@@ -133,8 +133,8 @@ def test_excess_is_settled_once() -> None:
 
 def test_unnoticed_move_is_not_charged_twice() -> None:
     book = CgroupExcess()
-    book.charged("/old", 50)  # # charged in the old cgroup,
-    book.measured({"/old": 0, "/new": 50})  # # worked in the new one
+    book.charged("/old", 50)  # charged in the old cgroup,
+    book.measured({"/old": 0, "/new": 50})  # worked in the new one
     assert book.settle() == {}
     book.moved("/old", "/new")
     book.measured({"/old": 7})

@@ -107,7 +107,7 @@ def test_identify_returns_none_for_a_missing_process() -> None:
     assert directory.identify(2**22 + 1) is None
 
 
-# # ------------------------------------------------------------------------- published names
+# ------------------------------------------------------------------------- published names
 
 
 def called(procfs: ProcFs, names: NamePolicy, known: str | None = None) -> str:

@@ -135,10 +135,10 @@ def test_only_the_beginning_of_a_long_command_line_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("comm", "name"),
     [
-        ("train.py", "python3 train.py"),  # # the kernel's name for a file that begins with #!
+        ("train.py", "python3 train.py"),  # the kernel's name for a file that begins with #!
         ("python3.11", "python3 train.py"),
-        ("pt_main_thread", "python3 train.py"),  # # by PyTorch
-        ("llm-trainer", None),  # # by the process itself
+        ("pt_main_thread", "python3 train.py"),  # by PyTorch
+        ("llm-trainer", None),  # by the process itself
         ("mysqld", None),
     ],
 )

@@ -73,7 +73,7 @@ def test_tests_do_not_sleep() -> None:
 
 def test_files_hold_no_machine_paths() -> None:
     private = [
-        r"/(root|home)/[a-z.]+/",  # # a home directory
+        r"/(root|home)/[a-z.]+/",  # a home directory
         r"/opt/(wheels|pypi)",
         r"/work/[a-z]+",
         r"(extra-)?index-url|find-links|pythonhosted|artifactory",
@@ -128,7 +128,7 @@ def test_every_test_that_a_document_names_is_there() -> None:
     named = [
         (page, *found)
         for page in documents()
-        if page.name != "CHANGELOG.md"  # # history of the project
+        if page.name != "CHANGELOG.md"  # history of the project
         for found in re.findall(
             r"(?<![\w*])([\w*/]*test_[\w*]+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")
         )

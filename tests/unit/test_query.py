@@ -200,7 +200,7 @@ def test_process_user_comes_from_the_kernel() -> None:
     child = subprocess.Popen(["true"])
     try:
         consumer = Consumer(child.pid, _started(child.pid))
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # # exited and still listed
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # exited and still listed
         assert authorization.owner_of(consumer) == os.getuid()
         assert authorization.owner_of(Consumer(child.pid, consumer.started + 1)) is None
     finally:

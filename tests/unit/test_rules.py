@@ -86,7 +86,7 @@ def test_alerts_have_positive_and_negative_tests() -> None:
     assert {name: fires for name, fires in seen.items() if fires != {True, False}} == {}
 
 
-# # --------------------------------------------------------------------- metrics in the rules
+# --------------------------------------------------------------------- metrics in the rules
 
 
 def metrics(expr: str) -> set[str]:
@@ -313,7 +313,7 @@ def test_bench_of_dashboards_has_series_with_the_labels_of_the_rules() -> None:
         assert len({tuple(labels.items()) for labels in made}) == len(made), "each series once"
 
 
-# # ---------------------------------------------------------------------- start of the stack
+# ---------------------------------------------------------------------- start of the stack
 
 COMPOSE = loaded(DASHBOARDS / "compose.yaml")
 PROVISIONED = sorted((DASHBOARDS / "provisioning").glob("*/*.yml"))

@@ -331,7 +331,7 @@ def test_last_records_of_an_exited_process_are_charged_to_it() -> None:
     assert agent.outcomes() == {"abandoned": 3}
     assert agent.accounts.open == 0
     assert agent.past.watched == ()
-    agent.feed.reports.append(Heard(10, opened))  # # of an unknown process
+    agent.feed.reports.append(Heard(10, opened))  # of an unknown process
     agent.run(1.0)
     assert agent.accounts.open == 0
 
@@ -422,7 +422,7 @@ def test_outside_energy_has_a_separate_total() -> None:
     agent.run(HISTORY / SECOND + 5)
     outside = agent.accounts.outside["app", HwType.CPU]
     assert agent.energy() == pytest.approx(200_000, abs=4)
-    # # From the first span's end to a history ago, without the second span's second.
+    # From the first span's end to a history ago, without the second span's second.
     assert outside > 10 * 100_000
 
 

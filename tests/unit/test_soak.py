@@ -12,7 +12,7 @@ from benchmarks.soak.look import MEMORY, descriptors, gauges, total, with_shares
 from benchmarks.soak.report import Soaked, as_json, conditions, sentence, table
 
 TURNS_AN_HOUR = 36_000
-KB = 1e-3  # # of a megabyte
+KB = 1e-3  # of a megabyte
 
 
 def run(

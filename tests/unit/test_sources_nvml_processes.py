@@ -71,7 +71,7 @@ def test_periods_without_use_are_not_charged() -> None:
     bench.turn()
     busy(bench, (TRAIN, 80), device=40)
     sample = sampling(bench, (TRAIN, 80))
-    bench.run(2, each=sample)  # # with a continuous load the period is visible
+    bench.run(2, each=sample)  # with a continuous load the period is visible
     spent, end = bench.spent(TRAIN), bench.usages[-1].end.mono
     on = False
 
@@ -350,7 +350,7 @@ def test_only_listed_pids_count_in_a_pid_namespace() -> None:
 
 
 def test_hosts_pid_namespace_is_recognised(tmp_path: Path) -> None:
-    assert in_nested_pid_namespace(tmp_path)  # # unknown: do not believe
+    assert in_nested_pid_namespace(tmp_path)  # unknown: do not believe
     assert in_nested_pid_namespace() in {True, False}
 
 

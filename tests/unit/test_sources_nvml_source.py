@@ -125,7 +125,7 @@ def test_stuck_thread_does_not_delay_close(nvml: FakeNvml, clock: ManualClock) -
     assert thread.daemon
     hanging.let_go.set()
     thread.join(20)
-    assert nvml.initialised == 0  # # released at the first opportunity
+    assert nvml.initialised == 0  # released at the first opportunity
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -61,7 +61,7 @@ def test_driver_without_field_values_is_read_call_by_call() -> None:
     [
         (9, "NVIDIA H100 80GB HBM3", 100_000, None),
         (7, "NVIDIA RTX A5000", 100_000, None),
-        (7, "NVIDIA A100-SXM4-80GB", None, 100_000),  # # GA100 reports instant power
+        (7, "NVIDIA A100-SXM4-80GB", None, 100_000),  # GA100 reports instant power
         (5, "Tesla V100-SXM2-32GB", None, 100_000),
         (0xFFFFFFFF, "NVIDIA B300", None, None),
     ],
@@ -81,7 +81,7 @@ def test_each_field_fails_for_itself() -> None:
     bench.nvml.errors |= {185: 3, 74: 3, 190: 3, "nvmlDeviceGetEnforcedPowerLimit": 3}
     bench.turn()
     (status,) = bench.statuses
-    assert status.power_average == 100_000  # # by the older call
+    assert status.power_average == 100_000  # by the older call
     assert status.power_instant == 100_000
     assert status.limits.enforced is None
     assert status.limits.requested == 700_000

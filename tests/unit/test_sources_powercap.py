@@ -124,7 +124,7 @@ def test_denied_zone_names_the_remedy(tmp_path: Path) -> None:
         assert "`systemd-tmpfiles --create wattspan.conf`" in remedy
         assert (
             "CAP_" not in remedy
-        )  # # root could read every file, and the unit removes that permission
+        )  # root could read every file, and the unit removes that permission
         assert {domain.id for domain in batch.domains} == ALL  # known, and silent
 
 
@@ -342,7 +342,7 @@ def test_counter_that_never_moved_is_not_stuck(tmp_path: Path) -> None:
 
 def test_coarse_counter_is_stuck_only_after_a_long_pause(tmp_path: Path) -> None:
     with PowercapHost(tmp_path) as host:
-        for _ in range(4):  # # it changes every two seconds and a half
+        for _ in range(4):  # it changes every two seconds and a half
             host.engine.freeze(PACKAGE)
             for _ in range(24):
                 assert not host.read_after().failures

@@ -288,10 +288,10 @@ def test_power_ceiling_follows_a_part_that_claims_more_than_any() -> None:
     ("first", "second", "same"),
     [
         ((100, 200, 300), (150, 250, 350), True),
-        ((100, 100, 100), (100, 100, 100), True),  # # constant at the moment
+        ((100, 100, 100), (100, 100, 100), True),  # constant at the moment
         ((100, 200, 300), (90, 250, 310), True),  # one undisturbed stretch is enough
         ((100, 200, 300), (5, 6, 7), False),
-        ((0, 0, 0), (0, 0, 0), False),  # # no count yet
+        ((0, 0, 0), (0, 0, 0), False),  # no count yet
         ((100, 5_000_000, 9_000_000), (3_000_000, 7_000_000, 9_500_000), False),  # too far apart
         ((), (), False),
         ((1, 2, 3), (), False),

@@ -37,7 +37,7 @@ def full(totals: SpanAggregator, joules: int = 10) -> SpanAggregator:
     return totals
 
 
-# # ------------------------------------------------------------------------------ counting
+# ------------------------------------------------------------------------------ counting
 
 
 def test_spans_of_one_name_add_up() -> None:

@@ -14,10 +14,10 @@ SPAN = bytes(range(8))
     ("began", "ended", "thread", "cpu"),
     [
         (7_000, 9_500, 1, 2_500),
-        (7_000, 9_500, 2, None),  # # ended on another thread
-        (0, 0, 1, None),  # # its thread was alone
+        (7_000, 9_500, 2, None),  # ended on another thread
+        (0, 0, 1, None),  # its thread was alone
         (0, 9_500, 1, None),  # and then was not
-        (7_000, 0, 1, None),  # # the channel was reopened
+        (7_000, 0, 1, None),  # the channel was reopened
         (7_000, 6_900, 1, 0),  # taken to have run, and had not
     ],
 )

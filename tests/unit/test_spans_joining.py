@@ -430,7 +430,7 @@ def test_announced_span_beyond_the_watermark_is_partial() -> None:
 @pytest.mark.parametrize("announces", [False, True])
 def test_results_without_inclusive_energies_are_otherwise_equal(announces: bool) -> None:
     whole, brief, profile = ProcessSpans(), ProcessSpans(), known(1000, [CPU, MEMORY])
-    extend(profile, 1000, 1500)  # # the GPU is reported from here on
+    extend(profile, 1000, 1500)  # the GPU is reported from here on
     if announces:
         assert whole.open(started(1, 100)) == brief.open(started(1, 100)) is True
     for batch in (
@@ -507,7 +507,7 @@ def test_abandoned_child_leaves_later_time_to_its_parent() -> None:
     process.open(started(3, 60, 1))
     process.close(ended(2, 200))
     process.settle([span(9, 0, 100)], profile, NEVER)
-    process.close(ended(3, 90))  # # announced late: time had passed it
+    process.close(ended(3, 90))  # announced late: time had passed it
     assert process.expire(0, 300 * MS) == 2
     (parent,) = process.settle([span(1, 0, 200)], profile, NEVER)
     assert milliseconds(parent) == 25 + 100

@@ -102,8 +102,8 @@ def test_mean_rate_is_extrapolated_beyond_samples() -> None:
     [
         [(500, 0), (600, 10)],  # begin later
         [(-20, 0), (-10, 5)],  # end before
-        [(50, 10)],  # # a single sample gives no rate
-        [(0, 10), (50, 10), (100, 10)],  # # a stopped clock gives none
+        [(50, 10)],  # a single sample gives no rate
+        [(0, 10), (50, 10), (100, 10)],  # a stopped clock gives none
         [(0, 0), (10**9, 1)],  # the clock moved, but not by a nanosecond here
     ],
 )
@@ -256,7 +256,7 @@ def test_stopped_domain_is_not_waited_for_beyond_patience() -> None:
     assert profile.watermark == 2 * SECOND
     before, after = profile.between(0, SECOND), profile.between(SECOND, 2 * SECOND)
     assert before.energy == {CPU: 2000, GPU: 20}
-    assert after.energy == {CPU: 2000}  # # no GPU reading: unknown, not zero
+    assert after.energy == {CPU: 2000}  # no GPU reading: unknown, not zero
     assert after.covered == SECOND
     assert set(after.uncertainty) == {CPU}
 

@@ -178,5 +178,5 @@ def test_time_outside_all_past_offsets_uses_the_present_one() -> None:
     for _ in range(3):
         now = clock.advance(1.0)
         wall.observe(now)
-    to_come = now.wall + 600 * 10**9  # # between the first and the last observation
+    to_come = now.wall + 600 * 10**9  # between the first and the last observation
     assert wall.monotonic(to_come) == now.mono + 600 * 10**9

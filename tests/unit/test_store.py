@@ -283,7 +283,7 @@ def test_two_agents_never_write_one_store(tmp_path: Path, host: Books) -> None:
 
 def test_store_lock_file_is_private(tmp_path: Path, host: Books) -> None:
     lock = tmp_path / "wattspan.sqlite.lock"
-    lock.touch(0o640)  # # format of earlier versions
+    lock.touch(0o640)  # format of earlier versions
     with closing(open_store(tmp_path, host)):
         assert lock.stat().st_mode & 0o777 == 0o600
 

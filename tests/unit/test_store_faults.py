@@ -105,7 +105,7 @@ def test_damaged_bytes_anywhere_never_stop_the_agent(
         for _ in range(5):
             assert again.write(host.spend({1: 1}, seconds=40))
         assert again.last_checkpoint() == host.now()
-        # # A changed number in a row is undetectable; every other change was detected.
+        # A changed number in a row is undetectable; every other change was detected.
         if aside(again):
             assert len(said) == again.health.failed == 1
 
@@ -121,7 +121,7 @@ def test_store_damaged_while_open_loses_history_not_counters(
     with store.path.open("r+b") as file:
         file.write(os.urandom(store.path.stat().st_size))
     expected = host.spend({1: 7})
-    for _ in range(3):  # # SQLite may serve cached pages for some time
+    for _ in range(3):  # SQLite may serve cached pages for some time
         assert store.write(expected)
         expected = host.spend({1: 7})
         store._detach()
@@ -191,7 +191,7 @@ def test_full_disk_loses_no_energy_once_space_returns(
 def test_failed_writes_are_retried_with_backoff(store: Store, host: Books, said: list[str]) -> None:
     store.write(host.spend({1: 1}))
     store.path.unlink()
-    store.path.mkdir()  # # a directory at the path makes the open fail
+    store.path.mkdir()  # a directory at the path makes the open fail
     tried = []
     for second in range(400):
         failed = store.health.failed
@@ -201,7 +201,7 @@ def test_failed_writes_are_retried_with_backoff(store: Store, host: Books, said:
     pauses = [later - earlier for earlier, later in pairwise(tried)]
     assert pauses[:5] == [1, 2, 4, 8, 8]
     assert set(pauses[5:]) == {8}
-    assert len(said) == 2  # # the missing file, and once the failure to create another
+    assert len(said) == 2  # the missing file, and once the failure to create another
     store.path.rmdir()
     assert store.write(host.spend({1: 1}, seconds=60))
     assert totals(store.last_checkpoint()) == totals(host.now())
@@ -213,7 +213,7 @@ def test_commit_that_failed_yet_reached_the_disk_is_not_counted_twice(
     store.write(host.spend({1: 1}))
     before = store.last_checkpoint()
     store.write(host.spend({1: 5}))
-    store._last = before  # # like a failure reported for the second commit
+    store._last = before  # like a failure reported for the second commit
     store._fail(OSError("disk I/O error"))
     host.clock.advance(60)
     assert store.write(host.spend({1: 2}))
@@ -252,7 +252,7 @@ def test_file_system_that_is_full_at_the_start_is_refused(tmp_path: Path) -> Non
     assert "Free some space" in answer
 
 
-# # ----------------------------------------------------------------------- write failures
+# ----------------------------------------------------------------------- write failures
 
 
 @pytest.mark.needs_root

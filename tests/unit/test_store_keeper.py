@@ -103,7 +103,7 @@ def test_close_writes_pending_data_except_on_a_hanging_disk() -> None:
     newest = disk.keep()
     disk.answers.set()
     assert disk.keeper.close()
-    assert newest not in disk.written  # # it came after the end
+    assert newest not in disk.written  # it came after the end
 
 
 def test_unused_writer_closes_at_once(disk: Disk) -> None:

@@ -152,7 +152,7 @@ def test_group_reader_sees_the_latest_write(
         assert int(own) > J
         assert (
             files(state_dir)[1].stat().st_size > 0
-        )  # # the change is in the WAL, not in the database
+        )  # the change is in the WAL, not in the database
         assert member() == own
     assert member() == own
 

@@ -266,7 +266,7 @@ def test_reload_requests_are_coalesced_per_running_reload() -> None:
     assert not request.asked
 
 
-# # -------------------------------------------------------------------------------- changed keys
+# -------------------------------------------------------------------------------- changed keys
 
 
 def test_reload_lists_changed_keys_without_secrets() -> None:

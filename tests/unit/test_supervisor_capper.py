@@ -63,7 +63,7 @@ class FakeCaps:
 def test_capper_outage_and_recovery_are_detected() -> None:
     caps = FakeCaps(CapsError("No capper answers on /run/c: there is none. Start one."))
     watch = CapperHealth(lambda: caps)
-    assert watch.health() == ()  # # no request yet
+    assert watch.health() == ()  # no request yet
     watch.turn(caps)
     (health,) = watch.health()
     assert (health.source, health.up, health.failures[0].trouble) == (
@@ -109,7 +109,7 @@ def test_permitted_leases_survive_a_reload(bench: Bench) -> None:
     bench.manager.reconfigure(RULES, longest=5 * SECOND, tunable=("gpu0",))
     bench.turn()
     assert bench.stands == [500 * W, 650 * W]
-    assert len(bench.actuator.written) == 1  # # no write
+    assert len(bench.actuator.written) == 1  # no write
 
 
 def test_reload_with_a_higher_floor_raises_leases(bench: Bench) -> None:
@@ -160,7 +160,7 @@ def test_reload_replaces_the_budget_file(bench: Bench, tmp_path: Path) -> None:
     ceilings.poll()
     assert ceilings.limit == 1000 * W
     ceilings.reconfigure(CapsSettings(budget_file=str(tmp_path / "two")))
-    assert ceilings.limit == 1000 * W  # # until the other one is read
+    assert ceilings.limit == 1000 * W  # until the other one is read
     ceilings.poll()
     assert ceilings.limit == 800 * W
     ceilings.reconfigure(CapsSettings())
@@ -200,7 +200,7 @@ def test_only_places_and_new_kinds_of_knobs_need_a_restart() -> None:
     assert needs_restart(replace(old, autotune=tuned), old) == ()
 
 
-# # ----------------------------------------------------------------------- reload
+# ----------------------------------------------------------------------- reload
 
 
 @pytest.fixture

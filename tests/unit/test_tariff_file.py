@@ -66,7 +66,7 @@ def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
     )
 
 
-# # -------------------------------------------------------------------------------- applicable
+# -------------------------------------------------------------------------------- applicable
 # rates
 
 
@@ -137,7 +137,7 @@ def test_last_night_of_a_season_ends_in_the_next_morning() -> None:
     nights = one('season = ["02-01", "02-28"]\nfrom = "22:00"\nto = "06:00"')
     assert at(nights, "2026-03-01 05:59", "UTC") == 1
     assert at(nights, "2026-02-01 05:59", "UTC") is None
-    assert at(nights, "2028-02-29 05:59", "UTC") == 1  # # not February 28th
+    assert at(nights, "2028-02-29 05:59", "UTC") == 1  # not February 28th
     assert at(nights, "2028-03-01 05:59", "UTC") is None
 
 
@@ -160,7 +160,7 @@ def test_days_go_round_the_week() -> None:
     assert one('days = ["Sat-Mon", "wed"]').periods[0].days == {5, 6, 0, 2}
 
 
-# # ------------------------------------------------------------------------ invalid files
+# ------------------------------------------------------------------------ invalid files
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_missing_rate_file_is_a_failed_read(tmp_path: Path) -> None:
         read_number(tmp_path, 0)
 
 
-# # -------------------------------------------------------------------------------- accepted rates
+# -------------------------------------------------------------------------------- accepted rates
 
 
 class Oracle:

@@ -50,7 +50,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
     host.tap.hand(consumer, "trainer", spans, told)
 
 
-# # --------------------------------------------------------------------------- missing input
+# --------------------------------------------------------------------------- missing input
 
 
 def test_missing_configured_job_is_listed_with_remedies() -> None:
@@ -150,7 +150,7 @@ def test_work_that_becomes_invalid_releases_the_cap() -> None:
 IMPOSSIBLE: tuple[Callable[[int], tuple[int, int]], ...] = (
     lambda now: (now, now - 10**9),  # ends before it starts
     lambda now: (now, now),  # takes no time
-    lambda now: (now + HOUR * 10**9, now + HOUR * 10**9 + 10**8),  # # in the future
+    lambda now: (now + HOUR * 10**9, now + HOUR * 10**9 + 10**8),  # in the future
     lambda now: (now - 10**8, now + HOUR * 10**9),  # ends in the future
     lambda now: (-(10**18), now),  # began before there were computers
 )

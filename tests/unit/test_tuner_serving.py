@@ -60,7 +60,7 @@ def test_unjudged_load_is_compared_then_held() -> None:
     server.rate = 12.0
     host.run(
         30, until=lambda: reason(host) is DecisionReason.SENTINEL
-    )  # # otherwise it arrives in a minute
+    )  # otherwise it arrives in a minute
     assert reason(host) is DecisionReason.SENTINEL
     host.run(30, until=lambda: held(host))
     assert held(host)

@@ -249,7 +249,7 @@ def test_long_runs_use_each_block_once() -> None:
     assert found[0].weight == pytest.approx(1 / 12 + 1 / 12)
 
 
-# # --------------------------------------------------------------------------------- estimates
+# --------------------------------------------------------------------------------- estimates
 
 
 def test_noise_is_estimated_from_uncapped_blocks() -> None:

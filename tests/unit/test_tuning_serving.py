@@ -234,7 +234,7 @@ def test_slowdown_beyond_all_figures_is_still_one() -> None:
         serving = serving.add(slow, capped=True)
     assert not serving.passes(POLICY)
     assert not serving.fails(POLICY)
-    assert serving.ratios.evidence.upper(0.05) > 700  # # its exponential overflows
+    assert serving.ratios.evidence.upper(0.05) > 700  # its exponential overflows
 
 
 # -------------------------------------------------------------------------------------- pairing
@@ -327,7 +327,7 @@ def test_three_percent_slower_cap_fails_at_heavy_load() -> None:
     assert serving.fails(SERVED)
     assert serving.capped.ratio is not None
     assert serving.capped.ratio > 0.01
-    assert throughput > 0.98  # # sufficient alone to pass
+    assert throughput > 0.98  # sufficient alone to pass
 
 
 def test_ineffective_cap_passes_at_light_load() -> None:

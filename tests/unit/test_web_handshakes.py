@@ -107,7 +107,7 @@ def test_handshakes_of_one_owner_are_limited(tmp_path: Path) -> None:
             assert refused == ["crowded"]
             begun[0].close()
             said = b""
-            while not said:  # # until the free slot is detected
+            while not said:  # until the free slot is detected
                 with suppress(OSError):
                     said = await greeted(listener, GREEDY, authority)
             assert said == b"here"

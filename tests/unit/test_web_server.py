@@ -39,7 +39,7 @@ async def _silent(_: HttpRequest) -> HttpResponse:
     return HttpResponse(204)
 
 
-# # ------------------------------------------------------------------------------ handler's view
+# ------------------------------------------------------------------------------ handler's view
 
 
 def test_request_arrives_whole(site: Site) -> None:
@@ -84,7 +84,7 @@ def test_chunked_body_is_one_body(site: Site) -> None:
     assert answers.endswith(b"\r\n\r\nabcd")
 
 
-# # ----------------------------------------------------------------------------- client's view
+# ----------------------------------------------------------------------------- client's view
 
 
 def test_connection_is_reused_for_the_next_request(site: Site) -> None:
@@ -256,7 +256,7 @@ def test_handler_receives_no_data_after_disconnect(tmp_path: Path) -> None:
         assert ended.wait(20)
 
 
-# # ---------------------------------------------------------------------------- invalid HTTP
+# ---------------------------------------------------------------------------- invalid HTTP
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_connection_that_rests_too_long_is_closed(tmp_path: Path) -> None:
                 with closing(site.connect()) as once:
                     once.sendall(GET)
                     return statuses(read_all(once)) == [200]
-            except OSError:  # # it was idle too long before its request arrived
+            except OSError:  # it was idle too long before its request arrived
                 return False
 
         eventually(answered_and_closed, "a connection is closed after its answer")
