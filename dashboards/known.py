@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.expressions import grouping
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 RULES = Path(__file__).parent / "prometheus" / "recording.yml"
 

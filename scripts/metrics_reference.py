@@ -10,7 +10,7 @@ from wattspan_exporters.catalogue.definition import Metric, prometheus_name
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, OUTSIDE_COVER, SPANS
 from wattspan_exporters.catalogue.gpu import GPUS
 from wattspan_exporters.catalogue.tuning import TUNING
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
+from wattspan_exporters.prometheus.pages import SelfMetrics
 
 
 class Chapter(NamedTuple):

@@ -11,7 +11,7 @@ from support.live import LiveAgent
 from support.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
 from support.scrapes import Series, parse
 from support.waiting import eventually
-from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
 OURS = {metric.series for metric in CATALOGUE}

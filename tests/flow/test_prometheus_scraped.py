@@ -19,8 +19,8 @@ from support.snapshots import busy_host
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import Microjoules, Provenance
+from wattspan_exporters.prometheus.pages import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 pytestmark = pytest.mark.needs_prometheus
 

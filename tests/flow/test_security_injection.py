@@ -37,9 +37,8 @@ from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock
 from wattspan.util.text import clean_label as group_name
 from wattspan_exporters.page.site import LivePage
-from wattspan_exporters.prometheus.pages import MetricsPages
+from wattspan_exporters.prometheus.pages import MetricsPages, SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 NAMES = {
     "newline": "a\nwattspan_forged_total 1\n# EOF\n",

@@ -11,7 +11,7 @@ from wattspan.config import TABLES, Config, ConfigSchema, FlagValue, load
 from wattspan.footprint.tariff_file import parse_schedule
 from wattspan.ports import ConfigError
 from wattspan.sources.nvml.source import NvmlSettings
-from wattspan_exporters.prometheus.settings import PrometheusSettings
+from wattspan_exporters.prometheus import PrometheusSettings
 
 _SCHEMA = ConfigSchema(
     {**TABLES, "sources.nvml": NvmlSettings, "exporters.prometheus": PrometheusSettings}

@@ -20,8 +20,8 @@ from wattspan.model import (
     SpanRow,
 )
 from wattspan.spans.aggregator import MAX_NAME_LENGTH, shortened_name
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import sanitize
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 _JOULE = Microjoules(10**6)

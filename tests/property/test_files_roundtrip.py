@@ -29,8 +29,8 @@ from wattspan.model import (
     ProcessRow,
     Provenance,
 )
+from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import sanitize
-from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.convert import convert
 from wattspan_exporters.files.rows import CsvEncoder, format_time

@@ -28,9 +28,8 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan_exporters.catalogue import tuning
+from wattspan_exporters.catalogue import CATALOGUE, tuning
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, sanitize
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 pytestmark = pytest.mark.slow

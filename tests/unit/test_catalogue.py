@@ -21,8 +21,8 @@ from wattspan.model import (
     Remainder,
     Snapshot,
 )
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, prometheus_name
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 COUNTER, GAUGE, UPDOWN = Instrument.COUNTER, Instrument.GAUGE, Instrument.UPDOWN
 METRICS = {metric.series: metric for metric in CATALOGUE}

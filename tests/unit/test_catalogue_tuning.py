@@ -23,8 +23,8 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Labels
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.catalogue.tuning import MAX_NAME_LENGTH, RELEASES, name_label
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 

@@ -19,8 +19,8 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
-from wattspan_exporters.catalogue.metrics import CATALOGUE
-from wattspan_exporters.prometheus.dcgm import DCGM
+from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 POWER, ENERGY = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"

@@ -15,8 +15,8 @@ from support.scrapes import full_host
 from wattspan.model import Provenance
 from wattspan.model.settings import SettingError
 from wattspan_exporters.files import parts
-from wattspan_exporters.files.directory import FileName, host_component, parse_file_name
 from wattspan_exporters.files.exporter import SnapshotWriter
+from wattspan_exporters.files.parts import FileName, host_component, parse_file_name
 from wattspan_exporters.files.rows import COLUMNS
 
 LINES = 6  # series of hw.energy in full_host()

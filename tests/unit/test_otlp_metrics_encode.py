@@ -35,8 +35,8 @@ from support.requirements import ROOT
 from support.scrapes import full_host, parse
 from support.snapshots import NOON, busy_host, serving_host
 from wattspan.model import Instant, Microjoules, Snapshot
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Metric
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 

@@ -22,10 +22,10 @@ from wattspan.model.settings import REDACTED, SettingError, convert, redacted
 from wattspan.otlp.destination import METRICS, SPANS
 from wattspan.ports import ConfigError, ExporterContext, WattspanError
 from wattspan.testing import ManualClock
-from wattspan_exporters.catalogue.metrics import CATALOGUE, select_metrics
+from wattspan_exporters.catalogue import CATALOGUE, select_metrics
 from wattspan_exporters.otlp import OtlpSettings, plugin
 from wattspan_exporters.otlp.encoder import MetricsEncoder
-from wattspan_exporters.otlp.endpoint import ResourceAttributes, machine_id, parse_attributes
+from wattspan_exporters.otlp.exporter import ResourceAttributes, machine_id, parse_attributes
 
 SECRET = "s3cr3t"
 

@@ -21,8 +21,8 @@ from wattspan.model import (
     Provenance,
     Snapshot,
 )
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import CACHE_SLACK
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 
 BOOT = NOON - 10**12

@@ -10,8 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.scrapes import full_host, parse
 from support.snapshots import CPU, GPU, NOON
 from wattspan.model import Exemplar, Microjoules, Snapshot, SpanAccounts, SpanRow
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 
 SHOWN = Exemplar("ab" * 16, "cd" * 8, Microjoules(1_500_000), NOON)

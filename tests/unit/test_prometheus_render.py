@@ -10,6 +10,7 @@ import pytest
 from support.scrapes import GOLDEN, full_host, parse, total, value
 from support.snapshots import CPU, process
 from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
     CACHE_SLACK,
     MAX_LABEL_LENGTH,
@@ -18,9 +19,8 @@ from wattspan_exporters.catalogue.definition import (
     Sample,
     sanitize,
 )
-from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.prometheus.pages import SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, escape, format_number
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
 
 formats = pytest.mark.parametrize(
     "form", list(ExpositionFormat), ids=lambda form: form.name.lower()
@@ -82,7 +82,7 @@ def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> N
     scrape = parse(document, form)
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
     assert value(scrape, "process_resident_memory_bytes") > 0
-    own = {family.name for family in itself.families()}
+    own = {family.name for family in itself._registry.collect()}
     assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
 
 

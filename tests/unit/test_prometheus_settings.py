@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from wattspan.model.settings import Listen, SettingError, convert
+from wattspan_exporters.prometheus import PrometheusSettings
 from wattspan_exporters.prometheus.pages import accepts_gzip, choose_format
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
-from wattspan_exporters.prometheus.settings import PrometheusSettings
 
 TEXT, OPENMETRICS = ExpositionFormat.TEXT, ExpositionFormat.OPENMETRICS
 
@@ -99,8 +99,8 @@ def test_address_is_read_and_written(text: str, address: tuple[str, int], loopba
         ({"listen": 9949}, "expected a listen address"),
         ({"listne": ""}, "did you mean 'listen'?"),
         ({"tls_key": "k.pem"}, "need tls_certificate"),
-        ({"max_connections": 0}, "max_connections must be at least 1"),
-        ({"idle_timeout": "0s"}, "must be longer than nothing"),
+        ({"max_connections": 0}, "0 is out of bounds, at least 1"),
+        ({"idle_timeout": "0s"}, "out of bounds, at least"),
         ({"request_timeout": 10}, "expected a duration"),
     ],
 )

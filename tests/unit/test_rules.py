@@ -13,7 +13,7 @@ import yaml
 from benchmarks.recorded import labels_of
 
 from support.requirements import ROOT, find_program
-from wattspan_exporters.catalogue.metrics import CATALOGUE
+from wattspan_exporters.catalogue import CATALOGUE
 
 DASHBOARDS = ROOT / "dashboards"
 PROMETHEUS = DASHBOARDS / "prometheus"

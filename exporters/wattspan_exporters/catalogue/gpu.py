@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
-from wattspan.model import CapRow, Domain, GpuStatus, Provenance, Snapshot
-from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, each
+from wattspan.model import (
+    CapRow,
+    Domain,
+    DomainAccount,
+    GpuStatus,
+    HwType,
+    Provenance,
+    Snapshot,
+)
+from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, Sample, each
 from wattspan_exporters.catalogue.energy import boot_start_times
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
@@ -69,7 +78,7 @@ def clocks(snapshot: Snapshot) -> Iterator[Sample]:
 REPORTED_LIMITS = ("minimum", "default", "maximum", "requested", "enforced")
 """The fields of PowerLimits and of KnobState, which are label values."""
 
-HERTZ = 1_000_000  # clocks are in megahertz
+MEGAHERTZ = 1_000_000  # clock limits are in megahertz
 
 
 def power_limits(snapshot: Snapshot) -> Iterator[Sample]:
@@ -87,7 +96,7 @@ def power_limits(snapshot: Snapshot) -> Iterator[Sample]:
 def clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.caps:
         if row.state.key.knob.unit == "MHz":
-            yield from _limits(row, HERTZ, own=True)
+            yield from _limits(row, MEGAHERTZ, own=True)
 
 
 def _limits(row: CapRow, scale: int, *, own: bool) -> Iterator[Sample]:
@@ -174,3 +183,92 @@ GPUS = (
     Metric("wattspan.gpu.info", INFO, "", "Description of a GPU.",
            (*NAME_ATTRIBUTES, "hw.model", "hw.driver_version", "mig"), gpu_info),
 )  # fmt: skip
+
+
+# ------------------------------------------------------- under the names of dcgm-exporter
+# Names, types and units are those of its default counters. MIG instances have no series: they
+# would repeat the figures of their board.
+
+DCGM_LABELS = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname", "provenance")
+"""Both names of the host: dcgm-exporter wrote ``Hostname``, since May 2026 ``hostname``."""
+
+MIB = 1 << 20
+
+
+class _DcgmRow(NamedTuple):
+    """A GPU of the cover with a known state."""
+
+    host: str
+    account: DomainAccount
+    gpu: GpuStatus
+
+    @property
+    def labels(self) -> Labels:
+        gpu = self.gpu
+        index = "" if gpu.index is None else str(gpu.index)
+        device = f"nvidia{index}" if index else ""
+        uuid = gpu.domain_id.removeprefix("gpu:")
+        provenance = self.account.domain.provenance
+        return index, uuid, device, gpu.model, self.host, self.host, provenance
+
+
+def _dcgm_rows(snapshot: Snapshot) -> Iterator[_DcgmRow]:
+    known = {gpu.domain_id: gpu for gpu in snapshot.gpus}
+    for account in snapshot.cover:
+        if account.domain.hw_type is HwType.GPU and account.domain.id in known:
+            yield _DcgmRow(snapshot.host, account, known[account.domain.id])
+
+
+def _dcgm(name: str, text: str, field: Callable[[GpuStatus], int | float | None]) -> Metric:
+    """A gauge of one field of every present GPU that reports it."""
+    draw = each(
+        _dcgm_rows,
+        attrgetter("labels"),
+        lambda row: field(row.gpu) if row.account.present else None,
+    )
+    # OpenMetrics requires units in names, so none is declared.
+    return Metric(name, GAUGE, "", text, DCGM_LABELS, draw, series=name)
+
+
+def sensor_watts(gpu: GpuStatus) -> float | None:
+    """The average power where there is one, as DCGM reports it."""
+    milliwatts = gpu.power_average if gpu.power_average is not None else gpu.power_instant
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def free_mebibytes(gpu: GpuStatus) -> int | None:
+    """The total less the used memory, which includes the driver's."""
+    if gpu.memory_total is None or gpu.memory_used is None:
+        return None
+    return (gpu.memory_total - gpu.memory_used) // MIB
+
+
+def _whole(value: int | None, unit: int) -> int | None:
+    """``value`` in whole ``unit``, rounded down as by DCGM."""
+    return None if value is None else value // unit
+
+
+def _percent(fraction: float | None) -> int | None:
+    return None if fraction is None else round(fraction * 100)
+
+
+DCGM = (
+    _dcgm("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", sensor_watts),
+    Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "",
+           "Energy consumption since the agent first saw the GPU (in mJ).", DCGM_LABELS,
+           each(_dcgm_rows, attrgetter("labels"), lambda row: row.account.energy // 1000),
+           series="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
+    _dcgm("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", attrgetter("temperature_celsius")),
+    _dcgm("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).",
+          lambda gpu: _percent(gpu.utilisation)),
+    _dcgm("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %).",
+          lambda gpu: _percent(gpu.memory_utilisation)),
+    _dcgm("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).",
+          lambda gpu: _whole(gpu.memory_used, MIB)),
+    _dcgm("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", free_mebibytes),
+    _dcgm("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).",
+          lambda gpu: _whole(gpu.sm_clock_hz, MEGAHERTZ)),
+    _dcgm("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).",
+          lambda gpu: _whole(gpu.memory_clock_hz, MEGAHERTZ)),
+)  # fmt: skip
+"""Metrics for existing dashboards; not in the catalogue."""

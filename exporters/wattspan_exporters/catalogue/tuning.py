@@ -28,7 +28,7 @@ from wattspan_exporters.catalogue.definition import (
     truncate_with_digest,
 )
 from wattspan_exporters.catalogue.energy import boot_start_times, provenances, worst_provenance
-from wattspan_exporters.catalogue.gpu import HERTZ, clock_limits
+from wattspan_exporters.catalogue.gpu import MEGAHERTZ, clock_limits
 
 MAX_NAME_LENGTH = 100
 """Maximum characters of a job's name in a label."""
@@ -117,7 +117,7 @@ def active_power_limits(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def active_clock_limits(snapshot: Snapshot) -> Iterator[Sample]:
-    yield from _active_limits(snapshot, "MHz", HERTZ)
+    yield from _active_limits(snapshot, "MHz", MEGAHERTZ)
 
 
 def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample]:

@@ -20,11 +20,18 @@ from wattspan.ports import (
     error_sentences,
 )
 from wattspan.util.tabular import NO_PYARROW, has_pyarrow
+from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import Metric
-from wattspan_exporters.catalogue.metrics import select_metrics
 from wattspan_exporters.files import FilesSettings
-from wattspan_exporters.files.directory import ExportDirectory, FileName, host_component
-from wattspan_exporters.files.parts import PartConversionError, PartFile, finish_part, trim_part
+from wattspan_exporters.files.parts import (
+    ExportDirectory,
+    FileName,
+    PartConversionError,
+    PartFile,
+    finish_part,
+    host_component,
+    trim_part,
+)
 from wattspan_exporters.files.rows import CsvEncoder, EncodedRows, JsonLinesEncoder, RowEncoder
 
 

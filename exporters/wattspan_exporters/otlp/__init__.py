@@ -92,7 +92,7 @@ def faults(settings: OtlpSettings) -> Iterable[str]:
     """A sentence for each error that would prevent opening."""
     if not settings.endpoint:
         return ()
-    from wattspan_exporters.otlp.endpoint import otlp_faults
+    from wattspan_exporters.otlp.exporter import otlp_faults
 
     return otlp_faults(settings)
 

@@ -6,17 +6,21 @@ gets a new start time; otherwise a receiver would see negative energy.
 
 The SDK's encoder builds an object and a protobuf message for every point and attribute of every
 push, and takes about sixty times as long (docs/decisions/0017). This encoder encodes the attributes
-of a series once.
+of a series once. Field numbers are those of opentelemetry-proto's ``metrics.proto``,
+``common.proto`` and ``resource.proto``. The fields of a message may be in any order, so those that
+stay the same from push to push come first and are cached.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from wattspan.model import Exemplar, Snapshot
-from wattspan.util.protobuf import length_delimited
+from wattspan.util.protobuf import length_delimited, varint
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
     Instrument,
     Labels,
@@ -24,8 +28,88 @@ from wattspan_exporters.catalogue.definition import (
     cache_must_shrink,
     sanitize,
 )
-from wattspan_exporters.catalogue.metrics import CATALOGUE
-from wattspan_exporters.otlp import wire
+
+Value = str | bool
+
+START, TIME = b"\x11", b"\x19"  # of a data point: 2 and 3, fixed64
+AS_DOUBLE, AS_INT = 0x21, 0x31  # of a data point: 4, double, and 6, sfixed64
+
+_FIXED = struct.Struct("<Q")
+_DOUBLE, _INT = struct.Struct("<Bd"), struct.Struct("<Bq")
+
+CUMULATIVE = b"\x10\x02"  # of a sum: its aggregation temporality
+MONOTONIC = b"\x18\x01"  # of a sum
+
+STAMP = 18
+"""Bytes of the time and the value of a data point, with their tags."""
+
+
+@lru_cache(maxsize=1024)
+def point_head(size: int) -> bytes:
+    """The tag and length of a data point of ``size`` bytes."""
+    return b"\x0a" + varint(size)
+
+
+def fixed64(tag: bytes, number: int) -> bytes:
+    """A time with its tag."""
+    return tag + _FIXED.pack(number)
+
+
+def double_value(value: float) -> bytes:
+    """The value of a data point."""
+    return _DOUBLE.pack(AS_DOUBLE, value)
+
+
+def integer_value(value: int) -> bytes:
+    """The value of a data point; a double if it exceeds 64 bits."""
+    try:
+        return _INT.pack(AS_INT, value)
+    except struct.error:
+        return double_value(float(value))
+
+
+def encode_attribute(number: int, key: str, value: Value) -> bytes:
+    """An attribute as the field ``number`` of its message."""
+    if isinstance(value, bool):
+        content = b"\x10\x01" if value else b"\x10\x00"
+    else:
+        # Values from the environment and host names may be no valid Unicode.
+        content = length_delimited(1, value.encode(errors="replace"))
+    return length_delimited(
+        number, length_delimited(1, key.encode()) + length_delimited(2, content)
+    )
+
+
+def encode_exemplar(shown: Exemplar, one: int) -> bytes:
+    """An exemplar with ``one`` microjoules in the unit of the metric; b"" for invalid ids."""
+    try:
+        trace, span = bytes.fromhex(shown.trace), bytes.fromhex(shown.span)
+    except ValueError:
+        return b""
+    if len(trace) != 16 or len(span) != 8:
+        return b""
+    value = b"\x19" + struct.pack("<d", shown.energy / one)
+    return length_delimited(
+        5,
+        fixed64(START, shown.wall) + value + length_delimited(4, span) + length_delimited(5, trace),
+    )
+
+
+def encode_resource(pairs: Mapping[str, Value]) -> bytes:
+    return b"".join([encode_attribute(1, *pair) for pair in pairs.items()])
+
+
+def encode_scope(name: str, version: str) -> bytes:
+    return length_delimited(1, name.encode()) + length_delimited(2, version.encode())
+
+
+def encode_request(resource: bytes, scope: bytes, metrics: Iterable[bytes]) -> bytes:
+    """An ExportMetricsServiceRequest of one resource and one scope."""
+    scoped = length_delimited(1, scope) + b"".join(
+        [length_delimited(2, metric) for metric in metrics]
+    )
+    return length_delimited(1, length_delimited(1, resource) + length_delimited(2, scoped))
+
 
 # Prometheus' OTLP receiver overwrites an attribute ``job`` with the resource's service.name, which
 # would merge all tuned jobs of a host. A scrape renames it to ``exported_job``, the name that rules
@@ -48,7 +132,7 @@ class SeriesStream:
 
     def begin(self, at: int) -> None:
         self.start = at
-        self.fixed = self.attributes + wire.fixed(wire.START, at)
+        self.fixed = self.attributes + fixed64(START, at)
 
 
 class MetricStreams:
@@ -123,7 +207,7 @@ class MetricStreams:
 
     def _attributes(self, labels: Labels) -> bytes:
         pairs = zip(self._keys, labels, strict=True)
-        return b"".join([_attribute(key, value) for key, value in pairs if value])
+        return b"".join([_point_attribute(key, value) for key, value in pairs if value])
 
     def _show(self, snapshot: Snapshot) -> None:
         """Update the exemplars of the series."""
@@ -133,12 +217,12 @@ class MetricStreams:
             shown = exemplars.get(labels)
             if shown != stream.exemplar:
                 stream.exemplar = shown
-                stream.tail = wire.exemplar(shown, 10**metric.decimals) if shown else b""
+                stream.tail = encode_exemplar(shown, 10**metric.decimals) if shown else b""
 
 
 @lru_cache(maxsize=4096)  # most attributes of a new series occur in older ones
-def _attribute(key: str, value: str) -> bytes:
-    return wire.attribute(7, key, sanitize(value))
+def _point_attribute(key: str, value: str) -> bytes:
+    return encode_attribute(7, key, sanitize(value))
 
 
 SCOPE_NAME = "wattspan"
@@ -148,8 +232,8 @@ MAX_REQUEST_BYTES = 2 << 20
 
 _SUM, _GAUGE = 7, 5  # the fields of a metric that hold its data
 _METRIC_FIELDS = {
-    Instrument.COUNTER: (_SUM, wire.CUMULATIVE + wire.MONOTONIC),
-    Instrument.UPDOWN: (_SUM, wire.CUMULATIVE),
+    Instrument.COUNTER: (_SUM, CUMULATIVE + MONOTONIC),
+    Instrument.UPDOWN: (_SUM, CUMULATIVE),
     Instrument.GAUGE: (_GAUGE, b""),
     Instrument.INFO: (_GAUGE, b""),  # facts as attributes, the value always 1
 }
@@ -167,14 +251,14 @@ class MetricsEncoder:
 
     def __init__(
         self,
-        resource: Callable[[Snapshot], Mapping[str, wire.Value]],
+        resource: Callable[[Snapshot], Mapping[str, Value]],
         version: str,
         metrics: Sequence[Metric] = CATALOGUE,
         limit: int = MAX_REQUEST_BYTES,
     ) -> None:
         """``limit`` is the approximate size of a request; it may be changed at any time."""
         self._resource = resource
-        self._scope = wire.scope(SCOPE_NAME, version)
+        self._scope = encode_scope(SCOPE_NAME, version)
         self._families = [_MetricFamily(metric) for metric in metrics]
         self.limit = limit
 
@@ -185,9 +269,9 @@ class MetricsEncoder:
 
     def encode(self, snapshot: Snapshot) -> list[MetricsRequest]:
         """The requests of ``snapshot``."""
-        resource = wire.resource(self._resource(snapshot))
+        encoded = encode_resource(self._resource(snapshot))
         return [
-            MetricsRequest(wire.request(resource, self._scope, metrics), points)
+            MetricsRequest(encode_request(encoded, self._scope, metrics), points)
             for metrics, points in self._portions(snapshot)
         ]
 
@@ -231,16 +315,16 @@ class _MetricFamily:
         streams = self.streams.drawn(snapshot)
         if self._whole and any(isinstance(stream.value, float) for stream in streams):
             self._whole = False
-        stamp = wire.fixed(wire.TIME, snapshot.at.wall)
+        stamp = fixed64(TIME, snapshot.at.wall)
         if self._whole:
-            return [_point(stream, stamp, wire.integer(int(stream.value))) for stream in streams]
+            return [_point(stream, stamp, integer_value(int(stream.value))) for stream in streams]
         one = self._one
-        return [_point(stream, stamp, wire.double(stream.value / one)) for stream in streams]
+        return [_point(stream, stamp, double_value(stream.value / one)) for stream in streams]
 
 
 def _point(stream: SeriesStream, stamp: bytes, value: bytes) -> bytes:
-    size = len(stream.fixed) + wire.STAMP + len(stream.tail)
-    return b"".join((wire.point_head(size), stream.fixed, stamp, value, stream.tail))
+    size = len(stream.fixed) + STAMP + len(stream.tail)
+    return b"".join((point_head(size), stream.fixed, stamp, value, stream.tail))
 
 
 def _split(points: list[bytes], limit: int) -> Iterator[list[bytes]]:

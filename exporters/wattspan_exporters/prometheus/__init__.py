@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from wattspan.config.access import AccessSettings
+from wattspan.model.settings import Duration, Listen, about
 from wattspan.ports import Exporter, ExporterContext, ExporterPlugin
-from wattspan_exporters.prometheus.settings import PrometheusSettings
+
+
+class PrometheusSettings(AccessSettings, frozen=True):
+    """Listener of `/metrics` and of the live page."""
+
+    listen: Annotated[
+        Listen, about('Where to listen; `:9949` is every address, "" turns the exporter off.')
+    ] = Listen("127.0.0.1:9949")
+    page: Annotated[
+        bool, about("Serve the live page at `/`; without it, `/` is a page of links.")
+    ] = True
+    aliases: Annotated[
+        tuple[Literal["dcgm"], ...],
+        about("Additional metric names for existing dashboards: `dcgm` for GPUs."),
+    ] = ()
+    max_connections: Annotated[
+        int,
+        about(
+            "Connections that are served at once; further ones are rejected.",
+            least=1,
+            hint='listen = "" turns the exporter off',
+        ),
+    ] = 64
+    max_rate: Annotated[
+        int,
+        about(
+            "Requests a second from one user of this host or from another host, and four times as "
+            "many in a burst; further ones are rejected. `/healthz` is answered late instead.",
+            least=1,
+            hint='listen = "" turns the exporter off',
+        ),
+    ] = 100
+    request_timeout: Annotated[
+        Duration,
+        about("Time from the first byte of a request to the end of its response.", least="1ms"),
+    ] = Duration.parse("10s")
+    idle_timeout: Annotated[
+        Duration, about("Idle time of a connection between two requests.", least="1ms")
+    ] = Duration.parse("90s")
 
 
 def open_exporter(settings: PrometheusSettings, context: ExporterContext) -> Exporter | None:

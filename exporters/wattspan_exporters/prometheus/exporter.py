@@ -11,11 +11,10 @@ from wattspan.http.server import HttpServer
 from wattspan.http.tls import AccessError
 from wattspan.model import SECOND
 from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
+from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.page.site import LivePage
-from wattspan_exporters.prometheus.dcgm import DCGM
-from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
-from wattspan_exporters.prometheus.settings import PrometheusSettings
+from wattspan_exporters.prometheus import PrometheusSettings
+from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages, SelfMetrics
 
 _WHERE = "[exporters.prometheus]"
 

@@ -10,23 +10,94 @@ import asyncio
 import gzip
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from html import escape
 from typing import NamedTuple
 
 import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.core import Metric as ClientMetric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Metric, sanitize
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
-from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer, format_number
-from wattspan_exporters.prometheus.self_metrics import SelfMetrics
+from wattspan_exporters.prometheus.renderer import (
+    OPENMETRICS_END,
+    ExpositionFormat,
+    Renderer,
+    format_number,
+)
+
+
+class SelfMetrics:
+    """Counters of the exporter, as a prometheus-client collector."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._lock = threading.Lock()
+        self._answers = dict.fromkeys(ExpositionFormat, 0)
+        self._refused = 0
+        self._rendering = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def count_scrape(self, form: ExpositionFormat) -> None:
+        with self._lock:
+            self._answers[form] += 1
+
+    def count_refused(self) -> None:
+        with self._lock:
+            self._refused += 1
+
+    @property
+    def refusals(self) -> int:
+        return self._refused
+
+    def set_render_time(self, nanoseconds: int) -> None:
+        self._rendering = nanoseconds
+
+    def render(self, form: ExpositionFormat) -> str:
+        """All metrics in one format, without the closing line of OpenMetrics."""
+        if form is ExpositionFormat.TEXT:
+            return generate_latest(self._registry).decode()
+        document: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
+        return document.decode().removesuffix(OPENMETRICS_END)
+
+    def collect(self) -> Iterator[ClientMetric]:
+        yield InfoMetricFamily(
+            "wattspan_build", "The version of wattspan.", value={"version": self._version}
+        )
+        scrapes = CounterMetricFamily(
+            "wattspan_scrapes", "Number of scrapes answered before this one.", labels=["format"]
+        )
+        with self._lock:
+            answers, refused = dict(self._answers), self._refused
+        for form, count in answers.items():
+            scrapes.add_metric([form.name.lower()], count)
+        yield scrapes
+        yield CounterMetricFamily(
+            "wattspan_scrape_connections_refused",
+            "Connections refused because too many were open.",
+            value=refused,
+        )
+        yield GaugeMetricFamily(
+            "wattspan_scrape_duration_seconds",
+            "Duration of the rendering of the previous scrape.",
+            value=self._rendering / 1e9,
+        )
 
 
 class AcceptOffer(NamedTuple):

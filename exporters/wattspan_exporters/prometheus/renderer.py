@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from wattspan.model import Exemplar, Snapshot
+from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
     Instrument,
     Labels,
@@ -23,7 +24,6 @@ from wattspan_exporters.catalogue.definition import (
     cache_must_shrink,
     sanitize,
 )
-from wattspan_exporters.catalogue.metrics import CATALOGUE
 
 _HEX = re.compile("[0-9a-f]{1,32}")
 
