@@ -25,7 +25,7 @@ from wattspan.cli.doctor.findings import (
 from wattspan.cli.doctor.host import container, examine_agent, examine_host, hypervisor
 from wattspan.cli.doctor.network import examine_ports
 from wattspan.cli.doctor.sources import examine_sources
-from wattspan.cli.tables import text_lines
+from wattspan.cli.formatting import text_lines
 from wattspan.config import AgentSettings, Config, StoreSettings
 from wattspan.config.loading import DEFAULT_PATH
 from wattspan.model import (

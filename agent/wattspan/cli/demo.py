@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import click
 from wattspan import __version__
 from wattspan.cli.options import DurationType
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
-from wattspan.model import Knob
+from wattspan.model import SECOND, Knob
 from wattspan.model.settings import Duration
 from wattspan.ports import ExporterError, WattspanError
 from wattspan.service.systemd import stop_on_signals
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from wattspan.api.snapshot import SnapshotDocument
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import DemoJob, HostProfile
-    from wattspan.ports import Clock
     from wattspan.service.agent import Agent
     from wattspan.service.configuration import LoadedConfiguration
 
@@ -114,8 +113,7 @@ def command(
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
 
-    clock = SystemClock()
-    end = None if duration is None else clock.monotonic() + duration
+    end = None if duration is None else SystemClock().monotonic() + duration
     chosen = profile_named(profile)
     with stop_on_signals() as request, contextlib.ExitStack() as stack:
         click.echo(f"EMULATED: {chosen.about}. All figures are emulated.")
@@ -141,8 +139,7 @@ def command(
         click.echo(EXAMPLES)
         if not no_tune and (sentence := tuning_hint(chosen)):
             click.echo(sentence)
-        show = _live if not plain and sys.stdin.isatty() and sys.stdout.isatty() else _plain
-        show(DemoSession(host, agent, clock, end))
+        run_jobs(host, agent, end, plain=plain)
     if agent.failure is not None:
         raise WattspanError(
             "The demo ended because one of its parts failed; see the messages above."
@@ -150,82 +147,48 @@ def command(
     click.echo("Done. The emulated host and its files are removed.")
 
 
-@dataclass(slots=True)
-class DemoSession:
-    """A running demo: first the host is idle, then its jobs run."""
-
-    host: EmulatedHost
-    agent: Agent
-    clock: Clock
-    end: int | None
-    jobs: str = ""
-
-    def begin(self) -> str:
-        """Start the jobs; returns a sentence about them."""
-        started = self.host.start_jobs(run_dir(self.host) / OTLP)
-        jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
-        self.jobs = f"Running jobs: {jobs}."
-        return self.jobs
-
-    def document(self) -> SnapshotDocument:
-        """The newest snapshot, as ``wattspan top`` shows it."""
-        from wattspan.api.snapshot import snapshot_document
-
-        return snapshot_document(self.agent.view(), __version__)
-
-    def left(self, most: int) -> float:
-        """Seconds until ``most`` ns have passed, or until the end of the demo."""
-        if self.end is not None:
-            most = max(0, min(most, self.end - self.clock.monotonic()))
-        return most / 1e9
-
-
-IDLE_NOTICE = "The host is idle for a few seconds: the agent learns its idle power."
-
-
-def _plain(demo: DemoSession) -> None:
-    """Print one table after the other until the end; at least one."""
+def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) -> None:
+    """Run and show the jobs, after a period of idle, until ``end`` or a request to stop."""
     from rich.console import Console
 
-    from wattspan.cli.top.controls import ViewOptions
-    from wattspan.cli.top.view import print_once
-
-    click.echo(IDLE_NOTICE)
-    if demo.agent.wait(demo.left(IDLE_TIME)):
-        return
-    click.echo(demo.begin())
-    console, over = Console(), demo.agent.wait(demo.left(SETTLE_TIME))
-    while not over:
-        click.echo()
-        print_once(demo.document, ViewOptions(brief=True), console)
-        over = demo.left(PRINT_INTERVAL) <= 0 or demo.agent.wait(demo.left(PRINT_INTERVAL))
-
-
-def _live(demo: DemoSession) -> None:
-    """Show the live view from the start."""
-    from rich.console import Console
-
+    from wattspan.api.snapshot import snapshot_document
     from wattspan.cli.top.controls import Keyboard, ViewOptions
-    from wattspan.cli.top.view import watch
+    from wattspan.cli.top.view import print_once, watch
+    from wattspan.clock import SystemClock
 
-    begin_at = demo.clock.monotonic() + IDLE_TIME
+    clock, console = SystemClock(), Console()
 
-    def running() -> bool:
-        if not demo.jobs and demo.clock.monotonic() >= begin_at:
-            demo.begin()
-        return not demo.agent.wait(0) and demo.left(PRINT_INTERVAL) > 0
+    def left(most: int) -> float:
+        """Seconds until ``most`` ns have passed, or until the end."""
+        return (most if end is None else max(0, min(most, end - clock.monotonic()))) / 1e9
 
-    where = ", ".join(address.removesuffix("metrics") for address in metrics_addresses(demo.agent))
+    def view() -> SnapshotDocument:
+        return snapshot_document(agent.view(), __version__)
+
+    click.echo("The host is idle for a few seconds: the agent learns its idle power.")
+    if agent.wait(left(IDLE_TIME)):
+        return
+    started = host.start_jobs(run_dir(host) / OTLP)
+    jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
+    click.echo(f"Running jobs: {jobs}.")
+    if plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        over = agent.wait(left(SETTLE_TIME))
+        while not over:
+            click.echo()
+            print_once(view, ViewOptions(brief=True), console)
+            over = left(PRINT_INTERVAL) <= 0 or agent.wait(left(PRINT_INTERVAL))
+        return
+    where = ", ".join(address.removesuffix("metrics") for address in metrics_addresses(agent))
     with Keyboard() as keys:
         watch(
-            demo.document,
+            view,
             ViewOptions(),
-            clock=demo.clock,
-            console=Console(),
+            clock=clock,
+            console=console,
             keys=keys,
-            interval=Duration.parse("1s"),
-            running=running,
-            note=lambda: f"{where}  {demo.jobs or IDLE_NOTICE}",
+            interval=SECOND,
+            running=lambda: not agent.wait(0) and left(PRINT_INTERVAL) > 0,
+            note=lambda: f"{where}  Running jobs: {jobs}.",
         )
 
 

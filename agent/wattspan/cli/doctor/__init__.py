@@ -25,6 +25,7 @@ from wattspan.cli.doctor.network import (
 )
 from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
 from wattspan.cli.doctor.tuning import examine_tuning
+from wattspan.cli.formatting import text_lines
 from wattspan.cli.options import (
     config_options,
     echo_json,
@@ -33,7 +34,6 @@ from wattspan.cli.options import (
     json_option,
     load_configuration,
 )
-from wattspan.cli.tables import text_lines
 from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host

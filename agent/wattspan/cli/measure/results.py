@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
-from wattspan.cli.tables import table_lines
+from wattspan.cli.formatting import table_lines
 from wattspan.sdk.measurement import Device, Energy, Measurement
 from wattspan.util.text import printable
 

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.cli.formatting import UNKNOWN, count, duration_text, energy_each, share
+from wattspan.cli.formatting import UNKNOWN, count, duration_text, energy_each, share, table_lines
 from wattspan.cli.report.cost import FootprintColumns, footprint_notes
-from wattspan.cli.tables import table_lines
 from wattspan.model import Provenance
 from wattspan.storage.breakdown import (
     Breakdown,

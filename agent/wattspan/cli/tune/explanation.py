@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wattspan.cli.formatting import UNKNOWN, duration_text
-from wattspan.cli.tables import table_lines
+from wattspan.cli.formatting import UNKNOWN, duration_text, table_lines
 from wattspan.cli.tune.reasons import REASON_EXPLANATIONS
 from wattspan.cli.tune.text import (
     against_original,

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from wattspan.cli.formatting import UNKNOWN, duration_text, joules
-from wattspan.cli.tables import table_lines
+from wattspan.cli.formatting import UNKNOWN, duration_text, joules, table_lines
 from wattspan.model import (
     CapRow,
     DecisionReason,
