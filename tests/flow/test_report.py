@@ -220,7 +220,6 @@ def test_empty_store_and_empty_range_have_messages(
         (["--since", "soon"], "'--since'"),
         (["--from", "yesterday"], "is not a time"),
         (["--since", "1h", "--from", "2025-01-01"], "choose one"),
-        (["--json", "--csv"], "choose one"),
         (["--from", "2025-01-02", "--to", "2025-01-01"], "--from is not before --to"),
         (["--by", "colour"], "'--by'"),
     ],

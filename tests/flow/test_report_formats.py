@@ -170,8 +170,6 @@ def test_spans_of_an_emulated_host_are_labelled(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["--format", "parquet"], "--output FILE"),
-        (["--format", "csv", "--json"], "--json and --format csv: choose one"),
-        (["--csv", "--json"], "--json and --csv: choose one"),
         (["--format", "xlsx"], "'--format'"),
         (["--output", "/"], "'--output'"),
     ],

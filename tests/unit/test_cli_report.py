@@ -11,7 +11,7 @@ from wattspan.cli.report.export import choose_format
 
 
 def by_name(name: str, form: str | None = None) -> str:
-    return choose_format(form, Path(name), as_json=False, as_csv=False)
+    return choose_format(form, Path(name))
 
 
 @pytest.mark.parametrize(

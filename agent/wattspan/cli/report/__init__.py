@@ -8,14 +8,8 @@ from pathlib import Path
 
 import click
 
-from wattspan.cli.options import (
-    DurationType,
-    config_options,
-    json_option,
-    json_text,
-    load_configuration,
-)
-from wattspan.cli.report import cost, export, table
+from wattspan.cli.options import DurationType, config_options, json_text, load_configuration
+from wattspan.cli.report import export, table
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
@@ -82,6 +76,8 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     help="A table for people, the whole report as JSON, or its rows as JSON Lines, CSV or "
     "Parquet. [default: the suffix of --output; table for .txt or none]",
 )
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option(
     "--output",
     "-o",
@@ -89,8 +85,6 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     metavar="FILE",
     help="Write the report to this file, atomically.",
 )
-@json_option
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
@@ -108,8 +102,6 @@ def command(
     unit: str,
     form: str | None,
     output: Path | None,
-    as_json: bool,
-    as_csv: bool,
     emulated: bool,
     state_dir: Path | None,
     config_file: Path | None,
@@ -121,7 +113,7 @@ def command(
     the energy adds up to the same total. With [cost] or [carbon] configured, every line has its
     cost or emissions. Works with and without a running agent.
     """
-    form = export.choose_format(form, output, as_json=as_json, as_csv=as_csv)
+    form = export.choose_format(form, output)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
     now = SystemClock().now().wall // 10**9
@@ -131,7 +123,7 @@ def command(
         raise click.UsageError("--from is not before --to.")
     config = load_configuration(config_file, settings).config
     path = _store(state_dir or Path(config.agent.state_dir), emulated)
-    found = extract_history(path, first, last, _KINDS[by], cost.configured_valuations(config))
+    found = extract_history(path, first, last, _KINDS[by], export.configured_valuations(config))
     if isinstance(found, NoHistory):
         raise WattspanError(_no_data_text(found, path, first, last))
     if hw_type is not None:

@@ -1,31 +1,110 @@
-"""A report as JSON facts, or as rows in CSV, JSON Lines and Parquet; and its output file."""
+"""A report as JSON, or as rows in CSV, JSON Lines and Parquet; its rates and its output file."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from wattspan.cli.report import cost
+from wattspan.attribution.cost import BILLION, billionths
+from wattspan.config import Config
+from wattspan.config.footprint import RateSettings
 from wattspan.model import Provenance
-from wattspan.ports import WattspanError
+from wattspan.ports import ConfigError, WattspanError
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
 from wattspan.storage.deltas import SPAN, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
-from wattspan.storage.rates import Weighting
+from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
+from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from wattspan.footprint.schedule import RatePeriod
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
+
+# ------------------------------------------------------------------------------ cost and carbon
+
+
+def configured_valuations(config: Config) -> tuple[Weighting, ...]:
+    """The rates of the present configuration, which apply to all times.
+
+    Rates of a server or a file apply as the agent recorded them in the store.
+    """
+    found = (_valuation(COST, config.cost), _valuation(CARBON, config.carbon))
+    return tuple(each for each in found if each is not None)
+
+
+def _valuation(kind: str, table: RateSettings) -> Weighting | None:
+    unit = table.unit
+    if table.constant is not None:
+        return Weighting(kind, unit, _constant_rate(billionths(table.constant)), steady=True)
+    if table.schedule:
+        from wattspan.footprint.tariff_file import read_schedule
+
+        try:
+            return Weighting(kind, unit, read_schedule(Path(table.schedule)).periods_between)
+        except ConfigError as error:
+            click.echo(f"wattspan: {printable(str(error))}", err=True)
+            return Weighting(kind, unit, _constant_rate(None), steady=True)
+    return Weighting(kind, unit) if table.url or table.file else None
+
+
+def _constant_rate(rate: int | None) -> PeriodsBetween:
+    def pieces(start: int, end: int) -> Iterator[RatePeriod]:
+        yield end - start, rate
+
+    return pieces
+
+
+def footprint_headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
+    """The columns of ``footprint_values``."""
+    return tuple(
+        heading
+        for each in asked
+        for heading in (f"{each.kind}_{each.unit}", f"{each.kind}_unknown_uj")
+    )
+
+
+def footprint_values(energy: int, asked: Sequence[Weighting]) -> Iterator[object]:
+    """The amount, None if no rate was known, and the energy whose rate was unknown."""
+    for weight in rated_parts(energy, asked):
+        known = is_known(energy, weight)
+        yield Decimal(weight.billionths).scaleb(-9) if known else None
+        yield weight.unknown
+
+
+def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
+    """Cost and carbon for JSON."""
+    return {
+        each.kind: {
+            "unit": each.unit,
+            "amount": weight.billionths / BILLION if is_known(energy, weight) else None,
+            "unknown_microjoules": weight.unknown,
+        }
+        for weight, each in zip(rated_parts(energy, asked), asked, strict=True)
+    }
+
+
+def rated_parts(energy: int, asked: Sequence[Weighting]) -> tuple[RatedTotal, ...]:
+    """The rated totals; zeros of a sum without energies."""
+    return rated_totals(energy) or (RatedTotal(0, 0),) * len(asked)
+
+
+def is_known(energy: int, weight: RatedTotal) -> bool:
+    """True if the rate of any part of the energy was known."""
+    return not energy or weight.unknown != energy
+
 
 # ------------------------------------------------------------------------------------------ JSON
 
@@ -34,7 +113,7 @@ def report_facts(
     path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown
 ) -> dict[str, Any]:
     """The whole report. For each kind its lines and those without a kind sum to the total."""
-    footprint = partial(cost.footprint_facts, asked=extract.weightings)
+    footprint = partial(footprint_facts, asked=extract.weightings)
     lines = [*_lines(breakdown), breakdown.total]
     *facts, total = [_line(line, breakdown) | footprint(line.total) for line in lines]
     return {
@@ -136,7 +215,7 @@ def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable
     columns = (
         *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
         *("provenance", "energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
-        *cost.footprint_headings(asked),
+        *footprint_headings(asked),
     )
     rows = []
     for line in (*_lines(breakdown), breakdown.total):
@@ -147,7 +226,7 @@ def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable
             else (None,) * 4
         )
         by_type = (line.energy.get(hw_type, 0) for hw_type in types)
-        footprint = cost.footprint_values(line.total, asked)
+        footprint = footprint_values(line.total, asked)
         names = line.role, line.group, line.name
         rows.append((*names, *usage, worst, line.total, *by_type, *footprint))
     return ReportTable(columns, rows)
@@ -160,12 +239,12 @@ def _line_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable
         (
             *(line.kind, line.role, line.name, line.group, hw_type),
             *(breakdown.provenance[hw_type], energy, Decimal(energy).scaleb(-6)),
-            *cost.footprint_values(energy, asked),
+            *footprint_values(energy, asked),
         )
         for line in (*_lines(breakdown), breakdown.total)
         for hw_type, energy in line.energy.items()
     ]
-    return ReportTable((*columns, *cost.footprint_headings(asked)), rows)
+    return ReportTable((*columns, *footprint_headings(asked)), rows)
 
 
 def _domain_table(extract: HistoryExtract) -> ReportTable:
@@ -183,11 +262,11 @@ def _domain_table(extract: HistoryExtract) -> ReportTable:
                 for part in (domain.consumers, domain.idle, domain.unattributed)
             ),
             sum(domain.gaps.values()) / 1e9,
-            *cost.footprint_values(domain.energy, extract.weightings),
+            *footprint_values(domain.energy, extract.weightings),
         )
         for domain in extract.domains
     ]
-    return ReportTable((*columns, *cost.footprint_headings(extract.weightings)), rows)
+    return ReportTable((*columns, *footprint_headings(extract.weightings)), rows)
 
 
 # --------------------------------------------------------------------------------------- formats
@@ -293,13 +372,9 @@ def _write(report: bytes, output: Path) -> None:
         raise
 
 
-def choose_format(form: str | None, output: Path | None, *, as_json: bool, as_csv: bool) -> str:
-    """The format of the options or of the file's suffix. UsageError if options contradict."""
-    chosen = {"--json": as_json, "--csv": as_csv, f"--format {form}": form is not None}
-    options = [option for option, given in chosen.items() if given]
-    if len(options) > 1:
-        raise click.UsageError(f"{' and '.join(options)}: choose one.")
-    found = "json" if as_json else "csv" if as_csv else form or _suffix_format(output)
+def choose_format(form: str | None, output: Path | None) -> str:
+    """The format of the options or of the file's suffix."""
+    found = form or _suffix_format(output)
     if found == "parquet" and output is None:
         raise click.UsageError("--format parquet is not text: name a file with --output FILE.")
     return found

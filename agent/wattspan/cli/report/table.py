@@ -7,8 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.cli.formatting import UNKNOWN, count, duration_text, energy_each, share, table_lines
-from wattspan.cli.report.cost import FootprintColumns, footprint_notes
+from wattspan.attribution.cost import BILLION
+from wattspan.cli.formatting import (
+    UNKNOWN,
+    count,
+    duration_text,
+    energy_each,
+    joules,
+    share,
+    table_lines,
+)
+from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.model import Provenance
 from wattspan.storage.breakdown import (
     Breakdown,
@@ -19,6 +28,7 @@ from wattspan.storage.breakdown import (
 from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import PROCESS, SPAN
 from wattspan.storage.query import DomainTotal, HistoryExtract
+from wattspan.storage.rates import CARBON, COST, RatedTotal, Weighting
 from wattspan.util.text import printable
 
 _WIDEST = 40
@@ -191,3 +201,60 @@ def _energy(microjoules: int, name: str) -> str:
     text = f"{microjoules / unit.microjoules:.{unit.digits}f}"
     least = f"{10**-unit.digits:.{unit.digits}f}"
     return f"<{least}" if microjoules and float(text) == 0 else text
+
+
+# ------------------------------------------------------------------------------ cost and carbon
+
+MASS_UNITS = (("t", 10**6), ("kg", 1000), ("g", 1))
+"""Units of carbon in grams; a table has one."""
+
+
+class FootprintColumns:
+    """The cost cells of a table, with the digits that its total needs; none without rates."""
+
+    def __init__(self, asked: Sequence[Weighting], total: int) -> None:
+        self._asked = asked
+        self._scales = [*map(_scale, asked, rated_parts(total, asked))]
+        self.headings = tuple(name for name, _, _ in self._scales)
+
+    def cells(self, energy: int) -> tuple[str, ...]:
+        """``"0.034"``; ``"≥0.034"`` if the rate of a part was unknown; a dash if of all."""
+        return tuple(
+            _cell(energy, weight, size, digits)
+            for weight, (_, size, digits) in zip(
+                rated_parts(energy, self._asked), self._scales, strict=True
+            )
+        )
+
+
+def _scale(each: Weighting, total: RatedTotal) -> tuple[str, int, int]:
+    """Heading, billionths of the unit, and digits."""
+    name, size = each.unit, 1
+    if each.kind == CARBON:
+        whole = total.billionths / BILLION
+        mass, size = next((m for m in MASS_UNITS if whole >= m[1]), MASS_UNITS[-1])
+        name = f"{mass} CO2e"
+    value, digits = total.billionths / BILLION / size, 2
+    while digits < 9 and 0 < value < 10 ** (3 - digits):  # four significant digits
+        digits += 1
+    return name, size * BILLION, digits
+
+
+def _cell(energy: int, weight: RatedTotal, size: int, digits: int) -> str:
+    if not is_known(energy, weight):
+        return UNKNOWN
+    return f"{'≥' if weight.unknown else ''}{weight.billionths / size:.{digits}f}"
+
+
+def footprint_notes(asked: Sequence[Weighting], total: int, steps: Sequence[int]) -> Iterator[str]:
+    """The energy without a known rate, and the assumption about buckets."""
+    words = {COST: ("price", "cost"), CARBON: ("carbon intensity", "carbon")}
+    for each, weight in zip(asked, rated_parts(total, asked), strict=True):
+        rate, figure = words[each.kind]
+        if weight.unknown:
+            yield (
+                f"The {rate} was not known for {joules(weight.unknown)} "
+                f"({share(weight.unknown, total)}), which is in no {figure}."
+            )
+    if max(steps) > MINUTE and not all(each.steady for each in asked):
+        yield "Energy by the hour or day counts as spent evenly where a rate changed within it."
