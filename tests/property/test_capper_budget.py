@@ -142,13 +142,11 @@ class BudgetedHost(RuleBasedStateMachine):
 
     def restore_tuned(self) -> None:
         self.bench.start()
-        self.bench.reconciler.assume_recorded()
         self.bench.manager.impose_retained()
         self.bench.manager.stop()
 
     def start(self) -> None:
         self.bench.start()
-        self.bench.reconciler.assume_recorded()
         self.impose_and_turn()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import ENOSPC
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from wattspan.capper.journal_entries import JournalEntry
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.reconciler import Reconciler
-from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
+from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock
 
@@ -154,16 +154,9 @@ class Bench:
         self.journal = Disk(self.folder, BOOT)
         devices = ManagedDevices([self.actuator])
         self.reconciler = Reconciler(devices, self.journal, self.clock, self.events.append)
-        self.manager = CapManager(
-            self.reconciler,
-            self.clock,
-            self.limits,
-            longest=10 * SECOND,
-            tunable=self.tunable,
-            knobs=self.knobs,
-        )
-        self.reconciler.find_devices()
-        self.reconciler.name_lost()
+        limits = replace(self.limits, tunable=self.tunable, knobs=self.knobs)
+        self.manager = CapManager(self.reconciler, self.clock, limits)
+        self.reconciler.start()
 
     def crash(self) -> None:
         """Like SIGKILL: data not on disk is lost."""

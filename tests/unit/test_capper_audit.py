@@ -22,7 +22,7 @@ from wattspan.capper.audit import (
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal_entries import audited_writes
 from wattspan.capper.paths import CapperHost
-from wattspan.capper.process import open_engine
+from wattspan.capper.process import CapEngine
 from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.capper.requests import MOVE_BURST, MOVES_PER_SECOND, RequestHandler
 from wattspan.config import CapsSettings, load
@@ -209,7 +209,7 @@ def test_rotated_audit_log_still_recovers_caps_in_force(tmp_path: Path) -> None:
 
 def test_capper_restates_its_caps_and_limits_its_rows(tmp_path: Path) -> None:
     clock = ManualClock()
-    engine = open_engine(
+    engine = CapEngine(
         CapperHost(tmp_path, BOOT),
         load(Path(os.devnull), environ={}),
         [FakeActuator({"gpu0": Board(650 * W)})],

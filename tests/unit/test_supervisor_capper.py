@@ -106,7 +106,7 @@ def test_restoring_capper_is_unavailable() -> None:
 
 def test_permitted_leases_survive_a_reload(bench: Bench) -> None:
     bench.hold(500 * W, 0)
-    bench.manager.reconfigure(RULES, longest=5 * SECOND, tunable=("gpu0",))
+    bench.manager.reconfigure(replace(RULES, longest_lease=5 * SECOND, tunable=("gpu0",)))
     bench.turn()
     assert bench.stands == [500 * W, 650 * W]
     assert len(bench.actuator.written) == 1  # no write
@@ -114,7 +114,7 @@ def test_permitted_leases_survive_a_reload(bench: Bench) -> None:
 
 def test_reload_with_a_higher_floor_raises_leases(bench: Bench) -> None:
     bench.hold(450 * W, 0)
-    bench.manager.reconfigure(replace(RULES, floor_watts=550), longest=10 * SECOND)
+    bench.manager.reconfigure(replace(RULES, floor_watts=550))
     bench.turn()
     assert bench.stands == [550 * W, 650 * W]
 
@@ -124,7 +124,7 @@ def test_reload_restores_devices_no_longer_tuned(
     bench: Bench, narrower: dict[str, tuple[str, ...]]
 ) -> None:
     bench.hold(500 * W, 0)
-    bench.manager.reconfigure(RULES, longest=10 * SECOND, **narrower)  # type: ignore[arg-type]
+    bench.manager.reconfigure(replace(RULES, **narrower))  # type: ignore[arg-type]
     assert bench.stands == [650 * W, 650 * W]
     with pytest.raises(CapsError, match="not to be tuned"):
         bench.hold(500 * W, 0)
@@ -132,7 +132,7 @@ def test_reload_restores_devices_no_longer_tuned(
 
 def test_shorter_lease_holds_from_the_next_renewal_on(bench: Bench) -> None:
     bench.hold(500 * W, 0)
-    bench.manager.reconfigure(RULES, longest=2 * SECOND)
+    bench.manager.reconfigure(replace(RULES, longest_lease=2 * SECOND))
     bench.manager.renew(1)
     bench.turn(3.0)
     assert bench.stands == [650 * W, 650 * W]

@@ -10,7 +10,7 @@ from wattspan.capper.devices import foreign_limit_error, matches_device
 from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits, TunedLimit, WriteCause
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.reconciler import FOREIGN_REASONS, KnobErrors, Reconciler
-from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Instant, Knob, KnobState
+from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Instant, KnobState
 from wattspan.ports import SUSPENDED, CapsError, Clock
 from wattspan.util.peer_credentials import PeerCredentials
 
@@ -148,39 +148,17 @@ class CapManager:
     ``turn`` is to be called about every second.
     """
 
-    def __init__(
-        self,
-        reconciler: Reconciler,
-        clock: Clock,
-        limits: OperatorLimits,
-        *,
-        longest: int,
-        tunable: Collection[str] = (),
-        knobs: Collection[Knob] = (),
-    ) -> None:
-        """``longest`` is the length of a lease; tuners may hold ``tunable`` devices and ``knobs``.
-
-        An empty collection permits all.
-        """
-        self.leases = LeaseRegistry(longest)
+    def __init__(self, reconciler: Reconciler, clock: Clock, limits: OperatorLimits) -> None:
+        self.leases = LeaseRegistry(limits.longest_lease)
         self.suspended = False
         """True once everything was restored on request; then nothing is set any more."""
-        self._reconciler, self._clock = reconciler, clock
-        self._limits, self._tunable, self._knobs = limits, tunable, knobs
+        self._reconciler, self._clock, self._limits = reconciler, clock, limits
         self._imposed = ImposedLimits()
         self._listed: int | None = None
 
-    def reconfigure(
-        self,
-        limits: OperatorLimits,
-        *,
-        longest: int,
-        tunable: Collection[str] = (),
-        knobs: Collection[Knob] = (),
-    ) -> None:
+    def reconfigure(self, limits: OperatorLimits) -> None:
         """Apply other settings from now on. Limits that are still permitted stay."""
-        self._limits, self.leases.longest = limits, longest
-        self._tunable, self._knobs = tunable, knobs
+        self._limits, self.leases.longest = limits, limits.longest_lease
         for key, state in list(self._reconciler.knobs.items()):
             held = self.leases.holding(key)
             if held is not None and self._forbidden(state) is not None:
@@ -389,12 +367,13 @@ class CapManager:
 
     def _forbidden(self, state: KnobState) -> str | None:
         """Why no tuner may hold a knob; None if one may."""
-        if self._knobs and state.key.knob not in self._knobs:
+        knobs, tunable = self._limits.knobs, self._limits.tunable
+        if knobs and state.key.knob not in knobs:
             return (
                 f"The {state.key.knob} of {state.name} is not to be tuned: [autotune] knobs does"
                 " not name it."
             )
-        if self._tunable and not matches_device(self._tunable, state):
+        if tunable and not matches_device(tunable, state):
             return f"{state.name} is not to be tuned: [autotune] gpus does not name it."
         return None
 

@@ -9,13 +9,13 @@ allows a raise only once other devices have released that power and were observe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.capper.journal_entries import JournalEntry
-from wattspan.model import CapKey, Knob, KnobState
+from wattspan.model import SECOND, CapKey, Knob, KnobState
 
 _MILLIWATTS_PER_WATT = 1_000
 _NO_LIMITS: Mapping[CapKey, int] = MappingProxyType({})
@@ -26,12 +26,16 @@ class OperatorLimits:
     """Bounds that the operator sets.
 
     ``floor`` and ``largest_step`` are fractions of a device's default setting; ``floor_watts``
-    applies to every cap on power, tuned or imposed.
+    applies to every cap on power, tuned or imposed. A lease lasts for ``longest_lease`` nanoseconds
+    at most. Tuners may hold ``tunable`` devices and ``knobs``; an empty collection permits all.
     """
 
     floor: float = 0.0
     floor_watts: int = 0
     largest_step: float = 1.0
+    longest_lease: int = 10 * SECOND
+    tunable: Collection[str] = ()
+    knobs: Collection[Knob] = ()
 
 
 class CapBounds(NamedTuple):

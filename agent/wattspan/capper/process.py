@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,84 +57,77 @@ def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     return tuple(sorted(places | knobs))
 
 
-@dataclass(frozen=True, slots=True)
 class CapEngine:
     """The capper without its socket."""
 
-    manager: CapManager
-    reconciler: Reconciler
-    journal: Journal
-    audit: AuditLog
-    rows: AuditRowLimiter
+    def __init__(
+        self,
+        host: CapperHost,
+        config: Config,
+        actuators: Sequence[ConcurrentActuator],
+        clock: Clock,
+        log: Log,
+        *,
+        enumerate_devices: bool = True,
+    ) -> None:
+        """Read the journals, and find the devices that they name. The lock must be held.
+
+        The journal names its devices: restoring them needs no enumeration, unless it is damaged.
+        """
+        self._clock, self._log = clock, log
+        self.audit = AuditLog(host.audit, _file_size(config))
+        self.rows = AuditRowLimiter(clock, self.audit.record)
+        self._journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
+        if trouble := self._journal.trouble:
+            log(trouble)
+            self.record(AuditAction.FAIL, trouble)
+        devices = ManagedDevices(actuators)
+        self.reconciler = Reconciler(devices, self._journal, clock, self.rows.record)
+        self.audit.outstanding = self.reconciler.outstanding
+        self.manager = CapManager(self.reconciler, clock, _operator_limits(config))
+        self.reconciler.start(enumerate_devices=enumerate_devices)
+
+    def record(self, action: AuditAction, why: str = "") -> None:
+        self.rows.record(AuditEvent(at=self._clock.now().wall, deed=action, why=why))
+
+    def release(self, release: Callable[[], tuple[CapsError, ...]]) -> tuple[CapsError, ...]:
+        """Call ``release`` until nothing fails, for a second or two; returns the last failures.
+
+        ``release`` is the manager's ``restore`` or ``stop``. A device that hangs gets a few
+        seconds.
+        """
+        clock = self._clock
+        began, tries = clock.monotonic(), 0
+        while errors := release():
+            tries += 1
+            waiting = self.reconciler.stuck_devices and clock.monotonic() - began < _STUCK_TIMEOUT
+            hopeless = all(error.refusal == RefusalReason.UNRECOVERED for error in errors)
+            if hopeless or (tries >= _TRIES and not waiting):
+                break
+            clock.sleep_until(clock.monotonic() + _RETRY_INTERVAL)
+        for error in errors:
+            self._log(str(error))
+        if errors:
+            self._log(
+                f"{self._journal.path} keeps the limits that were not restored; `wattspan caps"
+                " restore`, or the next capper, tries again."
+            )
+        return errors
 
     def close(self) -> None:
         self.rows.close()
         self.reconciler.close()
 
 
-def open_engine(
-    host: CapperHost,
-    config: Config,
-    actuators: Sequence[ConcurrentActuator],
-    clock: Clock,
-    log: Log,
-    *,
-    enumerate_devices: bool = True,
-) -> CapEngine:
-    """Read the journals, and find the devices that they name. The lock must be held.
-
-    The journal names its devices: restoring them needs no enumeration, unless it is damaged.
-    """
-    audit = AuditLog(host.audit, _file_size(config))
-    rows = AuditRowLimiter(clock, audit.record)
-    journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
-    if journal.trouble:
-        log(journal.trouble)
-        audit.record(AuditEvent(at=clock.now().wall, deed=AuditAction.FAIL, why=journal.trouble))
-    reconciler = Reconciler(ManagedDevices(actuators), journal, clock, rows.record)
-    audit.outstanding = reconciler.outstanding
-    manager = CapManager(
-        reconciler,
-        clock,
-        _operator_limits(config),
-        longest=int(config.caps.lease),
+def _operator_limits(config: Config) -> OperatorLimits:
+    return OperatorLimits(
+        config.autotune.floor,
+        config.caps.floor_watts,
+        config.caps.largest_step,
+        longest_lease=int(config.caps.lease),
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
     )
-    reconciler.assume_recorded()
-    if enumerate_devices or reconciler.needs_enumeration:
-        reconciler.find_devices()
-    reconciler.name_lost()
-    return CapEngine(manager, reconciler, journal, audit, rows)
-
-
-def retry_release(
-    engine: CapEngine, clock: Clock, log: Log, release: Callable[[], tuple[CapsError, ...]]
-) -> tuple[CapsError, ...]:
-    """Call ``release`` until nothing fails, for a second or two; returns the last failures.
-
-    ``release`` is the manager's ``restore`` or ``stop``. A device that hangs gets a few seconds.
-    """
-    began, tries = clock.monotonic(), 0
-    while errors := release():
-        tries += 1
-        waiting = engine.reconciler.stuck_devices and clock.monotonic() - began < _STUCK_TIMEOUT
-        hopeless = all(error.refusal == RefusalReason.UNRECOVERED for error in errors)
-        if hopeless or (tries >= _TRIES and not waiting):
-            break
-        clock.sleep_until(clock.monotonic() + _RETRY_INTERVAL)
-    for error in errors:
-        log(str(error))
-    if errors:
-        log(
-            f"{engine.journal.path} keeps the limits that were not restored; `wattspan caps"
-            " restore`, or the next capper, tries again."
-        )
-    return errors
-
-
-def _operator_limits(config: Config) -> OperatorLimits:
-    return OperatorLimits(config.autotune.floor, config.caps.floor_watts, config.caps.largest_step)
 
 
 def _file_size(config: Config) -> int:
@@ -173,14 +166,14 @@ class Capper:
         JournalError if there is another capper, or no place for a journal; ListenError. An
         ``inherited`` socket is served instead of one of our own, and is not removed.
         """
-        self._clock, self._log, self._alive = clock, log, alive
+        self._log, self._alive = log, alive
         self._troubles: set[str] = set()
         with ExitStack() as stack:
             stack.callback(CapperLock(host).release)
             listening = inherited or listen_unix(socket, SOCKET_MODE, what="requests for caps")
             stack.callback(listening.remove)
             stack.callback(listening.socket.close)
-            self._engine = open_engine(host, config, actuators(), clock, log)
+            self._engine = CapEngine(host, config, actuators(), clock, log)
             stack.callback(self._engine.close)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
@@ -221,12 +214,7 @@ class Capper:
         """
         self._engine.audit.size = _file_size(config)
         self.server.permit(_permitted_users(config, self._log))
-        self._engine.manager.reconfigure(
-            _operator_limits(config),
-            longest=int(config.caps.lease),
-            tunable=config.autotune.gpus,
-            knobs=config.autotune.knobs,
-        )
+        self._engine.manager.reconfigure(_operator_limits(config))
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -238,25 +226,22 @@ class Capper:
         the end, and the next capper takes them over. ``ending`` is called when the end begins.
         """
         engine = self._engine
-        self._record(AuditAction.START)
+        engine.record(AuditAction.START)
         try:
             self.server.run()
         finally:
             self._requests.ending = True
             ending()
-            errors = retry_release(engine, self._clock, self._log, engine.manager.stop)
+            errors = engine.release(engine.manager.stop)
             if retained := engine.reconciler.retained:
                 self._log(
                     f"{retained} limit{'s' * (retained != 1)} of fixed caps or of the power budget"
                     " stay in force while no capper runs; `wattspan caps restore` lifts them."
                 )
-            self._record(AuditAction.END)
+            engine.record(AuditAction.END)
             self.server.close()
             self._stack.close()
         return errors
-
-    def _record(self, action: AuditAction) -> None:
-        self._engine.rows.record(AuditEvent(at=self._clock.now().wall, deed=action))
 
     def _turned(self) -> None:
         """After every turn of the loop: log each trouble once, when it begins."""
@@ -313,7 +298,7 @@ class RestoreContext:
         with ExitStack() as stack:
             stack.callback(self._lock(host).release)
             actuators = self.actuators()
-            engine = open_engine(
+            engine = CapEngine(
                 host, self.config, actuators, self.clock, self.log, enumerate_devices=False
             )
             stack.callback(engine.close)
@@ -351,20 +336,17 @@ def restore_limits(context: RestoreContext, *, tuned_only: bool = False) -> Rest
     """
     tuned_only = tuned_only or context.ended  # as a service manager runs it after the end
     if not tuned_only:
-        client = context.client("wattspan caps restore")
         try:
-            restored, rows = client.restore()
-            return RestoreReport("capper", restored, _foreign_rows(rows))
+            with closing(context.client("wattspan caps restore")) as client:
+                restored, rows = client.restore()
+                return RestoreReport("capper", restored, _foreign_rows(rows))
         except CapsError as error:
             context = context.without(error)
-        finally:
-            client.close()
     with context.engine() as engine:
         manager, reconciler = engine.manager, engine.reconciler
         if tuned_only:
             manager.impose_retained()
-        release = manager.stop if tuned_only else manager.restore
-        errors = retry_release(engine, context.clock, context.log, release)
+        errors = engine.release(manager.stop if tuned_only else manager.restore)
         if not tuned_only:
             _lift_ceilings(context, engine)
         for unwritten in filter(None, (reconciler.journal_trouble, engine.audit.trouble)):
@@ -392,14 +374,12 @@ def _lift_ceilings(context: RestoreContext, engine: CapEngine) -> None:
 
 def accept_foreign_limits(context: RestoreContext) -> int:
     """Take foreign limits as the originals from now on; the number of knobs."""
-    client = context.client("wattspan caps accept")
     try:
-        before = sum(row.foreign for row in client.rows())
-        return before - sum(row.foreign for row in client.accept())
+        with closing(context.client("wattspan caps accept")) as client:
+            before = sum(row.foreign for row in client.rows())
+            return before - sum(row.foreign for row in client.accept())
     except CapsError as error:
         context = context.without(error)
-    finally:
-        client.close()
     with context.engine() as engine:
         return engine.manager.accept()
 

@@ -173,7 +173,14 @@ class Reconciler:
         """List the devices; one that does not answer now keeps its last state."""
         self._state.knobs.update((state.key, state) for state in self._devices.find())
 
-    def assume_recorded(self) -> None:
+    def start(self, *, enumerate_devices: bool = True) -> None:
+        """Take over the journal. Devices are listed, or if a damaged journal leaves it to that."""
+        self._assume_recorded()
+        if enumerate_devices or any(key.device == ALL_DEVICES for key in self._state.entries):
+            self.find_devices()
+        self._name_lost()
+
+    def _assume_recorded(self) -> None:
         """Show devices that do not answer as their entries record them, until they are read."""
         for key, entry in self._state.entries.items():
             if entry.device == ALL_DEVICES:
@@ -189,12 +196,7 @@ class Reconciler:
             )
             self._state.knobs.setdefault(key, state)
 
-    @property
-    def needs_enumeration(self) -> bool:
-        """True if a damaged journal leaves it to the hardware to name the devices."""
-        return any(key.device == ALL_DEVICES for key in self._state.entries)
-
-    def name_lost(self) -> None:
+    def _name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
         state, now = self._state, self._clock.now().wall
         for knob in [key.knob for key in state.entries if key.device == ALL_DEVICES]:
