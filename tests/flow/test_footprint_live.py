@@ -12,7 +12,7 @@ from support.live import LiveAgent
 from support.prometheus_server import scraping
 from support.rate_server import serving, vector
 from support.waiting import eventually
-from wattspan.attribution.cost import KILOWATT_HOUR
+from wattspan.footprint.cost import KILOWATT_HOUR
 from wattspan.footprint.price_and_carbon import NumberError, query_number
 from wattspan.model import RatedEnergy, Snapshot, SourceHealth
 

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from support.books import Books
-from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
+from wattspan.footprint.cost import KILOWATT_HOUR
 from wattspan.model import Footprint, Microjoules, RatedEnergy, RateOrigin
 from wattspan.model.settings import Duration
 from wattspan.storage.store import Store

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
-from wattspan.attribution.cost import billionths
+from wattspan.footprint.cost import billionths
 from wattspan.footprint.price_and_carbon import NumberError, parse_number, read_number
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
@@ -39,7 +39,7 @@ _LARGEST_COUNT = 2**63 - 1
     holds="one number, or one sentence why there is none",
     watched=(
         "wattspan.footprint.price_and_carbon",
-        "wattspan.attribution.cost",
+        "wattspan.footprint.cost",
         "wattspan.model.settings",
     ),
     samples=(
@@ -63,7 +63,7 @@ def rate_answer(data: bytes) -> None:
     "rate-file",
     whose="whoever writes the file that holds a rate",
     holds="one number, or one sentence why there is none",
-    watched=("wattspan.footprint.price_and_carbon", "wattspan.attribution.cost"),
+    watched=("wattspan.footprint.price_and_carbon", "wattspan.footprint.cost"),
     samples=(b"0.25\n", b"  12", b"nan"),
     words=(b"1e400", b"9" * 400, b"_", b"-", b"\xff"),
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 from fuzz.registry import target
 from fuzz.supply import folder, one_line, told
 from wattspan.config import TABLES, Config, ConfigSchema, FlagValue, load
-from wattspan.footprint.tariff_file import parse_schedule
+from wattspan.config.loading import parse_toml
+from wattspan.footprint.tariff_file import build_schedule
 from wattspan.ports import ConfigError
 from wattspan.sources.nvml.source import NvmlSettings
 from wattspan_exporters.prometheus import PrometheusSettings
@@ -113,7 +114,7 @@ def tariff(data: bytes) -> None:
         text = data.decode()
     except UnicodeDecodeError:
         return  # refused where files are read
-    found = _refused_or(lambda: parse_schedule(text, Path("tariff.toml")))
+    found = _refused_or(lambda: build_schedule(parse_toml(text, Path("tariff.toml"))))
     if found is None:
         return
     for second in (0, 951_782_400, 1_761_440_400, 1_774_746_000, 4_102_444_800):

@@ -10,20 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.snapshots import CPU, account
-from wattspan.attribution.cost import (
+from wattspan.footprint.cost import (
     BILLION,
     KILOWATT_HOUR,
     MAX_RATE,
-    CoverEnergy,
-    RateAccumulator,
-    billionths,
-)
-from wattspan.footprint.schedule import (
     MINUTES_PER_DAY,
+    CoverEnergy,
     DayOfYear,
     Period,
+    RateAccumulator,
     Schedule,
     Season,
+    billionths,
     find_overlap,
 )
 from wattspan.model import DomainAccount, Microjoules, RateOrigin

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.world import DOMAINS, GPU, PACKAGE, World
-from wattspan.attribution.cost import KILOWATT_HOUR, CoverEnergy, RateAccumulator
 from wattspan.attribution.ledger import Ledger, LedgerSettings
+from wattspan.footprint.cost import KILOWATT_HOUR, CoverEnergy, RateAccumulator
 from wattspan.model import SECOND, Checkpoint, Footprint, RatedEnergy, RateOrigin, Snapshot
 
 loads = st.dictionaries(st.integers(1, 6), st.integers(1, 100), max_size=4)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.cost import KILOWATT_HOUR
+from wattspan.footprint.cost import KILOWATT_HOUR
 from wattspan.model import Checkpoint, Footprint, Instant, Microjoules, RatedEnergy, RateOrigin
 from wattspan.storage.database import HOUR, MINUTE, migrate
 from wattspan.storage.rates import (

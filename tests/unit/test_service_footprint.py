@@ -10,12 +10,11 @@ import pytest
 
 from support.books import Books, J
 from support.snapshots import CPU, account
-from wattspan.attribution.cost import KILOWATT_HOUR
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import CarbonSettings, Config, CostSettings, load
 from wattspan.config import StoreSettings as Settings
-from wattspan.footprint.schedule import Period, Schedule
+from wattspan.footprint.cost import KILOWATT_HOUR, Period, Schedule
 from wattspan.model import (
     SECOND,
     Checkpoint,

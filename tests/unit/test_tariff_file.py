@@ -11,8 +11,9 @@ import pytest
 
 from support.requirements import ROOT
 from wattspan.config import load
-from wattspan.footprint.schedule import Schedule
-from wattspan.footprint.tariff_file import parse_schedule, read_schedule
+from wattspan.config.loading import parse_toml
+from wattspan.footprint.cost import Schedule
+from wattspan.footprint.tariff_file import build_schedule, read_schedule
 from wattspan.ports import ConfigError
 
 PATH = Path("/etc/wattspan/tariff.toml")
@@ -37,7 +38,7 @@ to = "07:00"
 
 
 def schedule(text: str) -> Schedule:
-    return parse_schedule(text, PATH)
+    return build_schedule(parse_toml(text, PATH))
 
 
 def one(keys: str) -> Schedule:

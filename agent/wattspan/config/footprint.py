@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from wattspan.attribution.cost import MAX_RATE
+from wattspan.model import MAX_RATE
 from wattspan.model.settings import Duration, Table, about, quoted
 
 _CURRENCY = re.compile(r"[A-Za-z]{1,12}")

@@ -9,11 +9,10 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from wattspan.attribution.cost import billionths
 from wattspan.config.footprint import RateSettings
-from wattspan.footprint.schedule import Schedule
+from wattspan.footprint.cost import Schedule, billionths
 from wattspan.footprint.tariff_file import read_schedule
 from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, Trouble
 from wattspan.model.settings import Duration, quoted
@@ -121,19 +120,8 @@ _TARIFF_INTERVAL = 30 * SECOND
 """Interval of checks whether a tariff file has changed."""
 
 
-class EnergyRate(Protocol):
-    """A rate per kilowatt-hour in billionths. Any thread may call ``at``, which never blocks."""
-
-    @property
-    def origin(self) -> RateOrigin: ...
-
-    def at(self, now: Instant) -> int | None:
-        """Return the rate in force; None while it is unknown."""
-        ...
-
-
 class ConstantRate:
-    """A constant rate."""
+    """A constant rate per kilowatt-hour in billionths."""
 
     origin = RateOrigin.CONSTANT
 
@@ -145,7 +133,9 @@ class ConstantRate:
 
 
 class PolledRate:
-    """A rate that a thread polls, at once and then at every interval."""
+    """A rate per kilowatt-hour that a thread polls, at once and then at every interval."""
+
+    origin: RateOrigin
 
     def __init__(self, name: str, interval: int) -> None:
         self.name = name
@@ -154,6 +144,10 @@ class PolledRate:
         self._failure: Failure | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"wattspan-{name}", daemon=True)
+
+    def at(self, now: Instant) -> int | None:
+        """Return the rate in force in billionths, without blocking; None while it is unknown."""
+        raise NotImplementedError
 
     def health(self) -> SourceHealth:
         failure = self._failure

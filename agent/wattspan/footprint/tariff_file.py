@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from wattspan.attribution.cost import MAX_RATE, billionths
-from wattspan.config.loading import TomlFile, parse_toml, read_toml
-from wattspan.footprint.schedule import (
+from wattspan.config.loading import TomlFile, read_toml
+from wattspan.footprint.cost import (
     EVERY_DAY,
     MINUTES_PER_DAY,
     DayOfYear,
     Period,
     Schedule,
     Season,
+    billionths,
     find_overlap,
 )
+from wattspan.model import MAX_RATE
 from wattspan.model.settings import SettingError, Table, about, convert, quoted
 from wattspan.ports import ConfigError
 
@@ -64,11 +65,6 @@ def read_schedule(path: Path) -> Schedule:
             f"Cannot read the tariff {path}: there is no such file. Write one, or name another."
         ) from error
     return build_schedule(file)
-
-
-def parse_schedule(text: str, path: Path) -> Schedule:
-    """Return the schedule in ``text``, which was read from ``path``."""
-    return build_schedule(parse_toml(text, path))
 
 
 def build_schedule(file: TomlFile) -> Schedule:

@@ -38,6 +38,7 @@ from wattspan.model.measurements import Provenance as Provenance
 from wattspan.model.measurements import Reading as Reading
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
+from wattspan.model.snapshot import MAX_RATE as MAX_RATE
 from wattspan.model.snapshot import AgentStats as AgentStats
 from wattspan.model.snapshot import Checkpoint as Checkpoint
 from wattspan.model.snapshot import DomainAccount as DomainAccount

@@ -22,6 +22,9 @@ from wattspan.model.measurements import (
 )
 from wattspan.model.tuning import TuningAccounts
 
+MAX_RATE = 1_000_000
+"""The largest valid rate, in units per kilowatt-hour."""
+
 
 class RateOrigin(ModelEnum):
     """The origin of a rate per kilowatt-hour."""

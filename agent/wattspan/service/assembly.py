@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan import __version__
 from wattspan.api.energy import energy_response
-from wattspan.attribution.cost import CoverEnergy, RateAccumulator
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
+from wattspan.footprint.cost import CoverEnergy, RateAccumulator
 from wattspan.http.connection_limiter import RejectionCounter
 from wattspan.model import (
     MILLISECOND,
@@ -58,7 +58,7 @@ from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
-    from wattspan.footprint.price_and_carbon import EnergyRate, PolledRate
+    from wattspan.footprint.price_and_carbon import ConstantRate, PolledRate
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STATM = Path("/proc/self/statm")
@@ -254,7 +254,7 @@ def _host_name(emulated: EmulatedHost | None) -> str:
 
 
 class _FootprintRate(NamedTuple):
-    rate: EnergyRate
+    rate: ConstantRate | PolledRate
     total: RateAccumulator
 
     def add(self, spent: int, at: Instant) -> RatedEnergy:

@@ -15,8 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wattspan.attribution.cost import KILOWATT_HOUR
-from wattspan.footprint.schedule import RatePeriod
+from wattspan.footprint.cost import KILOWATT_HOUR, RatePeriod
 from wattspan.model import Checkpoint, Footprint, RatedEnergy
 
 DAY_SECONDS = 86400

@@ -8,11 +8,11 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-from wattspan.attribution.cost import BILLION
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.config.loading import DEFAULT_PATH
+from wattspan.footprint.cost import BILLION
 from wattspan.http.sockets import directory_fault
 from wattspan.model.settings import Size
 from wattspan.plugins import Plugins

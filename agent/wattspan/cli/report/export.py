@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from wattspan.attribution.cost import BILLION, billionths
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
+from wattspan.footprint.cost import BILLION, billionths
 from wattspan.model import Provenance
 from wattspan.ports import ConfigError, WattspanError
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
@@ -29,7 +29,7 @@ from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
-    from wattspan.footprint.schedule import RatePeriod
+    from wattspan.footprint.cost import RatePeriod
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet")
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.attribution.cost import BILLION
 from wattspan.cli.formatting import (
     UNKNOWN,
     count,
@@ -18,6 +17,7 @@ from wattspan.cli.formatting import (
     table_lines,
 )
 from wattspan.cli.report.export import is_known, rated_parts
+from wattspan.footprint.cost import BILLION
 from wattspan.model import Provenance
 from wattspan.storage.breakdown import (
     Breakdown,
