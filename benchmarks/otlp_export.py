@@ -96,7 +96,7 @@ def ours(url: str, snapshots: list[Snapshot], points: int, *, compress: bool) ->
 def way(url: str, *, compress: bool) -> Transport:
     to, clock = parse_destination(url, METRICS), SystemClock()
     if url.startswith("grpc"):
-        return GrpcTransport(to, {}, clock, compress=compress)
+        return GrpcTransport(to, {}, clock, agent="bench", compress=compress)
     return HttpTransport(to, {}, clock, agent="bench", compress=compress)
 
 

@@ -18,7 +18,7 @@ from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 from wattspan.otlp.destination import parse_destination
-from wattspan.otlp.opening import open_transport
+from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.transport import ExportStatus
 from wattspan.ports import ConfigError
 from wattspan.util.protobuf import encode_status
@@ -181,7 +181,7 @@ def test_frames_that_break_http2_end_the_connection_without_a_noise(
     assert caplog.records == []
 
 
-def test_missing_grpclib_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "grpclib.client", None)
+def test_missing_h2_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "h2.connection", None)
     with pytest.raises(ConfigError, match=r"pip install wattspan\[grpc\]"):
         open_transport(parse_destination("grpc://collector"), {}, SystemClock(), "")

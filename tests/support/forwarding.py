@@ -144,6 +144,7 @@ def grpc_to(
         parse_destination(url),
         headers or {},
         SystemClock(),
+        agent="wattspan/test",
         trust=trust,
         answer_within=answer_within,
         compress=compress,

@@ -8,9 +8,10 @@ import pytest
 
 from support.http2 import framed
 from wattspan.model import SECOND
-from wattspan.otlp.grpc_transport import FRAME_PREFIX, GrpcReply, result_of_reply
-from wattspan.otlp.grpc_transport import frame_message as ours
+from wattspan.otlp.grpc_transport import GrpcReply, result_of_reply
 from wattspan.otlp.transport import ExportStatus
+from wattspan.util.grpc import FRAME_PREFIX
+from wattspan.util.grpc import frame_message as ours
 from wattspan.util.protobuf import encode_status
 
 GRPC = {":status": "200", "content-type": "application/grpc"}

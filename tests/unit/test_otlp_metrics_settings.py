@@ -110,7 +110,7 @@ def test_invalid_header_of_the_file_names_file_and_line(
 def test_missing_grpc_extra_error_names_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "grpclib.client", None)
+    monkeypatch.setitem(sys.modules, "h2.connection", None)
     with pytest.raises(ConfigError, match=re.escape("pip install wattspan[grpc]")) as raised:
         opened("http://collector:4317", protocol="grpc", log=[])
     assert str(raised.value).startswith('[exporters.otlp] endpoint = "grpc://collector:4317"')

@@ -19,7 +19,7 @@ from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance, SourceHealth
 from wattspan.otlp.destination import SPANS, Signal, parse_destination, parse_headers
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich
-from wattspan.otlp.opening import open_transport
+from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.queue import AsyncSpool, QueuedRequest, RequestQueue
 from wattspan.otlp.spool import Spool
 from wattspan.otlp.transport import (

@@ -1,73 +1,55 @@
-"""OTLP/gRPC on grpclib's HTTP/2: an extra, imported only where the address requires it.
+"""OTLP/gRPC on h2's HTTP/2: an extra, imported only where the address requires it.
 
-grpclib's own calls have neither compression nor a limit of the response, so this module reads and
-writes the frames of messages itself, on the data of an HTTP/2 stream. The flag before a message
-tells whether it is compressed, the header ``grpc-encoding`` how. An endpoint that cannot read the
-encoding should answer UNIMPLEMENTED; libraries without compression answer other errors.
+The flag before a message marks it as compressed, the header ``grpc-encoding`` names the encoding.
+An endpoint that cannot read the encoding should answer UNIMPLEMENTED; libraries without
+compression answer other errors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import contextlib
-import ssl
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
-from grpclib.client import Channel, Handler
-from grpclib.const import Status
-from grpclib.exceptions import ProtocolError, StreamTerminatedError
-from grpclib.metadata import USER_AGENT
-from grpclib.protocol import H2Protocol
-from grpclib.utils import Wrapper
 from h2 import events
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
-from wattspan.model import SECOND
-from wattspan.model.settings import Listen
-from wattspan.otlp.destination import SPANS, Destination, Signal
+from wattspan.otlp.destination import SPANS, Signal
 from wattspan.otlp.transport import (
-    CONNECT_TIMEOUT,
-    IDLE_TIMEOUT,
     MAX_RESPONSE_SIZE,
-    RESPONSE_TIMEOUT,
+    CollectorTransport,
     ExportResult,
     ExportStatus,
-    connection_failure,
     describe_os_error,
     result_of_grpc,
     result_of_response,
-    retry_result,
 )
-from wattspan.ports import Clock
 from wattspan.util.encoding import (
     BodyEncodingError,
     BodyTooLongError,
     gzip_compress,
     gzip_decompress,
 )
+from wattspan.util.grpc import FRAME_PREFIX, GrpcStatus, frame_message
 from wattspan.util.protobuf import retry_delay
 
 # ------------------------------------------------------------------------------------ replies
 
-FRAME_PREFIX = struct.Struct(">BI")
-"""Before each message: the compressed flag, and the length as sent."""
-
-_STATUSES = {str(status.value): status for status in Status}
 _OF_HTTP = {
-    "400": Status.INTERNAL,
-    "401": Status.UNAUTHENTICATED,
-    "403": Status.PERMISSION_DENIED,
-    "404": Status.UNIMPLEMENTED,
-    **dict.fromkeys(("429", "502", "503", "504"), Status.UNAVAILABLE),
+    "400": GrpcStatus.INTERNAL,
+    "401": GrpcStatus.UNAUTHENTICATED,
+    "403": GrpcStatus.PERMISSION_DENIED,
+    "404": GrpcStatus.UNIMPLEMENTED,
+    **dict.fromkeys(("429", "502", "503", "504"), GrpcStatus.UNAVAILABLE),
 }
 """The gRPC status of an HTTP status, where a proxy without gRPC answers."""
 
-_MAY_BE_ENCODING = {Status.UNIMPLEMENTED.value, Status.UNKNOWN.value, Status.INTERNAL.value}
+_STATUSES = {str(status.value): status for status in GrpcStatus}
+_MAY_BE_ENCODING = {GrpcStatus.UNIMPLEMENTED, GrpcStatus.UNKNOWN, GrpcStatus.INTERNAL}
 _NO_GZIP = "does not know gzip, and gets them uncompressed"
 
 _Headers = Mapping[str, str]
@@ -95,18 +77,18 @@ class GrpcReply:
         return "grpc-status" in self.headers or not _is_grpc(self.headers)
 
     @property
-    def status(self) -> tuple[int, str]:
+    def status(self) -> tuple[GrpcStatus, str]:
         """The gRPC status code and its message; UNKNOWN for a reply that is not gRPC."""
-        unknown = Status.UNKNOWN.value
+        unknown = GrpcStatus.UNKNOWN
         http = self.headers.get(":status", "200")
         if http != "200":
-            return _OF_HTTP.get(http, Status.UNKNOWN).value, f"HTTP {http}"
+            return _OF_HTTP.get(http, unknown), f"HTTP {http}"
         if not _is_grpc(self.headers):
             return unknown, f"its content is {self.headers.get('content-type', 'of no type')}"
         code = self._final.get("grpc-status", "")
         if code not in _STATUSES:
             return unknown, "it tells no gRPC status"
-        return int(code), unquote(self._final.get("grpc-message", ""), errors="replace")
+        return _STATUSES[code], unquote(self._final.get("grpc-message", ""), errors="replace")
 
     @property
     def failed(self) -> bool:
@@ -127,15 +109,11 @@ class GrpcReply:
         return self.headers if "grpc-status" in self.headers else self.trailers
 
 
-def frame_message(message: bytes, *, zipped: bool) -> bytes:
-    return FRAME_PREFIX.pack(zipped, len(message)) + message
-
-
 def result_of_reply(reply: GrpcReply, signal: Signal = SPANS) -> ExportResult:
     """The result of a complete reply."""
     code, message = reply.status
     if code != 0:
-        return result_of_grpc(code, Status(code).name, message, _retry_delay(reply), signal)
+        return result_of_grpc(code, code.name, message, _retry_delay(reply), signal)
     try:
         return result_of_response(_decompressed(reply), signal)
     except (BodyEncodingError, BodyTooLongError) as error:
@@ -172,164 +150,53 @@ def _retry_delay(reply: GrpcReply) -> int | None:
         return None
 
 
-# --------------------------------------------------------------------------------- connection
-
-
-class _Call:
-    """One call. ``reply`` has the parts received so far, however the call ended."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = list(headers.items())
-        self.sent = False  # a server may accept a complete message, never a part of it
-        self.reply = GrpcReply()
-
-    async def make(self, protocol: Any, frame: bytes) -> None:
-        """Send ``frame`` and receive the reply; raises the errors of grpclib, h2 and sockets."""
-        wrapper = Wrapper()  # raises the end of the stream in the code that waits for data
-        stream = protocol.processor.connection.create_stream(wrapper=wrapper)
-        with wrapper:
-            release = await stream.send_request(self._headers, _processor=protocol.processor)
-        try:
-            with wrapper:
-                await stream.send_data(frame, end_stream=True)
-                self.sent = True
-                await self._receive(stream)
-        finally:
-            if self.reply == GrpcReply():
-                self.reply = _received_headers(stream)
-            if stream.closable:
-                stream.reset_nowait()
-            release()
-
-    async def _receive(self, stream: Any) -> None:
-        await stream.recv_headers()
-        reply = _received_headers(stream)
-        if reply.headers_say_all:
-            self.reply = reply
-            return
-        flag, message = 0, b""
-        prefix = await stream.recv_data(FRAME_PREFIX.size)
-        if prefix:  # a failure may have no message
-            flag, length = FRAME_PREFIX.unpack(prefix)
-            if length > MAX_RESPONSE_SIZE:
-                raise _ResponseTooLargeError(f"its answer has {length} bytes")
-            message = await stream.recv_data(length)
-        await stream.recv_trailers()
-        self.reply = replace(_received_headers(stream), flag=flag, message=message)
-
-
-def _received_headers(stream: Any) -> GrpcReply:
-    return GrpcReply(dict(stream.headers or ()), trailers=dict(stream.trailers or ()))
-
-
-_IGNORED_EVENTS = (
-    events.AlternativeServiceAvailable,
-    events.InformationalResponseReceived,
-    events.UnknownFrameReceived,
-)
-
-
-class _LenientChannel(Channel):  # type: ignore[misc]
-    """A channel that ignores unknown frames, as HTTP/2 requires.
-
-    Proxies announce features by such frames; grpclib drops the connection and asyncio logs a
-    traceback.
-    """
-
-    def _protocol_factory(self) -> asyncio.Protocol:
-        return _LenientProtocol(Handler(), self._config, self._h2_config)
-
-
-class _LenientProtocol(H2Protocol):  # type: ignore[misc]
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        super().connection_made(transport)
-        for event in _IGNORED_EVENTS:
-            self.processor.processors.setdefault(event, lambda _: None)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            super().data_received(data)
-        except Exception as error:  # noqa: BLE001 - any error of h2 and grpclib on invalid frames
-            self.processor.close(f"it does not keep to HTTP/2 ({type(error).__name__})")
-            self._transport.abort()
-
-
 # ---------------------------------------------------------------------------------- transport
 
 
-class GrpcTransport:
-    """One channel to a collector, on an event loop that runs only during ``send``."""
+class GrpcTransport(CollectorTransport):
+    """OTLP/gRPC, one call at a time."""
 
-    def __init__(
-        self,
-        destination: Destination,
-        headers: Mapping[str, str],
-        clock: Clock,
-        *,
-        trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-        answer_within: float = RESPONSE_TIMEOUT,
-        compress: bool | None = None,
-    ) -> None:
-        """``trust`` makes the TLS context. ``compress`` defaults to true for other hosts."""
-        self._destination = destination
-        self._headers = _request_headers(destination, headers)
-        self._compress = not destination.is_local if compress is None else compress
-        self._takes_gzip: bool | None = None  # None until it has been tried
-        self._report_no_gzip = False
-        self._clock = clock
-        self._used_at = 0
-        self._trust = trust
-        self._answer_within = answer_within
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._channel: Any = None
-        self._task: asyncio.Task[ExportResult] | None = None
-        self._aborted = False
+    alpn = "h2"
+    _takes_gzip: bool | None = None  # None until it has been tried
+    _report_no_gzip = False
+    _stream = 0
 
-    def send(self, body: bytes) -> ExportResult:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(self._send(body))
-        if self._aborted:
-            self._task.cancel()
+    def _open(self) -> None:
+        if self._takes_gzip:  # gzip that was refused is not tried again on each connection
+            self._takes_gzip = None
+        self._http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
+        self._http2.initiate_connection()
+        self._terminated = False
+        self._flush()
+
+    def _disconnect(self) -> None:
+        super()._disconnect()
+        self._takes_gzip = None  # the next connection may reach another collector
+
+    def _is_open(self, unread: bytes) -> bool:
+        self._deadline_in(self._answer_within)
         try:
-            return self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            self._disconnect()
-            return retry_result("the agent is stopping", perhaps_taken=True)
-        finally:
-            self._task = None
-
-    def abort(self) -> None:
-        self._aborted = True
-        task, loop = self._task, self._loop
-        if task is not None and loop is not None:
-            with contextlib.suppress(RuntimeError):  # the task has just finished
-                loop.call_soon_threadsafe(task.cancel)
-
-    def close(self) -> None:
-        if self._loop is not None:
-            self._disconnect()
-            self._loop.run_until_complete(_run_pending_events())  # closes the sockets
-            self._loop.close()
-        self._loop = None
+            self._process(unread)
+        except Exception:  # noqa: BLE001 - as in _call
+            return False
+        return not self._terminated
 
     # ------------------------------------------------------------------------------- one request
 
-    async def _send(self, body: bytes) -> ExportResult:
+    def send(self, body: bytes) -> ExportResult:
         if not self._compress or self._takes_gzip is False:
-            result, _ = await self._request(body, zipped=False)
+            result, _ = self._call(body, zipped=False)
             return self._with_gzip_report(result)
-        result, reply = await self._request(gzip_compress(body), zipped=True)
+        result, reply = self._call(gzip_compress(body), zipped=True)
         if self._takes_gzip is None and reply is not None and reply.blames_encoding:
-            return self._with_gzip_report(await self._retry_without_gzip(body, reply))
+            return self._with_gzip_report(self._retry_without_gzip(body, reply))
         if result.verdict is ExportStatus.TAKEN:
             self._takes_gzip = True
         return result
 
-    async def _retry_without_gzip(self, body: bytes, refused: GrpcReply) -> ExportResult:
+    def _retry_without_gzip(self, body: bytes, refused: GrpcReply) -> ExportResult:
         """Send uncompressed what was refused, and so not accepted, when it was compressed."""
-        result, reply = await self._request(body, zipped=False)
+        result, reply = self._call(body, zipped=False)
         differs = reply is not None and reply.status[0] != refused.status[0]
         if result.verdict is not ExportStatus.AGAIN and differs:
             self._takes_gzip, self._report_no_gzip = False, True
@@ -343,103 +210,110 @@ class GrpcTransport:
         why = f"{result.why}, and it {_NO_GZIP}" if result.why else f"it {_NO_GZIP}"
         return replace(result, why=why)
 
-    async def _request(
-        self, message: bytes, *, zipped: bool
-    ) -> tuple[ExportResult, GrpcReply | None]:
-        """The result of one request, and the reply unless there is none."""
-        if (failure := await self._connect()) is not None:
+    def _call(self, message: bytes, *, zipped: bool) -> tuple[ExportResult, GrpcReply | None]:
+        """The result of one call, and the reply unless there is none."""
+        if (failure := self._connect()) is not None:
             return failure, None
-        encoding = {"grpc-encoding": "gzip"} if zipped else {}
-        call = _Call(self._headers | encoding)
-        signal, remedy = self._destination.signal, ""
+        self._reply, self._message, self._over = GrpcReply(), bytearray(), False
+        self._deadline_in(self._answer_within)
+        sent, remedy = False, ""
         try:
-            async with asyncio.timeout(self._answer_within):
-                protocol = await self._channel.__connect__()
-                await call.make(protocol, frame_message(message, zipped=zipped))
+            sent = self._send_call(frame_message(message, zipped=zipped), zipped=zipped)
+            while not self._over:
+                self._process(self._read())
+            reply = self._reply = _with_message(self._reply, bytes(self._message))
         except TimeoutError:
             why = f"it did not answer within {self._answer_within:g} s"
         except _ResponseTooLargeError as error:
             why = str(error)
-        except (StreamTerminatedError, ProtocolError, OSError, ValueError) as error:
+        except OSError as error:
             why = f"the connection was lost: {describe_os_error(error)}"
         except Exception as error:  # noqa: BLE001 - h2 and hpack have errors of their own
-            why, remedy = f"it does not speak gRPC: {describe_os_error(error)}", signal.away
+            why, remedy = f"it does not speak gRPC: {describe_os_error(error)}", self._signal.away
         else:
             self._used_at = self._clock.monotonic()
-            return result_of_reply(call.reply, signal), call.reply
-        if call.reply.failed:  # the collector answered before it read everything
-            return result_of_reply(call.reply, signal), call.reply
-        self._disconnect()
-        return retry_result(why, remedy, perhaps_taken=call.sent, unfinished=not call.sent), None
+            if not sent or self._terminated or self._http2.open_outbound_streams:
+                self.close()
+            return result_of_reply(reply, self._signal), reply
+        if self._reply.failed:  # the collector answered before it read everything
+            self.close()
+            return result_of_reply(self._reply, self._signal), self._reply
+        return self._lost(why, remedy, perhaps_taken=sent, unfinished=not sent), None
 
-    async def _connect(self) -> ExportResult | None:
-        """Connect unless connected; the failure if that is not possible."""
-        if self._clock.monotonic() - self._used_at > IDLE_TIMEOUT * SECOND:
-            self._close_channel()
-        try:
-            if self._channel is None:
-                self._channel = self._new_channel()
-            await _run_pending_events()
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                await self._channel.__connect__()
-        except (OSError, ValueError) as error:
-            self._disconnect()
-            return connection_failure(error, self._destination.signal)
-        return None
+    def _send_call(self, frame: bytes, *, zipped: bool) -> bool:
+        """Send a request as fast as the windows permit; False if the reply came first."""
+        http2 = self._http2
+        self._stream = stream = http2.get_next_available_stream_id()
+        headers = {
+            ":method": "POST",
+            ":scheme": "https" if self._destination.tls else "http",
+            ":path": self._signal.method,
+            ":authority": self._authority,
+            **self._headers,
+            "te": "trailers",  # codespell:ignore te
+            "content-type": "application/grpc",
+            "grpc-accept-encoding": "identity,gzip",
+        }
+        if zipped:
+            headers["grpc-encoding"] = "gzip"
+        http2.send_headers(stream, headers.items())
+        at = 0
+        while at < len(frame):
+            size = min(http2.local_flow_control_window(stream), http2.max_outbound_frame_size)
+            if size > 0:
+                part = frame[at : at + size]
+                at += len(part)
+                http2.send_data(stream, part, end_stream=at == len(frame))
+                self._flush()
+            else:
+                self._process(self._read())
+            if self._over:
+                return False
+        return True
 
-    def _new_channel(self) -> Any:
-        destination = self._destination
-        if destination.socket:
-            return _LenientChannel(path=destination.socket)
-        context: ssl.SSLContext | None = None
-        if destination.tls:
-            context = self._trust()
-            context.set_alpn_protocols(["h2"])
-        return _LenientChannel(destination.host, destination.port, ssl=context)
+    def _process(self, received: bytes) -> None:
+        """Apply frames of the collector to the call. ConnectionError at the end of either."""
+        if not received:
+            raise ConnectionError("it closed the connection")
+        for event in self._http2.receive_data(received):
+            if isinstance(event, events.ConnectionTerminated):
+                self._terminated = True
+            elif getattr(event, "stream_id", None) == self._stream:
+                self._apply(event)
+        self._flush()
+        if self._terminated and not self._over:
+            raise ConnectionError("it closed the connection")
 
-    def _disconnect(self) -> None:
-        """Close a failed connection; the next one may reach another collector."""
-        self._takes_gzip = None
-        self._close_channel()
+    def _apply(self, event: Any) -> None:
+        headers: Any = getattr(event, "headers", None)
+        match event:
+            case events.ResponseReceived():
+                self._reply = replace(self._reply, headers=dict(headers))
+                self._over = self._reply.headers_say_all
+            case events.TrailersReceived():
+                self._reply = replace(self._reply, trailers=dict(headers))
+            case events.DataReceived():
+                self._http2.acknowledge_received_data(event.flow_controlled_length, self._stream)
+                self._message += event.data
+                if len(self._message) >= FRAME_PREFIX.size:
+                    _, length = FRAME_PREFIX.unpack_from(self._message)
+                    if max(length, len(self._message) - FRAME_PREFIX.size) > MAX_RESPONSE_SIZE:
+                        raise _ResponseTooLargeError(f"its answer has {length} bytes")
+            case events.StreamEnded():
+                self._over = True
+            case events.StreamReset() if not self._over:
+                raise ConnectionError("it ended the call")
 
-    def _close_channel(self) -> None:
-        if self._takes_gzip:  # that gzip is not accepted is not tried again on each connection
-            self._takes_gzip = None
-        channel, self._channel = self._channel, None
-        if channel is None:
-            return
-        # grpclib closes gracefully, and TLS would wait for the other side on a loop that does not
-        # run. grpclib has no public access to the transport.
-        protocol = channel._protocol  # noqa: SLF001
-        transport = getattr(getattr(protocol, "connection", None), "_transport", None)
-        channel.close()
-        if transport is not None:
-            transport.abort()
-
-
-async def _run_pending_events() -> None:
-    """Let the loop process the events of its connections since it last ran.
-
-    A close is noticed in the first turn, passed to the transport in the second and to grpclib in
-    the third.
-    """
-    for _ in range(4):
-        await asyncio.sleep(0)
+    def _flush(self) -> None:
+        self._write(self._http2.data_to_send())
 
 
-def _request_headers(destination: Destination, headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a call, those of HTTP/2 first."""
-    authority = "localhost"
-    if not destination.socket:
-        authority = Listen.written(destination.host, destination.port)
-    return {
-        ":method": "POST",
-        ":scheme": "https" if destination.tls else "http",
-        ":path": destination.signal.method,
-        ":authority": authority,
-        "user-agent": USER_AGENT,
-        **headers,
-        "te": "trailers",  # codespell:ignore te
-        "content-type": "application/grpc",
-        "grpc-accept-encoding": "identity,gzip",
-    }
+def _with_message(reply: GrpcReply, data: bytes) -> GrpcReply:
+    """``reply`` with the message in ``data``, if any. ValueError if it is incomplete."""
+    if not data or reply.headers_say_all:
+        return reply  # a failure may have no message
+    flag, length = FRAME_PREFIX.unpack_from(data.ljust(FRAME_PREFIX.size, b"\0"))
+    message = data[FRAME_PREFIX.size :]
+    if len(message) != length:
+        raise ValueError("its answer is incomplete")
+    return replace(reply, flag=flag, message=message)

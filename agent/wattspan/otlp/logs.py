@@ -18,7 +18,7 @@ from wattspan.model import SECOND, SourceHealth
 from wattspan.model.settings import Size
 from wattspan.otlp.destination import LOGS, parse_destination, parse_headers
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.otlp.opening import open_transport
+from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, Transport
 from wattspan.ports import Clock
 from wattspan.util.backoff import RetryBackoff

@@ -1,4 +1,4 @@
-"""The transport port, the meaning of a collector's responses, and the collector's health.
+"""The connection to a collector, the meaning of its responses, and its health.
 
 OTLP defines which failures may be retried: HTTP 429, 502, 503 and 504; eight codes of gRPC, and
 RESOURCE_EXHAUSTED with a delay. All others are final.
@@ -6,11 +6,14 @@ RESOURCE_EXHAUSTED with a delay. All others are final.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,10 +21,13 @@ from enum import Enum
 from typing import Protocol
 
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
+from wattspan.model.settings import Listen
 from wattspan.otlp.destination import SPANS, Destination, Signal
 from wattspan.ports import Clock
+from wattspan.util.grpc import GrpcStatus
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
+from wattspan.util.unix_http import UnixHttpConnection
 
 CONNECT_TIMEOUT = 5
 """Seconds for a connection to be made."""
@@ -42,6 +48,7 @@ MAX_BACKOFF = 8 * SECOND
 MAX_RETRY_DELAY = 600 * SECOND
 """Longest delay that a collector can ask for."""
 
+_READ_SIZE = 1 << 16
 _MAX_REJECTED = 1 << 32  # more than any request has
 
 
@@ -121,20 +128,156 @@ def describe_os_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+class CollectorTransport(ABC):
+    """One connection to a collector, reused while it is fresh. Subclasses implement a protocol."""
+
+    alpn = "http/1.1"
+
+    def __init__(
+        self,
+        destination: Destination,
+        headers: Mapping[str, str],
+        clock: Clock,
+        *,
+        agent: str,
+        trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        answer_within: float = RESPONSE_TIMEOUT,
+        compress: bool | None = None,
+    ) -> None:
+        """``trust`` makes the TLS context. ``compress`` defaults to true for other hosts."""
+        self._destination, self._signal = destination, destination.signal
+        self._clock, self._trust, self._answer_within = clock, trust, answer_within
+        authority = Listen.written(destination.host, destination.port)
+        self._authority = "localhost" if destination.socket else authority
+        values = {name: value.strip() for name, value in headers.items()}
+        self._headers = {"user-agent": agent, **values}
+        self._compress = not destination.is_local if compress is None else compress
+        self._context: ssl.SSLContext | None = None
+        self._socket: socket.socket | None = None
+        self._used_at = self._deadline = 0
+        self._aborted = False
+
+    @abstractmethod
+    def send(self, body: bytes) -> ExportResult:
+        """As in Transport."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Prepare the protocol on a new connection."""
+
+    def _is_open(self, unread: bytes) -> bool:
+        """True if the connection is usable after ``unread`` arrived between two requests."""
+        return False
+
+    def abort(self) -> None:
+        self._aborted = True
+        if (connection := self._socket) is not None:
+            with suppress(OSError):  # SSLSocket.shutdown would switch TLS off under the sender
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _connect(self) -> ExportResult | None:
+        """Connect unless a usable connection exists; the failure if that is not possible."""
+        if self._socket is not None and not self._is_usable(self._socket):
+            self.close()
+        try:
+            if self._socket is None:
+                self._socket = self._new_connection()
+                if self._aborted:
+                    raise ConnectionAbortedError("the agent is stopping")
+                self._deadline_in(self._answer_within)
+                self._open()
+        except (OSError, ValueError) as error:
+            self._disconnect()
+            return connection_failure(error, self._signal)
+        return None
+
+    def _disconnect(self) -> None:
+        """Close a failed connection; certificates may be replaced before the next one."""
+        self.close()
+        self._context = None
+
+    def _lost(
+        self, why: str, remedy: str = "", *, perhaps_taken: bool = False, unfinished: bool = False
+    ) -> ExportResult:
+        """The result of a request without a response."""
+        self._disconnect()
+        return retry_result(why, remedy, perhaps_taken=perhaps_taken, unfinished=unfinished)
+
+    def _new_connection(self) -> socket.socket:
+        destination = self._destination
+        connection: http.client.HTTPConnection
+        if destination.socket:
+            connection = UnixHttpConnection(destination.socket, CONNECT_TIMEOUT)
+        elif destination.tls:
+            self._context = self._context or self._trust()
+            self._context.set_alpn_protocols([self.alpn])
+            connection = http.client.HTTPSConnection(
+                destination.host, destination.port, timeout=CONNECT_TIMEOUT, context=self._context
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                destination.host, destination.port, timeout=CONNECT_TIMEOUT
+            )
+        connection.connect()
+        return connection.sock
+
+    def _is_usable(self, connection: socket.socket) -> bool:
+        """False if the server has closed the connection, or may be about to close it."""
+        if self._clock.monotonic() - self._used_at > IDLE_TIMEOUT * SECOND:
+            return False
+        connection.settimeout(0)
+        try:
+            unread = connection.recv(_READ_SIZE)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return bool(unread) and self._is_open(unread)
+
+    def _deadline_in(self, seconds: float) -> None:
+        """Limit the next transmissions, together, to ``seconds``."""
+        self._deadline = self._clock.monotonic() + round(seconds * SECOND)
+
+    def _timed_socket(self) -> socket.socket:
+        """The connection, with the time until the deadline as its timeout. TimeoutError."""
+        left = self._deadline - self._clock.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        assert self._socket is not None  # noqa: S101 - _connect has succeeded
+        self._socket.settimeout(left / SECOND)
+        return self._socket
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._timed_socket().sendall(data)
+
+    def _read(self) -> bytes:
+        """The next bytes of the collector; b"" at the end of the connection."""
+        return self._timed_socket().recv(_READ_SIZE)
+
+
 # ---------------------------------------------------------------------------------- responses
 
 _HTTP_RETRYABLE = frozenset((429, 502, 503, 504))
 _HTTP_AMBIGUOUS = frozenset((502, 504))  # of a proxy, which may have reached the collector
 _HTTP_TOO_LARGE = 413
 
-# gRPC status codes, as numbers because gRPC libraries are optional.
-_CANCELLED, _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 1, 4, 8
-_ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS = 10, 11, 14, 15
 _GRPC_RETRYABLE = frozenset(
-    (_CANCELLED, _DEADLINE_EXCEEDED, _ABORTED, _OUT_OF_RANGE, _UNAVAILABLE, _DATA_LOSS)
+    (
+        GrpcStatus.CANCELLED,
+        GrpcStatus.DEADLINE_EXCEEDED,
+        GrpcStatus.ABORTED,
+        GrpcStatus.OUT_OF_RANGE,
+        GrpcStatus.UNAVAILABLE,
+        GrpcStatus.DATA_LOSS,
+    )
 )
-_GRPC_AMBIGUOUS = frozenset((_CANCELLED, _DEADLINE_EXCEEDED))
-_PERMISSION_DENIED, _UNIMPLEMENTED, _UNAUTHENTICATED = 7, 12, 16
+_GRPC_AMBIGUOUS = frozenset((GrpcStatus.CANCELLED, GrpcStatus.DEADLINE_EXCEEDED))
 
 _RAISE_LIMIT = "Raise the collector's limit of a request."
 
@@ -183,17 +326,20 @@ def result_of_grpc(
     """The result of a gRPC status other than OK; ``after`` is the delay of its RetryInfo."""
     text = _single_line(message)
     why = f"it answered {name}" + (f" ({text})" if text else "")
-    if code in _GRPC_RETRYABLE or (code == _RESOURCE_EXHAUSTED and after is not None):
+    if code in _GRPC_RETRYABLE or (code == GrpcStatus.RESOURCE_EXHAUSTED and after is not None):
         return ExportResult(
             ExportStatus.AGAIN,
             why,
             after=None if after is None else _bounded(after),
             perhaps_taken=code in _GRPC_AMBIGUOUS,
         )
-    if code == _RESOURCE_EXHAUSTED:  # without a delay it is a limit, usually of the message size
+    if code == GrpcStatus.RESOURCE_EXHAUSTED:  # without a delay: a size limit
         return ExportResult(ExportStatus.TOO_LARGE, why, _RAISE_LIMIT)
-    remedies = dict.fromkeys((_PERMISSION_DENIED, _UNAUTHENTICATED), signal.credentials)
-    remedies[_UNIMPLEMENTED] = f"Is `{signal.address}` the address of an OTLP/gRPC endpoint?"
+    remedies: dict[int, str] = {
+        GrpcStatus.PERMISSION_DENIED: signal.credentials,
+        GrpcStatus.UNAUTHENTICATED: signal.credentials,
+        GrpcStatus.UNIMPLEMENTED: f"Is `{signal.address}` the address of an OTLP/gRPC endpoint?",
+    }
     return ExportResult(ExportStatus.REFUSED, why, remedies.get(code, ""))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import AgentSettings, Config, EmulationSettings
 from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
-from wattspan.otlp.opening import address_errors
+from wattspan.otlp.http_transport import address_errors
 from wattspan.plugins import Plugins
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from wattspan.otlp.destination import (
     parse_destination,
     parse_headers,
 )
-from wattspan.otlp.opening import address_errors, open_transport
+from wattspan.otlp.http_transport import address_errors, open_transport
 from wattspan.otlp.transport import (
     MAX_BACKOFF,
     DestinationHealth,
