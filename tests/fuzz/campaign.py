@@ -21,7 +21,7 @@ from pathlib import Path
 from fuzz.registry import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-WATCHED = ("wattspan", "wattspan_exporters", "h11", "tomllib", "grpclib.protocol")
+WATCHED = ("wattspan", "wattspan_exporters", "h11", "tomllib", "h2")
 """What is compiled with counters in it, so that the fuzzer sees where an input leads."""
 
 SLOWEST = 60

@@ -16,11 +16,11 @@ from fuzz.supply import Supply
 from support.http2 import EXPORT, framed
 from support.otlp import KeptSink, request, span
 from support.past import Asked
-from wattspan.http.access_policy import is_local_host_header
+from wattspan.http.access_policy import OPEN_ACCESS, is_local_host_header
 from wattspan.http.connection import HttpConnection
 from wattspan.http.limits import ServerCapacity, ServerLimits
 from wattspan.http.messages import HttpRequest, HttpResponse
-from wattspan.ingest.otlp_grpc import OtlpGrpcFactory
+from wattspan.ingest.otlp_grpc import OtlpGrpcConnection
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.testing import ManualClock
@@ -173,7 +173,7 @@ _CALL = _preface(framed(_BODY))
     "grpc",
     whose="whoever may connect",
     holds="no exception leaves the connection, no call is the agent's trouble, nothing stays held",
-    watched=("wattspan.ingest", "wattspan.http", "grpclib.protocol", "h2"),
+    watched=("wattspan.ingest", "wattspan.http", "h2"),
     samples=(
         b"\0\0" + _CALL,
         b"\0\1" + framed(_BODY),
@@ -199,7 +199,10 @@ def grpc(data: bytes) -> None:
 
     async def conversation() -> None:
         await _told(
-            OtlpGrpcFactory(TraceReceiver(sink, clock, max_request=4096), log.append)(room), pieces
+            OtlpGrpcConnection(
+                TraceReceiver(sink, clock, max_request=4096), log.append, OPEN_ACCESS, room
+            ),
+            pieces,
         )
 
     asyncio.run(conversation())

@@ -59,7 +59,7 @@ def _taken(body: bytes, *, as_json: bool = False) -> list[SpanRecord] | None:
 def _take(body: bytes, *, as_json: bool = False) -> list[SpanRecord]:
     """The same; MalformedError or TooLargeError."""
     receiver = Receiver(weight="w", work=_WORK)
-    refused = receiver.traces.take(body, _NOBODY, json=as_json)
+    refused = receiver.take(body, _NOBODY, json=as_json)
     parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
     spans = [one for part in parts for one in part.spans]
     assert refused.spans == receiver.sink.refused["invalid_id"]

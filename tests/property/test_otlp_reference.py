@@ -66,7 +66,7 @@ def test_protobuf_and_json_give_the_records_of_the_complete_schema(
     claims = []
     for json, body in ((False, whole.SerializeToString()), (True, json_of(whole))):
         receiver = Receiver(weight="w", work=WORK)
-        rejected = receiver.traces.take(body, NOBODY, json=json)
+        rejected = receiver.take(body, NOBODY, json=json)
         records, skipped = expected(whole)
         parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
         assert [one for part in parts for one in part.spans] == records

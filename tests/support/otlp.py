@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from wattspan.http.messages import HttpRequest, HttpResponse, Peer
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
 from wattspan.ingest.otlp_http import OtlpHttpHandler
-from wattspan.ingest.trace_receiver import TraceReceiver
+from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.testing import ManualClock
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -88,6 +88,10 @@ class Receiver:
         self.sink, self.clock = KeptSink(), ManualClock()
         self.traces = TraceReceiver(self.sink, self.clock, max_request=max_request, **options)
         self._handler = OtlpHttpHandler(self.traces)
+
+    def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:
+        """Decode and deliver a request, whatever its size, in this thread."""
+        return self.traces.deliver(self.traces.decoders.decode(body, json=json), len(body), peer)
 
     def ask(
         self,

@@ -22,7 +22,7 @@ from wattspan.ingest.export_request import (
     RequestTooLargeError,
 )
 from wattspan.ingest.trace_decoder import MAX_FIELDS, SPAN, FieldBudget, count_fields
-from wattspan.ingest.trace_receiver import LARGE_REQUEST, RequestReader, TraceReceiver
+from wattspan.ingest.trace_receiver import LARGE_REQUEST, TraceReceiver
 from wattspan.testing import ManualClock
 from wattspan.util.encoding import (
     MAX_COMPRESSION_RATIO,
@@ -56,14 +56,14 @@ def test_flood_of_fields_is_refused_at_any_depth(name: str) -> None:
     with pytest.raises(
         RequestTooLargeError, match="at most 131072 fields, attributes, events and links"
     ):
-        Receiver(4 * MIB).traces.take(PROTOBUFS[name](4 * MIB), PEER)
+        Receiver(4 * MIB).take(PROTOBUFS[name](4 * MIB), PEER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERMITTED)
 def test_request_within_the_bounds_is_accepted(name: str) -> None:
     receiver = Receiver(16 * MIB)
-    receiver.traces.take(PERMITTED[name](2 * MIB), PEER)
+    receiver.take(PERMITTED[name](2 * MIB), PEER)
     assert receiver.sink.count > 0
 
 
@@ -71,13 +71,13 @@ def test_request_within_the_bounds_is_accepted(name: str) -> None:
 @pytest.mark.parametrize("name", PERMITTED_JSON)
 def test_json_request_within_the_bounds_is_accepted(name: str) -> None:
     receiver = Receiver(16 * MIB)
-    receiver.traces.take(PERMITTED_JSON[name](MIB), PEER, json=True)
+    receiver.take(PERMITTED_JSON[name](MIB), PEER, json=True)
     assert receiver.sink.count > 0
 
 
 def test_attributes_that_are_searched_in_one_request_are_bounded() -> None:
     with pytest.raises(RequestTooLargeError, match="at most 131072 fields and attributes"):
-        Receiver(MIB).traces.take(PROTOBUFS["searched spans"](2 * MIB), PEER)
+        Receiver(MIB).take(PROTOBUFS["searched spans"](2 * MIB), PEER)
 
 
 def test_batch_at_the_sdk_limits_is_accepted() -> None:
@@ -93,7 +93,7 @@ def test_batch_at_the_sdk_limits_is_accepted() -> None:
     usual = span(1, **{f"attribute_{number}": number for number in range(128)})
     whole = request(*[usual] * 512)
     receiver = Receiver(16 * MIB)
-    receiver.traces.take(whole.SerializeToString(), PEER)
+    receiver.take(whole.SerializeToString(), PEER)
     assert receiver.sink.count == 512
 
 
@@ -183,14 +183,14 @@ def uncollected() -> Iterator[None]:
 
 
 def references(
-    reader: RequestReader, body: bytes, *, json: bool = False, gzipped: bool = False
+    reader: TraceReceiver, body: bytes, *, json: bool = False, gzipped: bool = False
 ) -> int:
     """The references to a body that a refused request leaves behind."""
     before = sys.getrefcount(body)
 
     async def refused() -> None:
         try:
-            await reader.take(body, PEER, json=json, gzipped=gzipped)
+            await reader.receive(body, PEER, json=json, gzipped=gzipped)
         except (
             MalformedRequestError,
             RequestTooLargeError,
@@ -214,9 +214,7 @@ def test_refused_body_is_freed_without_the_collector(kind: str, size: int) -> No
     for zipped in (False, True):
         plain = build(size)
         body = gzip.compress(plain) if zipped else plain
-        reader = RequestReader(
-            TraceReceiver(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2))
-        )
+        reader = TraceReceiver(KeptSink(), ManualClock(), max_request=max(1 << 16, size // 2))
         assert references(reader, body, json=json, gzipped=zipped) == 0
         assert references(reader, body, json=not json, gzipped=not zipped) == 0
 
@@ -225,5 +223,5 @@ def test_refused_body_is_freed_without_the_collector(kind: str, size: int) -> No
 def test_body_refused_as_busy_is_freed_without_the_collector() -> None:
     sink = KeptSink()
     sink.busy = 1
-    reader = RequestReader(TraceReceiver(sink, ManualClock(), max_request=MIB))
+    reader = TraceReceiver(sink, ManualClock(), max_request=MIB)
     assert references(reader, request(span(1, text="x" * LARGE_REQUEST)).SerializeToString()) == 0

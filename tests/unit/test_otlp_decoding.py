@@ -29,14 +29,14 @@ def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
     """Records of the spans of one resource."""
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
-    receiver.traces.take(whole.SerializeToString(), PEER)
+    receiver.take(whole.SerializeToString(), PEER)
     return receiver.sink.deliveries[0].parts[0].spans
 
 
 def claim(**resource: str | int) -> ResourceClaim:
     receiver = Receiver()
     named = {name.replace("__", "."): value for name, value in resource.items()}
-    receiver.traces.take(request(resource=named).SerializeToString(), PEER)
+    receiver.take(request(resource=named).SerializeToString(), PEER)
     return receiver.sink.deliveries[0].parts[0].claim
 
 
@@ -139,7 +139,7 @@ def test_work_in_json_is_as_in_protobuf() -> None:
         for number in (1, 2)
     ]
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
-    receiver.traces.take(body, PEER, json=True)
+    receiver.take(body, PEER, json=True)
     assert [one.work for one in receiver.sink.deliveries[0].parts[0].spans] == [0.5, 17]
 
 
@@ -218,7 +218,7 @@ def test_value_written_before_its_key_is_found() -> None:
     raw = span().SerializeToString() + b"\x4a" + bytes([len(pair)]) + pair
     body = b"\x12" + _length(raw) + raw
     body = b"\x12" + _length(body) + body
-    receiver.traces.take(b"\n" + _length(body) + body, PEER)
+    receiver.take(b"\n" + _length(body) + body, PEER)
     assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
 
 
@@ -229,14 +229,14 @@ def test_attribute_with_a_long_value_is_not_a_count() -> None:
 def test_attribute_that_is_cut_short_is_malformed() -> None:
     body = request(span(thread__id=5)).SerializeToString()
     with pytest.raises(MalformedRequestError):
-        Receiver().traces.take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
+        Receiver().take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
 def test_empty_value_is_neither_count_nor_text() -> None:
     body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
     receiver = Receiver()
     body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
-    receiver.traces.take(body, PEER)
+    receiver.take(body, PEER)
     (part,) = receiver.sink.deliveries[0].parts
     assert (part.claim.service, part.spans[0].thread) == ("", 0)
 
@@ -274,7 +274,7 @@ def test_names_are_shortened_and_printable(name: str, shown: str) -> None:
 def test_undecodable_name_does_not_lose_the_span() -> None:
     body = request().SerializeToString().replace(b"work 1", b"wo\xffk 1")
     receiver = Receiver()
-    receiver.traces.take(body, PEER)
+    receiver.take(body, PEER)
     assert receiver.sink.deliveries[0].parts[0].spans[0].name == "wo\ufffdk 1"
 
 
@@ -304,7 +304,7 @@ def test_records_are_grouped_by_resource_in_order() -> None:
     whole.resource_spans[0].scope_spans.add().spans.append(span(3))
     whole.MergeFrom(request(span(4), resource={"service.name": "b"}))
     receiver = Receiver()
-    receiver.traces.take(whole.SerializeToString(), PEER)
+    receiver.take(whole.SerializeToString(), PEER)
     (delivery,) = receiver.sink.deliveries
     assert [(part.claim.service, [s.name for s in part.spans]) for part in delivery.parts] == [
         ("a", ["work 1", "work 2", "work 3"]),
@@ -317,7 +317,7 @@ def test_records_are_grouped_by_resource_in_order() -> None:
 
 def test_export_request_has_peer_time_and_size() -> None:
     receiver, body = Receiver(), request().SerializeToString()
-    receiver.traces.take(body, PEER)
+    receiver.take(body, PEER)
     (delivery,) = receiver.sink.deliveries
     assert delivery.peer == PEER
     assert delivery.received == receiver.clock.monotonic()
@@ -327,7 +327,7 @@ def test_export_request_has_peer_time_and_size() -> None:
 def test_forwarded_request_contains_its_message() -> None:
     receiver, body = Receiver(keep=True), request(span(1, any="thing")).SerializeToString()
     body += b"\xfa\x01\x04news"  # an unknown future field
-    receiver.traces.take(body, PEER)
+    receiver.take(body, PEER)
     assert receiver.sink.deliveries[0].message == body
 
 
@@ -339,7 +339,7 @@ def test_spans_with_unusable_ids_are_skipped_and_counted() -> None:
     bad[3].span_id = b""
     receiver = Receiver()
     body = request(span(1), *bad[:2], span(7), *bad[2:]).SerializeToString()
-    refused = receiver.traces.take(body, PEER)
+    refused = receiver.take(body, PEER)
     assert refused.spans == 4
     assert "neither is all zeros" in refused.reason
     assert receiver.sink.refused == {"invalid_id": 4}
@@ -355,7 +355,7 @@ def test_positions_of_skipped_spans_run_through_all_resources() -> None:
     whole.MergeFrom(request(bad))
     whole.MergeFrom(request(span(4), bad))
     receiver = Receiver()
-    receiver.traces.take(whole.SerializeToString(), PEER)
+    receiver.take(whole.SerializeToString(), PEER)
     (delivery,) = receiver.sink.deliveries
     assert delivery.skipped == {2, 4}
     assert [len(part.spans) for part in delivery.parts] == [2, 1]
@@ -367,15 +367,15 @@ def test_invalid_spans_are_not_counted_for_a_busy_sink() -> None:
     receiver, body = Receiver(), request(span(1), bad).SerializeToString()
     receiver.sink.busy = 1
     with pytest.raises(ReceiverBusyError):
-        receiver.traces.take(body, PEER)
-    receiver.traces.take(body, PEER)
+        receiver.take(body, PEER)
+    receiver.take(body, PEER)
     assert receiver.sink.refused == {"invalid_id": 1}
 
 
 @pytest.mark.parametrize("body", [b"", request().SerializeToString()[:0], b"\n\0", b"\n\2\x12\0"])
 def test_request_without_spans_is_not_queued(body: bytes) -> None:
     receiver = Receiver()
-    assert receiver.traces.take(body, PEER) == RejectedSpans()
+    assert receiver.take(body, PEER) == RejectedSpans()
     assert receiver.sink.deliveries == []
 
 
@@ -384,7 +384,7 @@ def test_request_without_spans_is_not_queued(body: bytes) -> None:
 )
 def test_invalid_body_is_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="no ExportTraceServiceRequest"):
-        Receiver().traces.take(body, PEER)
+        Receiver().take(body, PEER)
 
 
 @pytest.mark.parametrize("layer", [b"\n\0", b"\n\2\x12\0"], ids=["resources", "scopes"])
@@ -392,11 +392,11 @@ def test_request_of_tiny_messages_is_refused_before_parsing(layer: bytes) -> Non
     sink = KeptSink()
     receiver = Receiver()
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
-        receiver.traces.take(layer * 10_000, PEER)
+        receiver.take(layer * 10_000, PEER)
     tiny = b"\x12\0" * 10_000
     scope = b"\x12" + _length(tiny) + tiny
     with pytest.raises(RequestTooLargeError, match="at most 8192 spans"):
-        receiver.traces.take(b"\n" + _length(scope) + scope, PEER)
+        receiver.take(b"\n" + _length(scope) + scope, PEER)
     assert sink.deliveries == []
 
 

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from wattspan.http.messages import Peer
+from wattspan.util.encoding import InvalidBodyError
 
 
-class MalformedRequestError(ValueError):
+class MalformedRequestError(InvalidBodyError):
     """The body is no trace request; the message names the position."""
 
 
-class RequestTooLargeError(ValueError):
+class RequestTooLargeError(InvalidBodyError):
     """The request exceeds a limit."""
+
+    reason = "too_large"
 
 
 class ReceiverBusyError(Exception):

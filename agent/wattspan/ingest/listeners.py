@@ -139,10 +139,10 @@ def _tcp_policy(
 
 def _grpc(receiver: TraceReceiver, log: Log, policy: AccessPolicy) -> LimitedProtocolFactory:
     try:
-        from wattspan.ingest.otlp_grpc import OtlpGrpcFactory
+        from wattspan.ingest.otlp_grpc import OtlpGrpcConnection
     except ImportError as error:
         raise ConfigError(
-            f"[spans] grpc needs grpclib, which is not installed ({error}); "
+            f"[spans] grpc needs h2, which is not installed ({error}); "
             'run `pip install "wattspan[grpc]"`, or set grpc = "".'
         ) from error
-    return OtlpGrpcFactory(receiver, log, policy)
+    return partial(OtlpGrpcConnection, receiver, log, policy)

@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from wattspan.http.messages import HttpRequest, HttpResponse
-from wattspan.ingest.export_request import (
-    MalformedRequestError,
-    ReceiverBusyError,
-    RequestTooLargeError,
-)
-from wattspan.ingest.trace_receiver import RejectedSpans, RequestReader, TraceReceiver
-from wattspan.util.encoding import BodyEncodingError, BodyTooLongError
+from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
+from wattspan.ingest.export_request import ReceiverBusyError
+from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
+from wattspan.util.encoding import InvalidBodyError
+from wattspan.util.grpc import GrpcStatus
 from wattspan.util.protobuf import encode_export_response, encode_status
 
 TRACES_PATH = "/v1/traces"
@@ -27,7 +24,10 @@ _UNSUPPORTED_SIGNALS = {
     "/v1development/profiles": ("profiles", "no exporter of profiles"),
 }
 _MAX_MESSAGE = 500  # characters
-_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 3, 8, 14  # google.rpc.Code
+_OF_REASON = {
+    "malformed": (HTTPStatus.BAD_REQUEST, GrpcStatus.INVALID_ARGUMENT),
+    "too_large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, GrpcStatus.RESOURCE_EXHAUSTED),
+}
 
 
 class _ContentFormat(NamedTuple):
@@ -66,26 +66,26 @@ class OtlpHttpHandler:
     """Handles the HTTP requests for one receiver."""
 
     def __init__(self, receiver: TraceReceiver) -> None:
-        self._reader = RequestReader(receiver)
+        self._receiver = receiver
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         if request.path != TRACES_PATH:
             return _not_found(request.path)
         if request.method != "POST":
-            return _plain(
+            return plain_response(
                 HTTPStatus.METHOD_NOT_ALLOWED, "Send spans with the method POST.", {"Allow": "POST"}
             )
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         format_ = _FORMATS.get(content_type)
         if format_ is None:
-            return _plain(
+            return plain_response(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 f"Send spans as {' or '.join(_FORMATS)}.",
                 {"Accept-Post": ", ".join(_FORMATS)},
             )
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):
-            return _plain(
+            return plain_response(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 "Send spans uncompressed or compressed with gzip.",
                 {"Accept-Encoding": "gzip, identity"},
@@ -95,26 +95,20 @@ class OtlpHttpHandler:
     async def _take(
         self, request: HttpRequest, format_: _ContentFormat, *, gzipped: bool
     ) -> HttpResponse:
-        sink = self._reader.receiver.sink
         try:
-            rejected = await self._reader.take(
+            rejected = await self._receiver.receive(
                 request.body, request.peer, json=format_ is _JSON, gzipped=gzipped
             )
         except ReceiverBusyError as busy:
             return format_.error(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                _UNAVAILABLE,
+                GrpcStatus.UNAVAILABLE,
                 "Too many spans wait for their energy.",
                 {"Retry-After": str(max(1, math.ceil(busy.seconds)))},
             )
-        except (RequestTooLargeError, BodyTooLongError) as error:
-            sink.refuse("too_large")
-            return format_.error(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _RESOURCE_EXHAUSTED, str(error)
-            )
-        except (MalformedRequestError, BodyEncodingError) as error:
-            sink.refuse("malformed")
-            return format_.error(HTTPStatus.BAD_REQUEST, _INVALID_ARGUMENT, str(error))
+        except InvalidBodyError as error:
+            self._receiver.sink.refuse(error.reason)
+            return format_.error(*_OF_REASON[error.reason], str(error))
         return HttpResponse(HTTPStatus.OK, format_.encode_response(rejected), format_.content_type)
 
 
@@ -124,10 +118,4 @@ def _not_found(path: str) -> HttpResponse:
         sentence = f"wattspan takes spans only, no {signal}: set {remedy} in the application."
     else:
         sentence = f"There is nothing here; spans are sent to {TRACES_PATH}."
-    return _plain(HTTPStatus.NOT_FOUND, sentence)
-
-
-def _plain(
-    status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None
-) -> HttpResponse:
-    return HttpResponse(status, f"{sentence}\n".encode(), headers=headers or {})
+    return plain_response(HTTPStatus.NOT_FOUND, sentence)

@@ -65,6 +65,14 @@ class Decoders:
         return self._json(body)
 
 
+class _Success(NamedTuple):
+    decoded: DecodedRequest
+    size: int
+
+
+_Outcome = _Success | Exception
+
+
 class TraceReceiver:
     """Decodes requests and passes them to ``sink``. For the receivers' thread.
 
@@ -85,22 +93,62 @@ class TraceReceiver:
     ) -> None:
         self.sink, self._clock = sink, clock
         self.max_request = int(max_request)
-        self.settings = DecoderSettings(
+        settings = DecoderSettings(
             max_spans=max(_MIN_SPANS, max_request // _BYTES_PER_SPAN),
             max_fields=max(_MIN_FIELDS, max_request // _BYTES_PER_FIELD),
             weight=weight,
             work=work,
             keep_message=keep,
         )
-        self.decoders = Decoders(self.settings)
-        self.lock = FairLock()  # for large requests, one of which is decoded at a time
+        self.decoders = Decoders(settings)
+        self._thread_decoders = Decoders(settings)  # for large requests, in another thread
+        self._lock = FairLock()  # one large request is decoded at a time
+        self._quota = FairQuota(MAX_LARGE_REQUESTS)
 
-    def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:
-        """Decode and deliver a request.
+    async def receive(
+        self, body: bytes, peer: Peer, *, json: bool = False, gzipped: bool = False
+    ) -> RejectedSpans:
+        """Decompress, decode and deliver a request; InvalidBodyError or ReceiverBusyError.
 
-        MalformedRequestError, RequestTooLargeError, or the sink's ReceiverBusyError.
+        A traceback refers to the local variables of every function that an error has passed
+        through. To free a rejected body at once, errors are returned without their tracebacks
+        and raised where no body is left.
         """
-        return self.deliver(self.decoders.decode(body, json=json), len(body), peer)
+        limit = min(self.max_request, MAX_JSON) if json else self.max_request
+        decode = partial(_decode, body, json=json, gzipped=gzipped)
+        large = len(body) > LARGE_REQUEST
+        del body
+        outcome = None
+        if not large:
+            outcome = decode(min(LARGE_REQUEST, limit), self.decoders)
+        if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
+            outcome = await self._decode_large(
+                partial(decode, limit, self._thread_decoders), peer.quota_owner
+            )
+        del decode
+        if isinstance(outcome, _Success):
+            return self.deliver(*outcome, peer)
+        try:
+            raise outcome
+        finally:
+            del outcome  # its traceback refers to this function
+
+    async def _decode_large(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
+        if not self._quota.acquire(owner):
+            return ReceiverBusyError()
+        # A task of its own: decoding continues where the sender has disconnected.
+        task = asyncio.ensure_future(self._in_thread(decode, owner))
+        task.add_done_callback(partial(self._finished, owner))
+        return await asyncio.shield(task)
+
+    async def _in_thread(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
+        async with self._lock.of(owner):
+            return await asyncio.get_running_loop().run_in_executor(None, decode)
+
+    def _finished(self, owner: Hashable, task: asyncio.Future[_Outcome]) -> None:
+        self._quota.release(owner)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved; the sender got it if it is still connected
 
     def deliver(self, decoded: DecodedRequest, size: int, peer: Peer) -> RejectedSpans:
         """Pass a decoded request of ``size`` bytes to the sink; the sink's ReceiverBusyError."""
@@ -124,68 +172,6 @@ class TraceReceiver:
             f"{count} spans were refused: a trace id has 16 bytes and a span id has 8, "
             "and neither is all zeros.",
         )
-
-
-class _Success(NamedTuple):
-    decoded: DecodedRequest
-    size: int
-
-
-_Outcome = _Success | Exception
-
-
-class RequestReader:
-    """Decompresses and decodes bodies for one receiver. For the receivers' thread.
-
-    A traceback refers to the local variables of every function that an error has passed through.
-    To free a rejected body at once, errors are returned without their tracebacks and raised where
-    no body is left.
-    """
-
-    def __init__(self, receiver: TraceReceiver) -> None:
-        self.receiver = receiver
-        self._decoders = Decoders(receiver.settings)  # for the other thread
-        self._quota = FairQuota(MAX_LARGE_REQUESTS)
-
-    async def take(
-        self, body: bytes, peer: Peer, *, json: bool = False, gzipped: bool = False
-    ) -> RejectedSpans:
-        """As ``TraceReceiver.take``; also BodyEncodingError and BodyTooLongError of gzip."""
-        limit = min(self.receiver.max_request, MAX_JSON) if json else self.receiver.max_request
-        decode = partial(_decode, body, json=json, gzipped=gzipped)
-        large = len(body) > LARGE_REQUEST
-        del body
-        outcome = None
-        if not large:
-            outcome = decode(min(LARGE_REQUEST, limit), self.receiver.decoders)
-        if outcome is None or (isinstance(outcome, BodyTooLongError) and limit > LARGE_REQUEST):
-            outcome = await self._decode_large(
-                partial(decode, limit, self._decoders), peer.quota_owner
-            )
-        del decode
-        if isinstance(outcome, _Success):
-            return self.receiver.deliver(*outcome, peer)
-        try:
-            raise outcome
-        finally:
-            del outcome  # its traceback refers to this function
-
-    async def _decode_large(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
-        if not self._quota.acquire(owner):
-            return ReceiverBusyError()
-        # A task of its own: decoding continues where the sender has disconnected.
-        task = asyncio.ensure_future(self._in_thread(decode, owner))
-        task.add_done_callback(partial(self._finished, owner))
-        return await asyncio.shield(task)
-
-    async def _in_thread(self, decode: Callable[[], _Outcome], owner: Hashable) -> _Outcome:
-        async with self.receiver.lock.of(owner):
-            return await asyncio.get_running_loop().run_in_executor(None, decode)
-
-    def _finished(self, owner: Hashable, task: asyncio.Future[_Outcome]) -> None:
-        self._quota.release(owner)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved; the sender got it if it is still connected
 
 
 def _decode(body: bytes, limit: int, decoders: Decoders, *, json: bool, gzipped: bool) -> _Outcome:

@@ -14,12 +14,20 @@ RATIO_EXEMPT_BYTES = 1 << 20
 """Bytes after decompression up to which the ratio does not matter."""
 
 
-class BodyEncodingError(ValueError):
+class InvalidBodyError(ValueError):
+    """A body is rejected; ``reason`` is a label of a metric."""
+
+    reason = "malformed"
+
+
+class BodyEncodingError(InvalidBodyError):
     """The body is not valid in its declared encoding."""
 
 
-class BodyTooLongError(ValueError):
+class BodyTooLongError(InvalidBodyError):
     """The decompressed body exceeds its bound."""
+
+    reason = "too_large"
 
 
 def gzip_compress(body: bytes) -> bytes:
