@@ -54,8 +54,9 @@ lint: ## style, spelling, project metadata
 	$(BIN)/codespell
 	$(BIN)/validate-pyproject pyproject.toml
 
-types: ## mypy, strict
+types: ## mypy: the product strictly, names and calls of tests and benchmarks
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks tests
 
 contracts: ## who may import whom
 	$(BIN)/lint-imports

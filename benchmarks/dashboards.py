@@ -37,7 +37,7 @@ from benchmarks.recorded import scraped as series_of_scrape
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDING = ROOT / "dashboards" / "prometheus" / "recording.yml"
-POINTS = 1000  # of a graph: # one per pixel, Grafana's maximum
+POINTS = 1000  # of a graph: one per pixel, Grafana's maximum
 
 
 class Took(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-BLOCK = 2 * 3600  # seconds: # length of one Prometheus block
+BLOCK = 2 * 3600  # seconds: length of one Prometheus block
 RULES, SCRAPES = 30, 15  # seconds between two samples
 JOB = "wattspan"
 OWN = 4  # containers on each host

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 PROFILE = "one-socket-h100"
 WANDERING = "two-socket"  # of one CPU each on a machine with two: processes change sockets often
-COUNTERS = "1ms"  # update interval of the emulated CPU counters: # like real ones
+COUNTERS = "1ms"  # update interval of the emulated CPU counters: like real ones
 
 KINDS = ("single", "inside", "nested", "concurrent")
 LENGTHS = (0.1, 0.3, 1.0, 5.0)
@@ -135,7 +135,7 @@ def _judge(
         if exclusive < 1000 or f"{ATTRIBUTE}{device}.inclusive" not in said:
             if exclusive >= 1000:
                 print(f"no {device} figure for a span: {dict(said)}", file=sys.stderr)
-            continue  # less than a millijoule: # no energy to judge
+            continue  # less than a millijoule: no energy to judge
         found = zeus.get(device)
         yield Judged(
             device,
@@ -161,7 +161,7 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
         if plan["zeus"]:
             from nvml_library import build, environment
 
-            # Zeus has /sys hard-coded: # the emulated tree is mounted there, in a mount namespace.
+            # Zeus has /sys hard-coded: the emulated tree is mounted there, in a mount namespace.
             mount = 'mount --make-rprivate / && mount --bind "$1" /sys && shift && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(agent.host / "sys"),
                        str(CLIENTS), str(script)]  # fmt: skip

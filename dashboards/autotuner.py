@@ -53,7 +53,7 @@ def document() -> dict[str, Any]:
         "tuned", "Tuned job", "Prometheus calls the tuned job's label `exported_job`.",
         series("wattspan_autotune_job_info"), "exported_job", multi=True, all=True,
     )  # fmt: skip
-    # comparisons that confirm a held setting happen every half minute: # they are in the
+    # comparisons that confirm a held setting happen every half minute: they are in the
     # graphs, and marks for them would hide these.
     turns = series("wattspan_autotune_decisions_total", TUNED, 'move=~"release|decline"')
     decisions = Marks(

@@ -41,7 +41,7 @@ class Query:
     expr: str
     instant: bool
     exemplar: bool
-    empty: str  # the panel's text without data: # its cause
+    empty: str  # the panel's text without data: its cause
     variables: tuple[Variable, ...]  # in the order of their dependencies
 
 

@@ -37,7 +37,7 @@ class Collector:
         self._closed = False
         self._open: set[socket.socket] = set()
         self._taking = threading.Lock()
-        # Never listens: # reserves the port while no listener exists
+        # Never listens: reserves the port while no listener exists
         self._keeper = socket.socket()
         self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._keeper.bind(("127.0.0.1", 0))

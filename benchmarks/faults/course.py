@@ -20,7 +20,7 @@ LIMIT = 10.0  # seconds from a fault's end until figures flow again
 PATIENCE = 30.0  # for required observations, and for a late recovery
 LATE = 8.0  # seconds until all earlier energy is published, on a very busy machine
 SILENCE = 5.0  # seconds without a response at ten requests a second
-APART = 0.3  # seconds of a domain's ceiling: # difference between a scrape's readings and the truth
+APART = 0.3  # seconds of a domain's ceiling: difference between a scrape's readings and the truth
 EXACT = 1.0  # percent of a domain's energy, in addition
 REST, SHORT_REST = 5.0, 1.0  # seconds after the recovery, in which a late spike would show
 
@@ -150,7 +150,7 @@ def undergo(stage: Stage, fault: Fault, *, short: bool = False, restart: bool = 
     _patiently(look, PATIENCE if waiting and recovered is not None else 0)
     after = stage.fresh() if recovered is not None else stage.last
     worst = _worst(stage, before, after, began, true, stage.asleep - slept)
-    late = time.monotonic() + LATE  # on a busy machine a reading may come late: # not a loss
+    late = time.monotonic() + LATE  # on a busy machine a reading may come late: not a loss
     while (
         recovered is not None
         and worst is not None
@@ -227,7 +227,7 @@ def _worst(
     ended = stage.mono_of(after)
     try:
         later = stage.truth(ended)
-    except (OSError, ValueError, WattspanError):  # the host cannot be asked: # undecidable
+    except (OSError, ValueError, WattspanError):  # the host cannot be asked: undecidable
         return None
     spent = {name: later[name] - joules for name, joules in true.items() if name in later}
     found = deviations(before, after, spent, (ended - began) / NANO, asleep)

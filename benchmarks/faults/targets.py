@@ -103,7 +103,7 @@ def _connect(stage: Stage, send: bytes) -> None:
     assert address.hostname is not None
     with contextlib.suppress(OSError):
         client = socket.create_connection((address.hostname, address.port or 0), timeout=2)
-        of(stage).clients.append(client)  # first: # a rejected client is disconnected too
+        of(stage).clients.append(client)  # first: a rejected client is disconnected too
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(send)
 

@@ -306,8 +306,8 @@ def announce(*, run_dir: str, how: str, seconds: float, rings: int) -> None:
     while time.monotonic() < until:
         try:
             if how == "hello":
-                with contextlib.closing(connect(f"unix:{run_dir}/feed.sock", 2.0)) as one:
-                    one.sendall(os.urandom(64))
+                with contextlib.closing(connect(f"unix:{run_dir}/feed.sock", 2.0)) as client:
+                    client.sendall(os.urandom(64))
                 answers["lies"] += 1
                 continue
             if len(held) < rings:

@@ -7,6 +7,7 @@ import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Any
 
 
 class Collector:
@@ -16,7 +17,8 @@ class Collector:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
         message = trace_service_pb2.ExportTraceServiceRequest
-        spans = self.spans = {}  # type: dict[str, dict[str, Any]]
+        self.spans: dict[str, dict[str, Any]] = {}
+        spans = self.spans
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"

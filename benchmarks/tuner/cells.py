@@ -24,7 +24,7 @@ class Cell:
     group: str  # its table
     quiet: bool = True  # noise only
     null: bool = False  # no cap saves anything
-    crooked: bool = False  # its curve is not monotonic: # leaving it uncapped is correct
+    crooked: bool = False  # its curve is not monotonic: leaving it uncapped is correct
 
     @property
     def goal(self) -> float | None:

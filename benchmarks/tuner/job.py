@@ -13,7 +13,7 @@ from wattspan.tuning import EnergyPoint, WorkUnit
 IDLE = 0.3
 """The part of its power that a device draws while its job waits for something else."""
 
-_GRAIN = 0.05  # seconds: # the effect of a settling cap is constant for so long
+_GRAIN = 0.05  # seconds: the effect of a settling cap is constant for so long
 
 
 class Job:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Route, sync_playwright
 
 ORIGIN = "http://dashboards.invalid"  # a name that cannot exist: every request is answered here
 TIMEOUT = 60_000  # milliseconds
-TALL = 6000  # pixels: # content below the fold is not always drawn
+TALL = 6000  # pixels: content below the fold is not always drawn
 _COLORS = """() => [...document.querySelectorAll('[data-panel]')].flatMap((panel) => {
   const canvas = panel.querySelector('canvas');
   if (!canvas) return [];

@@ -98,12 +98,12 @@ def test_removal_restores_caps_with_a_broken_configuration(
     machine.install(the_package())
     machine.configure(CPU_MAY_BE_CAPPED)
     machine.hold_a_cap()
-    # no process restores the limit: # neither the capper nor ExecStopPost of its unit.
+    # no process restores the limit: neither the capper nor ExecStopPost of its unit.
     unit = "/run/systemd/system/wattspan-capper.service.d"
     machine.host.run("mkdir", "--parents", unit)
     machine.host.run("tee", f"{unit}/x.conf", stdin="[Service]\nExecStopPost=\nRestart=no\n")
     machine.host.systemctl("daemon-reload")
-    # the lease holder is silent: # otherwise it would activate the capper again.
+    # the lease holder is silent: otherwise it would activate the capper again.
     machine.host.systemctl("kill", "--signal=SIGSTOP", "holder.service")
     machine.host.systemctl("kill", "--signal=SIGKILL", "wattspan-capper.service")
     machine.host.systemctl("stop", "wattspan.service", "wattspan-capper.socket")

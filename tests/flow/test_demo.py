@@ -339,7 +339,7 @@ def test_closed_terminal_ends_the_demo(terminal: Terminal) -> None:
     terminal.shows(b"EMULATED HOST")
     children = descendants(terminal.process.pid)
     terminal.hang_up()
-    terminal.process.wait(20)  # with any exit code: # the reader is gone
+    terminal.process.wait(20)  # with any exit code: the reader is gone
     eventually(lambda: not alive(children), "its processes are gone")
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import pytest
 
 from nvml_library import build, environment
-from support.clients import CLIENTS, client_environment, fake_nvidia_smi
+from support.clients import client_environment, fake_nvidia_smi
+from support.requirements import CLIENTS
 from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus

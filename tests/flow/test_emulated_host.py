@@ -80,6 +80,6 @@ def test_unwritable_directory_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(hosts, "_SHARED_MEMORY", tmp_path / "absent")
-    monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda: str(tmp_path / "absent as well"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "absent as well"))
     with pytest.raises(WattspanError, match=r"Cannot set up an emulated host in .*: No such file"):
         FaultyHost(profile_named("laptop"))

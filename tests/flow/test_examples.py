@@ -258,7 +258,7 @@ def test_emulated_serving_reports_joules_per_request_and_token(agent: SpanAgent)
     )
     assert spent > 10 * outside
     written = agent.total("wattspan_span_tokens_total", service_name="chatbot", direction="output")
-    assert 0.05 < spent / written < 50  # joules a token: # of a realistic size
+    assert 0.05 < spent / written < 50  # joules a token: of a realistic size
 
 
 @pytest.mark.needs_node

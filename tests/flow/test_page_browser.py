@@ -22,7 +22,7 @@ DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 WEIGHT = 150_000  # bytes that the whole page may have, uncompressed
 
-# for every drawn node: # incoming ribbons, outgoing ribbons, and its own value.
+# for every drawn node: incoming ribbons, outgoing ribbons, and its own value.
 BALANCES = """() => {
   const ribbons = [...document.querySelectorAll('.ribbon')].map(r => r.dataset);
   const sum = (end, id) => ribbons.filter(r => r[end] === id)
@@ -124,7 +124,7 @@ def test_flow_as_drawn_conserves(browser: Browser) -> None:
 def test_ribbon_colour_needs_a_certain_majority(browser: Browser) -> None:
     told = page_worlds.world()
     for link in told["now"]["links"]:
-        del link["type"]  # as in the agent's data: # by type up to the groups, then together
+        del link["type"]  # as in the agent's data: by type up to the groups, then together
     told["now"]["links"] = page_worlds.merged(told["now"]["links"])
     ribbons = (
         "[...document.querySelectorAll('.ribbon')].map(r => "

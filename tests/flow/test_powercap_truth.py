@@ -83,7 +83,7 @@ def test_stopped_runner_leaves_no_thread(tmp_path: Path) -> None:
     engine = live_engine(tmp_path, clock)
     runner = PowercapRunner(engine, clock)
     runner.start()
-    runner.between_steps(lambda it: it.reset("intel-rapl:0"))
+    runner.between_steps(lambda _: engine.reset("intel-rapl:0"))
     runner.stop()
     assert "emulated-powercap" not in {thread.name for thread in threading.enumerate()}
     engine.tree.close()

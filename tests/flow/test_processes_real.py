@@ -209,7 +209,7 @@ def test_charges_and_remainder_sum_to_the_host_cpu_time(any_watch: Watch) -> Non
     brief_lives(any_watch, rounds=5)
     burn(200 * MS)
     before, has, after = polled()
-    # other processes run during the reading: # its value is between the surrounding readings
+    # other processes run during the reading: its value is between the surrounding readings
     least, most = before - latest, after - earliest
     assert 0.95 * least <= has - had <= 1.05 * most
 

@@ -107,7 +107,7 @@ def test_real_prometheus_has_the_same_figures(
     assert answers(f"round({accounts}, 0.000001)", "0")
     families = prometheus.get("targets/metadata", metric="hw_energy_joules")
     told = {(family["type"], family["unit"]) for family in families}
-    assert told == {("counter", "joules")}  # the text format has no units: # OpenMetrics was used
+    assert told == {("counter", "joules")}  # the text format has no units: OpenMetrics was used
 
     package = full_host().domains[0]
     grown = replace(package, energy=Microjoules(package.energy + 1))

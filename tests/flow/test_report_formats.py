@@ -109,7 +109,7 @@ def test_file_is_replaced_whole_or_not_at_all(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     done = report("--output", str(path))
     assert done.exit_code == 1
     assert f"Cannot write {path}: no space left on device" in done.stderr

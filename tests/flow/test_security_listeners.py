@@ -21,7 +21,7 @@ from support.program import Running, wattspan
 from support.receiving import receiving
 from support.waiting import eventually
 from wattspan.model.settings import Listen
-from wattspan_exporters.prometheus import plugin
+from wattspan_exporters.prometheus import PrometheusSettings
 
 TOKEN, NEW = "a-token-of-the-tests-0001", "a-token-of-the-tests-0002"
 BODY = request(span()).SerializeToString()
@@ -216,7 +216,7 @@ def test_doctor_reports_a_listener_exposed_to_the_network(
 def test_listeners_are_on_loopback_by_default(tmp_path: Path) -> None:
     from wattspan.config.tables import SpansSettings
 
-    assert plugin.settings().listen.loopback
+    assert PrometheusSettings().listen.loopback
     assert SpansSettings().http.loopback
     assert SpansSettings().grpc == Listen("")
     assert sys.version_info >= (3, 11)

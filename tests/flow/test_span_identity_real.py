@@ -32,7 +32,7 @@ from wattspan.spans.values import Outcome
 NOBODY = 65534
 Pids = tuple[int, int]
 
-# Connects, says so, and stays until its input ends. # a second argument makes it fork before or
+# Connects, reports it, and stays until its input ends. A second argument makes it fork before or
 # after
 SENDER = """
 import os, socket, sys

@@ -60,7 +60,7 @@ def test_default_port_in_use_is_skipped(tmp_path: Path) -> None:
         listener.bind(("127.0.0.1", 4318))
         listener.listen()
     except OSError:
-        listener.close()  # in use by another process: # equivalent
+        listener.close()  # in use by another process: equivalent
     words = [
         *("--emulate", "laptop", "--set", f"agent.run_dir={tmp_path / 'run'}"),
         *("--set", f"agent.state_dir={tmp_path / 'state'}"),

@@ -37,7 +37,7 @@ def _joules(it: Installed) -> float:
 def test_unit_is_active_once_it_serves(it: Installed) -> None:
     it.host.systemctl("start", AGENT)
     assert it.host.property(AGENT, "ActiveState") == "active"
-    page = it.page()  # at once: # no watchdog is expected
+    page = it.page()  # at once: no watchdog is expected
     for counted in ("rapl:package-0", "rapl:package-1/dram", "gpu:GPU-e0e0e0e0"):
         assert f'hw_id="{counted}' in page
     assert "energy counters" in it.host.property(AGENT, "StatusText")

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ZONE = "rapl:package-0"
 ORIGINAL, CAP = 270, 220
-# A lease that no test outlasts: # the test ends the cap
+# A lease that no test outlasts: the test ends the cap
 CONFIGURED = '[caps]\nlease = "5m"\n[autotune]\nknobs = ["gpu_power", "cpu_power"]\nfloor = 0.5\n'
 FIXED = f'[[caps.fixed]]\ndevice = "intel-rapl:0"\nknob = "cpu_power"\nwatts = {CAP}\n'
 RETAINED = "1 limit stays in force"

@@ -148,7 +148,7 @@ def _stopped(told: dict[str, str], outside: dict[str, str]) -> set[str]:
 def test_outside_of_a_sandbox_every_act_can_be_done(it: Installed, outside: dict[str, str]) -> None:
     stopped = {act: why for act, why in outside.items() if why}
     assert stopped.keys() <= MAY_BE_DENIED_TO_ALL, stopped
-    # Root need not become root: # an unprivileged user shows that the setuid program works
+    # Root need not become root: an unprivileged user shows that the setuid program works
     nobody = ("setpriv", "--reuid=12345", "--clear-groups", "/opt/probed/id", "-u")
     assert it.host.run(*nobody).stdout == "0\n"
 

@@ -26,7 +26,7 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 
 ORIGINAL = 700_000
-# Short looks, for they decide only how long this takes. And a lease that no test outlasts: # the
+# Short looks, for they decide only how long this takes. And a lease that no test outlasts: the
 # test ends the cap
 CONFIG = """
 [caps]

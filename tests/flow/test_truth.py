@@ -36,7 +36,7 @@ def complaints(state_dir: Path) -> list[str]:
     """Deviations above one percent from the truth, with two concurrent processes."""
     with LiveAgent("two-socket-h100", state_dir) as live:
         eventually(lambda: len(baselines(live) & gpus(live)) == 2, "idle GPUs are known", 300)
-        # The emulated counters move every 10 ms: # one second of rest is known to a
+        # The emulated counters move every 10 ms: one second of rest is known to a
         # percent only; thirty are needed before idle power is observed rather than
         # extrapolated
         live.rest(35)

@@ -135,7 +135,7 @@ def test_newly_permitted_user_is_served(tmp_path: Path, path: Path, closing: Way
     host.run(60)
     impostor.close()
     path.unlink()
-    # The capper limits requests per second: # of the tuner's time, which runs faster than real time
+    # The capper limits requests per second: of the tuner's time, which runs faster than real time
     with CapperServer(Bench(tmp_path), path, clock=host.clock):
         host.run(60)
         assert host.tuner.accounts().capper is True

@@ -229,7 +229,7 @@ def _memfd(content: bytes, seals: int) -> Iterator[int]:
 )
 def ring(data: bytes) -> None:
     supply = Supply(data)
-    seals, hello, content = supply.byte() & 0x0F, supply.bytes(HELLO.size), supply.rest()
+    seals, hello, content = supply.byte() & 0x0F, supply.take(HELLO.size), supply.rest()
     with _memfd(content, seals) as memory:
         try:
             made = receive_ring(hello, [memory], truncated=False)

@@ -163,7 +163,7 @@ def store_file(data: bytes) -> None:
     """The input is edits of a sound file: an offset of three bytes, a length, new bytes."""
     content, supply = bytearray(_database()), Supply(data)
     while not supply.is_empty:
-        at = int.from_bytes(supply.bytes(3), "big") % (len(content) + 1)
+        at = int.from_bytes(supply.take(3), "big") % (len(content) + 1)
         new = supply.chunk()
         content[at : at + len(new)] = new
         if not content:

@@ -31,7 +31,7 @@ class Supply:
         return items[self.byte() % len(items)]
 
     def whole(self, size: int = 8, *, signed: bool = False) -> int:
-        return int.from_bytes(self.bytes(size), "little", signed=signed)
+        return int.from_bytes(self.take(size), "little", signed=signed)
 
     def number(self) -> int:
         """Usually small, or near a power of two: where parsers have their edges."""
@@ -41,20 +41,20 @@ class Supply:
         power = 1 << (kind % 72)
         return (power, power - 1, -power, self.whole())[kind % 4]
 
-    def bytes(self, most: int) -> bytes:
+    def take(self, most: int) -> bytes:
         taken = self._data[self._at : self._at + most]
         self._at += len(taken)
         return taken
 
     def chunk(self) -> bytes:
         """A length, and so many bytes."""
-        return self.bytes(self.byte())
+        return self.take(self.byte())
 
     def text(self) -> str:
         return self.chunk().decode("utf-8", "replace")
 
     def rest(self) -> bytes:
-        return self.bytes(len(self._data))
+        return self.take(len(self._data))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def test_low_window_moves_idle_power_by_its_weight_at_most(
     before = model.power
     assert before is not None
     truth = idle + per_cpu * CPUS * load
-    # The window may be the one that makes the slope sure: # nearly quiet windows are corrected then
+    # The window may be the one that makes the slope sure: nearly quiet windows are corrected then
     correction = per_cpu * CPUS * 0.05
     show(model, load, shown * truth)
     assert model.power is not None

@@ -86,7 +86,7 @@ def test_many_small_payers_do_not_displace_safe_rows() -> None:
     for who in rows:
         listing.credit(who, HwType.CPU, 1000)
     listing.rank(0)
-    listing.credit(Consumer(1, 1), HwType.CPU, 10**9)  # the other rests: # its score decays
+    listing.credit(Consumer(1, 1), HwType.CPU, 10**9)  # the other rests: its score decays
     for number in range(3, 28):
         listing.credit(Consumer(number, 1), HwType.CPU, 10**6)
         listing.rank(2 * SECOND * (number - 2))

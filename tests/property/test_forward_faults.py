@@ -26,7 +26,7 @@ from wattspan.util.backoff import RetryBackoff
 @dataclass(frozen=True)
 class Offer:
     spans: int
-    length: int  # of a name: # data that fills the queue
+    length: int  # of a name: data that fills the queue
 
 
 @dataclass(frozen=True)

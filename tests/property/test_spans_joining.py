@@ -97,8 +97,8 @@ def test_exclusive_and_outside_energies_add_up_to_the_process(
     spent: list[tuple[int, ...]], batches: list[list[Span]], by_cpu: bool, forgetful: bool
 ) -> None:
     machine = Machine()
-    for each in spent:
-        machine.spend(each)
+    for interval in spent:
+        machine.spend(interval)
     process = ProcessSpans(by_cpu=by_cpu)
     results: list[SpanEnergy] = []
     for batch in batches:
@@ -186,11 +186,11 @@ def test_joining_equals_the_rule_at_every_nanosecond(
     process = ProcessSpans()
     expected = reference(machine, batches, lambda span: span.weight or 1)
     for batch in batches:
-        for each in process.settle(batch, machine.profile, NEVER):
-            if each.outcome in (Outcome.INVERTED, Outcome.DUPLICATE):
+        for joined in process.settle(batch, machine.profile, NEVER):
+            if joined.outcome in (Outcome.INVERTED, Outcome.DUPLICATE):
                 continue
-            for kind, share in zip(KINDS, expected[each.span.id], strict=True):
-                assert abs(each.exclusive.get(kind, 0) - share) < 1 + Fraction(1, 1000)
+            for kind, share in zip(KINDS, expected[joined.span.id], strict=True):
+                assert abs(joined.exclusive.get(kind, 0) - share) < 1 + Fraction(1, 1000)
 
 
 @given(st.lists(energies, min_size=3, max_size=12), st.integers(1, 64), st.integers(0, 20))
@@ -233,7 +233,7 @@ def test_exclusive_energies_of_a_tree_are_within_its_inclusive_energy(
         )
 
     for kind in KINDS:
-        # The root alone is sure to be by itself: # others overlap their siblings
+        # The root alone is sure to be by itself: others overlap their siblings
         assert below(batch[0].id, kind) <= results[batch[0].id].inclusive.energy[kind]
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 UNITS = ("wattspan.service", "wattspan-capper.service", "wattspan-capper.socket")
 PYTHON = "/opt/wattspan/bin/python3"
 CONFIG = "/etc/wattspan/config.toml"
-# A lease that no test outlasts: # the test ends the cap
+# A lease that no test outlasts: the test ends the cap
 CPU_MAY_BE_CAPPED = '[autotune]\nknobs = ["cpu_power"]\n[caps]\nlargest_step = 1.0\nlease = "5m"\n'
 
 _SCRAPE = """

@@ -265,7 +265,7 @@ def _empty(path: Path) -> None:
 
 
 # Any reader gets EACCES from this file, root as well: the kernel's sysctls know no capability
-# that overrides a mode without read permission. # never written
+# that overrides a mode without read permission. No code writes to it.
 _UNREADABLE_FILE = "/proc/sys/vm/compact_memory"
 # Opens for everybody; a read at 0 fails with EIO, for there never is memory at address 0.
 _FAILING_FILE = "/proc/self/mem"

@@ -31,7 +31,7 @@ MARK = "probed:"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ATTACH, _DETACH, _WALL, _NEW_USER = 16, 17, 0x40000000, 0x10000000
 _FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
-_NO_MODULE = (8, 22)  # ENOEXEC, EINVAL: # the kernel has read the file to load
+_NO_MODULE = (8, 22)  # ENOEXEC, EINVAL: the kernel has read the file to load
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -11,7 +11,7 @@ COVERED = {"/var": "0755", "/home": "0755", "/opt": "0755", "/dev/shm": "1777", 
 
 PREFIX = "systemd-host-"
 
-# a new cgroup mount at a path visible to this process only: # /sys/fs/cgroup may be read-only,
+# a new cgroup mount at a path visible to this process only: /sys/fs/cgroup may be read-only,
 # or version 1. The mount point can be any folder.
 _WITH_CGROUPS = "mount --make-rprivate / && mount -t cgroup2 cgroup2 /mnt && "
 
@@ -61,7 +61,7 @@ def own_units(folder: Path, *, alone: bool) -> None:
     if alone:
         for name in _TARGETS:
             (folder / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
-    # No journal runs: # output of services goes to a file, regardless of their units.
+    # No journal runs: output of services goes to a file, regardless of their units.
     printed = folder / "service.d" / "systemd-host.conf"
     printed.parent.mkdir()
     printed.write_text(

@@ -60,7 +60,7 @@ def board_inside(it: Installed) -> Iterator[Gpu]:
     engine = (PYTHON, "-I", "-m", "wattspan.emulation.engine", PROFILE, BOARDS, str(SECOND))
     with _inside(it, *engine) as first_line:
         assert json.loads(first_line) == {"ready": True}
-        # like a driver's devices: # root may set limits that others may read.
+        # like a driver's devices: root may set limits that others may read.
         it.host.run("chmod", "0644", BOARDS / "gpus")
         told = it.host.inside(TOLD_UNITS)
         told.write_text(f"{told.read_text()}{ENVIRONMENT}={BOARDS / 'gpus'}\n")

@@ -161,7 +161,7 @@ def installed(
         if emulated.profile.gpus:
             library = build(folder / "driver")
             shown[Path("/opt/driver/lib")] = library.parent
-            # like a driver's devices: # root may set limits that others may read
+            # like a driver's devices: root may set limits that others may read
             (emulated.directory / "gpus").chmod(0o644)
             shown[DEVICES] = emulated.directory / "gpus"
             variables |= environment(library, DEVICES)

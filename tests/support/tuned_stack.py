@@ -136,7 +136,7 @@ class OwnHost(Limited):
         return False
 
     def _take(self, engine: int, directory: Path) -> None:
-        # The host runs until its standard input ends: # until the last holder closes that pipe.
+        # The host runs until its standard input ends: until the last holder closes that pipe.
         self._pipe = os.open(f"/proc/{engine}/fd/0", os.O_WRONLY)
         self._engine = frozenset({engine})
         self.emulated: Standing = Standing(directory, profile_named(PROFILE))

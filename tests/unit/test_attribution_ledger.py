@@ -42,7 +42,7 @@ def test_interval_is_pending_until_its_usage_is_known() -> None:
 
 def test_idle_energy_is_exact_for_a_counter_that_moves_every_other_reading() -> None:
     host = world()
-    for _ in range(60):  # the GPU has no client: # 70 W is its idle power
+    for _ in range(60):  # the GPU has no client: 70 W is its idle power
         host.turn(TICK, {}, power=70_000)
     before = host.ledger.snapshot(host.clock.now(), "h").account(GPU.id)
     assert before.idle_power == 70_000
@@ -59,7 +59,7 @@ def test_idle_deficit_is_limited() -> None:
     for _ in range(60):
         host.turn(TICK, {}, power=70_000)
     host.born(1)
-    for _ in range(100):  # held, and drawing far less than the baseline: # the reading was wrong
+    for _ in range(100):  # clients and far less power than the baseline: the reading was wrong
         host.turn(TICK, {1: 1}, gpu_loads={1: 1}, power=10_000)
     before = host.ledger.snapshot(host.clock.now(), "h").account(GPU.id)
     for _ in range(10):

@@ -112,7 +112,7 @@ def test_process_ends_with_its_last_connection(feed: SideChannelServer, tmp_path
 def test_overwritten_records_are_counted(feed: SideChannelServer, tmp_path: Path) -> None:
     with telling(tmp_path) as provider:
         tracer = provider.get_tracer("application")
-        for _ in range(RECORDS):  # two records each: # twice the capacity of the ring
+        for _ in range(RECORDS):  # two records each: twice the capacity of the ring
             tracer.start_span("work").end()
         (report,) = feed.drain()
         assert len(report.records) + report.lost == 2 * RECORDS

@@ -153,7 +153,7 @@ def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) 
         'electricity_price_per_kwh{currency="EUR", job="market"}': "0.25x30",
         'grid_carbon_grams_per_kwh{job="market"}': "400x30",
     }
-    expected = {
+    expected: dict[str, dict[str, float]] = {
         "instance:wattspan_cost_per_hour:rate5m": {
             '{job="wattspan", instance="a", currency="EUR"}': 0.025,
             '{job="wattspan", instance="b", currency="EUR"}': 0.05,

@@ -12,7 +12,7 @@ from wattspan.capper.server import MAX_REQUEST_RATE
 from wattspan.config.tables import AgentSettings, SpansSettings
 from wattspan.http.limits import MIB, ServerLimits
 from wattspan.ingest.trace_receiver import MAX_JSON
-from wattspan_exporters.prometheus import plugin
+from wattspan_exporters.prometheus import PrometheusSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def default_of(setting: str) -> str:
 
 def test_defaults_of_the_listeners_are_those_of_the_settings() -> None:
     spans = SpansSettings()
-    assert default_of("exporters.prometheus.listen") == plugin.settings().listen
+    assert default_of("exporters.prometheus.listen") == PrometheusSettings().listen
     assert default_of("spans.http") == spans.http
     assert (default_of("spans.grpc"), spans.grpc) == ("off", "")
     assert (default_of("spans.unix"), spans.unix) == ("on", True)
@@ -60,7 +60,7 @@ def test_defaults_of_the_listeners_are_those_of_the_settings() -> None:
 
 
 def test_documented_limits_match_the_code() -> None:
-    limits, settings = ServerLimits(), plugin.settings()
+    limits, settings = ServerLimits(), PrometheusSettings()
     assert f"`max_connections`, {settings.max_connections} " in PAGE
     assert f"`max_rate`, {settings.max_rate} requests" in PAGE
     assert f"`agent.max_rate`, {AgentSettings().max_rate} requests" in PAGE

@@ -663,7 +663,7 @@ def test_full_generation_restarts_the_age() -> None:
     recent: GenerationalCache[int] = GenerationalCache(4)
     recent.age(0, 100)
     for i in range(2):
-        recent[bytes([i])] = i  # full: # a generation starts at 50, without an announcement
+        recent[bytes([i])] = i  # full: a generation starts at 50, without an announcement
     recent.age(60, 100)
     recent.age(120, 100)
     assert len(recent) == 2

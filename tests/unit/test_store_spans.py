@@ -141,7 +141,7 @@ def test_next_write_includes_a_failed_one(tmp_path: Path) -> None:
         store.write(shop.sell(pay=5))
         for _ in range(10):
             shop.sell(pay=1)
-        store._detach()  # as after a failure: # the file is reopened and its checkpoint loaded
+        store._detach()  # as after a failure: the file is reopened and its checkpoint loaded
         assert store.write(shop.now())
         assert stored(store.path)[PAY] == use(15, calls=11)
 

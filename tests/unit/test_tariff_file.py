@@ -79,10 +79,10 @@ def held(schedule: Schedule, start: datetime, hours: int = 24) -> int:
         ("2026-01-14 21:59", 36),
         ("2026-01-14 22:00", 24),
         ("2026-01-15 00:00", 24),
-        ("2026-01-17 06:59", 24),  # Saturday: # periods that began on Friday
+        ("2026-01-17 06:59", 24),  # Saturday: periods that began on Friday
         ("2026-01-17 07:00", None),
         ("2026-01-18 12:00", None),
-        ("2026-01-19 03:00", None),  # Monday: # no period began on Sunday
+        ("2026-01-19 03:00", None),  # Monday: no period began on Sunday
         ("2026-01-19 07:00", 36),
     ],
 )

@@ -69,7 +69,7 @@ def test_claim_is_refuted_too_early_no_more_often_than_admitted() -> None:
             if tally.at_most(0.05) < 0.05:
                 wrong += 1
                 break
-    assert wrong <= 11  # of 100: # threshold exceeded by a true 5 % with a probability below 1 %
+    assert wrong <= 11  # of 100: threshold exceeded by a true 5 % with a probability below 1 %
 
 
 def test_alarm_rings_at_once_when_everything_is_late() -> None:

@@ -106,7 +106,7 @@ def test_unequal_load_is_no_evidence(rate: float) -> None:
 
 
 def test_closed_loop_clients_lower_the_load_of_a_slower_server() -> None:
-    # Twenty clients without a pause: # equal concurrency, lower throughput
+    # Twenty clients without a pause: equal concurrency, lower throughput
     ratio = log_ratio(stretch(rate=5.0, latency=4.0), stretch(rate=2.5, latency=8.0))
     assert ratio == pytest.approx(0.693, abs=1e-3)
 
