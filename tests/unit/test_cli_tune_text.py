@@ -9,13 +9,15 @@ import pytest
 from support.requirements import ROOT
 from support.tuned import ACCOUNTS, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
 from wattspan.cli.tune.explanation import (
+    REASON_EXPLANATIONS,
     cap_line,
     explain_facts,
     explain_lines,
+    markdown,
+    meaning,
     why_not_higher,
     why_not_lower,
 )
-from wattspan.cli.tune.reasons import REASON_EXPLANATIONS, markdown
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
@@ -46,12 +48,11 @@ EXPLANATION = ROOT / "docs" / "explanation" / "how-the-tuner-decides.md"
 
 @pytest.mark.parametrize("reason", DecisionReason)
 def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
-    meaning = REASON_EXPLANATIONS[reason]
-    for sentence in filter(None, meaning):
+    explained = REASON_EXPLANATIONS[reason]
+    for sentence in (meaning(reason), explained.then, *filter(None, [explained.do])):
         assert sentence[0].isupper() or sentence.startswith("`")
         assert sentence.endswith(".")
-    assert meaning.means
-    assert meaning.then
+        assert len(sentence) > 1
 
 
 def test_explanation_has_the_table_of_all_reasons() -> None:

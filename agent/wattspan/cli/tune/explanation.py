@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from wattspan.cli.formatting import UNKNOWN, duration_text, table_lines
-from wattspan.cli.tune.reasons import REASON_EXPLANATIONS
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
@@ -30,18 +29,173 @@ from wattspan.model import (
     TuningAccounts,
     TuningRow,
 )
+from wattspan.tuning.decisions.report import CAUSES
 from wattspan.tuning.serialization import row_to_json
 from wattspan.util.text import printable
 
 
+class ReasonExplanation(NamedTuple):
+    """``then`` is the next automatic step, ``do`` a remedy, or ""; both are sentences.
+
+    ``means`` is empty if the clause in the decision's own sentence explains the reason.
+    """
+
+    then: str
+    do: str = ""
+    means: str = ""
+
+
+_LATER = "The tuner tries again after the dwell time, which doubles each time."
+_AGAIN = "Tuning resumes when the condition ends, or after the dwell time if a cap was restored."
+_ADVISES = "The tuner continues to advise."
+
+REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
+    # probing
+    DecisionReason.BASELINE: ReasonExplanation(
+        "The first lower setting is tried when the noise is known.",
+        means="The tuner observes the original setting: time of a unit of work, noise and power.",
+    ),
+    DecisionReason.SCREENING: ReasonExplanation(
+        "The most promising setting within the budget is certified.",
+        means="The tuner compares lower settings with the original, a few pairs of blocks each.",
+    ),
+    DecisionReason.CERTIFYING: ReasonExplanation(
+        "The setting is held if its bound is within the budget, and abandoned if that is unlikely.",
+        means="One setting alternates with the original until its bound is certain.",
+    ),
+    DecisionReason.SENTINEL: ReasonExplanation(
+        "The setting is held again, or released immediately if it has become too slow.",
+        means="The original temporarily replaces a held setting, to renew the comparison.",
+    ),
+    DecisionReason.RECERTIFYING: ReasonExplanation(
+        "It is held if it keeps the budget; otherwise the search starts from the beginning.",
+        means="A setting certified for the same program and hardware is certified again.",
+    ),
+    # holding
+    DecisionReason.CERTIFIED: ReasonExplanation(
+        "It is occasionally compared with the original, and released when it breaks the budget.",
+        means="The setting keeps the budget at the declared confidence, and best meets the "
+        "`objective`.",
+    ),
+    # releasing
+    DecisionReason.OVER_BUDGET: ReasonExplanation(
+        "After the dwell time a higher setting is certified; frequent releases double the time.",
+        "Check for other causes of a varying speed, or permit more with `max_slowdown`.",
+    ),
+    DecisionReason.CHANGED: ReasonExplanation(
+        "The original is observed again, and then the setting is certified again or abandoned."
+    ),
+    DecisionReason.PAUSED: ReasonExplanation(
+        "Tuning resumes when units end again: the certified setting is certified again."
+    ),
+    DecisionReason.ENDED: ReasonExplanation(
+        "The certified setting is remembered for the next run of the same program."
+    ),
+    DecisionReason.TAIL: ReasonExplanation(
+        _LATER, "Check `latency` and `percentile` of the job in the configuration."
+    ),
+    # declining
+    DecisionReason.ADVICE: ReasonExplanation(
+        "The tuner continues to observe.",
+        'Set `mode = "apply"` in `[autotune]`, or for the job alone.',
+        "The tuner only advises: no limit is written.",
+    ),
+    DecisionReason.NOT_CHOSEN: ReasonExplanation(
+        "The tuner continues to observe.",
+        "Name it in `[[autotune.job]]`, or set `apply_found = true`.",
+        "The job was detected automatically, and settings are applied only to named jobs.",
+    ),
+    DecisionReason.NOT_ALLOWED: ReasonExplanation(
+        "Nothing, until the configuration changes.",
+        "Add them to `gpus` or `groups` in `[autotune]`.",
+        "The configuration does not permit tuning of its devices or groups.",
+    ),
+    DecisionReason.NO_SIGNAL: ReasonExplanation(
+        "Tuning starts when units of work and the energy of the job's devices are known.",
+        "Let the job send spans, and check `service` and `span` against `wattspan top --by span`.",
+    ),
+    DecisionReason.BAD_WORK: ReasonExplanation(
+        "Tuning starts when units with work arrive.",
+        "Correct `work`, or leave it empty to count every span as one.",
+    ),
+    DecisionReason.TOO_SHORT: ReasonExplanation("A longer run of the same program is searched."),
+    DecisionReason.TOO_NOISY: ReasonExplanation(
+        _LATER, "Count the work of units of different sizes with `work`, or raise `max_slowdown`."
+    ),
+    DecisionReason.NOT_MONOTONE: ReasonExplanation(
+        _LATER, "Look for heat, and for other work on the devices and their host."
+    ),
+    DecisionReason.INERT: ReasonExplanation(
+        _LATER, "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`."
+    ),
+    DecisionReason.NO_SAVING: ReasonExplanation(_LATER),
+    DecisionReason.NO_ROOM: ReasonExplanation(
+        "Nothing, until one of them changes.",
+        "Check `max_slowdown` and `floor`, and `floor_watts` and `fixed` in `[caps]`.",
+    ),
+    DecisionReason.WAITING: ReasonExplanation(
+        "Tuning starts when the other job's exploration ends."
+    ),
+    # both releasing and declining
+    DecisionReason.FOREIGN_WRITER: ReasonExplanation(
+        "The device is not tuned while the foreign limit, which is left unchanged, is in force.",
+        "Find the writer (`nvidia-smi -pl`, DCGM, a scheduler); see `wattspan caps status`.",
+    ),
+    DecisionReason.THROTTLED: ReasonExplanation(
+        _AGAIN, "Check cooling and power; `wattspan top` names the reason beside the device."
+    ),
+    DecisionReason.SHARED: ReasonExplanation(
+        _AGAIN, "Give every tenant a `[[autotune.job]]`, or the device to one of them."
+    ),
+    DecisionReason.MIG: ReasonExplanation(_AGAIN),
+    DecisionReason.NO_PERMISSION: ReasonExplanation(
+        _ADVISES, "`wattspan doctor` names the missing right."
+    ),
+    DecisionReason.NO_CAPPER: ReasonExplanation(
+        _ADVISES, "Start `wattspan capper`, or let the agent start it: `capper` in `[caps]`."
+    ),
+    DecisionReason.LOST_DEVICE: ReasonExplanation(
+        _AGAIN, "See the kernel's log; a GPU that fell off its bus needs a reset or a reboot."
+    ),
+    DecisionReason.NO_DEVICE: ReasonExplanation(
+        "Tuning starts when it uses one.",
+        "`wattspan doctor` lists the knobs of this host; `knobs` in `[autotune]` selects them.",
+        "The job uses no device with a tunable knob.",
+    ),
+    DecisionReason.HELD: ReasonExplanation(
+        _AGAIN,
+        "`wattspan caps status` names the holder.",
+        "Another holder has the device's cap: another job, or the operator.",
+    ),
+}
+"""For every reason. The table of ``docs/explanation/how-the-tuner-decides.md`` is made of them."""
+
+
+def meaning(reason: DecisionReason) -> str:
+    """A sentence."""
+    cause = CAUSES.get(reason, "")
+    return REASON_EXPLANATIONS[reason].means or f"{cause[:1].upper()}{cause[1:]}."
+
+
+def markdown() -> Iterator[str]:
+    """Lines of the table of all reasons."""
+    yield "| reason | meaning | next | remedy |"
+    yield "|---|---|---|---|"
+    for reason, each in REASON_EXPLANATIONS.items():
+        yield f"| `{reason}` | {meaning(reason)} | {each.then} | {each.do or 'none'} |"
+
+
+# ------------------------------------------------------------------------------------ one job
+
+
 def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
     """The row as JSON, with its explanation."""
-    meaning = REASON_EXPLANATIONS[row.decision.reason]
+    explained = REASON_EXPLANATIONS[row.decision.reason]
     return {
         **row_to_json(row),
-        "means": meaning.means,
-        "then": meaning.then,
-        "remedy": meaning.do,
+        "means": meaning(row.decision.reason),
+        "then": explained.then,
+        "remedy": explained.do,
         "not_lower": why_not_lower(row),
         "not_higher": why_not_higher(row, accounts),
         "held_by": [cap_line(cap) for cap in caps_of(row, accounts)],
@@ -61,7 +215,7 @@ def explain_all(accounts: TuningAccounts, now: Instant, width: int | None) -> It
 def explain_lines(
     row: TuningRow, accounts: TuningAccounts, now: Instant, width: int | None
 ) -> Iterator[str]:
-    meaning = REASON_EXPLANATIONS[row.decision.reason]
+    explained = REASON_EXPLANATIONS[row.decision.reason]
     age = duration_text(max(0, now.mono - row.since.mono))
     since = f"{local_time(row.since.wall)} ({age})"
     yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
@@ -70,9 +224,9 @@ def explain_lines(
         ("Observations", _observation_lines(row)),
         ("Setting", _setting_lines(row, accounts)),
         ("Ledger", _cost_lines(row)),
-        ("Why this setting", [meaning.means, why_not_lower(row), why_not_higher(row, accounts)]),
-        ("Next", [meaning.then]),
-        ("What you can do", [meaning.do]),
+        ("Why this setting", [explained.means, why_not_lower(row), why_not_higher(row, accounts)]),
+        ("Next", [explained.then]),
+        ("What you can do", [explained.do]),
         ("Caps", [cap_line(cap, row) for cap in caps_of(row, accounts)]),
     ):
         shown = [sentence for sentence in sentences if sentence]

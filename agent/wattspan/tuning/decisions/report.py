@@ -88,7 +88,7 @@ def certified_levels(state: TunerState) -> CertifiedLevels | None:
 
 # ------------------------------------------------------------------------------- decisions
 
-_CAUSES = {
+CAUSES = {
     DecisionReason.OVER_BUDGET: "the job is probably slower than the budget permits",
     DecisionReason.CHANGED: "the job has changed",
     DecisionReason.PAUSED: "no unit of work has ended for a long time",
@@ -114,7 +114,7 @@ _CAUSES = {
 
 
 def _cause(reason: DecisionReason) -> str:
-    return _CAUSES.get(reason, reason.value.replace("_", " "))
+    return CAUSES.get(reason, reason.value.replace("_", " "))
 
 
 def setting_text(state: TunerState, level: int) -> str:
