@@ -8,15 +8,15 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from wattspan.sdk.agent import (
+    from wattspan.sdk import (
         AgentUnavailableError,
         MeasurementError,
         NotMeasuredError,
         RefusedError,
         WindowError,
     )
+    from wattspan.sdk.client import Device, Energy, Measurement, NotSettledError
     from wattspan.sdk.measured import measured
-    from wattspan.sdk.measurement import Device, Energy, Measurement, NotSettledError
     from wattspan.sdk.window import Window, window
 
     __version__: str
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Device": "measurement",
-    "Energy": "measurement",
-    "Measurement": "measurement",
-    "NotSettledError": "measurement",
-    "Window": "window",
-    "measured": "measured",
-    "window": "window",
+    "Device": "wattspan.sdk.client",
+    "Energy": "wattspan.sdk.client",
+    "Measurement": "wattspan.sdk.client",
+    "NotSettledError": "wattspan.sdk.client",
+    "Window": "wattspan.sdk.window",
+    "measured": "wattspan.sdk.measured",
+    "window": "wattspan.sdk.window",
 }
 
 
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> object:
     elif name in __all__:
         from importlib import import_module
 
-        value = getattr(import_module(f"wattspan.sdk.{_MODULE_OF.get(name, 'agent')}"), name)
+        value = getattr(import_module(_MODULE_OF.get(name, "wattspan.sdk")), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

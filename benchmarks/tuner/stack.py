@@ -31,7 +31,7 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import Training
 from wattspan.ports import WattspanError
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 JOB, STEP = "trainer", "train_step"

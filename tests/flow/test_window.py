@@ -15,7 +15,7 @@ import pytest
 
 from support.program import ENVIRONMENT, PROGRAM, Running
 from support.waiting import eventually
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 BURN = """

@@ -17,7 +17,7 @@ from support.requirements import ROOT
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import profile_named
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 CONFIG = """\

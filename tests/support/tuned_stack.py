@@ -29,7 +29,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from support.requirements import APPS
 from support.waiting import eventually
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
 TRAINING = """

@@ -25,8 +25,8 @@ from wattspan.cli.measure.results import (
 )
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, Consumer
-from wattspan.sdk.agent import AgentUnavailableError
-from wattspan.sdk.measurement import Device, Energy, Measurement
+from wattspan.sdk import AgentUnavailableError
+from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.testing import ManualClock
 
 

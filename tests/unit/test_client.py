@@ -17,12 +17,11 @@ import wattspan
 from support.past import GPU, ConstantPast
 from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
+from wattspan import sdk as sdk_agent
 from wattspan.http.limits import ServerLimits
 from wattspan.model import Consumer
-from wattspan.sdk import agent as sdk_agent
-from wattspan.sdk.agent import run_directories
-from wattspan.sdk.client import request_json
-from wattspan.sdk.measurement import Energy
+from wattspan.sdk import run_directories
+from wattspan.sdk.client import Energy, request_json
 
 
 @pytest.fixture

@@ -163,7 +163,6 @@ def test_instrumentation_loads_only_itself_and_the_sdk() -> None:
         "wattspan",
         "wattspan.otel",
         "wattspan.sdk",
-        "wattspan.sdk.agent",
         "wattspan.sdk.ring",
         "wattspan.sdk.span_processor",
     }

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from wattspan import __version__
 from wattspan.ports import WattspanError
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.util.text import printable
 
 COMMANDS = {

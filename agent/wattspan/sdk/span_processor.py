@@ -12,17 +12,14 @@ import os
 import time
 import weakref
 from threading import Lock, get_native_id
-from time import (
-    monotonic_ns,
-    thread_time_ns,
-)
+from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 from opentelemetry import context as context_api
 from opentelemetry.sdk import trace as sdk
 from opentelemetry.sdk.resources import Resource
 
-from wattspan.sdk.agent import run_directories
+from wattspan.sdk import run_directories
 from wattspan.sdk.ring import (
     CPU_TIME_VALID_FOR,
     ENDED,
@@ -41,20 +38,12 @@ CREATION_TIME_ATTRIBUTE = "process.creation.time"
 
 def process_creation_time() -> str:
     """The start time of this process: ISO 8601, UTC, with the kernel's resolution of 10 ms."""
-    ticks = int(_stat().rpartition(b")")[2].split()[19])  # field 22
+    with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123 - pathlib would be a further import
+        ticks = int(stat.read().rpartition(b")")[2].split()[19])  # field 22
     since_boot = ticks / os.sysconf("SC_CLK_TCK")
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     seconds, milliseconds = divmod(round((boot + since_boot) * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{milliseconds:03}Z"
-
-
-def _stat() -> bytes:
-    # pathlib would be another import of the application
-    file = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 4096)
-    finally:
-        os.close(file)
 
 
 def set_process_resource(provider: Any) -> None:

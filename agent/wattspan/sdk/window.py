@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from time import monotonic_ns
 
-import wattspan.sdk.agent as process
-from wattspan.sdk.agent import MeasurementError, WindowError
+from wattspan import sdk
+from wattspan.sdk import MeasurementError, WindowError
 
 TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from wattspan.sdk.agent import WatchRegistration
-    from wattspan.sdk.measurement import Device, Energy, Measurement
+    from wattspan.sdk import WatchRegistration
+    from wattspan.sdk.client import Device, Energy, Measurement
 
 
 def synchronize_torch() -> None:
@@ -89,7 +89,7 @@ class Window:
             raise WindowError(f"{self!r} was begun before. Open a new one each time.")
         if self._synchronize is not None:
             self._synchronize()
-        self._registration = registration = process.registration
+        self._registration = registration = sdk.registration
         now = monotonic_ns()
         if now >= registration.due:
             registration.renew()
@@ -186,8 +186,7 @@ class Window:
         """
         if self._measurement is not None:
             return self._measurement
-        from wattspan.sdk.client import read_measurement
-        from wattspan.sdk.measurement import NotSettledError
+        from wattspan.sdk.client import NotSettledError, read_measurement
 
         measurement = read_measurement(self._parameters(), timeout)
         if measurement.complete:
@@ -217,7 +216,7 @@ class Window:
 
     def _parameters(self) -> dict[str, str]:
         edges = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
-        if self._registration is not process.registration:  # in a child of a fork
+        if self._registration is not sdk.registration:  # in a child of a fork
             raise WindowError(
                 f"{self!r} belongs to another process, which opened it before it forked this one. "
                 "Read it there; a child measures itself with windows of its own."

@@ -46,7 +46,6 @@ from wattspan.ports import (
 )
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
-from wattspan.sdk.measurement import Measurement
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.energy_history import EnergyHistory
@@ -59,6 +58,7 @@ from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.footprint.price_and_carbon import ConstantRate, PolledRate
+    from wattspan.sdk.client import Measurement
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STATM = Path("/proc/self/statm")
@@ -339,6 +339,8 @@ class StandaloneAgent:
         self._agent.history.watch(consumer, family=True, samples=samples, holder="measure")
 
     def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+        from wattspan.sdk.client import Measurement  # its http.client is not needed by `run`
+
         history = self._agent.history
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, start, end, consumer, family=True)

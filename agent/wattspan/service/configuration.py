@@ -49,7 +49,7 @@ def run_directory(config: Config) -> Path:
 
 def agent_directories(config: Config) -> tuple[str, ...]:
     """The directories to look for a running agent in, in this order."""
-    from wattspan.sdk.agent import run_directories
+    from wattspan.sdk import run_directories
 
     defaults = tuple(run_directories())
     if os.environ.get("WATTSPAN_RUN_DIR"):

@@ -19,7 +19,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.ports import SourceError
 from wattspan.processes import open_processes
-from wattspan.sdk.agent import MeasurementError
+from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 from wattspan.service.configuration import agent_directories
 

@@ -27,9 +27,8 @@ from wattspan.config import FlagValue
 from wattspan.model import SECOND, Consumer
 from wattspan.model.settings import Duration
 from wattspan.ports import Clock, SourceError, WattspanError
-from wattspan.sdk.agent import AgentUnavailableError, MeasurementError
-from wattspan.sdk.client import read_measurement, request_json
-from wattspan.sdk.measurement import Measurement
+from wattspan.sdk import AgentUnavailableError, MeasurementError
+from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
 from wattspan.util.text import printable
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from wattspan.cli import formatting
 from wattspan.cli.formatting import table_lines
-from wattspan.sdk.measurement import Device, Energy, Measurement
+from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.util.text import printable
 
 TOTAL = "total"

@@ -23,7 +23,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.model import Instant, TuningAccounts, TuningRow
 from wattspan.ports import WattspanError
-from wattspan.sdk.agent import AgentUnavailableError
+from wattspan.sdk import AgentUnavailableError
 from wattspan.util.text import printable
 
 DEFAULT_LIMIT = 20
