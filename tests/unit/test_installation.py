@@ -13,23 +13,24 @@ from pathlib import Path
 import pytest
 
 from support.requirements import ROOT
-from wattspan.service.installation.apply import InstallationError, LimitNotRestoredError, apply_plan
 from wattspan.service.installation.files import (
     FileState,
+    InstallationState,
     NonRegularFile,
     ServiceFile,
     file_state,
+    inspect_host,
     install_place,
     service_files,
     service_files_directory,
     with_digest,
     with_program_path,
 )
-from wattspan.service.installation.inspection import inspect_host
 from wattspan.service.installation.plan import (
     OLDEST_SYSTEMD,
-    InstallationState,
+    InstallationError,
     Keep,
+    LimitNotRestoredError,
     Note,
     Plan,
     Remove,
@@ -37,6 +38,7 @@ from wattspan.service.installation.plan import (
     Run,
     Write,
     action_facts,
+    apply_plan,
     install,
     refusals,
     uninstall,

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from wattspan.service.installation.files import service_files, service_files_directory
-from wattspan.service.installation.inspection import program_files, required_files, trusted_owners
 from wattspan.service.installation.program import (
     REMEDY,
     PathComponent,
     ProgramFile,
     RequiredFile,
     TrustedOwners,
+    program_files,
+    required_files,
     requirement_faults,
+    trusted_owners,
     writable_by_others,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,20 +61,20 @@ def install(
     dry_run: bool, print_only: bool, root: Path, program: str | None, as_json: bool
 ) -> None:
     """Write the units, create their user and reload systemd. Starts nothing. Requires root."""
-    from wattspan.service.installation import inspection, plan
-    from wattspan.service.installation.inspection import program_files
-    from wattspan.service.installation.program import requirement_faults, writable_by_others
+    from wattspan.service.installation import plan
+    from wattspan.service.installation import program as checks
+    from wattspan.service.installation.files import inspect_host
 
     program, files = _files(program)
     if print_only:
         _print(files, as_json)
         return
-    found = inspection.inspect_host(root, files)
-    trusted = inspection.trusted_owners(root)
-    why_not = requirement_faults(inspection.required_files(root, program), trusted)
+    found = inspect_host(root, files)
+    trusted = checks.trusted_owners(root)
+    why_not = checks.requirement_faults(checks.required_files(root, program), trusted)
     # Search directories for files of other users only if the program can run.
     refused = plan.refusals(
-        found, why_not or writable_by_others(program_files(root, program), trusted)
+        found, why_not or checks.writable_by_others(checks.program_files(root, program), trusted)
     )
     if refused:
         if as_json:
@@ -92,10 +93,11 @@ def uninstall(dry_run: bool, purge: bool, root: Path, program: str | None, as_js
 
     Exits with 6, and removes nothing, if a limit cannot be restored.
     """
-    from wattspan.service.installation import inspection, plan
+    from wattspan.service.installation import plan
+    from wattspan.service.installation.files import inspect_host
 
     program, files = _files(program)
-    found = inspection.inspect_host(root, files)
+    found = inspect_host(root, files)
     planned = plan.uninstall(files, found, program, purge=purge)
     _carry_out(planned, root, dry_run=dry_run, as_json=as_json)
 
@@ -108,12 +110,12 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
     Exits with 1 if a file differs from the installed one, or replaces a file of a package.
     """
-    from wattspan.service.installation.inspection import service_status
+    from wattspan.service.installation.files import service_status
 
     program, files = _files(program)
     current = service_status(root, files, program)
     if as_json:
-        echo_json(current.facts())
+        echo_json(asdict(current))
     else:
         for line in current.lines():
             click.echo(printable(line))
@@ -123,7 +125,7 @@ def status(root: Path, program: str | None, as_json: bool) -> None:
 
 def _files(program: str | None) -> tuple[str, tuple[ServiceFile, ...]]:
     from wattspan.service.installation.files import service_files, service_files_directory
-    from wattspan.service.installation.inspection import own_program
+    from wattspan.service.installation.program import own_program
 
     chosen = program or own_program()
     if not chosen.startswith("/"):
@@ -139,8 +141,13 @@ def _print(files: Sequence[ServiceFile], as_json: bool) -> None:
 
 
 def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json: bool) -> None:
-    from wattspan.service.installation.apply import InstallationError, apply_plan, system_runner
-    from wattspan.service.installation.plan import Note, action_facts
+    from wattspan.service.installation.plan import (
+        InstallationError,
+        Note,
+        action_facts,
+        apply_plan,
+        system_runner,
+    )
 
     def echo(text: str) -> None:
         if not as_json:

@@ -1,5 +1,5 @@
 """Installation of the systemd services.
 
-`inspection` reads the state of the host, `plan` and `program` compute actions and objections (both
-pure), `apply` performs the actions.
+`files` has the service files and their state on a host, `program` checks the program that the
+services run, `plan` computes the actions and performs them.
 """

@@ -1,4 +1,4 @@
-"""The files of the systemd services: their text, places and digests.
+"""The files of the systemd services: their text, places and digests, and their state on a host.
 
 Each installed file contains a digest of its text, which shows later whether wattspan wrote it and
 whether it was edited since.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from wattspan.ports import WattspanError
@@ -34,7 +37,7 @@ FileContent = bytes | NonRegularFile | None
 """Content at a path; None if nothing exists there."""
 
 
-class FileState(enum.Enum):
+class FileState(enum.StrEnum):
     """State of a file compared with the one that wattspan installs."""
 
     ABSENT = "absent"
@@ -150,3 +153,191 @@ def with_program_path(text: str, program: str) -> str:
 
 def unit_names(files: Sequence[ServiceFile]) -> tuple[str, ...]:
     return tuple(file.name for file in files if file.unit)
+
+
+# --------------------------------------------------------------------- the state of the host
+
+STATE = ("/var/lib/wattspan", "/var/lib/wattspan-capper")
+CONFIG = "/etc/wattspan/config.toml"
+_VENDOR = ("/usr/lib/systemd/system", "/lib/systemd/system")
+_ADMINISTRATOR = {
+    PLACES["system"]: "/etc/systemd/system",
+    PLACES["sysusers.d"]: "/etc/sysusers.d",
+    PLACES["tmpfiles.d"]: "/etc/tmpfiles.d",
+    PLACES["udev/rules.d"]: "/etc/udev/rules.d",
+}
+_MASK = NonRegularFile("a link to /dev/null")
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationState:
+    """The state of the host before the first action.
+
+    ``live`` is True for the running host and False for the root directory of another one;
+    ``booted`` is True if systemd runs the host, ``udev`` if udev does. ``packaged`` are units of a
+    system package, ``overriding`` files in /etc that take precedence, and ``masked`` those that
+    disable a file. ``journal`` is True if the capper may have limits to restore. ``systemd`` is
+    the version of the running host, if known.
+    """
+
+    files: Mapping[str, FileContent] = field(default_factory=dict)
+    live: bool = True
+    booted: bool = True
+    udev: bool = True
+    packaged: tuple[str, ...] = ()
+    overriding: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    configured: bool = False
+    state: tuple[str, ...] = ()
+    journal: bool = False
+    systemd: int | None = None
+
+
+def systemctl_version() -> str:
+    """Return the output of `systemctl --version`; "" without systemd."""
+    return _systemctl("--version")
+
+
+def inspect_host(
+    root: Path, files: Sequence[ServiceFile], version: Callable[[], str] = systemctl_version
+) -> InstallationState:
+    """Return the state of the service files below ``root``."""
+    live = root == Path("/")
+    version_match = re.match(r"systemd (\d+)", version()) if live else None
+    units = [f for f in files if f.unit]
+    vendor = dict.fromkeys(f"{place}/{f.name}" for f in units for place in _VENDOR)
+    above = [f"{_ADMINISTRATOR[f.folder]}/{f.name}" for f in files]
+    return InstallationState(
+        files={f.path: content_below(root, f.path) for f in files},
+        live=live,
+        booted=live and Path("/run/systemd/system").is_dir(),
+        udev=live and Path("/run/udev/control").exists(),
+        packaged=tuple(p for p in vendor if os.path.lexists(path_below(root, p))),
+        overriding=tuple(p for p in above if os.path.lexists(path_below(root, p))),
+        masked=tuple(p for p in above if content_below(root, p) == _MASK),
+        configured=path_below(root, CONFIG).exists(),
+        state=tuple(p for p in STATE if path_below(root, p).is_dir() and not escapes_root(root, p)),
+        journal=any(path_below(root, STATE[1]).glob("journal-*")),
+        systemd=int(version_match[1]) if version_match else None,
+    )
+
+
+def path_below(root: Path, path: str) -> Path:
+    """Return ``path`` of the host whose root directory is ``root``."""
+    return root / path.lstrip("/")
+
+
+def escapes_root(root: Path, path: str) -> bool:
+    """Return True if a symbolic link in ``path`` leads out of ``root``."""
+    parent = Path(os.path.realpath(path_below(root, path).parent))
+    return not parent.is_relative_to(os.path.realpath(root))
+
+
+def content_below(root: Path, path: str) -> FileContent:
+    """Return the content at ``path`` of the host whose root directory is ``root``."""
+    if escapes_root(root, path):
+        return NonRegularFile("outside of this root, through a symbolic link")
+    return file_content(path_below(root, path))
+
+
+def file_content(path: Path) -> FileContent:
+    """Return the content at ``path`` without following links."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return NonRegularFile(f"a link to {path.readlink()}")
+        if not stat.S_ISREG(mode):
+            return NonRegularFile("a directory" if stat.S_ISDIR(mode) else "no regular file")
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return NonRegularFile(f"an unreadable file ({error.strerror})")
+
+
+_STATE_TEXT = {
+    FileState.ABSENT: "not installed",
+    FileState.CURRENT: "current",
+    FileState.OUTDATED: ("outdated; `wattspan service install` updates it"),
+    FileState.EDITED: "edited since its installation",
+    FileState.FOREIGN: "not written by wattspan",
+}
+_UNSHADOW = (
+    "To use the package's files: run `wattspan service uninstall`, remove the remaining files of "
+    "this list, run `systemctl daemon-reload`, then `systemctl enable --now wattspan.service "
+    "wattspan-capper.socket`."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """State of the files and units.
+
+    ``package`` are units of a package, ``shadowing`` installed files that replace those of a
+    package, ``administrators`` files in /etc, which replace both. ``units`` maps each unit to
+    systemd's "active" and "enabled" states; empty if systemd does not run.
+    """
+
+    program: str
+    package: tuple[str, ...]
+    shadowing: tuple[str, ...]
+    administrators: tuple[str, ...]
+    files: dict[str, FileState]
+    units: dict[str, dict[str, str]]
+
+    @property
+    def is_current(self) -> bool:
+        """True if the services of this installation or of a package are in use and current."""
+        if self.package:
+            return not self.shadowing
+        return all(state is FileState.CURRENT for state in self.files.values())
+
+    def lines(self) -> Iterator[str]:
+        if self.package:
+            yield f"Installed as a package: {', '.join(self.package)}"
+        for path, state in self.files.items():
+            if not self.package:
+                yield f"{path}: {_STATE_TEXT[state]}"
+        for path in self.administrators:
+            yield f"{path}: a file of the administrator, which takes precedence"
+        for path in self.shadowing:
+            yield f"{path}: takes precedence over the package's file of this name"
+        if self.shadowing:
+            yield _UNSHADOW
+        for name, states in self.units.items():
+            yield f"{name}: {', '.join(states.values())}"
+
+
+def service_status(root: Path, files: Sequence[ServiceFile], program: str) -> ServiceStatus:
+    found = inspect_host(root, files)
+    installed = tuple(p for p, content in found.files.items() if content is not None)
+    return ServiceStatus(
+        program,
+        found.packaged,
+        installed if found.packaged else (),
+        tuple(p for p in found.overriding if p not in found.masked),
+        {file.path: file_state(found.files[file.path], file.text) for file in files},
+        {
+            name: {
+                word: _systemctl(f"is-{word}", name) or "unknown" for word in ("active", "enabled")
+            }
+            for name in (unit_names(files) if found.booted else ())
+        },
+    )
+
+
+def _systemctl(*arguments: str) -> str:
+    """Return the output of systemctl; "" without systemd or an answer."""
+    try:
+        return subprocess.run(  # noqa: S603 - constant commands, no shell
+            ["systemctl", *arguments],  # noqa: S607 - the host's own
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

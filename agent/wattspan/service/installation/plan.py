@@ -1,60 +1,76 @@
-"""Actions of an installation, and the plans that consist of them. Pure."""
+"""Actions of an installation, the plans that consist of them, and their execution."""
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
+from wattspan.ports import WattspanError
 from wattspan.service.installation.files import (
     AGENT,
     CAPPER,
     CAPPER_SOCKET,
+    CONFIG,
     LOCAL_LIB,
     PLACES,
     FileContent,
     FileState,
+    InstallationState,
+    NonRegularFile,
     ServiceFile,
+    content_below,
+    escapes_root,
     file_state,
+    path_below,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class _FileAction:
+    """An action on one file, and its reason."""
+
+    path: str
+    why: str
+
+    verbs: ClassVar[tuple[str, str]]
+    """The verb before and after the action."""
+    result: ClassVar[str] = ""
+
+    def sentence(self, *, done: bool) -> str:
+        return f"{self.verbs[done]} {self.path}{self.result}: {self.why}."
+
+
+@dataclass(frozen=True, slots=True)
+class Write(_FileAction):
     """Write a file, if the content at ``path`` is still ``found``."""
 
-    path: str
     text: str
     found: FileContent
-    why: str
 
-    def sentence(self, *, done: bool) -> str:
-        return f"{'Wrote' if done else 'Write'} {self.path}: {self.why}."
+    verbs = ("Write", "Wrote")
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Leave a file unchanged. ``current`` is True if it has the wanted text."""
+class Keep(_FileAction):
+    """Leave a file unchanged."""
 
-    path: str
-    why: str
-    current: bool = True
-
-    def sentence(self, *, done: bool) -> str:
-        return f"{'Left' if done else 'Leave'} {self.path} unchanged: {self.why}."
+    verbs, result = ("Leave", "Left"), " unchanged"
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(_FileAction):
     """Remove a file, if its content is still ``found``."""
 
-    path: str
     found: FileContent
-    why: str
 
-    def sentence(self, *, done: bool) -> str:
-        return f"{'Removed' if done else 'Remove'} {self.path}: {self.why}."
+    verbs = ("Remove", "Removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,35 +129,9 @@ def action_facts(action: Action) -> dict[str, Any]:
     return named | {"sentence": action.sentence(done=False)}
 
 
-STATE = ("/var/lib/wattspan", "/var/lib/wattspan-capper")
-CONFIG = "/etc/wattspan/config.toml"
 OLDEST_SYSTEMD = 248
 """First version with every directive of the units; NoExecPaths= is the newest one."""
 _CAPPER_UNITS = (CAPPER_SOCKET, CAPPER)
-
-
-@dataclass(frozen=True, slots=True)
-class InstallationState:
-    """The state of the host before the first action.
-
-    ``live`` is True for the running host and False for the root directory of another one;
-    ``booted`` is True if systemd runs the host, ``udev`` if udev does. ``packaged`` are units of a
-    system package, ``overriding`` files in /etc that take precedence, and ``masked`` those that
-    disable a file. ``journal`` is True if the capper may have limits to restore. ``systemd`` is
-    the version of the running host, if known.
-    """
-
-    files: Mapping[str, FileContent] = field(default_factory=dict)
-    live: bool = True
-    booted: bool = True
-    udev: bool = True
-    packaged: tuple[str, ...] = ()
-    overriding: tuple[str, ...] = ()
-    masked: tuple[str, ...] = ()
-    configured: bool = False
-    state: tuple[str, ...] = ()
-    journal: bool = False
-    systemd: int | None = None
 
 
 def refusals(found: InstallationState, faults: Sequence[str]) -> tuple[str, ...]:
@@ -187,37 +177,40 @@ _REPLACED = (FileState.CURRENT, FileState.OUTDATED)
 # ------------------------------------------------------------------------------------ installing
 
 
+_PURPOSES = {
+    AGENT: "the agent's service",
+    CAPPER: "the service that sets power limits",
+    CAPPER_SOCKET: "the socket of that service",
+    PLACES["system"]: "a unit",
+    PLACES["sysusers.d"]: "the user that the agent runs as",
+    PLACES["tmpfiles.d"]: "read permission for the CPU counters",
+    PLACES["udev/rules.d"]: "read permission for counters that appear later",
+}
+"""The purpose of a file by its name, else by its folder."""
+
+
 def _install_file(file: ServiceFile, content: FileContent) -> Action:
+    purpose = _PURPOSES.get(file.name) or _PURPOSES[file.folder]
     match file_state(content, file.text):
         case FileState.ABSENT:
-            return Write(file.path, file.text, content, f"{_purpose(file)}, a new file")
+            return Write(file.path, f"{purpose}, a new file", file.text, content)
         case FileState.OUTDATED:
-            why = f"{_purpose(file)}, in place of the file of an earlier installation"
-            return Write(file.path, file.text, content, why)
+            why = f"{purpose}, in place of the file of an earlier installation"
+            return Write(file.path, why, file.text, content)
         case FileState.CURRENT:
             return Keep(file.path, "it is current")
-    return _keep_file(file.path, content)
+        case _:
+            reason, remedy = _keep_reason(content)
+            return Keep(file.path, reason + remedy)
 
 
-def _keep_file(path: str, content: FileContent) -> Keep:
+def _keep_reason(content: FileContent) -> tuple[str, str]:
+    """Why a file is not replaced or removed, and the remedy."""
     if file_state(content) is FileState.EDITED:
-        why = "it was edited since its installation; move it away to replace it"
-    elif content is not None and not isinstance(content, bytes):
-        why = f"it is {content}, which wattspan did not create"
-    else:
-        why = "wattspan did not write it; move it away to replace it"
-    return Keep(path, why, current=False)
-
-
-def _purpose(file: ServiceFile) -> str:
-    if file.unit:
-        return {AGENT: "the agent's service", CAPPER: "the service that sets power limits"}.get(
-            file.name, "the socket of that service" if file.name == CAPPER_SOCKET else "a unit"
-        )
-    return {
-        PLACES["sysusers.d"]: "the user that the agent runs as",
-        PLACES["tmpfiles.d"]: "read permission for the CPU counters",
-    }.get(file.folder, "read permission for counters that appear later")
+        return "it was edited since its installation", "; move it away to replace it"
+    if isinstance(content, NonRegularFile):
+        return f"it is {content}, which wattspan did not create", ""
+    return "wattspan did not write it", "; move it away to replace it"
 
 
 def _activate(files: Sequence[ServiceFile], found: InstallationState) -> Iterator[Action]:
@@ -293,9 +286,8 @@ def _stop_services(
 
 def _remove_file(file: ServiceFile, content: FileContent) -> Action:
     if file_state(content) in _REPLACED:
-        return Remove(file.path, content, "it is unchanged since its installation")
-    left = _keep_file(file.path, content)
-    return Keep(left.path, left.why.partition(";")[0], current=False)
+        return Remove(file.path, "it is unchanged since its installation", content)
+    return Keep(file.path, _keep_reason(content)[0])
 
 
 def _remove_empty_directories(gone: Sequence[ServiceFile]) -> Iterator[Action]:
@@ -334,3 +326,128 @@ def _remove_state(found: InstallationState, *, purge: bool) -> Iterator[Action]:
         yield Note(f"{CONFIG} is kept.")
     if purge:
         yield Note("The user wattspan is kept; `userdel wattspan` removes it.")
+
+
+# ------------------------------------------------------------------------------------ execution
+
+Runner = Callable[[Sequence[str]], str]
+"""Runs a command; returns "" after success, else the cause of the failure."""
+
+LIMIT_NOT_RESTORED = 6
+
+
+class InstallationError(WattspanError):
+    """An action failed. Earlier actions stay in effect."""
+
+
+class LimitNotRestoredError(InstallationError):
+    """A power limit was not restored, so nothing that can restore it was removed."""
+
+    exit_code = LIMIT_NOT_RESTORED
+
+
+def apply_plan(
+    plan: Sequence[Action], root: Path, say: Callable[[str], None], run: Runner
+) -> tuple[str, ...]:
+    """Perform the actions and return the errors of optional ones.
+
+    Raises InstallationError if a required action fails.
+    """
+    failed = []
+    for action in plan:
+        error = _perform(action, root, run)
+        if not error:
+            if not (isinstance(action, RemoveFolder) and path_below(root, action.path).exists()):
+                say(action.sentence(done=True))
+            continue
+        if isinstance(action, Run) and action.required:
+            restoring = action.command[-2:] == ("caps", "restore")
+            raise (LimitNotRestoredError if restoring else InstallationError)(
+                f"{error} Nothing was removed. Correct the cause and run the command again."
+            )
+        failed.append(error)
+    return tuple(failed)
+
+
+def _perform(action: Action, root: Path, run: Runner) -> str:
+    """Perform one action; return the error as a sentence, "" after success."""
+    try:
+        match action:
+            case Write():
+                _write(root, action.path, action.text, action.found)
+            case Remove():
+                _require_unchanged(root, action.path, action.found)
+                path_below(root, action.path).unlink()
+            case RemoveFolder() if escapes_root(root, action.path):
+                return f"{action.path} leaves this root through a symbolic link."
+            case RemoveFolder(recursive=True):
+                shutil.rmtree(path_below(root, action.path))
+            case RemoveFolder():
+                with suppress(OSError):
+                    path_below(root, action.path).rmdir()
+            case Run():
+                cause = run(action.command)
+                return cause and f"`{' '.join(action.command)}` failed: {cause}."
+            case Keep() | Note():
+                pass
+    except OSError as error:
+        cause = error.strerror or str(error)
+        return f"{action.sentence(done=False).partition(':')[0].rstrip('.')}: {cause}."
+    return ""
+
+
+def _write(root: Path, name: str, text: str, found: FileContent) -> None:
+    """Write the file atomically with mode 0644, unless it changed since the inspection."""
+    _require_unchanged(root, name, found)
+    path = path_below(root, name)
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir()
+        folder.chmod(0o755)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        _require_unchanged(root, name, found)
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _require_unchanged(root: Path, path: str, found: FileContent) -> None:
+    if content_below(root, path) != found:
+        raise OSError(0, "it has changed since the inspection; run the command again")
+
+
+_PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
+
+
+def system_runner(environ: Mapping[str, str]) -> Runner:
+    """Return a runner of commands with only the basic environment variables of the caller."""
+    variables = {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
+
+    def run(command: Sequence[str]) -> str:
+        try:
+            done = subprocess.run(  # noqa: S603 - our own commands, no shell
+                list(command),
+                env=variables,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+            )
+        except FileNotFoundError:
+            return f"{command[0]} is not installed"
+        except OSError as error:
+            return str(error.strerror)
+        except subprocess.TimeoutExpired:
+            return "it did not end within two minutes"
+        lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
+        message = lines[-1].strip().rstrip(".") if lines else "no message"
+        return f"exit code {done.returncode}, {message}" if done.returncode else ""
+
+    return run

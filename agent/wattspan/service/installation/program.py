@@ -1,4 +1,4 @@
-"""Checks that services can run a program and that only root can change it. Pure.
+"""Checks that services can run a program and that only root can change it.
 
 A service sees no home directories and no other program's /tmp, and does not have the rights of the
 installing user. One of the services runs as root, so only root may be able to change its program.
@@ -6,11 +6,18 @@ installing user. One of the services runs as root, so only root may be able to c
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import wattspan
+from wattspan.ports import WattspanError
+from wattspan.service.installation.files import path_below
 
 HIDDEN = ("/home", "/root", "/run/user")
 """Directories hidden from units with ProtectHome=."""
@@ -145,3 +152,176 @@ def _writer(step: PathComponent, trusted: TrustedOwners) -> str:
 
 def _below(path: str, places: Sequence[str]) -> str:
     return next((place for place in places if f"{path}/".startswith(f"{place}/")), "")
+
+
+# --------------------------------------------------------------------- the files of the program
+
+_MAX_LINKS = 40  # symbolic links in one path, as in the kernel
+MAX_ENTRIES = 200_000
+"""Largest number of inspected entries; an environment with only wattspan has a few thousand."""
+_SEPARATE_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Directories below Python's own modules that are imported only if they are in sys.path."""
+
+
+def own_program() -> str:
+    """Return the absolute path of the running program."""
+    called = Path(sys.argv[0])
+    if called.name == "wattspan" and called.is_file():
+        return str(called.absolute())
+    return str(Path(sys.executable).parent / "wattspan")
+
+
+def required_files(root: Path, program: str) -> tuple[RequiredFile, ...]:
+    """Return the program, its interpreter and its modules."""
+    found = [_required_file(root, "the program", program, run=True)]
+    interpreter = interpreter_of(resolve_below(root, program))
+    if interpreter:
+        found.append(_required_file(root, "its interpreter", interpreter, run=True))
+        found += _modules(root, interpreter)
+    return tuple(found)
+
+
+def trusted_owners(root: Path) -> TrustedOwners:
+    """Return root, the owner of the directory ``root``, and Debian's group `staff`."""
+    groups = {0}
+    if re.search(r"^staff:x:50:", _text(path_below(root, "/etc/group")), re.MULTILINE):
+        groups.add(50)
+    owner = root.stat()
+    return TrustedOwners(frozenset({0, owner.st_uid}), frozenset(groups | {owner.st_gid}))
+
+
+def resolve_below(root: Path, path: str) -> Path:
+    """Return ``path`` below ``root`` with its links resolved within ``root``."""
+    steps = tuple(path_components(root, path))
+    return path_below(root, steps[-1].path) if steps else root
+
+
+def _required_file(root: Path, what: str, path: str, *, run: bool = False) -> RequiredFile:
+    return RequiredFile(what, path, tuple(path_components(root, path)), run)
+
+
+def path_components(root: Path, path: str) -> Iterator[PathComponent]:
+    """Yield each directory and link of ``path``, and its target.
+
+    The last component has no mode if it does not exist.
+    """
+    waiting = list(reversed(PurePosixPath(path).parts[1:]))
+    at, links = PurePosixPath("/"), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            at = at.parent
+            continue
+        here = at / part
+        try:
+            found = path_below(root, str(here)).lstat()
+        except OSError:
+            yield PathComponent(str(here), None)
+            return
+        yield PathComponent(str(here), found.st_mode, found.st_uid, found.st_gid)
+        if not stat.S_ISLNK(found.st_mode):
+            at = here
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            yield PathComponent(str(here), None)
+            return
+        target = PurePosixPath(path_below(root, str(here)).readlink())
+        if target.is_absolute():
+            at = PurePosixPath("/")
+        waiting += reversed([p for p in target.parts if p != "/"])
+
+
+def _text(path: Path) -> str:
+    """Return the content of a file; "" if it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def interpreter_of(program: Path) -> str:
+    """Return the interpreter of a script; "" for other or unreadable files."""
+    try:
+        with program.open("rb") as file:
+            first = file.readline(500)
+    except OSError:
+        return ""
+    words = first.removeprefix(b"#!").decode("utf-8", "replace").split()
+    return words[0] if first.startswith(b"#!") and words else ""
+
+
+def _modules(root: Path, interpreter: str) -> Iterator[RequiredFile]:
+    """Yield the modules of the interpreter; those of wattspan if it runs this process."""
+    settings = path_below(root, str(PurePosixPath(interpreter).parents[1])) / "pyvenv.cfg"
+    if home := re.search(r"^home\s*=\s*(.*\S)", _text(settings), re.MULTILINE):
+        yield _required_file(root, "the directory of its base interpreter", home[1])
+    if root == Path("/") and interpreter == sys.executable:
+        yield _required_file(root, "Python's own modules", str(Path(os.__file__).parent))
+        yield _required_file(root, "its package", str(Path(wattspan.__file__).parent))
+
+
+def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
+    """Yield every file and directory of the program, and the components of each link target.
+
+    Only the virtual environment is known of a program other than the running one.
+    """
+    interpreter = PurePosixPath(interpreter_of(resolve_below(root, program)))
+    environments, imported = [str(interpreter.parent.parent)], []
+    if root == Path("/") and (str(interpreter) == sys.executable or program == own_program()):
+        environments.append(sys.prefix)
+        # The directory of the script belongs to the program; services do not get PYTHONPATH.
+        given = os.environ.get("PYTHONPATH", "").split(":")
+        path = sys.path[0 if sys.flags.safe_path else 1 :]
+        imported = [p for p in path if p.startswith("/") and p not in given]
+    virtual = [e for e in environments if resolve_below(root, f"{e}/pyvenv.cfg").is_file()]
+    yield from _walk(root, virtual, [p for p in imported if Path(p).is_dir()])
+
+
+def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator[ProgramFile]:
+    """Yield all files below ``whole``, and those below ``imported`` of no other environment."""
+    waiting = [(p, p, False) for p in reversed(imported)] + [(p, p, True) for p in reversed(whole)]
+    seen: set[str] = set()
+    entries = 0
+    while waiting:
+        folder, tree, complete = waiting.pop()
+        if folder == tree and (components := list(path_components(root, folder))):
+            yield from map(ProgramFile, components)
+            folder = tree = components[-1].path  # without links
+        if folder in seen:
+            continue
+        seen.add(folder)
+        for step in _entries(root, folder):
+            entries += 1
+            if entries > MAX_ENTRIES:
+                raise WattspanError(
+                    f"{tree} contains more than {MAX_ENTRIES} files, too many to check. Install "
+                    "wattspan in an environment of its own."
+                )
+            if stat.S_ISLNK(step.mode or 0):
+                components = list(path_components(root, step.path))
+                yield from map(ProgramFile, components)
+                target = components[-1].path
+                reached = complete and f"{target}/".startswith(f"{tree}/")
+                if stat.S_ISDIR(components[-1].mode or 0) and not reached:
+                    waiting.append((target, target, complete))
+                continue
+            yield ProgramFile(step, tree)
+            inside = complete or PurePosixPath(step.path).name not in _SEPARATE_PACKAGES
+            if stat.S_ISDIR(step.mode or 0) and inside:
+                waiting.append((step.path, tree, complete))
+
+
+def _entries(root: Path, folder: str) -> Iterator[PathComponent]:
+    """Yield the entries of a directory without following links."""
+    try:
+        with os.scandir(path_below(root, folder)) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
+                yield PathComponent(
+                    f"{folder}/{entry.name}", found.st_mode, found.st_uid, found.st_gid
+                )
+    except OSError as error:
+        raise WattspanError(
+            f"Cannot read {folder} ({error.strerror}) to check the owners of the program. Use sudo."
+        ) from None
