@@ -1,7 +1,7 @@
 """Log records of the tuner's decisions and the capper's writes, for the user's collector.
 
-Decisions come from the tuner. The capper's actions come from its audit log and not from its state,
-which lacks refused requests, earlier values and changes between two reads.
+Decisions come from the tuner. The capper's actions come from its audit log, because its state lacks
+refused requests, earlier values and changes between two reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,9 @@ from wattspan.otlp.logs import AttributeValue, LogRecord
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.rate_limited_log import RateLimitedLog
+
+if TYPE_CHECKING:
+    from wattspan.storage.decisions import DecisionLog
 
 DECISION_PREFIX = "wattspan.autotune."
 CAPS_PREFIX = "wattspan.caps."
@@ -46,14 +49,10 @@ _CEILING_ACTIONS = frozenset({AuditAction.CEILING, AuditAction.LIFT, AuditAction
 RecordSink = Callable[[LogRecord], None]
 
 
-class DecisionSink(Protocol):
-    def add(self, decided: RecordedDecision) -> object: ...
-
-
 class ForwardedDecisions:
     """Adds each decision to a store and sends it to the collector."""
 
-    def __init__(self, store: DecisionSink, send: RecordSink) -> None:
+    def __init__(self, store: DecisionLog, send: RecordSink) -> None:
         self._store, self._send = store, send
 
     def add(self, decided: RecordedDecision) -> None:
@@ -89,68 +88,56 @@ def decision_record(decided: RecordedDecision) -> LogRecord:
     )
 
 
+_UNSENT = ("at", "original", "check")
+"""Fields of an event without an attribute."""
+
+
 def audit_record(event: AuditEvent) -> LogRecord:
     """An action of the capper; settings are in the unit of the attribute ``unit``."""
     knob = Knob.GPU_POWER if event.deed in _CEILING_ACTIONS else event.knob
-    numbers: dict[str, AttributeValue | None] = {
-        "ttl": None if event.ttl is None else event.ttl / SECOND,
-        "pid": event.pid,
-        "uid": event.uid,
+    attributes: dict[str, AttributeValue] = {
+        name: value
+        for name, value in msgspec.to_builtins(event).items()  # without defaults
+        if name not in _UNSENT and (knob is not None or name not in ("old", "new"))
     }
+    if event.ttl is not None:
+        attributes["ttl"] = event.ttl / SECOND
     if knob is not None:
-        numbers |= {
-            name: None if value is None else setting_number(knob, value)
-            for name, value in (("old", event.old), ("new", event.new))
-        }
-    texts = {
-        "deed": event.deed.value,
-        "knob": event.knob.value if event.knob is not None else "",
-        "unit": unit(knob) if knob is not None else "",
-        "device": event.device,
-        "name": event.name,
-        "job": event.job,
-        "why": event.why,
-    }
-    attributes = {name: text for name, text in texts.items() if text} | {
-        name: number for name, number in numbers.items() if number is not None
-    }
+        settings = {"old": event.old, "new": event.new}
+        attributes |= {n: setting_number(knob, v) for n, v in settings.items() if v is not None}
+        attributes["unit"] = unit(knob)
     return LogRecord(
         f"{CAPS_PREFIX}{event.deed.value}",
         event.at,
-        _audit_sentence(event),
+        _audit_sentence(event, knob),
         {f"{CAPS_PREFIX}{name}": value for name, value in attributes.items()},
         event.deed in _WARNING_ACTIONS,
     )
 
 
-def _audit_sentence(event: AuditEvent) -> str:
-    knob = event.knob
-    target = f"{knob} of {event.name or event.device}"
-    job = f", for {event.job}" if event.job else ""
-    old, new = _setting_text(knob, event.old), _setting_text(knob, event.new)
-    match event.deed:
-        case AuditAction.REFUSE | AuditAction.FAIL | AuditAction.VOID if event.why:
-            return event.why
-        case AuditAction.WRITE:
-            text = f"The capper set {target} to {new}, from {old}{job}"
-        case AuditAction.RESTORE:
-            text = f"The capper restored {target} to {new}, from {old}{job}"
-        case AuditAction.FOREIGN:
-            text = f"Another program set {target} to {new}; the capper leaves it unchanged"
-        case AuditAction.SNAPSHOT:
-            text = f"The cap on {target} is {new}; the original limit is {old}"
-        case AuditAction.CEILING:
-            text = f"A ceiling of {_setting_text(Knob.GPU_POWER, event.new)} was set"
-        case AuditAction.LIFT:
-            text = f"The ceiling of {_setting_text(Knob.GPU_POWER, event.old)} was removed"
-        case AuditAction.LAPSE:
-            text = f"The ceiling of {_setting_text(Knob.GPU_POWER, event.old)} expired"
-        case AuditAction.START:
-            text = "The capper started"
-        case AuditAction.END:
-            text = "The capper ended"
-        case _:
-            text = f"The capper recorded: {event.deed}"
+_SENTENCES = {
+    AuditAction.WRITE: "The capper set {target} to {new}, from {old}{job}",
+    AuditAction.RESTORE: "The capper restored {target} to {new}, from {old}{job}",
+    AuditAction.FOREIGN: "Another program set {target} to {new}; the capper leaves it unchanged",
+    AuditAction.SNAPSHOT: "The cap on {target} is {new}; the original limit is {old}",
+    AuditAction.CEILING: "A ceiling of {new} was set",
+    AuditAction.LIFT: "The ceiling of {old} was removed",
+    AuditAction.LAPSE: "The ceiling of {old} expired",
+    AuditAction.START: "The capper started",
+    AuditAction.END: "The capper ended",
+}
+
+
+def _audit_sentence(event: AuditEvent, knob: Knob | None) -> str:
+    if event.why and event.deed in (AuditAction.REFUSE, AuditAction.FAIL, AuditAction.VOID):
+        return event.why
+    text = _SENTENCES.get(event.deed, "The capper recorded: {deed}").format(
+        deed=event.deed,
+        target=f"{knob} of {event.name or event.device}",
+        old=_setting_text(knob, event.old),
+        new=_setting_text(knob, event.new),
+        job=f", for {event.job}" if event.job else "",
+    )
     return f"{text}: {event.why.rstrip('.')}." if event.why else f"{text}."
 
 
@@ -166,10 +153,10 @@ MAX_READ_BYTES = 256 * 1024
 
 
 class AuditTail:
-    """Passes on every event that is written after ``begin``, once and in order.
+    """Passes on every event that the capper writes after ``begin``, once and in order.
 
-    After a rotation the old file is read to its end before the new one. A missing log is waited
-    for; an unreadable one is logged once, and tried again.
+    After a rotation the old file is read to its end before the new one. The tail waits for a
+    missing log, and logs an unreadable one once while it retries.
     """
 
     def __init__(
@@ -191,7 +178,7 @@ class AuditTail:
             self._position = os.fstat(self._file).st_size
 
     def turn(self) -> None:
-        """Pass on what was written since the last turn."""
+        """Pass on the events since the last turn."""
         if self._file < 0 and not self._open():
             return
         self._read()
@@ -202,7 +189,7 @@ class AuditTail:
                 self._read()
 
     def run(self, stop: threading.Event) -> None:
-        """Turn until ``stop`` is set, and once more."""
+        """Turn until ``stop`` is set, and once more after it."""
         ended = False
         while not ended:
             ended = stop.wait(READ_INTERVAL / SECOND)
@@ -251,7 +238,7 @@ class AuditTail:
 
     def _read(self) -> None:
         if os.fstat(self._file).st_size < self._position:
-            self._position = 0  # it was emptied, and is written anew
+            self._position = 0  # the file was truncated
         while chunk := os.pread(self._file, MAX_READ_BYTES, self._position):
             end = chunk.rfind(b"\n") + 1
             if not end and len(chunk) < MAX_READ_BYTES:
