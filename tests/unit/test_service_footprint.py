@@ -71,8 +71,7 @@ def test_failing_rate_counts_energy_as_unknown() -> None:
             raise RuntimeError("a fault of ours")
 
     both = footprints(CostSettings(price=0.3), CarbonSettings(intensity=380.0))
-    assert both._carbon is not None
-    both._carbon = both._carbon._replace(rate=Failing())  # type: ignore[arg-type]
+    both._rates["carbon"] = Failing(), both._rates["carbon"][1]  # type: ignore[assignment]
     weighed = both.report(shot(KILOWATT_HOUR))
     assert weighed.cost is not None
     assert weighed.cost.total == 300_000_000

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from wattspan.model import Checkpoint, Failure, Snapshot, SourceHealth, Trouble
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
@@ -21,6 +20,7 @@ from wattspan.ports import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import Poller
+from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
 STOP_TIMEOUT = 1.5
 """Seconds to wait for a thread. A thread that hangs in a driver is left behind as a daemon."""
@@ -122,21 +122,14 @@ class ExporterGroup:
         return tuple(health)
 
 
-class CheckpointWriter(Protocol):
-    """The store of checkpoints. Writing never raises; failures are in ``health``."""
-
-    def write(self, checkpoint: Checkpoint, /) -> bool: ...
-
-    @property
-    def health(self) -> SourceHealth: ...
-
-    def close(self) -> None: ...
-
-
 class CheckpointRecorder:
     """Writes the newest checkpoint, each at most once; older ones may be skipped."""
 
-    def __init__(self, store: CheckpointWriter, newest: Callable[[], Checkpoint | None]) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore | DeferredCheckpointStore,
+        newest: Callable[[], Checkpoint | None],
+    ) -> None:
         self._store = store
         self._newest = newest
         self._written: Checkpoint | None = None
@@ -173,7 +166,7 @@ class Agent:
         exporters: ExporterGroup,
         services: Sequence[ServiceGroup] = (),
         *,
-        store: CheckpointWriter | None = None,
+        store: CheckpointStore | DeferredCheckpointStore | None = None,
         record_every: int = 5 * 10**9,
         log: Callable[[str], None],
     ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wattspan import __version__
 from wattspan.api.energy import energy_response
@@ -31,7 +31,6 @@ from wattspan.model import (
     Consumer,
     Footprint,
     Instant,
-    RatedEnergy,
     Snapshot,
     SourceHealth,
 )
@@ -253,57 +252,49 @@ def _host_name(emulated: EmulatedHost | None) -> str:
 # ---------------------------------------------------------------------------- cost and carbon
 
 
-class _FootprintRate(NamedTuple):
-    rate: ConstantRate | PolledRate
-    total: RateAccumulator
-
-    def add(self, spent: int, at: Instant) -> RatedEnergy:
-        try:
-            rate = self.rate.at(at)
-        except Exception:  # noqa: BLE001 - a failing rate is unknown and must not end the poller
-            rate = None
-        return self.total.add(spent, rate)
-
-
 class FootprintTracker:
     """Cost and carbon of the cover's energy, and the threads that look up rates."""
 
     def __init__(self, config: Config, clock: Clock, checkpoint: Checkpoint | None) -> None:
+        from wattspan.footprint.price_and_carbon import PolledRate, open_rate
+
         self.services = ServiceGroup("footprint")
-        self._clock = clock
         self._lookups: list[PolledRate] = []
+        self._rates: dict[str, tuple[ConstantRate | PolledRate, RateAccumulator]] = {}
         self._cover = CoverEnergy(checkpoint.accounts if checkpoint is not None else ())
         before = checkpoint.footprint if checkpoint is not None else Footprint()
-        self._cost = self._open("cost", config.cost, before.cost)
-        self._carbon = self._open("carbon", config.carbon, before.carbon)
+        tables: dict[str, RateSettings] = {"cost": config.cost, "carbon": config.carbon}
+        for name, table in tables.items():
+            rate = open_rate(name, table, clock)
+            if isinstance(rate, PolledRate):
+                self._lookups.append(rate)
+                self.services.add(rate.start, rate.stop)
+            if rate is not None:
+                total = RateAccumulator(table.unit, rate.origin, getattr(before, name))
+                self._rates[name] = rate, total
 
     def report(self, snapshot: Snapshot) -> Footprint:
         """The totals up to a snapshot. To be called once per snapshot, by one thread."""
-        cost, carbon = self._cost, self._carbon
-        if cost is None and carbon is None:
+        if not self._rates:
             return Footprint()
         spent = self._cover.spent(snapshot.domains)
         return Footprint(
-            cost=None if cost is None else cost.add(spent, snapshot.at),
-            carbon=None if carbon is None else carbon.add(spent, snapshot.at),
+            **{
+                name: total.add(spent, _rate_at(rate, snapshot.at))
+                for name, (rate, total) in self._rates.items()
+            }
         )
 
     def health(self) -> tuple[SourceHealth, ...]:
         """The health of the rates that are looked up."""
         return tuple(lookup.health() for lookup in self._lookups)
 
-    def _open(
-        self, name: str, table: RateSettings, before: RatedEnergy | None
-    ) -> _FootprintRate | None:
-        from wattspan.footprint.price_and_carbon import PolledRate, open_rate
 
-        rate = open_rate(name, table, self._clock)
-        if rate is None:
-            return None
-        if isinstance(rate, PolledRate):
-            self._lookups.append(rate)
-            self.services.add(rate.start, rate.stop)
-        return _FootprintRate(rate, RateAccumulator(table.unit, rate.origin, before))
+def _rate_at(rate: ConstantRate | PolledRate, at: Instant) -> int | None:
+    try:
+        return rate.at(at)
+    except Exception:  # noqa: BLE001 - a failing rate is unknown and must not end the poller
+        return None
 
 
 # ----------------------------------------------------------------------- `wattspan measure` alone

@@ -181,23 +181,26 @@ CAPPER_LABEL = "the capper"
 
 @dataclass(slots=True)
 class CapperHealth:
-    """Started and stopped as a part of the agent."""
+    """Asks the capper regularly while caps are wanted.
+
+    Where systemd listens for the capper, this connection starts the capper: fixed caps and a power
+    budget have no other client.
+    """
 
     open: Callable[[], Caps]
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
     _asked: int = 0
     _failed: int = 0
     _error: CapsError | None = None
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="wattspan-capper-watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+    def run(self, stop: threading.Event) -> None:
+        """Ask at once, then every HEALTH_INTERVAL until ``stop``."""
+        caps = self.open()
+        try:
+            self.turn(caps)
+            while not stop.wait(HEALTH_INTERVAL / SECOND):
+                self.turn(caps)
+        finally:
+            caps.close()
 
     def turn(self, caps: Caps) -> None:
         """Ask once."""
@@ -223,12 +226,3 @@ class CapperHealth:
             CAPPER, CAPPER_LABEL, trouble, f"caps are wanted. {error}".rstrip("."), verb="use"
         )
         return (SourceHealth(CAPPER, False, asked, failed, (failure,)),)
-
-    def _run(self) -> None:
-        caps = self.open()
-        try:
-            self.turn(caps)
-            while not self._stop.wait(HEALTH_INTERVAL / SECOND):
-                self.turn(caps)
-        finally:
-            caps.close()

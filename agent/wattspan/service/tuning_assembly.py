@@ -72,7 +72,7 @@ class TuningAssembly:
             self._add_audit()  # first, so that it sees the capper from its start to its end
             self._add_capper()
             self.capper = CapperHealth(self._client)
-            self.services.add(self.capper.start, self.capper.stop)
+            self.services.add_thread("wattspan-capper-watch", self.capper.run)
         if self.tap is not None:
             self._add_tuner(self.tap)
 
