@@ -50,7 +50,7 @@ from wattspan.service.configuration import LoadedConfiguration, selected_emulate
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
-from wattspan.service.tuning_assembly import TuningAssembly
+from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
 
@@ -149,21 +149,9 @@ def build_agent(
         history = EnergyHistory(
             AttributionHistory(config.agent.history, config.agent.history_bytes)
         )
-        tuning = TuningAssembly(
-            config, clock, history, processes.directory, latest.view, log, emulated
-        )
-        spans = SpanAssembly(
-            config,
-            clock,
-            history,
-            processes.directory,
-            latest.view,
-            log,
-            checkpoint=checkpoint,
-            tuning=tuning,
-            refusals=refusals,
-            uid_of=uid_of,
-        )
+        core = AgentCore(config, clock, history, processes.directory, latest.view, log, emulated)
+        tuning = TuningAssembly(core)
+        spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
         poller = Poller(
             clock,

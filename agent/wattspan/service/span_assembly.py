@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.clock import SystemClock
-from wattspan.config import Config
 from wattspan.http.connection_limiter import Endpoint, RejectionCounter
 from wattspan.model import Checkpoint, SourceHealth, SpanAccounts
-from wattspan.ports import Clock, ListenError, ProcessDirectory, SnapshotView
+from wattspan.ports import Clock, ListenError
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import is_explicit, run_directory
-from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.tuning_assembly import TuningAssembly
+from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
     from wattspan.http.server import HttpServer
@@ -71,30 +68,23 @@ class SpanAssembly:
 
     def __init__(
         self,
-        config: Config,
-        clock: SystemClock,
-        history: EnergyHistory,
-        directory: ProcessDirectory,
-        view: SnapshotView,
-        log: Log,
-        *,
-        checkpoint: Checkpoint | None,
+        core: AgentCore,
         tuning: TuningAssembly,
+        checkpoint: Checkpoint | None,
+        *,
         refusals: RejectionCounter,
         uid_of: ConnectionOwnerLookup,
     ) -> None:
-        self._config, self._clock, self._history = config, clock, history
-        self._directory, self._view, self._log = directory, view, log
-        self._tuning, self._refusals, self._uid_of = tuning, refusals, uid_of
-        self._run_dir = run_directory(config)
+        self._core, self._tuning, self._refusals, self._uid_of = core, tuning, refusals, uid_of
+        self._run_dir = run_directory(core.config)
         self.services = ServiceGroup("spans")
         self.services.add(lambda: None, uid_of.close)
         self._forwarder: Forwarder | None = None
         self._joiner: SpanJoiner | None = None
-        if config.spans.enabled:
+        if core.config.spans.enabled:
             self._forwarder = self._open_forwarder()
             self._joiner = self._add_joiner(checkpoint)
-        if config.spans.enabled or config.agent.api:
+        if core.config.spans.enabled or core.config.agent.api:
             self._add_server()
 
     def health(self) -> tuple[SourceHealth, ...]:
@@ -112,43 +102,43 @@ class SpanAssembly:
         from wattspan.processes.inspector import ProcessInspector
         from wattspan.service.joiner import SpanJoiner
 
-        settings = self._config.spans
-        sampler = CpuSampler(self._clock, settings.resolution)
+        settings = self._core.config.spans
+        sampler = CpuSampler(self._core.clock, settings.resolution)
         self.services.add(sampler.start, sampler.stop)
         inspector = ProcessInspector()
         self.services.add(lambda: None, inspector.close)
         if self._forwarder is not None:
             self.services.add(self._forwarder.start, self._forwarder.stop)
         joiner = SpanJoiner(
-            self._clock,
-            self._history,
-            IdentityResolver(self._clock, inspector),
+            self._core.clock,
+            self._core.history,
+            IdentityResolver(self._core.clock, inspector),
             buffer=settings.buffer,
             open_spans=settings.open_spans,
             names=settings.names,
-            keep=self._config.agent.history,
+            keep=self._core.config.agent.history,
             weight=settings.weight,
             side_channel=self._open_side_channel() if settings.unix else None,
             sampler=sampler,
             forwarder=self._forwarder,
             tap=self._tuning.tap,
             checkpoint=checkpoint,
-            log=self._log,
+            log=self._core.log,
         )
         self.services.add_thread("wattspan-joiner", joiner.run)
         return joiner
 
     def _open_forwarder(self) -> Forwarder | None:
-        if not self._config.spans.forward:
+        if not self._core.config.spans.forward:
             return None
         from wattspan.otlp.forwarder import Forwarder
 
         return Forwarder(
-            self._config.spans,
-            self._clock,
-            self._log,
-            Path(self._config.agent.state_dir) / "forward",
-            provenance=lambda: self._view().provenance,
+            self._core.config.spans,
+            self._core.clock,
+            self._core.log,
+            Path(self._core.config.agent.state_dir) / "forward",
+            provenance=lambda: self._core.view().provenance,
             version=__version__,
         )
 
@@ -171,12 +161,14 @@ class SpanAssembly:
         from wattspan.http.server import HttpServer
         from wattspan.processes.cpu_sampler import CpuSampler
 
-        agent, spans = self._config.agent, self._config.spans
+        agent, spans = self._core.config.agent, self._core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
-        server = HttpServer(self._clock, log=self._log, limits=limits, uid_of=self._uid_of)
+        server = HttpServer(
+            self._core.clock, log=self._core.log, limits=limits, uid_of=self._uid_of
+        )
 
         # Not the joiner's sampler: the two release processes independently of each other.
-        sampler = CpuSampler(self._clock, spans.resolution)
+        sampler = CpuSampler(self._core.clock, spans.resolution)
         if agent.api:
             self.services.add(sampler.start, sampler.stop)
 
@@ -198,17 +190,17 @@ class SpanAssembly:
 
         addresses = open_receivers(
             server,
-            self._config.spans,
+            self._core.config.spans,
             self._run_dir,
             joiner,
-            self._clock,
-            asked=lambda key: is_explicit(self._config, f"spans.{key}"),
-            log=self._log,
+            self._core.clock,
+            asked=lambda key: is_explicit(self._core.config, f"spans.{key}"),
+            log=self._core.log,
             work=self._tuning.counted,
             refusals=self._refusals,
         )
         self.services.addresses.extend(addresses)
-        for destination in destinations(self._config):
+        for destination in destinations(self._core.config):
             check_destination(destination, addresses)
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
@@ -216,13 +208,13 @@ class SpanAssembly:
         from wattspan.http.access_policy import AccessPolicy
 
         service = QueryService(
-            self._history,
-            self._directory,
-            self._clock,
-            view=self._view,
-            host=self._view().host,
+            self._core.history,
+            self._core.directory,
+            self._core.clock,
+            view=self._core.view,
+            host=self._core.view().host,
             version=__version__,
-            resolution=self._config.agent.api_resolution,
+            resolution=self._core.config.agent.api_resolution,
             fine=sampler,
             tuning=self._tuning.accounts,
             history=self._tuning.history,
@@ -240,6 +232,6 @@ class SpanAssembly:
             self.services.addresses.append(address)
 
     def _continue_without(self, key: str, error: ListenError) -> None:
-        if is_explicit(self._config, key):
+        if is_explicit(self._core.config, key):
             raise error
-        self._log(f"The agent continues without this listener: {error}")
+        self._core.log(f"The agent continues without this listener: {error}")

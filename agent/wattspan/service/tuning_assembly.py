@@ -44,17 +44,24 @@ CAPPER_TIMEOUT = 5.0
 """Seconds within which a capper answers that its service manager starts on demand."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentCore:
+    """The parts of an agent that its services share."""
+
+    config: Config
+    clock: SystemClock
+    history: EnergyHistory
+    directory: ProcessDirectory
+    view: SnapshotView
+    log: Log
+    emulated: EmulatedHost | None
+
+
 @dataclass(slots=True)
 class TuningAssembly:
     """The services of tuning and caps; ``services`` are not started yet."""
 
-    config: Config
-    clock: SystemClock
-    past: EnergyHistory
-    directory: ProcessDirectory
-    view: SnapshotView
-    log: Log
-    emulated: EmulatedHost | None = None
+    core: AgentCore
     services: ServiceGroup = field(default_factory=lambda: ServiceGroup("tuning"))
     observers: list[TickObserver] = field(default_factory=list)
     tap: ReceivedSpanQueue | None = None
@@ -64,7 +71,7 @@ class TuningAssembly:
     capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
-        if self.config.autotune.mode != "off":
+        if self.core.config.autotune.mode != "off":
             self.tap = ReceivedSpanQueue()
         if self._needs_capper or self.tap is not None:
             self._add_records()
@@ -78,7 +85,7 @@ class TuningAssembly:
 
     @property
     def _needs_capper(self) -> bool:
-        tuned, caps = self.config.autotune, self.config.caps
+        tuned, caps = self.core.config.autotune, self.core.config.caps
         return (
             tuned.mode == "apply"
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
@@ -88,7 +95,7 @@ class TuningAssembly:
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
         if self.tuner is None:
-            accounts = TuningAccounts(self.config.autotune.mode)
+            accounts = TuningAccounts(self.core.config.autotune.mode)
         else:
             accounts = self.tuner.accounts()
         if self.records is None:
@@ -114,7 +121,7 @@ class TuningAssembly:
         """The attributes of spans that count their work."""
         return tuple(
             WorkAttribute(job.work, job.service, job.span)
-            for job in self.config.autotune.job
+            for job in self.core.config.autotune.job
             if job.work not in ("", "tokens")
         )
 
@@ -122,11 +129,11 @@ class TuningAssembly:
 
     @property
     def _is_emulated(self) -> bool:
-        return self.emulated is not None
+        return self.core.emulated is not None
 
     def _add_records(self) -> None:
         """Forward decisions and the capper's actions to the user's collector, if configured."""
-        spans = self.config.spans
+        spans = self.core.config.spans
         if not (spans.enabled and spans.forward and spans.forward_decisions):
             return
         from wattspan.otlp.logs import LogForwarder
@@ -134,11 +141,13 @@ class TuningAssembly:
         resource: dict[str, str | bool] = {
             "service.name": "wattspan",
             "service.version": __version__,
-            "host.name": self.view().host,
+            "host.name": self.core.view().host,
         }
         if self._is_emulated:
             resource["wattspan.emulated"] = True
-        self.records = LogForwarder(spans, self.clock, self.log, resource, version=__version__)
+        self.records = LogForwarder(
+            spans, self.core.clock, self.core.log, resource, version=__version__
+        )
         self.services.add(self.records.start, self.records.stop)
 
     def _add_audit(self) -> None:
@@ -149,17 +158,17 @@ class TuningAssembly:
 
         offer = self.records.offer
         tail = AuditTail(
-            audit_path(Path(self.config.agent.state_dir), emulated=self._is_emulated),
+            audit_path(Path(self.core.config.agent.state_dir), emulated=self._is_emulated),
             lambda event: offer(audit_record(event)),
-            self.clock,
-            self.log,
+            self.core.clock,
+            self.core.log,
         )
         self.services.add(tail.begin, lambda: None)
         self.services.add_thread("wattspan-audited", tail.run)
 
     def _add_capper(self) -> None:
         """Start a capper as a child process, where the agent may and no service does."""
-        caps = self.config.caps
+        caps = self.core.config.caps
         if not (
             caps.capper is True
             or (caps.capper == "auto" and (self._is_emulated or os.geteuid() == 0))
@@ -168,17 +177,19 @@ class TuningAssembly:
         from wattspan.config.writing import to_toml
         from wattspan.service.capper_process import CapperProcess
 
-        if not is_explicit(self.config, "caps.users"):
+        if not is_explicit(self.core.config, "caps.users"):
             # The capper's own user is always permitted; the default names the service's user,
             # which may not exist.
             caps = msgspec.structs.replace(caps, users=())
-        agent = _absolute(self.config.agent)
+        agent = _absolute(self.core.config.agent)
         child = CapperProcess(
-            self.clock,
-            ("--emulated", str(self.emulated.directory)) if self.emulated is not None else (),
-            to_toml(Config(agent=agent, autotune=self.config.autotune, caps=caps)),
+            self.core.clock,
+            ("--emulated", str(self.core.emulated.directory))
+            if self.core.emulated is not None
+            else (),
+            to_toml(Config(agent=agent, autotune=self.core.config.autotune, caps=caps)),
             answered=self._answered,
-            log=self.log,
+            log=self.core.log,
         )
         self.services.add(child.start, child.stop)
 
@@ -199,8 +210,8 @@ class TuningAssembly:
         from wattspan.capper.client import CapperClient
         from wattspan.capper.paths import capper_socket_path
 
-        path = capper_socket_path(run_directory(self.config), emulated=self._is_emulated)
-        return CapperClient(path, self.clock, who=f"tuner {os.getpid()}", timeout=timeout)
+        path = capper_socket_path(run_directory(self.core.config), emulated=self._is_emulated)
+        return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.service.decision_events import ForwardedDecisions
@@ -208,7 +219,7 @@ class TuningAssembly:
         from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.tuner import Tuner
 
-        settings = self.config.autotune
+        settings = self.core.config.autotune
         device_users = DeviceUsers()
         cpu = Knob.CPU_POWER in settings.knobs
 
@@ -216,27 +227,27 @@ class TuningAssembly:
             device_users.add(u for u in tick.usages if cpu or not u.resource.startswith("cpu"))
 
         self.observers.append(observe)
-        state_dir, emulated = Path(self.config.agent.state_dir), self._is_emulated
+        state_dir, emulated = Path(self.core.config.agent.state_dir), self._is_emulated
         decisions = self.decisions = DecisionLog(
-            decisions_path(state_dir, emulated=emulated), self.clock, log=self.log
+            decisions_path(state_dir, emulated=emulated), self.core.clock, log=self.core.log
         )
         self.tuner = Tuner(
-            self.clock,
+            self.core.clock,
             settings,
             spans,
-            energies=self.past,
+            energies=self.core.history,
             device_users=device_users,
-            snapshot=self.view,
-            directory=self.directory,
+            snapshot=self.core.view,
+            directory=self.core.directory,
             caps=self._client() if self._needs_capper else None,
             decisions=decisions
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
-            certified=CertificationStore.open(state_dir, emulated=emulated, log=self.log),
+            certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
             command=_job_command,
-            floor=self.config.caps.floor_watts * 1000,
+            floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
-            log=self.log,
+            log=self.core.log,
         )
         self.services.add_thread("wattspan-tuner", self.tuner.run)
 
