@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.attribution.history import AttributionHistory
+from wattspan.config import SpansSettings
 from wattspan.http.messages import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
@@ -32,6 +33,7 @@ from wattspan.model import (
     SpanAccounts,
     Tick,
 )
+from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import ForwardStats
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.joiner import (
@@ -111,9 +113,7 @@ class Agent:
             self.clock,
             self.past,
             self.resolver,
-            buffer=buffer,
-            open_spans=open_spans,
-            names=100,
+            SpansSettings(buffer=Size(buffer), open_spans=open_spans, names=100),
             keep=HISTORY,
             remembered=remembered,
             side_channel=self.feed,

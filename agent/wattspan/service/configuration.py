@@ -71,11 +71,6 @@ def capper_socket(config: Config) -> Path:
     return next((path for path in candidates if path.exists()), candidates[0])
 
 
-def is_explicit(config: Config, key: str) -> bool:
-    """True if ``key`` was set by the user; a listener that was set must be available."""
-    return key in config.origins
-
-
 def destinations(config: Config) -> Iterator[Destination]:
     """The configured collector of spans and receiver of metrics; ConfigError."""
     if config.spans.forward:

@@ -24,7 +24,7 @@ from wattspan.tuning.serialization import setting_number, unit
 from wattspan.util.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:
-    from wattspan.storage.decisions import DecisionLog
+    from wattspan.storage.tuning import DecisionLog
 
 DECISION_PREFIX = "wattspan.autotune."
 CAPS_PREFIX = "wattspan.caps."

@@ -16,6 +16,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from wattspan.config import SpansSettings
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, ResourceSpanRecords
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
@@ -71,21 +72,16 @@ _REMEMBERED = attrgetter("remembered")
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request with spans that are not joined yet."""
+    """A request with spans that are not joined yet.
 
-    request: ExportRequest
-    cost: int
-    energies: list[SpanEnergy | None]
-    left: int
-
-
-@dataclass(frozen=True, slots=True)
-class _NewRequest:
-    """A request in the inbox; ``processes`` are those of its parts by their claims."""
+    ``processes`` are those of its parts by their claims, ``left`` is the number of those spans.
+    """
 
     request: ExportRequest
     cost: int
     processes: tuple[Consumer | Outcome, ...]
+    energies: list[SpanEnergy | None]
+    left: int
 
 
 @dataclass(slots=True)
@@ -121,12 +117,9 @@ class SpanJoiner:
         clock: Clock,
         history: EnergyHistory,
         resolver: IdentityResolver,
+        settings: SpansSettings,
         *,
-        buffer: int,
-        open_spans: int,
-        names: int,
         keep: int,
-        weight: str = "cpu",
         side_channel: SideChannelServer | None = None,
         sampler: CpuSampler | None = None,
         forwarder: Forwarder | None = None,
@@ -138,29 +131,29 @@ class SpanJoiner:
         self._clock = clock
         self._history = history
         self._resolver = resolver
-        self._quota = FairQuota(buffer)  # by user, so that no user can take all room
-        self._open_spans = open_spans
+        self._quota = FairQuota(settings.buffer)  # by user, so that no user can take all room
+        self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
-        self._by_cpu = weight == "cpu"
+        self._by_cpu = settings.weight == "cpu"
         self._side_channel = side_channel
         self._sampler = sampler
         self._forwarder = forwarder
         self._tap = tap
         self._totals = (
-            SpanAggregator(names, checkpoint.spans, checkpoint.outside, clock.monotonic())
+            SpanAggregator(settings.names, checkpoint.spans, checkpoint.outside, clock.monotonic())
             if checkpoint is not None
-            else SpanAggregator(names)
+            else SpanAggregator(settings.names)
         )
         self._wall = WallClockConverter()
         self._lock = threading.Lock()
-        self._inbox: deque[_NewRequest] = deque()
+        self._inbox: deque[_PendingRequest] = deque()
         self._refused: Counter[str] = Counter()
         self._deferred = 0
         self._pending: deque[_PendingRequest] = deque()
         self._processes: dict[Consumer, _SendingProcess] = {}
         self._announced: GenerationalCache[Consumer] = GenerationalCache(
-            2 * open_spans, keep=self._awaits
+            2 * settings.open_spans, keep=self._awaits
         )
         self._accounts = SpanAccounts()
         self._open = 0
@@ -186,8 +179,9 @@ class SpanJoiner:
             with self._lock:
                 self._quota.release(request.peer.quota_owner, cost)
             raise
+        energies: list[SpanEnergy | None] = [None] * (request.count + len(request.skipped))
         with self._lock:
-            self._inbox.append(_NewRequest(request, cost, processes))
+            self._inbox.append(_PendingRequest(request, cost, processes, energies, request.count))
 
     def refuse(self, reason: str, spans: int = 1) -> None:
         """Count spans that are not accepted."""
@@ -220,8 +214,8 @@ class SpanJoiner:
         with self._lock:
             received = list(self._inbox)
             self._inbox.clear()
-        for new in received:
-            self._distribute(new)
+        for pending in received:
+            self._distribute(pending)
         for process in self._processes.values():
             self._join(process, now)
         if now.mono - self._tidied >= TIDY_EVERY:
@@ -312,18 +306,16 @@ class SpanJoiner:
             self._announcers[report.pid] = consumer
         return consumer
 
-    def _distribute(self, new: _NewRequest) -> None:
+    def _distribute(self, pending: _PendingRequest) -> None:
         """Queue all spans of a request at their processes."""
-        request = new.request
-        total = request.count + len(request.skipped)
-        pending = _PendingRequest(request, new.cost, [None] * total, request.count)
+        request = pending.request
         self._pending.append(pending)
         self._totals.received(request.count)
-        positions: Sequence[int] = range(total)
+        positions: Sequence[int] = range(len(pending.energies))
         if request.skipped:
             positions = [at for at in positions if at not in request.skipped]
         at = 0
-        for part, claimed in zip(request.parts, new.processes, strict=True):
+        for part, claimed in zip(request.parts, pending.processes, strict=True):
             own = positions[at : at + len(part.spans)]
             at += len(part.spans)
             if part.spans:

@@ -12,7 +12,7 @@ from wattspan.http.connection_limiter import Endpoint, RejectionCounter
 from wattspan.model import Checkpoint, SourceHealth, SpanAccounts
 from wattspan.ports import Clock, ListenError
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import is_explicit, run_directory
+from wattspan.service.configuration import destinations, run_directory
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 
 if TYPE_CHECKING:
@@ -113,11 +113,8 @@ class SpanAssembly:
             self._core.clock,
             self._core.history,
             IdentityResolver(self._core.clock, inspector),
-            buffer=settings.buffer,
-            open_spans=settings.open_spans,
-            names=settings.names,
+            settings,
             keep=self._core.config.agent.history,
-            weight=settings.weight,
             side_channel=self._open_side_channel() if settings.unix else None,
             sampler=sampler,
             forwarder=self._forwarder,
@@ -186,7 +183,6 @@ class SpanAssembly:
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.service.configuration import destinations
 
         addresses = open_receivers(
             server,
@@ -194,7 +190,7 @@ class SpanAssembly:
             self._run_dir,
             joiner,
             self._core.clock,
-            asked=lambda key: is_explicit(self._core.config, f"spans.{key}"),
+            asked=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
             work=self._tuning.counted,
             refusals=self._refusals,
@@ -232,6 +228,6 @@ class SpanAssembly:
             self.services.addresses.append(address)
 
     def _continue_without(self, key: str, error: ListenError) -> None:
-        if is_explicit(self._core.config, key):
+        if key in self._core.config.origins:
             raise error
         self._core.log(f"The agent continues without this listener: {error}")

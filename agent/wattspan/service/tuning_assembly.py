@@ -27,7 +27,7 @@ from wattspan.model import (
 from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.capper_process import CapperHealth
-from wattspan.service.configuration import is_explicit, run_directory
+from wattspan.service.configuration import run_directory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TickObserver
 from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -177,7 +177,7 @@ class TuningAssembly:
         from wattspan.config.writing import to_toml
         from wattspan.service.capper_process import CapperProcess
 
-        if not is_explicit(self.core.config, "caps.users"):
+        if "caps.users" not in self.core.config.origins:
             # The capper's own user is always permitted; the default names the service's user,
             # which may not exist.
             caps = msgspec.structs.replace(caps, users=())

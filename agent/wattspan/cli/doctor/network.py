@@ -17,7 +17,7 @@ from wattspan.http.tls import AccessError, server_tls
 from wattspan.model.settings import Listen, Table
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import is_explicit, metrics_destination, run_directory
+from wattspan.service.configuration import metrics_destination, run_directory
 
 CONNECT_TIMEOUT = 1.0  # seconds
 
@@ -133,7 +133,7 @@ def examine_spans(config: Config) -> Iterator[Finding]:
 
 
 def _span_port(config: Config, key: str, listen: Listen, is_agent: Callable[[], bool]) -> Finding:
-    required = is_explicit(config, f"spans.{key}")
+    required = f"spans.{key}" in config.origins
     result = "will not start" if required else "will go on without it"
     return _port(
         f"spans.{key}",
