@@ -182,7 +182,7 @@ def run_workload(agent: SpanAgent, plan: Mapping[str, Any]) -> list[dict[str, An
 def neighbour(agent: SpanAgent, gpu: int | None) -> Iterator[None]:
     """A neighbour on the machine: a third of a CPU, and a quarter of a GPU all the time."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "wattspan.emulation.workload", "neighbour", "0.3"],
+        [sys.executable, "-m", "wattspan.emulation.jobs", '{"name": "neighbour", "duty": 0.3}'],
         stdin=subprocess.PIPE,
     )
     guest = None

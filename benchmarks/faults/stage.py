@@ -182,20 +182,23 @@ class Stage:
         """Joules that each domain has really spent up to a monotonic time, by ``hw_id``."""
         told = self.host.ask(do="truth", at=[at])["at"][0]
         found = {}
-        if self.host.profile.powercap is not None:
-            names: dict[str, str] = {}
-            for zone in LAYOUTS[self.host.profile.powercap].zones:
-                above = zone.directory.rpartition(":")[0]
-                path = f"{names[above]}/{zone.name}" if above in names else zone.name
-                names[zone.directory] = path
-                found[f"rapl:{path}"] = told["zones"][zone.directory] / 1e6
+        names: dict[str, str] = {}
+        for zone in LAYOUTS[self.host.profile.powercap].zones:
+            above = zone.directory.rpartition(":")[0]
+            path = f"{names[above]}/{zone.name}" if above in names else zone.name
+            names[zone.directory] = path
+            found[f"rapl:{path}"] = told["zones"][zone.directory] / 1e6
         for index, gpu in enumerate(told["gpus"]):
             found[f"gpu:{self.gpu(index)}"] = gpu["energy"] / 1e6
         return {domain: found[domain] for domain in self.last.domains() if domain in found}
 
     def gpu(self, index: int) -> str:
         """The UUID of a board."""
-        return str(self.host.ask(do="truth")["gpus"][index]["uuid"])
+        nvml = self.host.nvml()
+        nvml.nvmlInit()
+        uuid = str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+        nvml.nvmlShutdown()
+        return uuid
 
     # ------------------------------------------------------------------------------------ end
 

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
 
+from support.emulated_training import EmulatedTraining
 from wattspan import otel
-from wattspan.emulation.control import EmulatedTraining
 
 VISIT = 3.0  # seconds
 

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.harness import family
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
-from wattspan.emulation.boards import BOARDS, Demand, operate
+from wattspan.emulation.boards import Demand, EmulatedBoard, operate
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import profile_named
@@ -137,11 +137,8 @@ def summary(scores: Sequence[Score], terms: Terms, best: float) -> str:
 
 def oracle(profile: str, budget: float) -> tuple[float, int]:
     """The most that any one limit saves within the budget, and that limit in watts."""
-    chosen = profile_named(profile)
-    board = BOARDS[chosen.gpus[0]]
-    work = next(job.gpus[0] for job in chosen.jobs if job.name == JOB)
-    assert isinstance(work, Training)
-    host, demands, silicon = work.timing.host, [Demand(work.load, work.kernel)], board.silicon
+    board, work = _tuned(profile)
+    host, demands, silicon = work.host, [Demand(work.load, work.kernel)], board.silicon
 
     def cost(limit: int) -> tuple[float, float]:
         point = operate(silicon, demands, limit)
@@ -156,6 +153,21 @@ def oracle(profile: str, budget: float) -> tuple[float, int]:
         if took <= (1 + budget) * time_free
     ]
     return max(found)
+
+
+def free_power(profile: str) -> float:
+    """The mean power of the board over a step under its default limit, in milliwatts."""
+    board, work = _tuned(profile)
+    busy = operate(board.silicon, [Demand(work.load, work.kernel)], board.limits[1]).power
+    return work.host * board.silicon.idle + (1.0 - work.host) * busy
+
+
+def _tuned(profile: str) -> tuple[EmulatedBoard, Training]:
+    """The board and the work of the tuned job."""
+    chosen = profile_named(profile)
+    work = next(job.gpus[0] for job in chosen.jobs if job.name == JOB)
+    assert isinstance(work, Training)
+    return chosen.gpus[0], work
 
 
 def run(terms: Terms, seed: int) -> Score:
@@ -183,7 +195,7 @@ def run(terms: Terms, seed: int) -> Score:
         _until(lambda: board.limit == original, 30)
         took, ideal = (last[key] - first[key] for key in ("took", "ideal"))
         # energy of the same steps at the original limit; edges count with the whole
-        free = last["free"] * ideal * (ended - began) / took / 1e6
+        free = free_power(terms.profile) * ideal * (ended - began) / took / 1e6
         return Score(
             seed, last["units"], took / ideal - 1, 1 - energy / free,
             told.get("committed_seconds") or math.nan,

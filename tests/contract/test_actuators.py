@@ -20,6 +20,7 @@ from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
+from support.gpu_boards import A40, H100
 from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower
@@ -83,7 +84,7 @@ class FakeBench(Bench):
 
 class EmulatedBench(Bench):
     def __init__(self, knob: Knob, path: Path, clock: Clock, nvml: Any = None) -> None:
-        self.gpus = EmulatedGpus(path, ["h100", "a40"], clock)
+        self.gpus = EmulatedGpus(path, [H100, A40], clock)
         if isinstance(clock, ManualClock):
             clock.on_sleep = lambda _: self.gpus.step()
         else:

@@ -18,12 +18,12 @@ import pytest
 
 from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import GpuFaults
+from support.gpu_boards import A40, H100, P100
 from wattspan.clock import SystemClock
-from wattspan.emulation.boards import BOARDS
 from wattspan.emulation.gpu_engine import ProcessKind, Throttle
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.workloads import MemoryResident, SteadyLoad
+from wattspan.emulation.workloads import SteadyLoad
 from wattspan.ports import Clock
 from wattspan.testing import ManualClock
 
@@ -53,7 +53,7 @@ def clock(implementation: str) -> Clock:
 
 @pytest.fixture
 def gpus(tmp_path: Path, clock: Clock) -> Iterator[EmulatedGpus]:
-    with EmulatedGpus(tmp_path / "gpus", ["h100", "a40", "p100"], clock) as gpus:
+    with EmulatedGpus(tmp_path / "gpus", [H100, A40, P100], clock) as gpus:
         yield gpus
 
 
@@ -283,7 +283,7 @@ def test_newer_calls_agree_with_older_ones(begun: Any, gpus: EmulatedGpus, h100:
 def test_processes_are_listed_by_kind(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     assert begun.nvmlDeviceGetComputeRunningProcesses(h100) == []
     gpus.attach(0, TRAINER, SteadyLoad(), memory=7 * GIB)
-    gpus.attach(0, RESIDENT, MemoryResident(), memory=2 * GIB, kind=ProcessKind.MPS)
+    gpus.attach(0, RESIDENT, SteadyLoad(0.0), memory=2 * GIB, kind=ProcessKind.MPS)
     gpus.attach(0, VIEWER, SteadyLoad(0.1), kind=ProcessKind.GRAPHICS)
     (compute,) = begun.nvmlDeviceGetComputeRunningProcesses(h100)
     assert (compute.pid, compute.usedGpuMemory) == (TRAINER, 7 * GIB)
@@ -297,7 +297,7 @@ def test_only_processes_that_work_have_utilisation(
     begun: Any, gpus: EmulatedGpus, h100: Any
 ) -> None:
     gpus.attach(0, TRAINER, SteadyLoad(0.6))
-    gpus.attach(0, RESIDENT, MemoryResident())
+    gpus.attach(0, RESIDENT, SteadyLoad(0.0))
     gpus.run(0.4)
     samples = begun.nvmlDeviceGetProcessUtilization(h100, 0)
     assert {sample.pid for sample in samples} == {TRAINER}
@@ -314,7 +314,7 @@ def test_size_query_of_a_non_empty_list_is_insufficient_size(
 ) -> None:
     """Fields hidden by pynvml: the first call of two, and an array that is too small."""
     gpus.attach(0, TRAINER, SteadyLoad())
-    gpus.attach(0, RESIDENT, MemoryResident())
+    gpus.attach(0, RESIDENT, SteadyLoad(0.0))
     call = begun._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
     count = ctypes.c_uint(0)
     assert call(h100, ctypes.byref(count), None) == begun.NVML_ERROR_INSUFFICIENT_SIZE
@@ -462,7 +462,7 @@ def test_counters_can_be_unsupported_as_in_a_virtual_machine(
 
 def test_mig_has_no_utilisation(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
     gpus.attach(0, TRAINER, SteadyLoad())
-    gpus.attach(0, RESIDENT, MemoryResident())
+    gpus.attach(0, RESIDENT, SteadyLoad(0.0))
     gpus.run(0.2)
     assert begun.nvmlDeviceGetMigMode(h100) == [0, 0]
     GpuFaults(gpus).mig(0)
@@ -517,10 +517,3 @@ def test_event_wait_times_out_without_an_xid(begun: Any, gpus: EmulatedGpus, h10
     assert begun.nvmlDeviceGetIndex(event.device) == 0
     assert code(begun.nvmlEventSetWait_v2, watched, 1) == begun.NVML_ERROR_TIMEOUT
     begun.nvmlEventSetFree(watched)
-
-
-def test_board_names_contain_emulated(tmp_path: Path) -> None:
-    with EmulatedGpus(tmp_path / "all", list(BOARDS), SystemClock()) as gpus:
-        labels = [gpus.label(index) for index in range(len(gpus))]
-    assert all(label.startswith("Emulated ") for label in labels)
-    assert sum("fitted to published" in label for label in labels) == 2

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import GpuFaults
+from support.gpu_boards import A40, H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.workloads import DECODE, MemoryResident, SteadyLoad
+from wattspan.emulation.workloads import DECODE, SteadyLoad
 from wattspan.model import (
     Consumer,
     GpuStatus,
@@ -34,7 +35,7 @@ class Host:
 
     def __init__(self, path: Path) -> None:
         self.clock = ManualClock()
-        self.gpus = EmulatedGpus(path, ["h100", "a40"], self.clock)
+        self.gpus = EmulatedGpus(path, [H100, A40], self.clock)
         directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, directory, emulated=True)
         nvml = EmulatedNvml(path, self.clock)
@@ -123,7 +124,7 @@ def test_two_processes_are_charged_their_use(host: Host) -> None:
 
 
 def test_resident_is_present_and_free(host: Host) -> None:
-    host.gpus.attach(0, TRAIN.pid, MemoryResident())
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.0))
     host.run(5)
     assert host.used(0)[-1].present == {TRAIN}
     assert host.used(0)[-1].spent == {}

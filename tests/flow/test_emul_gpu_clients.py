@@ -16,6 +16,7 @@ import pytest
 
 from nvml_library import build, environment
 from support.clients import client_environment, fake_nvidia_smi
+from support.gpu_boards import A40, H100
 from support.requirements import CLIENTS
 from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
@@ -46,7 +47,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("clients")
     library = build(directory / "lib")
     helper = subprocess.Popen(["sleep", "600"])
-    with EmulatedGpus(directory / "gpus", ["h100", "a40"], SystemClock()) as gpus:
+    with EmulatedGpus(directory / "gpus", [H100, A40], SystemClock()) as gpus:
         gpus.attach(0, os.getpid(), BUSY, memory=6 << 30)
         gpus.attach(1, helper.pid, SteadyLoad(0.5), memory=3 << 30)
         gpus.start()

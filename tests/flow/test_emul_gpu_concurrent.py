@@ -16,7 +16,7 @@ from support.requirements import ROOT
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.workloads import MemoryResident, SteadyLoad
+from wattspan.emulation.workloads import SteadyLoad
 
 pytestmark = pytest.mark.exhaustive
 
@@ -67,7 +67,7 @@ def gpus(tmp_path: Path) -> Iterator[EmulatedGpus]:
     # A counter of the finest step shows the slightest step backwards.
     board = replace(H100, counter_step=1)
     with EmulatedGpus(tmp_path / "gpus", [board], SystemClock()) as gpus:
-        gpus.attach(0, 1, MemoryResident(), memory=1 << 30)
+        gpus.attach(0, 1, SteadyLoad(0.0), memory=1 << 30)
         yield gpus
 
 
@@ -113,7 +113,7 @@ pynvml.nvmlInit()
 pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(0), 350_000)
 pynvml.nvmlShutdown()
 """
-    with EmulatedGpus(tmp_path / "gpus", ["h100"], SystemClock()) as gpus:
+    with EmulatedGpus(tmp_path / "gpus", [H100], SystemClock()) as gpus:
         gpus.attach(0, os.getpid(), SteadyLoad())
         env = {**os.environ, **environment(build(tmp_path / "lib"), gpus.path)}
         subprocess.run([sys.executable, "-c", program], env=env, check=True)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import GpuFaults
+from support.gpu_boards import H100, P100
+from wattspan.emulation.boards import EmulatedBoard
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
-from wattspan.emulation.workloads import MemoryResident, RequestServing, StepTiming, Training
+from wattspan.emulation.workloads import RequestServing, SteadyLoad, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.source import NvmlSettings, new_session
@@ -23,7 +25,7 @@ TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)
 class Agent:
     """The source, turned ten times a second on emulated GPUs that are stepped in between."""
 
-    def __init__(self, path: Path, *boards: str) -> None:
+    def __init__(self, path: Path, *boards: EmulatedBoard) -> None:
         self.clock = ManualClock()
         self.gpus = EmulatedGpus(path, boards, self.clock)
         directory = FakeDirectory([PayerInfo(payer, "job") for payer in (TRAIN, SERVE, HOLD)])
@@ -51,10 +53,10 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(tmp_path / "gpus", "h100", "p100")
-    agent.gpus.attach(0, TRAIN.pid, Training(StepTiming(step=0.4, noise=0.03)))
+    agent = Agent(tmp_path / "gpus", H100, P100)
+    agent.gpus.attach(0, TRAIN.pid, Training(step=0.4, noise=0.03))
     agent.gpus.attach(0, SERVE.pid, RequestServing(rate=2, cost=0.03))
-    agent.gpus.attach(0, HOLD.pid, MemoryResident())
+    agent.gpus.attach(0, HOLD.pid, SteadyLoad(0.0))
     yield agent
     agent.session.close()
     agent.gpus.close()
@@ -83,13 +85,13 @@ def integration_error(agent: Agent, work: Training) -> float:
 
 
 def test_board_without_a_counter_is_integrated_close_to_the_truth(agent: Agent) -> None:
-    work = Training(StepTiming(step=0.6, noise=0.03, seed=1))
+    work = Training(step=0.6, noise=0.03, seed=1)
     assert integration_error(agent, work) == pytest.approx(0, abs=0.03)
 
 
 def test_steps_in_time_with_the_polls_deceive_a_sensor_that_looks_for_10_ms(agent: Agent) -> None:
     """Steps of exactly six polls: the host's 60 ms of idling are never looked at."""
-    assert integration_error(agent, Training(StepTiming(step=0.6))) > 0.05
+    assert integration_error(agent, Training(step=0.6)) > 0.05
 
 
 def test_process_shares_are_proportional_to_use(agent: Agent) -> None:

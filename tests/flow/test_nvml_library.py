@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvml_library import build, environment
+from support.gpu_boards import H100
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import SteadyLoad
@@ -48,7 +49,7 @@ print(json.dumps({
 @pytest.mark.needs_cc
 def test_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     library = build(tmp_path)
-    with EmulatedGpus(tmp_path / "gpus", ["h100"], SystemClock()) as gpus:
+    with EmulatedGpus(tmp_path / "gpus", [H100], SystemClock()) as gpus:
         gpus.attach(0, os.getpid(), SteadyLoad(0.5))
         gpus.start()
         answer = subprocess.run(

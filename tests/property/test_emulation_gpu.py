@@ -11,43 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.emulated_faults import GpuFaults
+from support.gpu_boards import A40, BOARDS, V100
 from support.gpu_state import true_energy
 from support.scripted_load import ScriptedLoad
-from wattspan.emulation.boards import (
-    A40,
-    BOARDS,
-    H100,
-    V100,
-    Demand,
-    ModelKernel,
-    operate,
-    published_curves,
-)
+from wattspan.emulation.boards import H100, Demand, Kernel, operate
 from wattspan.emulation.gpu_file import GpuFile, counter_energy
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import (
-    ContinuousBatching,
-    MemoryResident,
-    RankWork,
     RequestServing,
     SteadyLoad,
-    StepTiming,
     Training,
 )
 from wattspan.testing import ManualClock
 
 shares = st.floats(0, 1, allow_subnormal=False)
-models = st.builds(ModelKernel, compute=shares, activity=st.floats(0.2, 1.2))
-curves = st.sampled_from(sorted(published_curves().items())).map(lambda item: item[1])
-steps = st.builds(StepTiming, step=st.floats(0.02, 1), host=st.floats(0.05, 0.9))
+models = st.builds(Kernel, compute=shares, activity=st.floats(0.2, 1.2))
 works = st.one_of(
-    st.just(MemoryResident()),
-    st.builds(SteadyLoad, demand=shares, kernel=models | curves),
-    st.builds(Training, steps, kernel=models),
-    st.builds(RankWork, st.just("job"), st.integers(0, 1), st.integers(1, 2), steps, kernel=models),
-    st.builds(
-        ContinuousBatching, rate=st.floats(0.5, 50), cost=st.floats(0.01, 1), seed=st.integers(0, 9)
-    ),
+    st.builds(SteadyLoad, demand=shares, kernel=models),
+    st.builds(Training, step=st.floats(0.02, 1), host=st.floats(0.05, 0.9), kernel=models),
     st.builds(
         RequestServing, rate=st.floats(0.5, 50), cost=st.floats(0.001, 0.1), seed=st.integers(0, 9)
     ),
@@ -73,7 +54,7 @@ events = st.lists(
 
 def perform(gpus: EmulatedGpus, clock: ManualClock, file: GpuFile, event: tuple[Any, ...]) -> None:
     """One event; ``read`` lets time pass without telling the owner."""
-    board, present = gpus.board(0), {tenant.pid for tenant in gpus.state(0).tenants}
+    board, present = gpus.state(0).board, {tenant.pid for tenant in gpus.state(0).tenants}
     match event:
         case "pass", duration:
             clock.advance(ns=duration)
@@ -119,14 +100,14 @@ def test_energy_is_the_integral_of_published_power_and_fully_divided(
             assert found.energy == integral // 1_000_000
             assert found.energy == found.idle + sum(found.processes.values())
             # Idle truth is the idle power, but for the roundings of the processes.
-            idle = gpus.board(0).silicon.idle * (clock.monotonic() - gpus.state(0).born)
+            idle = gpus.state(0).board.silicon.idle * (clock.monotonic() - gpus.state(0).born)
             assert 0 <= found.idle - idle // 1_000_000 <= len(found.processes)
             file.close()
 
 
 @given(boards, st.lists(st.tuples(shares, models), min_size=1, max_size=5), shares)
 def test_capped_gpu_keeps_its_cap_unless_it_is_at_its_floor(
-    board: Any, wishes: list[tuple[float, ModelKernel]], part: float
+    board: Any, wishes: list[tuple[float, Kernel]], part: float
 ) -> None:
     low, _, high = board.limits
     limit = int(low / 2 + (high - low / 2) * part)
@@ -139,7 +120,7 @@ def test_capped_gpu_keeps_its_cap_unless_it_is_at_its_floor(
 
 @given(st.sampled_from([H100, A40, V100]), models, shares, shares)
 def test_lower_cap_never_draws_more_nor_works_faster(
-    board: Any, kernel: ModelKernel, one: float, other: float
+    board: Any, kernel: Kernel, one: float, other: float
 ) -> None:
     low, _, high = board.limits
     limits = sorted(int(low + (high - low) * part) for part in (one, other))

@@ -26,8 +26,8 @@ class Standing:
         self.directory, self.profile = directory, profile
 
     @property
-    def sysfs(self) -> Path | None:
-        return self.directory / "sys" if self.profile.powercap is not None else None
+    def sysfs(self) -> Path:
+        return self.directory / "sys"
 
     @property
     def resolution(self) -> int:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.emulation import gpu_file
-from wattspan.emulation.engine import HostEngine, main
+from wattspan.emulation.engine import PERIOD, HostEngine, main
 from wattspan.emulation.gpu_engine import Controls, Throttle
 from wattspan.emulation.gpu_file import GpuRecord
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.powercap_engine import PowercapEngine
 from wattspan.emulation.powercap_tree import EmulatedZone, PowercapTree, zone_at
+from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 
 GPU_IS_LOST = 15
@@ -386,18 +387,27 @@ class FaultyHostEngine(HostEngine):
     tree_type = FaultyPowercapTree
     counters_type = FaultyPowercapEngine
 
-    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        match question:
-            case {"do": "fault", "zone": str(zone), "fault": str(fault)}:
-                if self._runner is None or fault not in _ZONE_FAULTS:
-                    return {"error": f"no such fault: {fault}"}
-                self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
-            case {"do": "fault", "gpu": int(gpu), "fault": str(fault)}:
-                break_gpu(self._require_gpus(), gpu, fault, question.get("on", True))
-            case {"do": "fault", "fault": str(fault)}:
-                break_driver(self._require_gpus(), fault, question.get("on", True))
-            case _:
-                return super()._answer(question)
+    def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
+        super().__init__(profile, directory, period)
+        self._answers = {**self._answers, "fault": self._fault}
+
+    def _fault(
+        self,
+        pid: int,
+        fault: str,
+        zone: str | None = None,
+        gpu: int | None = None,
+        on: object = True,
+    ) -> dict[str, Any]:
+        del pid
+        if zone is not None:
+            if fault not in _ZONE_FAULTS:
+                raise ValueError(f"no such fault: {fault}")
+            self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
+        elif gpu is not None:
+            break_gpu(self._jobs.gpus, gpu, fault, on)
+        else:
+            break_driver(self._jobs.gpus, fault, on)
         return {"done": fault}
 
 

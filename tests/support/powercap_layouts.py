@@ -15,6 +15,17 @@ from wattspan.emulation.powercap_tree import (
     package_zones,
 )
 
+FINE_UNIT = 15_258  # nanojoules a step: 2**-16 J, AMD
+
+
+def _epyc_zones(socket: int) -> list[EmulatedZone]:
+    package, core = CounterScope("package", socket), CounterScope("lead-core", socket)
+    directory = f"intel-rapl:{socket}"
+    return [
+        EmulatedZone(directory, f"package-{socket}", package, step=FINE_UNIT),
+        EmulatedZone(f"{directory}:0", "core", core, step=FINE_UNIT),
+    ]
+
 
 def _dies(mirrored: bool, dies: int, sockets: int, *, dram: bool) -> tuple[EmulatedZone, ...]:
     zones = []
@@ -52,6 +63,7 @@ _PSYS = EmulatedZone("intel-rapl:0", "psys", CounterScope("psys"))
 LAYOUTS = dict(powercap_tree.LAYOUTS) | {
     layout.name: layout
     for layout in (
+        PowercapLayout("epyc-2s", 2, (*_epyc_zones(0), *_epyc_zones(1)), "amd"),
         PowercapLayout("xeon-1s-locked", 1, _LOCKED),  # firmware has locked the limits
         PowercapLayout("multi-die", 2, _dies(mirrored=False, dies=2, sockets=2, dram=True)),
         # All dies show the package's one counter.

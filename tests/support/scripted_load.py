@@ -16,7 +16,6 @@ class ScriptedLoad:
 
     phases: tuple[tuple[float, float], ...]  # (seconds, demand)
     kernel: Kernel = TRAIN
-    done: float = 0.0
     position: int = 0  # nanoseconds into the script
     finished: tuple[FinishedUnit, ...] = ()
 
@@ -38,10 +37,9 @@ class ScriptedLoad:
         return 0.0, self.phases[-1][1]
 
     def after(self, elapsed: int, speed: float, host: float = 1.0) -> ScriptedLoad:
-        del host
+        del speed, host
         length = sum(round(seconds * _SECOND) for seconds, _ in self.phases)
         return replace(
             self,
             position=(self.position + elapsed) % length,
-            done=self.done + self.demand * speed * elapsed / _SECOND,
         )

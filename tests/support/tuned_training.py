@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from support import emulated_training
 from support.program import Running, descendants, wattspan
 from support.requirements import APPS
 from support.waiting import eventually
@@ -22,14 +23,14 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
-TRAINING = """
+TRAINING = (
+    f"{Path(emulated_training.__file__).read_text()}\n"
+    + """
 import json, sys, time
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from wattspan.emulation.control import EmulatedTraining
-
 provider = TracerProvider()
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 trace.set_tracer_provider(provider)
@@ -48,6 +49,7 @@ with EmulatedTraining(step=0.05, noise=0.01) as training:
                     training.step()
         print(json.dumps({"at": time.monotonic_ns(), **training.truth()}), file=truth, flush=True)
 """
+)
 
 CONFIG = """\
 [autotune]

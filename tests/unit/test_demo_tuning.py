@@ -18,12 +18,12 @@ def test_only_the_training_job_is_tuned_and_by_the_knob_that_its_host_has() -> N
     assert with_tuning(Config(), PROFILES["batch"]).autotune.knobs == (Knob.CPU_POWER,)
 
 
-@pytest.mark.parametrize("profile", ["laptop", "serving-h100"])
+@pytest.mark.parametrize("profile", ["laptop", "two-socket"])
 def test_profile_without_training_is_not_tuned(profile: str) -> None:
     assert with_tuning(Config(), PROFILES[profile]) == Config()
     assert (tuning_hint(PROFILES[profile]), tuned_job(PROFILES[profile])) == ("", None)
 
 
 def test_hint_names_the_tuned_job() -> None:
-    assert tuning_hint(PROFILES["synchronous-h100"]).startswith("The agent tunes trainer: ")
+    assert tuning_hint(PROFILES["batch"]).startswith("The agent tunes cruncher: ")
     assert "at most 5% slowdown" in tuning_hint(PROFILES["two-socket-h100"])

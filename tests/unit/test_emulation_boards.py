@@ -1,25 +1,18 @@
-"""Cap and clock to power and speed: the model, and the published curves."""
+"""Cap and clock to power and speed."""
 
 from __future__ import annotations
 
+import csv
 from itertools import pairwise
 
 import pytest
 
-from wattspan.emulation.boards import (
-    A40,
-    BOARDS,
-    H100,
-    V100,
-    Demand,
-    ModelKernel,
-    operate,
-    published_curve,
-    published_curves,
-)
+from support.gpu_boards import BOARDS, V100
+from support.requirements import ROOT
+from wattspan.emulation.boards import H100, Demand, Kernel, operate
 from wattspan.emulation.workloads import DECODE
 
-FULL = Demand(1.0, ModelKernel())
+FULL = Demand(1.0, Kernel())
 UNLIMITED = 1 << 30
 
 
@@ -29,7 +22,7 @@ def test_h100_has_the_captured_burn_power() -> None:
 
 
 def test_unused_gpu_idles_at_its_lowest_clock() -> None:
-    point = operate(H100.silicon, [Demand(0.0, ModelKernel())], H100.limits[2])
+    point = operate(H100.silicon, [Demand(0.0, Kernel())], H100.limits[2])
     assert (point.mhz, point.power) == (345, 70_000)
 
 
@@ -72,57 +65,33 @@ def test_two_full_loads_share_one_gpu() -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_every_board_draws_more_at_every_higher_clock(board) -> None:
-    powers = [board.silicon.busy_power(mhz) for mhz in board.silicon.clocks()]
+    silicon = board.silicon
+    clocks = range(silicon.min_mhz, silicon.max_mhz + 1, silicon.step_mhz)
+    powers = [silicon.busy_power(mhz) for mhz in clocks]
     assert all(low < high for low, high in pairwise(powers))
     assert board.silicon.idle < powers[0]
 
 
-@pytest.mark.parametrize("key", published_curves(), ids=" ".join)
-def test_published_curve_passes_through_its_points(key) -> None:
-    board = {"A40": A40, "V100": V100}[key[0]]
-    curve = published_curve(*key)
-    for measured in curve.points:
-        point = operate(board.silicon, [Demand(1.0, curve)], measured.limit)
-        assert point.power == pytest.approx(measured.power, abs=2)
-        assert point.grants[0].speed == pytest.approx(1 / measured.duration)
-
-
-def test_between_published_limits_is_between_published_powers() -> None:
-    curve = published_curve("A40", "bert")
-    power = operate(A40.silicon, [Demand(1.0, curve)], 187_500).power
-    low, high = (operate(A40.silicon, [Demand(1.0, curve)], w).power for w in (175_000, 200_000))
-    assert low < power < high
-
-
-def test_limit_below_a_published_floor_is_exceeded() -> None:
-    curve = published_curve("A40", "resnet50")
-    point = operate(A40.silicon, [Demand(1.0, curve)], 100_000)
-    assert point.power > 110_000
-    assert point.at_floor
-
-
-def test_published_curve_has_highest_energy_at_both_ends() -> None:
-    """The published optimum of this job, found again through the physics."""
-    curve = published_curve("A40", "bert")
-    energy = {}
-    for point in curve.points:
-        found = operate(A40.silicon, [Demand(1.0, curve)], point.limit)
-        energy[point.limit] = found.power / found.grants[0].speed
-    best = min(energy, key=energy.__getitem__)
-    assert best in {175_000, 200_000}
-    assert energy[100_000] > energy[best] < energy[300_000]
-
-
-def test_unknown_curve_error_lists_valid_names() -> None:
-    with pytest.raises(KeyError, match="A40 bert"):
-        published_curve("A40", "chess")
+def published_sweep(gpu: str, workload: str) -> list[tuple[int, float, float]]:
+    """Limit and mean power in milliwatts, and relative duration, of a measured sweep."""
+    text = (ROOT / "tests" / "fixtures" / "power_limit.csv").read_text()
+    return [
+        (
+            round(float(row["limit_w"]) * 1000),
+            float(row["mean_power_w"]) * 1000,
+            float(row["time_ratio"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+        if (row["gpu"], row["workload"]) == (gpu, workload)
+    ]
 
 
 def test_model_follows_the_published_v100_sweep() -> None:
     """Power as published within a few percent: the parameters were fitted to such sweeps."""
-    curve = published_curve("V100", "bert")
-    kernel = ModelKernel(compute=0.75, activity=0.93)
-    for measured in curve.points:
-        modelled = operate(V100.silicon, [Demand(1.0, kernel)], measured.limit)
-        assert modelled.power == pytest.approx(measured.power, rel=0.08)
-        assert 1 / modelled.grants[0].speed == pytest.approx(measured.duration, rel=0.25)
+    kernel = Kernel(compute=0.75, activity=0.93)
+    sweep = published_sweep("V100", "bert")
+    assert len(sweep) > 3
+    for limit, power, duration in sweep:
+        modelled = operate(V100.silicon, [Demand(1.0, kernel)], limit)
+        assert modelled.power == pytest.approx(power, rel=0.08)
+        assert 1 / modelled.grants[0].speed == pytest.approx(duration, rel=0.25)

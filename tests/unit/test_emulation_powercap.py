@@ -10,11 +10,10 @@ import pytest
 
 from support.emulated_faults import FaultyPowercapTree
 from support.powercap_host import PowercapHost, counters
-from support.powercap_layouts import LAYOUTS
+from support.powercap_layouts import FINE_UNIT, LAYOUTS
 from wattspan.emulation.powercap_engine import CpuLaw, on_sockets
 from wattspan.emulation.powercap_tree import (
     COARSE_UNIT,
-    FINE_UNIT,
     CounterScope,
     EmulatedZone,
     TreeError,

@@ -2,160 +2,127 @@
 
 from __future__ import annotations
 
+import http.server
 import json
-import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from wattspan.emulation.workload import (
-    EmulatedSpan,
-    RequestSpans,
-    SpanSender,
-    StepSpans,
-    UnixTimeMapping,
-)
+from wattspan.emulation.jobs import SpanSender
 from wattspan.emulation.workloads import CompletedUnit, FinishedUnit, WorkLog
 from wattspan.model import SECOND, Instant
 
-STEP = CompletedUnit(
-    began=3 * SECOND, computed=4 * SECOND, ended=5 * SECOND, ideal=SECOND, work=256
-)
+STEP = CompletedUnit(began=3 * SECOND, ended=5 * SECOND, ideal=SECOND, work=256)
+NOW = Instant(6 * SECOND, 106 * SECOND)
 
 
 def test_work_log_numbers_units_and_forgets_the_oldest() -> None:
     log = WorkLog(kept=3)
     for second in range(1, 6):
-        log.record(second * SECOND, [FinishedUnit(0.5, 0.25, 0.25, 0.2, 10)])
+        log.record(second * SECOND, [FinishedUnit(0.5, 0.25, 0.2, 10)])
     assert (log.units, log.took, log.ideal, log.work) == (5, 1_250_000_000, SECOND, 50)
     assert [unit.ended for unit in log.since(4)] == [4_750_000_000]
     assert len(log.since(0)) == 3, "two are forgotten, and counted"
     assert log.since(5) == log.since(9) == ()
-    assert log.summary(4)["finished"] == [
-        [4_500_000_000, 4_750_000_000, 4_750_000_000, 200_000_000, 10]
-    ]
+    assert log.summary(4)["finished"] == [[4_500_000_000, 4_750_000_000, 200_000_000, 10]]
 
 
-def test_training_step_becomes_one_span() -> None:
-    (call,) = StepSpans().spans_of(STEP)
-    assert call == EmulatedSpan("train_step", 3 * SECOND, 5 * SECOND, {"samples": 256})
+def sender(path: Path, kind: str = "steps") -> SpanSender:
+    return SpanSender(str(path), "trainer", kind)
 
 
-def test_rank_has_a_child_span_for_its_own_part() -> None:
-    (call,) = StepSpans(rank=1).spans_of(STEP)
-    assert call.attributes == {"samples": 256, "rank": 1}
-    assert call.parts == (EmulatedSpan("compute", 3 * SECOND, 4 * SECOND, {"rank": 1}),)
+def test_training_step_becomes_one_span(tmp_path: Path) -> None:
+    steps = sender(tmp_path / "absent")
+    steps.add([STEP], NOW)
+    (span,) = steps.waiting
+    assert span["name"] == "train_step"
+    assert (span["startTimeUnixNano"], span["endTimeUnixNano"]) == ("103000000000", "105000000000")
+    assert span["attributes"] == [{"key": "samples", "value": {"intValue": "256"}}]
 
 
-def test_request_span_has_token_counts() -> None:
-    (call,) = RequestSpans().spans_of(STEP)
-    assert (call.name, call.start, call.end) == ("chat", STEP.began, STEP.ended)
-    assert call.attributes["gen_ai.usage.output_tokens"]
+def test_request_span_has_token_counts(tmp_path: Path) -> None:
+    requests = sender(tmp_path / "absent", "requests")
+    requests.add([STEP], NOW)
+    (span,) = requests.waiting
+    assert span["name"] == "chat"
+    assert "gen_ai.usage.output_tokens" in str(span["attributes"])
 
 
-def test_unix_times_of_adjacent_spans_stay_adjacent_and_follow_a_clock_step() -> None:
-    unix = UnixTimeMapping(Instant(100, 1_000, 100))
-    calls = [EmulatedSpan("step", start, start + 10, {}) for start in (100, 110, 120)]
-    told = []
-    for turn, call in enumerate(calls):
-        unix.update(Instant(100 + turn, 1_000 + turn * 300, 100 + turn))  # slewed a little
-        told.append(unix.convert(call))
-    assert all(before.end == after.start for before, after in pairwise(told))
-    unix.update(Instant(200, 1_100 + SECOND, 200))
-    assert unix.convert(calls[0]).start == 1_000 + SECOND
+def test_unix_times_of_adjacent_spans_stay_adjacent_and_follow_a_clock_step(tmp_path: Path) -> None:
+    steps = sender(tmp_path / "absent")
+    for turn, start in enumerate((100, 110, 120)):  # slewed a little
+        steps.add([STEP._replace(began=start, ended=start + 10)], Instant(turn, 900 + turn * 300))
+    times = [(span["startTimeUnixNano"], span["endTimeUnixNano"]) for span in steps.waiting]
+    assert len(times) == 3
+    assert all(before[1] == after[0] for before, after in pairwise(times))
+    steps.add([STEP._replace(began=100)], Instant(200, 1_100 + SECOND))
+    assert steps.waiting[-1]["startTimeUnixNano"] == str(1_000 + SECOND)
 
 
-def test_span_sender_queues_spans_without_an_agent(tmp_path: Path) -> None:
-    teller = SpanSender(tmp_path / "nobody.sock", "trainer")
-    for number in range(3):
-        for call in StepSpans(rank=0).spans_of(STEP._replace(work=number)):
-            teller.add(call)
-    teller.send(1)
-    waiting = list(teller._waiting)
-    assert len(waiting) == 6
-    assert [span.get("parentSpanId", "") for span in waiting[:2]] == ["", waiting[0]["spanId"]]
-
-
-# --------------------------------------------------------------------- an agent that takes its time
-
-
-class Agent:
-    """An agent at a Unix socket that answers when the test says so."""
+class Agent(socketserver.UnixStreamServer):
+    """An agent at a Unix socket that answers with ``status``; ``received`` is what it accepted."""
 
     def __init__(self, path: Path) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._listener.settimeout(0)
-        self._asking: socket.socket | None = None
+        self.status = 200
+        self.received: list[str] = []
+        super().__init__(str(path), AgentHandler)
 
-    def asked(self) -> list[str]:
-        """Names of the spans received now; empty without a receiver."""
-        try:
-            asking, _ = self._listener.accept()
-        except BlockingIOError:
-            return []
-        self.close_asking()
-        asking.settimeout(60)
-        with asking.makefile("rb") as request:
-            headers = dict(
-                line.split(b": ", 1) for line in iter(request.readline, b"\r\n") if b": " in line
-            )
-            body = json.loads(request.read(int(headers[b"Content-Length"])))
-        self._asking = asking
-        return [span["name"] for span in body["resourceSpans"][0]["scopeSpans"][0]["spans"]]
 
-    def answer(self, status: str) -> None:
-        assert self._asking is not None
-        self._asking.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+class AgentHandler(http.server.BaseHTTPRequestHandler):
+    server: Agent
 
-    def close_asking(self) -> None:
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.status == 200:
+            spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"]
+            self.server.received += [span["name"] for span in spans]
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
-    def close(self) -> None:
-        self.close_asking()
-        self._listener.close()
+    def address_string(self) -> str:
+        return "a Unix socket"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged."""
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    one = Agent(tmp_path / "otlp.sock")
-    yield one
-    one.close()
+    with Agent(tmp_path / "otlp.sock") as one:
+        thread = threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
 
 
-@pytest.fixture
-def teller(agent: Agent, tmp_path: Path) -> Iterator[SpanSender]:
-    """The client has sent one span, and has one more."""
-    one = SpanSender(tmp_path / "otlp.sock", "trainer")
-    one.add(EmulatedSpan("first", 0, 1, {}))
-    one.send(SECOND)
-    one.add(EmulatedSpan("second", 1, 2, {}))
-    yield one
-    agent.answer("200 OK")
-    one.send(60 * SECOND)
+def test_accepted_spans_are_sent_once(agent: Agent, tmp_path: Path) -> None:
+    steps = sender(tmp_path / "otlp.sock")
+    steps.add([STEP], NOW)
+    steps.send()
+    steps.send()
+    assert agent.received == ["train_step"]
 
 
-def test_unanswered_spans_are_not_sent_again(agent: Agent, teller: SpanSender) -> None:
-    assert agent.asked() == ["first"]
-    for second in range(2, 9):
-        teller.send(second * SECOND)
-        assert agent.asked() == []
-    agent.answer("200 OK")
-    teller.send(9 * SECOND)
-    assert agent.asked() == ["second"]
+def test_rejected_spans_are_sent_again(agent: Agent, tmp_path: Path) -> None:
+    steps = sender(tmp_path / "otlp.sock")
+    agent.status = 503
+    steps.add([STEP], NOW)
+    steps.send()
+    agent.status = 200
+    steps.add([STEP], NOW)
+    steps.send()
+    assert agent.received == ["train_step", "train_step"]
 
 
-@pytest.mark.parametrize("ends", ["refused", "gone", "silent"])
-def test_rejected_spans_are_sent_again(agent: Agent, teller: SpanSender, ends: str) -> None:
-    assert agent.asked() == ["first"]
-    if ends == "refused":
-        agent.answer("503 Service Unavailable")
-    elif ends == "gone":
-        agent.close_asking()
-    teller.send(12 * SECOND)
-    assert agent.asked() == ["first", "second"]
+def test_spans_wait_without_an_agent(tmp_path: Path) -> None:
+    steps = sender(tmp_path / "absent")
+    for _ in range(1500):
+        steps.add([STEP], NOW)
+    steps.send()
+    assert len(steps.waiting) == 1000, "the limit"

@@ -11,13 +11,8 @@ import pytest
 from support.scripted_load import ScriptedLoad
 from wattspan.emulation.workloads import (
     FOREVER,
-    ContinuousBatching,
     GpuWork,
-    MemoryResident,
-    RankWork,
     RequestServing,
-    SteadyLoad,
-    StepTiming,
     Training,
 )
 
@@ -30,15 +25,6 @@ def run(work, seconds: float, speed: float = 1.0, every: int = 10 * MS):
     return work
 
 
-def test_memory_resident_has_no_demand() -> None:
-    work = run(MemoryResident(), 5)
-    assert (work.demand, work.done) == (0.0, 0.0)
-
-
-def test_steady_work_counts_seconds_at_full_speed() -> None:
-    assert run(SteadyLoad(), 2, speed=0.5).done == pytest.approx(1.0)
-
-
 def test_script_repeats() -> None:
     work = ScriptedLoad(((1.0, 0.8), (0.5, 0.0)))
     demands = []
@@ -49,40 +35,31 @@ def test_script_repeats() -> None:
 
 
 def test_training_alternates_between_host_and_gpu() -> None:
-    work = Training(StepTiming(step=1.0, host=0.25))
+    work = Training(step=1.0, host=0.25)
     assert work.demand == 0.0
     assert work.after(260 * MS, 1.0).demand == 1.0
     assert work.after(1010 * MS, 1.0).demand == 0.0
 
 
 def test_slow_gpu_stretches_the_gpus_part_of_a_step_only() -> None:
-    work = Training(StepTiming(step=1.0, host=0.25))
+    work = Training(step=1.0, host=0.25)
     fast, slow = run(work, 70, speed=1.0), run(work, 70, speed=0.5)
-    assert fast.done == pytest.approx(70, abs=0.1)
-    assert slow.done == pytest.approx(70 / (0.25 + 0.75 / 0.5), abs=0.1)
+    assert fast.steps == pytest.approx(70, abs=1)
+    assert slow.steps == pytest.approx(70 / (0.25 + 0.75 / 0.5), abs=1)
 
 
 def test_progress_does_not_depend_on_the_step_size() -> None:
-    work = Training(StepTiming(step=0.3, host=0.2, noise=0.05, seed=4))
+    work = Training(step=0.3, host=0.2, noise=0.05, seed=4)
     fine, coarse = run(work, 30, every=MS), run(work, 30, every=500 * MS)
-    assert coarse.done == pytest.approx(fine.done, rel=1e-6)
+    assert (coarse.steps, coarse.computing) == (fine.steps, fine.computing)
+    assert coarse.left == pytest.approx(fine.left, abs=1e-6)
 
 
 def test_step_noise_has_the_configured_spread() -> None:
-    steps = StepTiming(step=0.1, noise=0.05, seed=2)
+    steps = Training(step=0.1, noise=0.05, seed=2)
     lengths = [steps.variation(step) for step in range(2000)]
     assert statistics.stdev(lengths) == pytest.approx(0.05, rel=0.1)
     assert lengths == [steps.variation(step) for step in range(2000)]
-
-
-def test_step_time_is_proportional_to_its_work() -> None:
-    steps = StepTiming(step=0.1, samples=256, spread=0.5, seed=4)
-    amounts = [steps.work(step) for step in range(500)]
-    assert (min(amounts) < 150, max(amounts) > 360) == (True, True)
-    assert all(
-        steps.whole(step) == pytest.approx(0.1 * amount / 256)
-        for step, amount in enumerate(amounts)
-    )
 
 
 def test_requests_arrive_in_bursts_at_the_configured_rate() -> None:
@@ -90,7 +67,7 @@ def test_requests_arrive_in_bursts_at_the_configured_rate() -> None:
     for _ in range(60_000):
         work = work.after(10 * MS, 1.0)
         idle, busy = idle + (work.demand == 0), busy + (work.demand > 0)
-    assert work.done == pytest.approx(6000, rel=0.15)
+    assert work.served == pytest.approx(6000, rel=0.15)
     assert idle > 1000
     assert busy > 1000
 
@@ -116,7 +93,7 @@ def finishes(work: GpuWork, seconds: float, speed: float = 1.0, host: float = 1.
 
 
 def test_step_times_are_exact_at_any_step_size() -> None:
-    work = Training(StepTiming(step=0.12, host=0.1, noise=0.05, seed=3))
+    work = Training(step=0.12, host=0.1, noise=0.05, seed=3)
     fine, coarse = finishes(work, 10, every=1), finishes(work, 10, every=500)
     assert len(coarse) > 80
     for one, other in zip(fine, coarse, strict=False):
@@ -126,19 +103,19 @@ def test_step_times_are_exact_at_any_step_size() -> None:
 
 
 def test_capped_step_slows_down_by_its_gpu_share() -> None:
-    work = Training(StepTiming(step=0.1, host=0.2, noise=0.05, seed=3))
+    work = Training(step=0.1, host=0.2, noise=0.05, seed=3)
     for began, ended, ideal in finishes(work, 20, speed=0.8):
         assert (ended - began) / ideal == pytest.approx(0.2 + 0.8 / 0.8)
 
 
 def test_slow_package_stretches_the_hosts_part_of_a_step_only() -> None:
-    work = Training(StepTiming(step=0.1, host=0.2))
+    work = Training(step=0.1, host=0.2)
     for began, ended, ideal in finishes(work, 5, host=0.5):
         assert (ended - began) / ideal == pytest.approx(0.2 / 0.5 + 0.8)
 
 
 def test_paused_job_finishes_its_step_and_starts_no_other() -> None:
-    work = run(Training(StepTiming(step=0.1, host=0.2)), 0.35)
+    work = run(Training(step=0.1, host=0.2), 0.35)
     paused = run(replace(work, paused=True), 60)
     assert (paused.steps, paused.demand, paused.lasts(1.0)) == (4, 0.0, FOREVER)
     ((began, ended, ideal), *_) = finishes(replace(paused, paused=False), 0.2, every=1)
@@ -148,11 +125,9 @@ def test_paused_job_finishes_its_step_and_starts_no_other() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        Training(StepTiming(step=0.3, host=0.2, noise=0.1)),
-        RankWork("a", 0, 1, StepTiming(step=0.3, host=0.2)),
+        Training(step=0.3, host=0.2, noise=0.1),
         ScriptedLoad(((0.2, 1.0), (0.1, 0.0))),
         RequestServing(rate=5, cost=0.05, burst=1.0),
-        ContinuousBatching(rate=5, cost=0.1),
     ],
     ids=lambda work: type(work).__name__,
 )
@@ -165,22 +140,6 @@ def test_demand_is_constant_for_the_predicted_time(work: GpuWork) -> None:
         ns = int(lasts * 1e9)
         assert work.after(max(0, ns - 10), 0.7).demand == work.demand
         work = work.after(ns + 10, 0.7)
-    assert work.done > 0 or isinstance(work, RankWork)
-
-
-def test_concurrent_requests_overlap_and_slow_down_with_the_gpu() -> None:
-    work = ContinuousBatching(rate=10, cost=0.3, seed=3)
-    fast, slow = finishes(work, 60), finishes(work, 60, speed=0.8)
-    assert any(late < end for (_, end, _), (late, _, _) in pairwise(fast)), "they overlap"
-    mean = [statistics.mean(end - start for start, end, _ in told) for told in (fast, slow)]
-    assert mean[1] > 1.2 * mean[0]
-    assert len(slow) == pytest.approx(len(fast), rel=0.05), "they come when they like"
-
-
-def test_full_batch_queues_requests_without_loss() -> None:
-    work = run(ContinuousBatching(rate=200, cost=0.5, most=4), 5)
-    assert len(work.active) == 4
-    assert work.served + len(work.active) + len(work.waiting) == work.came
 
 
 def test_queued_request_lasts_from_arrival_to_end() -> None:

@@ -42,7 +42,7 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
     job = tuned_job(profile)
     if job is None:
         return config
-    named = TunedJobSettings(service=job.service or job.name, span=STEP, work="samples")
+    named = TunedJobSettings(service=job.name, span=STEP, work="samples")
     tuned = AutotuneSettings(
         mode="apply",
         max_slowdown=BUDGET,
@@ -63,7 +63,7 @@ def tuning_hint(profile: HostProfile) -> str:
     if job is None:
         return ""
     return (
-        f"The agent tunes {job.service or job.name}: within minutes its {STEP} needs less energy, "
+        f"The agent tunes {job.name}: within minutes its {STEP} needs less energy, "
         f"with at most {BUDGET:.0%} slowdown. The TUNING table shows the decisions."
     )
 

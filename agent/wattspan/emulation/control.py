@@ -1,9 +1,7 @@
 """Clients of an emulated host: a Unix socket by which other processes use its boards.
 
 A program that is not a job of the profile attaches itself to a board here and sets its load, as a
-program with a real GPU would by launching kernels. The protocol is JSON, one line for each request
-and answer, with one thread for each client. The kernel proves the client's pid, so no client can
-act for another. The host's directory is private to its user.
+program with a real GPU would by launching kernels. The host's directory is private to its user.
 
 ::
 
@@ -21,22 +19,20 @@ import contextlib
 import json
 import os
 import socket
-import socketserver
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from wattspan.ports import WattspanError
-from wattspan.util.peer_credentials import peer_credentials
 
 
 class Closeable:
     """A context manager that calls ``close`` at its end."""
 
     def close(self) -> None:
-        """End it; again: nothing."""
+        """Release the resources. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -47,48 +43,6 @@ class Closeable:
 
 
 SOCKET_NAME = "engine.sock"
-
-QuestionHandler = Callable[[int, str], dict[str, Any]]
-"""The answer to a line that the process with this pid has written."""
-
-
-class ControlServer:
-    """Answers guests at ``directory / NAME`` until it is closed."""
-
-    def __init__(self, directory: Path, answer: QuestionHandler) -> None:
-        self._server = _ControlSocketServer(str(directory / SOCKET_NAME), _ControlHandler)
-        self._server.answer = answer
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="emulated-door", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-class _ControlSocketServer(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    block_on_close = False  # a guest that stays is no reason to
-    answer: QuestionHandler
-
-
-class _ControlHandler(socketserver.StreamRequestHandler):
-    server: _ControlSocketServer
-    timeout = None
-
-    def handle(self) -> None:
-        pid = peer_credentials(self.request).pid or 0
-        for line in self.rfile:
-            answer = self.server.answer(pid, line.decode(errors="replace"))
-            try:
-                self.wfile.write(json.dumps(answer).encode() + b"\n")
-            except OSError:
-                return  # it left without waiting for the answer
-
-
 HOST_VARIABLE = "WATTSPAN_EMULATED_HOST"  # the host's directory, where there are several
 _HOST_DIRECTORIES = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108 - where emulated hosts are
 
@@ -98,9 +52,9 @@ def running_host() -> Path:
     if chosen := os.environ.get(HOST_VARIABLE):
         return Path(chosen)
     found = [
-        door.parent
+        path.parent
         for where in _HOST_DIRECTORIES
-        for door in where.glob(f"wattspan-emulated-*/{SOCKET_NAME}")
+        for path in where.glob(f"wattspan-emulated-*/{SOCKET_NAME}")
     ]
     if len(found) == 1:
         return found[0]
@@ -111,7 +65,7 @@ def running_host() -> Path:
     )
 
 
-class ControlClient:
+class ControlClient(Closeable):
     """Questions to a running emulated host, from any process of its user. Thread-safe."""
 
     def __init__(self, host: Path | None = None) -> None:
@@ -133,7 +87,7 @@ class ControlClient:
                 self._file.write(json.dumps(question) + "\n")
                 self._file.flush()
                 line = self._file.readline()
-        except OSError:  # it ended between two questions, or in the midst of one
+        except (OSError, ValueError):  # the host has ended, or this client is closed
             line = ""
         if not line.endswith("\n"):
             raise WattspanError("The emulated host has ended.")
@@ -146,59 +100,6 @@ class ControlClient:
         with contextlib.suppress(OSError):  # unsent data to a host that has ended
             self._file.close()
         self._socket.close()
-
-
-class EmulatedTraining(Closeable):
-    """This process trains on board ``index``: steps as long as the board is slow.
-
-    ::
-
-        with EmulatedTraining(step=0.1) as training:
-            while True:
-                with tracer.start_as_current_span("train_step"):
-                    training.step()
-    """
-
-    def __init__(
-        self,
-        index: int = 0,
-        *,
-        step: float = 0.1,
-        host_part: float = 0.03,
-        noise: float = 0.02,
-        seed: int = 0,
-        kernel: str = "large-model",
-        host: Path | None = None,
-    ) -> None:
-        """``step`` is in seconds at full speed; ``host_part`` of it is done without the board."""
-        self._index, self._done = index, 0
-        self._host = ControlClient(host)
-        steps = {"step": step, "host": host_part, "noise": noise, "seed": seed}
-        try:
-            self._host.ask(do="attach", gpu=index, load=1.0, kernel=kernel, steps=steps)
-        except BaseException:
-            self._host.close()
-            raise
-        self._pause = min(0.005, step / 50)
-
-    def step(self) -> tuple[int, int]:
-        """Return when the next step is done: when exactly it began and ended, monotonic."""
-        waiting = threading.Event()
-        while not (finished := self._ask_units(self._done)["finished"]):
-            waiting.wait(self._pause)
-        self._done += 1
-        began, _, ended, *_ = finished[0]
-        return began, ended
-
-    def truth(self) -> dict[str, Any]:
-        """The truth about the steps so far: ``units``, and nanoseconds ``took`` and ``ideal``."""
-        return self._ask_units(1 << 62)
-
-    def _ask_units(self, since: int) -> dict[str, Any]:
-        return self._host.ask(do="finished", gpu=self._index, since=since)
-
-    def close(self) -> None:
-        self._host.close()
 
 
 class EmulatedGpu(Closeable):

@@ -3,14 +3,13 @@
 Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [PERIOD]``, the period being that of
 the CPU counters in nanoseconds. It is a separate process so that its cost is not the agent's, and
 so that an agent that is killed leaves nothing behind: when its standard input ends, it ends, and
-removes its directory. Requests and answers are JSON, one line each::
+removes its directory. Clients ask at a Unix socket in that directory, in JSON, one line for each
+request and answer::
 
     {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
     {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}
     {"do": "work", "job": NAME, "since": 0}  ->  {"units": 9, "took": NS, "ideal": NS, ...}
     {"do": "steer", "job": NAME, "paused": true, ...}
-
-Its owner uses standard input and output; clients, with fewer requests, use ``control``.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socketserver
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.control import ControlServer
+from wattspan.emulation.control import SOCKET_NAME
 from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.jobs import JobManager
+from wattspan.emulation.jobs import JobManager, set_process_name
 from wattspan.emulation.powercap_engine import (
     CpuJobs,
     PowercapEngine,
@@ -36,122 +37,104 @@ from wattspan.emulation.powercap_engine import (
 )
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
-from wattspan.emulation.workload import set_process_name
-from wattspan.emulation.workloads import SteadyLoad, StepTiming, Training
+from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
+from wattspan.util.peer_credentials import peer_credentials
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, by default
 
 
-CLIENT_QUESTIONS = frozenset({"truth", "attach", "load", "finished", "start-jobs", "work", "steer"})
-"""Guests are processes of the same user. They may not break hardware, nor act for another."""
-
-
-class HostEngine:
-    """Physics in threads, jobs in processes, and a conversation with the owner."""
+class HostEngine(socketserver.ThreadingUnixStreamServer):
+    """Physics in threads, jobs in processes, and a thread for each client."""
 
     tree_type: type[PowercapTree] = PowercapTree
     counters_type: type[PowercapEngine] = PowercapEngine
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, profile: HostProfile, directory: Path, period: int = PERIOD) -> None:
         self._profile = profile
-        self._directory = directory
-        clock = SystemClock()
-        self._runner: PowercapRunner | None = None
-        self._gpus: EmulatedGpus | None = None
+        self._clock = SystemClock()
         cpus = CpuJobs()
-        sockets: Sequence[int] = ()
-        hosts: Callable[[], Sequence[float]] = tuple
-        if profile.powercap is not None:
-            tree = self.tree_type(directory / "sys", LAYOUTS[profile.powercap])
-            sockets = tree.socket_of_cpu
-            load = on_sockets(open_cpu_load(), sockets)
-            counters = self.counters_type(tree, profile.law, clock, load)
-            self._runner = PowercapRunner(counters, clock, period=period, also=cpus.step)
-            self._runner.start()
-            hosts = lambda: counters.speeds  # noqa: E731
+        tree = self.tree_type(directory / "sys", LAYOUTS[profile.powercap])
+        load = on_sockets(open_cpu_load(), tree.socket_of_cpu)
+        counters = self.counters_type(tree, profile.law, self._clock, load)
+        self._runner = PowercapRunner(counters, self._clock, period=period, also=cpus.step)
+        self._runner.start()
+        self._gpus: EmulatedGpus | None = None
         if profile.gpus:
-            self._gpus = EmulatedGpus(directory / "gpus", profile.gpus, clock, hosts)
+            self._gpus = EmulatedGpus(
+                directory / "gpus", profile.gpus, self._clock, lambda: counters.speeds
+            )
             self._gpus.start(GPU_STEP)
-        self._jobs = JobManager(directory, self._gpus, cpus, sockets)
-        self._control = ControlServer(directory, self.answer_client)
+        self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)
+        self._answers: Mapping[str, Callable[..., dict[str, Any]]] = {
+            "truth": self._truth,
+            "start-jobs": self._start_jobs,
+            "attach": self._attach,
+            "load": self._load,
+            "finished": self._finished,
+            "work": lambda pid, job, since=None: self._jobs.finished(job, since),
+            "steer": self._steer,
+        }
+        super().__init__(str(directory / SOCKET_NAME), _ClientHandler)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(0.1,), name="emulated-control", daemon=True
+        )
+        self._thread.start()
 
-    def answer(self, line: str) -> dict[str, Any]:
-        """The answer to one request. No request ends the host."""
+    def answer(self, pid: int, line: str) -> dict[str, Any]:
+        """The answer to one request of the process ``pid``. No request ends the host."""
         try:
-            return self._answer(json.loads(line))
+            question = {"pid": pid, **json.loads(line)}
+            return self._answers[question.pop("do")](**question)
         except (LookupError, TypeError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def answer_client(self, pid: int, line: str) -> dict[str, Any]:
-        """The answer to a guest: about jobs and the truth, and for himself a board's time."""
-        try:
-            question = json.loads(line)
-            if question["do"] not in CLIENT_QUESTIONS:
-                return {"error": f"not for guests: {question['do']}"}
-            return self._answer({**question, "pid": pid})
-        except (LookupError, TypeError, ValueError, WattspanError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-
-    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        match question:
-            case {"do": "truth", "at": list(times)}:
-                return {"at": self._truth_at([int(time) for time in times])}
-            case {"do": "truth"}:
-                return self._truth()
-            case {"do": "start-jobs"}:
-                for job in self._profile.jobs:
-                    self._jobs.start(job, str(question.get("agent", "")))
-                return {"jobs": self._jobs.pids}
-            case {
-                "do": "attach",
-                "gpu": int(gpu),
-                "pid": int(pid),
-                "load": float() | int() as load,
-            }:
-                kernel, steps = question.get("kernel", "train"), question.get("steps")
-                return self._attach(gpu, pid, load, kernel, steps)
-            case {"do": "load", "gpu": int(gpu), "pid": int(pid), "load": float() | int() as load}:
-                self._require_gpus().set_load(gpu, pid, load)
-                return {"done": "load"}
-            case {
-                "do": "finished",
-                "gpu": int() | None as gpu,
-                "pid": int(pid),
-                "since": int(since),
-            }:
-                return self._jobs.work_log(pid, gpu).summary(since)
-            case {"do": "work", "job": str(name)}:
-                return self._jobs.truth(name, question.get("since"))
-            case {"do": "steer", "job": str(name), **changes}:
-                changes.pop("pid", None)  # the guest's own, which steers nothing
-                self._jobs.steer(name, changes)
-                return {"done": "steer"}
-        return {"error": f"not understood: {question}"}
+    def _start_jobs(self, pid: int, agent: str = "") -> dict[str, Any]:
+        del pid
+        for job in self._profile.jobs:
+            self._jobs.start(job, agent)
+        return {"jobs": self._jobs.pids}
 
     def _attach(
-        self, gpu: int, pid: int, load: float, kernel: str, steps: dict[str, Any] | None
+        self,
+        pid: int,
+        gpu: int,
+        load: float,
+        kernel: str = "train",
+        steps: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        work = SteadyLoad(load, KERNELS[kernel])
-        training = None if steps is None else Training(StepTiming(**steps), load, KERNELS[kernel])
-        self._require_gpus().attach(gpu, pid, training or work, until_exit=True)
+        work: GpuWork = SteadyLoad(load, KERNELS[kernel])
+        if steps is not None:
+            work = Training(**steps, load=load, kernel=KERNELS[kernel])
+        self._jobs.gpus.attach(gpu, pid, work, until_exit=True)
         return {"done": "attach"}
 
-    def _require_gpus(self) -> EmulatedGpus:
-        if self._gpus is None:
-            raise ValueError("this host has no GPU")
-        return self._gpus
+    def _load(self, pid: int, gpu: int, load: float) -> dict[str, Any]:
+        self._jobs.gpus.set_load(gpu, pid, load)
+        return {"done": "load"}
 
-    def _truth_at(self, times: Sequence[int]) -> list[dict[str, Any]]:
-        zones = [{} for _ in times] if self._runner is None else self._runner.spent_at(times)
-        boards = (
-            []
-            if self._gpus is None
-            else [self._gpus.spent_at(index, times) for index in range(len(self._gpus))]
-        )
-        return [
+    def _finished(self, pid: int, gpu: int | None, since: int) -> dict[str, Any]:
+        return self._jobs.work_log(pid, gpu).summary(since)
+
+    def _steer(self, pid: int, job: str, **changes: Any) -> dict[str, Any]:
+        del pid
+        if "kernel" in changes:
+            changes["kernel"] = KERNELS[changes["kernel"]]
+        self._jobs.change(job, changes)
+        return {"done": "steer"}
+
+    def _truth(self, pid: int, at: Sequence[int] | None = None) -> dict[str, Any]:
+        """The energy at each time in ``at``, or now, in microjoules: of zones, GPUs, processes."""
+        del pid
+        times = [self._clock.monotonic()] if at is None else at
+        zones = self._runner.spent_at(times)
+        gpus = self._gpus
+        boards = [] if gpus is None else [gpus.spent_at(index, times) for index in range(len(gpus))]
+        moments = [
             {
                 "zones": zones[place],
                 "gpus": [
@@ -161,37 +144,34 @@ class HostEngine:
             }
             for place in range(len(times))
         ]
-
-    def _truth(self) -> dict[str, Any]:
-        gpus = []
-        for index in range(len(self._gpus) if self._gpus is not None else 0):
-            assert self._gpus is not None  # noqa: S101 - just counted
-            truth = self._gpus.truth(index)
-            gpus.append(
-                {
-                    "uuid": self._gpus.uuid(index),
-                    "energy": truth.energy,
-                    "idle": truth.idle,
-                    "processes": dict(truth.processes),
-                }
-            )
-        packages: dict[str, int] = {}
-        if self._runner is not None:
-            self._runner.between_steps(lambda engine: packages.update(engine.energies()))
-        return {"zones": packages, "gpus": gpus}
+        return moments[0] if at is None else {"at": moments}
 
     def close(self) -> None:
-        """Close the control socket, end the jobs, then stop the physics."""
-        self._control.close()
+        """Close the socket, end the jobs, then stop the physics."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
         self._jobs.close()
         if self._gpus is not None:
             self._gpus.close()
-        if self._runner is not None:
-            self._runner.stop()
+        self._runner.stop()
+
+
+class _ClientHandler(socketserver.StreamRequestHandler):
+    server: HostEngine
+
+    def handle(self) -> None:
+        pid = peer_credentials(self.request).pid or 0
+        for line in self.rfile:
+            answer = self.server.answer(pid, line.decode(errors="replace"))
+            try:
+                self.wfile.write(json.dumps(answer).encode() + b"\n")
+            except OSError:
+                return  # the client left without waiting for the answer
 
 
 def main(arguments: list[str], engine_type: type[HostEngine] = HostEngine) -> None:
-    """Live until standard input ends."""
+    """Run until standard input ends."""
     set_process_name("emulated-host")
     # A service manager asks all processes of a service to end; this one's owner needs it until
     # its own end. (A handler, not SIG_IGN, which the jobs would inherit.)
@@ -201,22 +181,17 @@ def main(arguments: list[str], engine_type: type[HostEngine] = HostEngine) -> No
     try:
         engine = engine_type(profile, directory, period)
         try:
-            _write_line({"ready": True})
-            for line in sys.stdin:
-                _write_line(engine.answer(line))
+            sys.stdout.write("ready\n")
+            sys.stdout.flush()
+            sys.stdin.read()
         finally:
             engine.close()
     except BrokenPipeError:
-        pass  # the owner died with a question on its lips
+        pass  # the owner died during the start
     except OSError as error:
         sys.exit(f"wattspan: Cannot emulate a host in {directory}: {error.strerror or error}.")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _write_line(facts: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ next. So whatever a client read in between was true, and the energy is the exact
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from wattspan.emulation.boards import (
     last_edge,
     mean_power,
     operate,
-    picojoules,
 )
 from wattspan.emulation.workloads import GpuWork
 
@@ -129,15 +128,16 @@ class GpuState:
 class EnergySplit:
     """The division of the energy of one GPU, in microjoules.
 
-    Exactly ``energy == idle + sum(processes.values())``. A process's energy is the dynamic energy
-    it caused, kept after it left; ``idle`` is the rest and takes the roundings, less than a
-    microjoule a process. ``progress`` is in units of work.
+    A process's energy is the dynamic energy that it caused, kept after its exit; ``idle`` is the
+    rest and takes the roundings, less than a microjoule a process.
     """
 
     energy: int
-    idle: int
     processes: dict[int, int]
-    progress: dict[int, float]
+
+    @property
+    def idle(self) -> int:
+        return self.energy - sum(self.processes.values())
 
 
 def new_gpu(board: EmulatedBoard, now: int) -> GpuState:
@@ -214,25 +214,28 @@ def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> Gp
     return _operating_point(replace(gpu, tenants=tenants))
 
 
-def energy_split(gpu: GpuState) -> EnergySplit:
-    """The division of the energy until ``gpu.at``."""
-    spent = dict(gpu.departed)
+BOARD = 0
+"""The key of the whole board's energy, beside those of pids."""
+
+
+def energies(gpu: GpuState) -> dict[int, int]:
+    """The energies of the board and of each process until ``gpu.at``, in picojoules."""
+    spent = {BOARD: gpu.energy, **dict(gpu.departed)}
     for tenant in gpu.tenants:
         spent[tenant.pid] = spent.get(tenant.pid, 0) + tenant.energy
-    processes = {pid: energy // PICOJOULES for pid, energy in spent.items()}
-    energy = gpu.energy // PICOJOULES
-    return EnergySplit(
-        energy=energy,
-        idle=energy - sum(processes.values()),
-        processes=processes,
-        progress={tenant.pid: tenant.work.done for tenant in gpu.tenants},
-    )
+    return spent
+
+
+def energy_split(spent: Mapping[int, int]) -> EnergySplit:
+    """The division of the ``energies`` of a GPU."""
+    whole = {pid: energy // PICOJOULES for pid, energy in spent.items()}
+    return EnergySplit(whole.pop(BOARD), whole)
 
 
 def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> GpuState:
     """The GPU at ``now``, having drawn until then what it was said to draw."""
     elapsed, power = now - gpu.at, gpu.point.power
-    energy = gpu.energy + picojoules(power, elapsed)
+    energy = gpu.energy + power * elapsed
     sensor = gpu.board.sensor
     keep = max(sensor.average_window or 0, sensor.instant_window) + sensor.period
     share = sum(tenant.grant.share for tenant in gpu.tenants)
@@ -260,7 +263,7 @@ def _latched(gpu: GpuState, now: int) -> int:
     if gpu.board.counter_step is None:
         return gpu.latched
     edge = last_edge(gpu.born, gpu.board.counter_step, now)
-    return gpu.latched if edge < gpu.at else gpu.energy + picojoules(gpu.point.power, edge - gpu.at)
+    return gpu.latched if edge < gpu.at else gpu.energy + gpu.point.power * (edge - gpu.at)
 
 
 def _host_of(tenant: GpuTenant, hosts: Sequence[float]) -> float:
@@ -272,7 +275,7 @@ def _work_advanced(tenant: GpuTenant, elapsed: int, hosts: Sequence[float]) -> G
     return replace(
         tenant,
         work=tenant.work.after(elapsed, grant.speed, _host_of(tenant, hosts)),
-        energy=tenant.energy + picojoules(grant.power, elapsed),
+        energy=tenant.energy + grant.power * elapsed,
         used=tenant.used + grant.share * elapsed,
     )
 
@@ -296,40 +299,26 @@ def _sensor_value(gpu: GpuState, edge: int, window: int | None) -> int | None:
 
 
 def _sampled(gpu: GpuState, before: GpuState, wall: int) -> GpuState:
-    """Utilisation samples for every sample edge since ``before``: in percent, non-zero only."""
-    period = gpu.board.sample_period
-    edge = last_edge(gpu.born, period, gpu.at)
+    """Utilisation samples at the latest edge, if it is after the sample before: non-zero only."""
+    edge = last_edge(gpu.born, gpu.board.sample_period, gpu.at)
     if edge <= gpu.sampled:
         return gpu
-    samples = list(gpu.samples)
-    # Only as many edges as the ring can hold; the first also covers any that are left out.
-    at = max(gpu.sampled + period, edge - (SAMPLES - 1) * period)
-    since, device, device_memory = gpu.sampled, 0, 0
-    over = {tenant.pid: tenant.used for tenant in before.tenants}
-    over_device = before.used
-    start = before.at
-    while at <= edge:
-        stamp = (wall - (gpu.at - at)) // 1000
-        device_memory = 0
-        for tenant in before.tenants:
-            used = over[tenant.pid] + tenant.grant.share * (at - start)
-            percent = _percent(used, at - since)
-            traffic = min(percent, round(percent * 0.6))
-            device_memory += traffic
-            if percent:
-                samples.append(UtilisationSample(stamp, tenant.pid, percent, traffic))
-            over[tenant.pid] = 0
-        share = sum(tenant.grant.share for tenant in before.tenants)
-        device = _percent(over_device + share * (at - start), at - since)
-        over_device = 0
-        start = since = at
-        at += period
-    rest = gpu.at - edge
+    duration, rest = edge - gpu.sampled, gpu.at - edge
+    samples, device, device_memory = list(gpu.samples), before.used, 0
+    for tenant in before.tenants:
+        inside = tenant.grant.share * (edge - before.at)
+        device += inside
+        percent = _percent(tenant.used + inside, duration)
+        traffic = round(percent * 0.6)
+        device_memory += traffic
+        if percent:
+            stamp = (wall - rest) // 1000
+            samples.append(UtilisationSample(stamp, tenant.pid, percent, traffic))
     return replace(
         gpu,
         samples=tuple(samples[-SAMPLES:]),
         sampled=edge,
-        utilisation=device,
+        utilisation=_percent(device, duration),
         memory_utilisation=min(100, device_memory),
         used=sum(tenant.grant.share for tenant in before.tenants) * rest,
         tenants=tuple(replace(tenant, used=tenant.grant.share * rest) for tenant in gpu.tenants),
@@ -337,7 +326,7 @@ def _sampled(gpu: GpuState, before: GpuState, wall: int) -> GpuState:
 
 
 def _percent(used: int, duration: int) -> int:
-    return min(100, round(used / (duration * 10_000))) if duration > 0 else 0
+    return min(100, round(used / (duration * 10_000)))
 
 
 def _warmed(gpu: GpuState, elapsed: int) -> float:

@@ -36,7 +36,6 @@ class ProcessEntry(ctypes.LittleEndianStructure):
         ("pid", ctypes.c_uint32),
         ("kind", ctypes.c_uint32),  # index into KINDS
         ("memory", ctypes.c_uint64),  # bytes
-        ("progress", ctypes.c_uint64),  # units of work done, in millionths
         ("instance", ctypes.c_uint32),  # MIG GPU instance; all ones: none
         ("reserved", ctypes.c_uint32),
     )

@@ -15,11 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
 
 import psutil
 
-from wattspan.emulation.boards import BOARDS, PICOJOULES, EmulatedBoard, EnergyLog
+from wattspan.emulation.boards import PICOJOULES, EmulatedBoard, EnergyLog
 from wattspan.emulation.control import Closeable
 from wattspan.emulation.gpu_engine import (
     Controls,
@@ -31,6 +30,7 @@ from wattspan.emulation.gpu_engine import (
     attached,
     changed,
     detached,
+    energies,
     energy_split,
     new_gpu,
     next_change,
@@ -49,11 +49,8 @@ from wattspan.emulation.gpu_file import (
 )
 from wattspan.emulation.workloads import (
     GpuWork,
-    RankWork,
     SteadyLoad,
     WorkLog,
-    all_arrived,
-    waiting_time,
 )
 from wattspan.ports import Clock
 
@@ -64,22 +61,6 @@ _GIB = 1 << 30
 
 
 MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
-_BOARD = 0  # the key of the whole board's energy, beside those of pids
-
-
-class GpuEnergyTotals(NamedTuple):
-    """The energy of a GPU at one time, in microjoules, and that of its processes."""
-
-    energy: int
-    processes: dict[int, int]
-
-
-def _energies(gpu: GpuState) -> dict[int, int]:
-    """Picojoules of the whole board and of each process."""
-    energies = {_BOARD: gpu.energy, **dict(gpu.departed)}
-    for tenant in gpu.tenants:
-        energies[tenant.pid] = energies.get(tenant.pid, 0) + tenant.energy
-    return energies
 
 
 class EmulatedGpus(Closeable):
@@ -88,31 +69,30 @@ class EmulatedGpus(Closeable):
     def __init__(
         self,
         path: Path,
-        boards: Sequence[EmulatedBoard | str],
+        boards: Sequence[EmulatedBoard],
         clock: Clock,
         hosts: Callable[[], Sequence[float]] = tuple,
     ) -> None:
-        """Create ``path``. ``boards`` are values of ``BOARDS`` or their keys ("h100").
+        """Create ``path``.
 
         ``hosts`` returns the present speed of the CPUs of each socket, 1.0 being full speed.
         """
         if not 0 < len(boards) <= MAX_GPUS:
             raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
-        kinds = [board_named(board) if isinstance(board, str) else board for board in boards]
         self._clock = clock
         self._hosts = hosts
         self._work_logs: dict[tuple[int, int], WorkLog] = {}
         self._lock = threading.RLock()
         self._until_exit: set[tuple[int, int]] = set()
-        self._outside = [Controls(limit=board.limits[1]) for board in kinds]
+        self._outside = [Controls(limit=board.limits[1]) for board in boards]
         born = clock.monotonic()
-        self._gpus = [new_gpu(board, born) for board in kinds]
-        self._logs = [EnergyLog[int](MAX_LOG_ENTRIES) for _ in kinds]
+        self._gpus = [new_gpu(board, born) for board in boards]
+        self._logs = [EnergyLog[int](MAX_LOG_ENTRIES) for _ in boards]
         for log, gpu in zip(self._logs, self._gpus, strict=True):
-            log.record(gpu.at, _energies(gpu))
+            log.record(gpu.at, energies(gpu))
 
         def fill(host: HostRecord) -> None:
-            host.header.gpus = len(kinds)
+            host.header.gpus = len(boards)
             host.header.driver_version = DRIVER_VERSION.encode()
             host.header.nvml_version = NVML_VERSION.encode()
             host.header.cuda_version = CUDA_VERSION
@@ -137,40 +117,23 @@ class EmulatedGpus(Closeable):
         text: bytes = self.file.identity(gpu).uuid
         return text.decode()
 
-    def board(self, gpu: int) -> EmulatedBoard:
-        return self._gpus[gpu].board
-
-    def label(self, gpu: int) -> str:
-        """A name that includes "Emulated" and the basis of the physics."""
-        board = self.board(gpu)
-        return f"Emulated {board.name} ({board.basis})"
-
     def state(self, gpu: int) -> GpuState:
         """The whole state at the last step."""
         with self._lock:
             return self._gpus[gpu]
 
     def truth(self, gpu: int) -> EnergySplit:
-        """The division of the GPU's energy until now, in microjoules, exactly."""
-        with self._lock:
-            self._advance(gpu)
-            return energy_split(self._gpus[gpu])
+        """The division of the GPU's energy until now."""
+        return self.spent_at(gpu, (self._clock.monotonic(),))[0]
 
-    def spent_at(self, gpu: int, times: Sequence[int]) -> list[GpuEnergyTotals]:
-        """The GPU's energy at each of some monotonic times, exactly.
+    def spent_at(self, gpu: int, times: Sequence[int]) -> list[EnergySplit]:
+        """The division of the GPU's energy at each of some monotonic times, exactly.
 
         LookupError for a future time, or one before the recorded times.
         """
         with self._lock:
             self._advance(gpu)
-            found = [self._logs[gpu].at(time) for time in times]
-        return [
-            GpuEnergyTotals(
-                energies.pop(_BOARD) // PICOJOULES,
-                {pid: energy // PICOJOULES for pid, energy in energies.items()},
-            )
-            for energies in found
-        ]
+            return [energy_split(self._logs[gpu].at(time)) for time in times]
 
     # --------------------------------------------------------------------------- processes
 
@@ -199,15 +162,6 @@ class EmulatedGpus(Closeable):
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
                 self._until_exit.add((gpu, pid))
-
-    def work_of(self, gpu: int, pid: int) -> GpuWork:
-        """The progress of a process's work on a GPU; LookupError if it has none there."""
-        with self._lock:
-            self._advance(gpu)
-            for tenant in self._gpus[gpu].tenants:
-                if tenant.pid == pid:
-                    return tenant.work
-        raise LookupError(f"process {pid} is not on GPU {gpu}")
 
     def set_load(self, gpu: int, pid: int, demand: float) -> None:
         """Let a process with steady work want another share of a GPU, from now on.
@@ -250,11 +204,10 @@ class EmulatedGpus(Closeable):
     # -------------------------------------------------------------------------------- time
 
     def step(self) -> None:
-        """Bring every GPU to the present, and let ranks go on that have met."""
+        """Bring every GPU to the present."""
         with self._lock:
             for index in range(len(self._gpus)):
                 self._advance(index)
-            self._release_ranks()
 
     def run(self, seconds: float, every: float = 0.01) -> None:
         """Let ``seconds`` of the clock pass, stepping; with a manual clock, at once."""
@@ -314,7 +267,7 @@ class EmulatedGpus(Closeable):
             gpu = step(before, max(now.mono, before.at), now.wall, asked, self._hosts())
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
             self._record_finished(index)
-            self._logs[index].record(gpu.at, _energies(gpu))
+            self._logs[index].record(gpu.at, energies(gpu))
             publish(live, gpu, record.mig != 0, before)
 
     def _record_finished(self, index: int) -> None:
@@ -324,27 +277,6 @@ class EmulatedGpus(Closeable):
                 log = self._work_logs.setdefault((index, tenant.pid), WorkLog())
                 log.record(gpu.at, tenant.work.finished)
 
-    def _release_ranks(self) -> None:
-        """Let synchronous ranks that all have computed their step begin the next."""
-        places: dict[str, list[tuple[int, int, RankWork]]] = {}
-        for index, gpu in enumerate(self._gpus):
-            for tenant in gpu.tenants:
-                if isinstance(work := tenant.work, RankWork):
-                    places.setdefault(work.group, []).append((index, tenant.pid, work))
-        for found in places.values():
-            if not all_arrived([work for _, _, work in found]):
-                continue
-            last = max(self._gpus[index].at - waiting_time(work) for index, _, work in found)
-            for index, pid, _ in found:
-                self._release_rank(index, pid, last)
-
-    def _release_rank(self, index: int, pid: int, last: int) -> None:
-        def go(gpu: GpuState) -> GpuState:
-            ago = (gpu.at - last) / 1e9
-            return changed(gpu, pid, lambda work: cast("RankWork", work).released(ago))
-
-        self._advance(index, go)
-
     def _requested(self, index: int) -> Controls:
         record = self.file.record(index)
         lock = int(record.clock_request) & 0xFF_FFFF
@@ -353,13 +285,6 @@ class EmulatedGpus(Closeable):
             limit=int(record.limit_request) & 0xFFFF_FFFF,
             lock_mhz=lock or None,
         )
-
-
-def board_named(key: str) -> EmulatedBoard:
-    """The board called ``key``; EmulationError names those there are."""
-    if key not in BOARDS:
-        raise EmulationError(f"No GPU {key!r} can be emulated; choose one of {', '.join(BOARDS)}.")
-    return BOARDS[key]
 
 
 def _alive(pid: int) -> bool:
@@ -426,7 +351,7 @@ def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None
     for place, tenant in enumerate(gpu.tenants):
         entry = live.process[place]
         entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
-        entry.memory, entry.progress = tenant.memory, int(tenant.work.done * 1e6)
+        entry.memory = tenant.memory
         entry.instance = place + 1 if mig else NO_INSTANCE
     if before is not None and before.samples is gpu.samples:
         return

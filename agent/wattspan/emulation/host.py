@@ -1,10 +1,9 @@
-"""An emulated host as its owner sees it: a sysfs root, an NVML, jobs and the truth."""
+"""An emulated host: its process, sysfs root, NVML, jobs and true energies."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.control import Closeable
+from wattspan.emulation.control import Closeable, ControlClient
 from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
@@ -49,19 +48,29 @@ class EmulatedHost(Closeable):
             start_new_session=True,
             pass_fds=(self._lock_fd,),
         )
+        self._client: ControlClient | None = None
         try:
-            self._read_answer()
+            self._client = self._connected()
         except BaseException:
             self.close()
             raise
+
+    def _connected(self) -> ControlClient:
+        """A client of the engine, once the engine is ready."""
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        if not self._process.stdout.readline():
+            raise WattspanError(
+                f"The emulated host {self.profile.name!r} did not start; see its message above."
+            )
+        return ControlClient(self.directory)
 
     def _engine_command(self) -> tuple[str, ...]:
         return module_command("wattspan.emulation.engine")
 
     @property
-    def sysfs(self) -> Path | None:
-        """Stands for ``/sys``; None if the host has no CPU counters."""
-        return self.directory / "sys" if self.profile.powercap is not None else None
+    def sysfs(self) -> Path:
+        """The directory in place of ``/sys``."""
+        return self.directory / "sys"
 
     @property
     def resolution(self) -> int:
@@ -73,7 +82,7 @@ class EmulatedHost(Closeable):
         return max(self._period, SystemClock.tick())
 
     def nvml(self) -> Any:
-        """Stands for the ``pynvml`` module; None if the host has no GPU."""
+        """The object in place of the ``pynvml`` module; None if the host has no GPU."""
         if not self.profile.gpus:
             return None
         from wattspan.emulation.nvml import EmulatedNvml
@@ -85,26 +94,21 @@ class EmulatedHost(Closeable):
 
         They send spans of their work to the agent that listens at the Unix socket ``agent``.
         """
-        told = {} if agent is None else {"agent": str(agent.absolute())}
-        jobs: dict[str, int] = self.ask(do="start-jobs", **told)["jobs"]
+        listener = {} if agent is None else {"agent": str(agent.absolute())}
+        jobs: dict[str, int] = self.ask(do="start-jobs", **listener)["jobs"]
         return jobs
 
     def ask(self, **question: object) -> dict[str, Any]:
         """Ask the engine: ``ask(do="truth")``."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        with contextlib.suppress(BrokenPipeError):  # then it will not be heard either
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        answer = self._read_answer()
-        if "error" in answer:
-            raise WattspanError(f"The emulated host refuses: {answer['error']}.")
-        return answer
+        assert self._client is not None  # noqa: S101 - it is there from the start on
+        return self._client.ask(**question)
 
     def close(self) -> None:
-        """End it and remove what it wrote. It may be closed again."""
+        """End the process and remove its files. Idempotent."""
+        if self._client is not None:
+            self._client.close()
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+            self._process.stdin.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -116,17 +120,6 @@ class EmulatedHost(Closeable):
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-    def _read_answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        line = self._process.stdout.readline()
-        if not line:
-            raise WattspanError(
-                f"The emulated host {self.profile.name!r} ended unexpectedly; "
-                "see its message above."
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def _make_directory() -> tuple[Path, int]:

@@ -1,34 +1,68 @@
-"""The jobs of an emulated host: real processes with emulated work, which can be changed."""
+"""The jobs of an emulated host: real processes with emulated work.
+
+Run as ``python -m wattspan.emulation.jobs SETTINGS``, where SETTINGS is a :class:`JobSettings` in
+JSON, a job keeps one CPU busy to a given degree until its standard input ends. Its CPU time is
+real, and so, by the emulated law, its energy is known.
+
+Its emulated work is inside the emulated host. The process asks for its finished units and sends
+each training step and each request as a span, in OTLP/JSON over the agent's Unix socket, as any
+program in any language could.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import os
+import random
+import select
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wattspan.emulation.boards import Demand, EmulatedBoard, Kernel, operate
-from wattspan.emulation.gpus import EmulatedGpus
-from wattspan.emulation.powercap_engine import CpuJobs
-from wattspan.emulation.profiles import KERNELS, DemoJob
-from wattspan.emulation.workloads import (
-    GpuWork,
-    RankWork,
-    StepTiming,
-    Training,
-    WorkLog,
-)
+import msgspec
+
+from wattspan.clock import SystemClock
+from wattspan.emulation.control import ControlClient
+from wattspan.emulation.workloads import CompletedUnit, GpuWork, WorkLog
+from wattspan.model import MILLISECOND, Instant
+from wattspan.ports import WattspanError
 from wattspan.util.child_process import module_command
+from wattspan.util.unix_http import UnixHttpConnection
 
-_SETTABLE = frozenset(
-    ("paused", "load", "rate", "cost", "burst", "crowding", "most", "spinning", "least_load")
-)
-_OF_STEPS = frozenset(field.name for field in fields(StepTiming))
+if TYPE_CHECKING:
+    from wattspan.emulation.gpus import EmulatedGpus
+    from wattspan.emulation.powercap_engine import CpuJobs
+    from wattspan.emulation.profiles import DemoJob
+
+MODEL = "emulated-70b"
+PERIOD = 40 * MILLISECOND
+_MAX_QUEUED = 1000  # spans that wait for an agent
+_SEND_INTERVAL = 0.5  # seconds
+_SEND_TIMEOUT = 10.0  # seconds, as that of OTLP's exporters
+_DRIFT = MILLISECOND  # between the two clocks, before the one is set by the other again
+
+
+class JobSettings(msgspec.Struct, frozen=True):
+    """The arguments of a job's process."""
+
+    name: str
+    duty: float  # of one CPU, 0 to 1
+    cpu: int | None = None  # the one to run on
+    spans: str = ""  # "steps", "requests" or none
+    gpu: int | None = None  # None: its work is on the CPU
+    host: str = ""  # the directory of the emulated host
+    agent: str = ""  # the agent's socket for spans
 
 
 class JobManager:
-    """Starts jobs, steers them, ends them, and knows what they have done."""
+    """Starts, changes and ends jobs, and reports their finished work."""
 
     def __init__(
         self,
@@ -46,60 +80,59 @@ class JobManager:
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
 
-    def start(self, job: DemoJob, agent: str) -> int:
+    @property
+    def gpus(self) -> EmulatedGpus:
+        """The GPUs of the host; ValueError if it has none."""
+        if self._gpus is None:
+            raise ValueError("this host has no GPU")
+        return self._gpus
+
+    def start(self, job: DemoJob, agent: str) -> None:
         """Start a process for a job; it sends spans to ``agent``, if that is not empty."""
-        place = next(iter(job.gpus), None)
-        arguments = [job.name, str(job.duty), *([] if job.cpu is None else ["--cpu", str(job.cpu)])]
-        if job.spans and agent:
-            arguments += ["--spans", job.spans, "--host", str(self._directory), "--agent", agent]
-            arguments += [] if place is None else ["--gpu", str(place)]
-            arguments += ["--service", job.service] if job.service else []
-            first = job.gpus.get(place) if place is not None else None
-            arguments += ["--rank", str(first.rank)] if isinstance(first, RankWork) else []
+        settings = JobSettings(
+            job.name,
+            job.duty,
+            job.cpu,
+            job.spans if agent else "",
+            next(iter(job.gpus), None),
+            str(self._directory),
+            agent,
+        )
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            module_command("wattspan.emulation.workload", *arguments),
+            module_command("wattspan.emulation.jobs", msgspec.json.encode(settings).decode()),
             stdin=subprocess.PIPE,
             cwd="/",
         )
         self._processes[job.name], self._jobs[job.name] = process, job
-        socket = self._socket(job.cpu)
+        socket = self._socket_of_cpu[min(job.cpu or 0, len(self._socket_of_cpu) - 1)]
         for gpu, work in job.gpus.items():
-            self._require_gpus().attach(
+            self.gpus.attach(
                 gpu, process.pid, work, memory=job.memory, until_exit=True, socket=socket
             )
         if job.work is not None:
             self._cpus.attach(process.pid, job.work, socket)
-        return process.pid
 
-    def steer(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Change a job's work from now on; LookupError or ValueError if that is impossible.
+    def change(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change fields of a job's work; LookupError or TypeError if that is impossible."""
+        pid, gpu = self._place(name)
 
-        Changes: ``paused``, ``kernel`` by name, fields of ``StepTiming`` and of its own work.
-        """
-        pid, index = self._pid(name), self._gpu_index(name)
-        change = _work_updater(changes)
-        if index is None:
+        def change(work: GpuWork) -> GpuWork:
+            changed: GpuWork = replace(work, **changes)  # type: ignore[type-var]
+            return changed
+
+        if gpu is None:
             self._cpus.change_work(pid, change)
         else:
-            self._require_gpus().change_work(index, pid, change)
+            self.gpus.change_work(gpu, pid, change)
 
     def work_log(self, pid: int, gpu: int | None) -> WorkLog:
         """The finished work of a process, on a board or on the CPUs."""
-        return self._cpus.work_log(pid) if gpu is None else self._require_gpus().work_log(gpu, pid)
+        return self._cpus.work_log(pid) if gpu is None else self.gpus.work_log(gpu, pid)
 
-    def truth(self, name: str, since: int | None = None) -> dict[str, Any]:
-        """The truth about a job's work: its units, and the power of its board without a cap.
-
-        The finished units themselves from number ``since`` on, if one is given. ``free`` is the
-        mean power of the board over a whole unit in milliwatts; None if unknown.
-        """
-        job, pid, place = self._jobs[name], self._pid(name), self._gpu_index(name)
-        facts: dict[str, Any] = {"pid": pid, "gpu": place}
-        if place is not None:
-            boards = self._require_gpus()
-            facts["free"] = free_power(boards.board(place), job.gpus[place])
-            facts["energy"] = boards.truth(place).processes.get(pid, 0)
-        return {**facts, **self.work_log(pid, place).summary(since)}
+    def finished(self, name: str, since: int | None = None) -> dict[str, Any]:
+        """The totals of a job's finished units, and the units from number ``since`` on."""
+        pid, gpu = self._place(name)
+        return {"pid": pid, "gpu": gpu, **self.work_log(pid, gpu).summary(since)}
 
     def close(self) -> None:
         """Jobs end when their input does."""
@@ -113,56 +146,130 @@ class JobManager:
                 process.kill()
                 process.wait()
 
-    def _socket(self, cpu: int | None) -> int:
-        sockets = self._socket_of_cpu
-        return sockets[min(cpu or 0, len(sockets) - 1)] if sockets else 0
-
-    def _require_gpus(self) -> EmulatedGpus:
-        if self._gpus is None:
-            raise ValueError("this host has no GPU")
-        return self._gpus
-
-    def _pid(self, name: str) -> int:
+    def _place(self, name: str) -> tuple[int, int | None]:
+        """The pid of a job and the GPU of its work, None for the CPU."""
         if name not in self._processes:
             raise LookupError(f"there is no job {name!r}, only {', '.join(self._processes)}")
-        return self._processes[name].pid
-
-    def _gpu_index(self, name: str) -> int | None:
-        return next(iter(self._jobs[name].gpus), None)
+        return self._processes[name].pid, next(iter(self._jobs[name].gpus), None)
 
 
-def free_power(board: EmulatedBoard, work: GpuWork) -> int | None:
-    """Mean power of a board under its default limit over one step; None for work without steps."""
-    if not isinstance(work, Training):
-        return None
-    busy = operate(board.silicon, [Demand(work.load, work.kernel)], board.limits[1]).power
-    return round(work.timing.host * board.silicon.idle + (1.0 - work.timing.host) * busy)
+# ------------------------------------------------------------------------- the process of a job
 
 
-def _work_updater(changes: Mapping[str, Any]) -> Callable[[GpuWork], GpuWork]:
-    """A function that applies ``changes`` to work; ValueError for an impossible change."""
+class SpanSender:
+    """Sends finished units of work as spans to the agent at a Unix socket.
 
-    def change(work: GpuWork) -> GpuWork:
-        own: dict[str, Any] = {}
-        steps: dict[str, Any] = {}
-        for key, value in changes.items():
-            if key == "kernel":
-                own[key] = _kernel(value)
-            elif key in _OF_STEPS and isinstance(work, Training | RankWork):
-                steps[key] = value
-            elif key in _SETTABLE and hasattr(work, key):
-                own[key] = value
-            else:
-                raise ValueError(f"{key!r} of {type(work).__name__} cannot be changed")
-        if steps and isinstance(work, Training | RankWork):
-            own["timing"] = replace(work.timing, **steps)
-        changed: GpuWork = replace(work, **own)  # type: ignore[type-var]
-        return changed
+    Spans wait while the agent is not reachable, up to a limit.
+    """
 
-    return change
+    def __init__(self, path: str, service: str, kind: str) -> None:
+        self._path, self._service, self._kind = path, service, kind
+        self._draw = random.Random(5)  # noqa: S311
+        self._offset: int | None = None
+        self.waiting: deque[dict[str, object]] = deque(maxlen=_MAX_QUEUED)
+
+    def add(self, units: Sequence[CompletedUnit], now: Instant) -> None:
+        """Queue a span for each unit.
+
+        Their Unix times follow a step of the clock; a drift of less than a millisecond is ignored,
+        so that adjacent spans stay adjacent.
+        """
+        offset = now.wall - now.mono
+        if self._offset is None or abs(offset - self._offset) > _DRIFT:
+            self._offset = offset
+        for unit in units:
+            name, attributes = self._described(unit)
+            self.waiting.append(
+                {
+                    "traceId": os.urandom(16).hex(),
+                    "spanId": os.urandom(8).hex(),
+                    "name": name,
+                    "kind": 1,
+                    "startTimeUnixNano": str(unit.began + self._offset),
+                    "endTimeUnixNano": str(unit.ended + self._offset),
+                    "attributes": [_attribute(key, value) for key, value in attributes.items()],
+                }
+            )
+
+    def send(self) -> None:
+        """Send the waiting spans; they wait on if the agent does not accept them."""
+        if not self.waiting:
+            return
+        resource = {"attributes": [_attribute("service.name", self._service)]}
+        scopes = [{"scope": {"name": "wattspan.demo"}, "spans": list(self.waiting)}]
+        body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
+        connection = UnixHttpConnection(self._path, _SEND_TIMEOUT)
+        try:
+            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == http.HTTPStatus.OK:
+                self.waiting.clear()
+        except (OSError, http.client.HTTPException):
+            return
+        finally:
+            connection.close()
+
+    def _described(self, unit: CompletedUnit) -> tuple[str, dict[str, int | str]]:
+        if self._kind == "steps":
+            return "train_step", {"samples": unit.work}
+        return "chat", {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": MODEL,
+            "gen_ai.usage.input_tokens": self._draw.randint(200, 1800),
+            "gen_ai.usage.output_tokens": self._draw.randint(120, 280),
+        }
 
 
-def _kernel(name: str) -> Kernel:
-    if name not in KERNELS:
-        raise ValueError(f"there is no work {name!r}, only {', '.join(KERNELS)}")
-    return KERNELS[name]
+def _attribute(key: str, value: int | str) -> dict[str, object]:
+    kind = "intValue" if isinstance(value, int) else "stringValue"
+    return {"key": key, "value": {kind: str(value)}}
+
+
+def set_process_name(name: str) -> None:
+    """Set the process's name in the kernel, up to 15 bytes."""
+    Path("/proc/self/comm").write_text(name[:15])
+
+
+def _report(settings: JobSettings, clock: SystemClock) -> None:
+    """Send this process's newly finished units to the agent, for as long as the host runs."""
+    sender = SpanSender(settings.agent, settings.name, settings.spans)
+    pause = threading.Event()
+    # An error shows that the host ends, and this process with it.
+    with contextlib.suppress(WattspanError), ControlClient(Path(settings.host)) as host:
+        seen = 0
+        while not pause.wait(_SEND_INTERVAL):
+            answer = host.ask(do="finished", gpu=settings.gpu, since=seen)
+            seen = answer["units"]
+            sender.add([CompletedUnit(*unit) for unit in answer["finished"]], clock.now())
+            sender.send()
+
+
+def _work(duty: float, clock: SystemClock) -> None:
+    """Keep the CPU busy for ``duty`` of every period until standard input ends."""
+    start = clock.monotonic()
+    while True:
+        work_until = start + round(duty * PERIOD)
+        total = 0
+        while clock.monotonic() < work_until:
+            for i in range(500):
+                total += i * i
+        start += PERIOD
+        rest = max(0, start - clock.monotonic()) / 1e9
+        if select.select([0], [], [], rest)[0] and not os.read(0, 4096):
+            return
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.argv[1], type=JobSettings)
+    set_process_name(settings.name)
+    if settings.cpu is not None and settings.cpu in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {settings.cpu})
+    clock = SystemClock()
+    if settings.spans:
+        threading.Thread(target=_report, args=(settings, clock), daemon=True).start()
+    _work(settings.duty, clock)
+
+
+if __name__ == "__main__":
+    main()

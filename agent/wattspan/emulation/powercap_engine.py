@@ -137,23 +137,13 @@ class CpuJobs:
             self._works[pid] = (work, socket)
             self._work_logs[pid] = WorkLog()
 
-    def detach(self, pid: int) -> None:
-        """Its work is over; what it finished stays known."""
-        with self._lock:
-            self._works.pop(pid, None)
-
-    def work_of(self, pid: int) -> GpuWork:
-        """The progress of a process; LookupError if it has no work here."""
+    def change_work(self, pid: int, change: Callable[[GpuWork], GpuWork]) -> None:
+        """Change a process's work from now on; LookupError if it has no work here."""
         with self._lock:
             if pid not in self._works:
                 raise LookupError(f"process {pid} has no work on the CPUs")
-            return self._works[pid][0]
-
-    def change_work(self, pid: int, change: Callable[[GpuWork], GpuWork]) -> None:
-        """Let a process do something else from now on; LookupError if it does not work here."""
-        work = self.work_of(pid)
-        with self._lock:
-            self._works[pid] = (change(work), self._works[pid][1])
+            work, socket = self._works[pid]
+            self._works[pid] = (change(work), socket)
 
     def work_log(self, pid: int) -> WorkLog:
         """The finished work of a process."""

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-FINE_UNIT = 15_258  # nanojoules a step: 2**-16 J, AMD
-COARSE_UNIT = 61_035  # 2**-14 J, most Intel packages
+COARSE_UNIT = 61_035  # nanojoules a step: 2**-14 J, most Intel packages
 SERVER_DRAM_UNIT = 15_300  # fixed for the memory of Intel's servers, Haswell-X to Ice Lake-X
 
 
@@ -94,15 +93,6 @@ def package_zones(
     return zones
 
 
-def _epyc_zones(socket: int) -> list[EmulatedZone]:
-    package, core = CounterScope("package", socket), CounterScope("lead-core", socket)
-    directory = f"intel-rapl:{socket}"
-    return [
-        EmulatedZone(directory, f"package-{socket}", package, step=FINE_UNIT),
-        EmulatedZone(f"{directory}:0", "core", core, step=FINE_UNIT),
-    ]
-
-
 _XEON = (*package_zones(0, "intel-rapl:0"), *package_zones(1, "intel-rapl:1"))
 CLIENT_ZONES = (
     EmulatedZone("intel-rapl:0", "package-0", CounterScope("package"), spec_watts=65),
@@ -116,15 +106,6 @@ LAYOUTS: Mapping[str, PowercapLayout] = MappingProxyType(
         for layout in (
             PowercapLayout("xeon-2s", 2, _XEON),
             PowercapLayout("xeon-1s", 1, tuple(package_zones(0, "intel-rapl:0"))),
-            # Counters that wrap every minute or so, as those of no real processor do.
-            PowercapLayout(
-                "wrapping",
-                2,
-                tuple(
-                    replace(zone, turn=2**26 if zone.name != "dram" else 2**25) for zone in _XEON
-                ),
-            ),
-            PowercapLayout("epyc-2s", 2, (*_epyc_zones(0), *_epyc_zones(1)), "amd"),
             PowercapLayout("client", 1, CLIENT_ZONES),
         )
     }

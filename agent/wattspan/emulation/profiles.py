@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wattspan.emulation.boards import Kernel, published_curve
+from wattspan.emulation.boards import H100, EmulatedBoard, Kernel
 from wattspan.emulation.powercap_engine import CpuLaw
 from wattspan.emulation.workloads import (
     DECODE,
     LARGE_MODEL,
     PREFILL,
     TRAIN,
-    ContinuousBatching,
     GpuWork,
-    MemoryResident,
-    RankWork,
     RequestServing,
-    StepTiming,
+    SteadyLoad,
     Training,
 )
 from wattspan.ports import ConfigError
@@ -45,7 +42,6 @@ class DemoJob:
     gpus: Mapping[int, GpuWork] = field(default_factory=dict)
     memory: int = 4 << 30  # bytes on each of its GPUs
     spans: Literal["", "steps", "requests"] = ""  # of the work on its first GPU
-    service: str = ""  # under which service; "" is its name
     work: GpuWork | None = None
 
 
@@ -55,9 +51,9 @@ class HostProfile:
 
     name: str
     about: str
-    powercap: str | None
+    powercap: str
     law: CpuLaw = field(default_factory=CpuLaw)
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[EmulatedBoard, ...] = ()
     jobs: tuple[DemoJob, ...] = ()
 
 
@@ -67,12 +63,11 @@ _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_a
 _BATCH = CpuLaw(package_idle=55_000, package_active=150_000, dram_idle=7_000, dram_active=1_800)
 """Each of this machine's CPUs represents many of the emulated package's."""
 
-_STEP = StepTiming(step=0.12, host=0.03, noise=0.03, seed=1)
 _TRAINER = DemoJob(
     "trainer",
     duty=0.25,
     cpu=0,
-    gpus={0: Training(_STEP, kernel=LARGE_MODEL)},
+    gpus={0: Training(step=0.12, host=0.03, noise=0.03, seed=1, kernel=LARGE_MODEL)},
     memory=61 << 30,
     spans="steps",
 )
@@ -80,21 +75,10 @@ _SERVER_JOB = DemoJob(
     "server",
     duty=0.12,
     cpu=1,
-    gpus={1: RequestServing(rate=6.0, cost=0.06, burst=3.0, seed=2), 0: MemoryResident()},
+    gpus={1: RequestServing(rate=6.0, cost=0.06, burst=3.0, seed=2), 0: SteadyLoad(0.0)},
     memory=9 << 30,
     spans="requests",
 )
-
-
-def _trainer(seed: int, memory: int, step: float = 0.5, kernel: Kernel = TRAIN) -> DemoJob:
-    work = Training(StepTiming(step, noise=0.03, seed=seed), kernel=kernel)
-    return DemoJob("trainer", 0.25, 0, {0: work}, memory, "steps")
-
-
-def _rank(number: int, slower: float) -> DemoJob:
-    steps = StepTiming(step=0.12 * slower, host=0.03, noise=0.02, seed=7 + number)
-    work = RankWork("trainer", number, 2, steps, kernel=LARGE_MODEL)
-    return DemoJob(f"rank-{number}", 0.1, number, {number: work}, 40 << 30, "steps", "trainer")
 
 
 PROFILES: Mapping[str, HostProfile] = {
@@ -105,7 +89,7 @@ PROFILES: Mapping[str, HostProfile] = {
             "two-socket server, memory counters, two H100-class GPUs",
             "xeon-2s",
             _SERVER,
-            ("h100", "h100"),
+            (H100, H100),
             (_TRAINER, _SERVER_JOB),
         ),
         HostProfile(
@@ -120,24 +104,8 @@ PROFILES: Mapping[str, HostProfile] = {
             "one-socket server, memory counter, one H100-class GPU",
             "xeon-1s",
             _SERVER,
-            ("h100",),
+            (H100,),
             (_TRAINER,),
-        ),
-        HostProfile(
-            "epyc-a40",
-            "two-socket AMD server, no memory counters, one A40",
-            "epyc-2s",
-            _SERVER,
-            ("a40",),
-            (_trainer(3, 20 << 30, 0.2, published_curve("A40", "bert")),),
-        ),
-        HostProfile(
-            "wrapping",
-            "two-socket server whose counters wrap every minute or so, two GPUs",
-            "wrapping",
-            _SERVER,
-            ("h100", "h100"),
-            (_TRAINER, _SERVER_JOB),
         ),
         HostProfile(
             "laptop",
@@ -147,40 +115,11 @@ PROFILES: Mapping[str, HostProfile] = {
             jobs=(DemoJob("browser", 0.2), DemoJob("compile", 0.4)),
         ),
         HostProfile(
-            "old-gpu",
-            "a P100, which has no energy counter: energy is integrated from power",
-            "xeon-2s",
-            _SERVER,
-            ("p100",),
-            (_trainer(seed=4, memory=4 << 30),),
-        ),
-        HostProfile(
-            "synchronous-h100",
-            "two H100-class GPUs with one synchronous training job, whose second rank has more "
-            "to do",
-            "xeon-2s",
-            _SERVER,
-            ("h100", "h100"),
-            (_rank(0, slower=1.0), _rank(1, slower=1.12)),
-        ),
-        HostProfile(
-            "serving-h100",
-            "one H100-class GPU that serves requests side by side",
-            "xeon-1s",
-            _SERVER,
-            ("h100",),
-            (DemoJob("server", 0.15, 0, {0: ContinuousBatching(seed=5)}, 60 << 30, "requests"),),
-        ),
-        HostProfile(
             "batch",
             "one-socket server without a GPU, with a CPU-bound job that its power limit can slow",
             "xeon-1s",
             _BATCH,
-            jobs=(
-                DemoJob(
-                    "cruncher", 0.9, 0, spans="steps", work=Training(StepTiming(0.1, 0.5, 0.02, 6))
-                ),
-            ),
+            jobs=(DemoJob("cruncher", 0.9, 0, spans="steps", work=Training(0.1, 0.5, 0.02, 6)),),
         ),
     )
 }
