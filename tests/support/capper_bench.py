@@ -152,7 +152,7 @@ class Bench:
 
     def start(self) -> None:
         self.journal = Disk(self.folder, BOOT)
-        devices = ManagedDevices([self.actuator])
+        devices = ManagedDevices([self.actuator], self.clock)
         self.reconciler = Reconciler(devices, self.journal, self.clock, self.events.append)
         limits = replace(self.limits, tunable=self.tunable, knobs=self.knobs)
         self.manager = CapManager(self.reconciler, self.clock, limits)

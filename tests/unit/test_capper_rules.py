@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.capper_bench import W, entry
-from wattspan.capper.devices import SettingOwner, setting_owner
 from wattspan.capper.lease_manager import CapGrant, LeaseRegistry
+from wattspan.capper.ownership import SettingOwner, setting_owner
 from wattspan.capper.planner import CapBounds, OperatorLimits, cap_bounds, limit_step
 from wattspan.model import SECOND, CapKey, Instant, Knob, KnobState
 

@@ -1,22 +1,17 @@
-"""The devices behind the actuators, and the owner of the setting that a device shows."""
+"""The devices behind the actuators, with the last state of each knob."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from msgspec.structs import replace
-
-from wattspan.capper.actuators import is_honoured
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower
 from wattspan.capper.actuators.nvml import NvmlBoards, load_pynvml
-from wattspan.capper.audit import AuditAction
-from wattspan.capper.journal_entries import EntrySource, JournalEntry
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import MILLISECOND, CapKey, Knob, KnobState, ModelEnum, Trouble
+from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
@@ -66,24 +61,43 @@ class ConcurrentActuator(Actuator, Protocol):
         ...
 
 
-class ManagedDevices:
-    """Calls the actuator of a knob. Errors are ActuatorErrors."""
+_FIRST_DELAY, _MAX_DELAY = SECOND, 60 * SECOND
+_FIRST_PERSISTENT_DELAY, _MAX_PERSISTENT_DELAY = 60 * SECOND, 3600 * SECOND
+_PERSISTENT = (RefusalReason.NO_PERMISSION, RefusalReason.LOCKED, RefusalReason.NOT_HONOURED)
+"""A missing permission is not corrected within seconds; a locked register stays so until boot."""
 
-    def __init__(self, actuators: Sequence[ConcurrentActuator]) -> None:
+
+class _RetryDelay(NamedTuple):
+    until: int
+    length: int
+    error: CapsError
+
+
+class ManagedDevices:
+    """Calls the actuator of a knob. Errors are CapsErrors.
+
+    Keeps the last state of each knob, and the delay after which a failed one is tried again.
+    """
+
+    def __init__(self, actuators: Sequence[ConcurrentActuator], clock: Clock) -> None:
+        self.knobs: dict[CapKey, KnobState] = {}
+        """Every known knob as last read."""
+        self.stuck: set[CapKey] = set()
+        """Knobs whose last call did not return within its deadline."""
+        self._clock = clock
+        self._delays: dict[CapKey, _RetryDelay] = {}
         self._actuators = {actuator.knob: actuator for actuator in actuators}
         self._unlisted: dict[Knob, ActuatorError] = {}
 
-    def find(self) -> tuple[KnobState, ...]:
-        """The devices that answer now, of the knobs that can be listed."""
-        found: list[KnobState] = []
+    def find(self) -> None:
+        """List the devices; one that does not answer now keeps its last state."""
         for knob, actuator in self._actuators.items():
             try:
-                found += actuator.devices()
+                self.knobs.update((state.key, state) for state in actuator.devices())
             except ActuatorError as error:
                 self._unlisted[knob] = error
             else:
                 self._unlisted.pop(knob, None)
-        return tuple(found)
 
     def is_listed(self, knob: Knob) -> bool:
         """True if the devices of the knob could be listed last time."""
@@ -94,11 +108,17 @@ class ManagedDevices:
         """True if the devices of a knob are unknown because the driver does not answer."""
         return any(error.trouble is Trouble.STUCK for error in self._unlisted.values())
 
-    def hides(self, known: Iterable[CapKey]) -> bool:
-        """True if there are devices that hang and are not among the ``known``."""
-        knobs = [key.knob for key in known]
+    @property
+    def stuck_names(self) -> tuple[str, ...]:
+        """The names of devices with a driver call that does not return."""
+        return tuple(sorted({self.knobs[key].name for key in self.stuck & self.knobs.keys()}))
+
+    @property
+    def hidden(self) -> bool:
+        """True if there are devices that hang and are not among the known ones."""
+        known = [key.knob for key in self.knobs]
         return self.listing_stuck or any(
-            (count := actuator.unidentified) is not None and count > knobs.count(knob)
+            (count := actuator.unidentified) is not None and count > known.count(knob)
             for knob, actuator in self._actuators.items()
         )
 
@@ -109,216 +129,69 @@ class ManagedDevices:
                 self._actuators[knob].prefetch(key.device for key in group)
 
     def read(self, key: CapKey) -> KnobState:
-        return self._actuator(key).read(key.device)
+        return self._call(key, lambda actuator: actuator.read(key.device))
 
     def write(self, key: CapKey, value: int | None) -> KnobState:
         """Set one knob, and read it back."""
-        return self._actuator(key).write(key.device, value)
+        return self._call(key, lambda actuator: actuator.write(key.device, value))
+
+    # ------------------------------------------------------------------------- retry delays
+
+    def resting(self, key: CapKey) -> CapsError | None:
+        """Why a knob is not tried before its retry delay ends."""
+        delay = self._delays.get(key)
+        return delay.error if delay and self._clock.monotonic() < delay.until else None
+
+    def has_failed(self, key: CapKey) -> bool:
+        """True if the knob failed when it was last tried."""
+        delay = self._delays.get(key)
+        return delay is not None and delay.error.refusal != RefusalReason.NO_JOURNAL
+
+    def fail(self, key: CapKey, error: CapsError) -> bool:
+        """Do not try a knob before a delay that grows with each failure; True if it is new."""
+        persistent = error.refusal in _PERSISTENT
+        first = _FIRST_PERSISTENT_DELAY if persistent else _FIRST_DELAY
+        longest = _MAX_PERSISTENT_DELAY if persistent else _MAX_DELAY
+        if key in self.stuck:  # another call costs nothing: its worker still waits
+            longest = _FIRST_DELAY
+        earlier = self._delays.get(key)
+        length = first if earlier is None else max(first, min(2 * earlier.length, longest))
+        self._delays[key] = _RetryDelay(self._clock.monotonic() + length, length, error)
+        return earlier is None or str(earlier.error) != str(error)
+
+    def succeed(self, key: CapKey) -> None:
+        """End the retry delay of a knob."""
+        self._delays.pop(key, None)
+
+    def retry_now(self) -> None:
+        """End all retry delays."""
+        self._delays.clear()
 
     def close(self) -> None:
         for actuator in self._actuators.values():
             actuator.close()
 
-    def _actuator(self, key: CapKey) -> ConcurrentActuator:
+    def _call(self, key: CapKey, call: Callable[[ConcurrentActuator], KnobState]) -> KnobState:
+        self.stuck.discard(key)
         if key.knob not in self._actuators:
-            raise ActuatorError(
+            raise CapsError(
                 f"Cannot set {key.knob} of {key.device}: the knob is not in use; name it in"
                 " [autotune] knobs.",
-                Trouble.ABSENT,
+                RefusalReason.LOST,
+                key.device,
             )
-        return self._actuators[key.knob]
+        try:
+            state = self.knobs[key] = call(self._actuators[key.knob])
+        except ActuatorError as error:
+            if error.trouble is Trouble.STUCK:
+                self.stuck.add(key)
+            raise DeviceError(key, error) from None
+        return state
 
 
 def matches_device(names: Iterable[str], state: KnobState) -> bool:
     """True if any of ``names`` is this device's: its id, UUID, index or zone, or "*"."""
     return not {"*", state.key.device, *state.aliases}.isdisjoint(names)
-
-
-def is_readable(knob: Knob) -> bool:
-    """True if the setting can be read back. Locked clocks can only be set and reset."""
-    return knob is not Knob.GPU_CLOCK
-
-
-class SettingOwner(ModelEnum):
-    """The last writer of a setting."""
-
-    OURS = "ours"
-    ORIGINAL = "original"  # the setting before the first write, or the one after a start
-    FOREIGN = "foreign"
-    UNKNOWN = "unknown"  # the device does not report its setting now
-
-
-class OwnershipChange(NamedTuple):
-    """An event of the audit log."""
-
-    action: AuditAction
-    old: int | None
-    new: int | None
-    why: str = ""
-
-
-class Ownership(NamedTuple):
-    """Result of comparing a journal entry with its device.
-
-    ``entry`` is the entry from now on, None if the capper holds nothing there. With an ``error``
-    the knob must not be written now.
-    """
-
-    entry: JournalEntry | None
-    error: CapsError | None = None
-    change: OwnershipChange | None = None
-
-
-def review_entry(
-    entry: JournalEntry, state: KnobState, *, inherited: bool, wanted: bool, quiet: bool, now: int
-) -> Ownership:
-    """Compare an entry with its device. Pure.
-
-    ``inherited``: a former capper made the entry, and this is the first comparison. ``wanted``: a
-    cap is wanted, so another program restored the original. ``quiet``: no other program changed
-    the setting for a while. ``now`` is Unix time in nanoseconds.
-    """
-    if entry.lost:
-        return _review_lost(entry, state)
-    if entry.foreign is not None:
-        return _review_foreign(entry, state, quiet=quiet)
-    owner = setting_owner(entry, state)
-    if owner is SettingOwner.UNKNOWN:
-        return Ownership(entry, unreadable_error(state))
-    if inherited:
-        if owner is SettingOwner.OURS:
-            if not is_original_plausible(entry, state):
-                return _lost(state, now)
-        elif entry.source is EntrySource.EARLIER:
-            why = "the limit of an earlier boot is not in force any more"
-            change = OwnershipChange(AuditAction.VOID, entry.value, state.requested, why)
-            return Ownership(None, change=change)
-        elif owner is SettingOwner.FOREIGN and entry.source is EntrySource.SALVAGED:
-            return _lost(state, now)
-    if owner is SettingOwner.OURS:
-        return Ownership(entry)
-    if owner is SettingOwner.ORIGINAL and (inherited or not (wanted and entry.written)):
-        return Ownership(None)
-    return release_to_other(entry, state)
-
-
-def release_to_other(entry: JournalEntry, state: KnobState) -> Ownership:
-    """Leave a knob to the other program that has set it."""
-    left = replace(entry, foreign=state.requested, before=None, written=True)
-    change = OwnershipChange(AuditAction.FOREIGN, entry.value, state.requested)
-    return Ownership(left, foreign_limit_error(left), change)
-
-
-def _review_lost(entry: JournalEntry, state: KnobState) -> Ownership:
-    """A lost entry ends once another limit is set."""
-    present = state.requested
-    changed = None not in (entry.foreign, present) and present != entry.foreign
-    if changed or not may_be_capped(state):
-        why = "a limit was set on it after the loss of its original"
-        return Ownership(
-            None, change=OwnershipChange(AuditAction.VOID, entry.foreign, present, why)
-        )
-    known = present if entry.foreign is None else entry.foreign
-    return Ownership(replace(entry, foreign=known), unrecovered_limit_error(entry))
-
-
-def _review_foreign(entry: JournalEntry, state: KnobState, *, quiet: bool) -> Ownership:
-    """A foreign entry ends once an original was in force undisturbed for a while."""
-    present = state.requested
-    if present is None:
-        return Ownership(entry, unreadable_error(state))
-    if present != entry.foreign:
-        entry = replace(entry, foreign=present)
-        change = OwnershipChange(AuditAction.FOREIGN, None, present)
-        return Ownership(entry, foreign_limit_error(entry), change)
-    if quiet and present in (entry.original, entry.default):
-        return Ownership(None)
-    return Ownership(entry, foreign_limit_error(entry))
-
-
-def _lost(state: KnobState, now: int) -> Ownership:
-    """The original is unknown: the knob must not be written if a cap may be in force there."""
-    entry = lost_entry(state, now)
-    if entry is None:
-        return Ownership(None)
-    error = unrecovered_limit_error(entry)
-    change = OwnershipChange(AuditAction.FAIL, None, state.requested, str(error))
-    return Ownership(entry, error, change)
-
-
-def lost_entry(state: KnobState, now: int) -> JournalEntry | None:
-    """The entry of a knob with an unknown original; None if no cap can be in force there."""
-    if not may_be_capped(state):
-        return None
-    entry = new_entry(state, now)
-    return replace(entry, original=None, foreign=state.requested, source=EntrySource.LOST)
-
-
-def new_entry(state: KnobState, now: int) -> JournalEntry:
-    """The entry of a knob before its first write, with its present setting as the original."""
-    return JournalEntry(
-        knob=state.key.knob,
-        device=state.key.device,
-        name=state.name,
-        original=state.requested if is_readable(state.key.knob) else None,
-        default=state.default,
-        minimum=state.minimum,
-        maximum=state.maximum,
-        since=now,
-    )
-
-
-def setting_owner(entry: JournalEntry, state: KnobState) -> SettingOwner:
-    """The owner of the setting that a device with this entry shows.
-
-    Until a write is known to have arrived, the setting before it is ours as well, and so is a
-    value just below ours, because devices round down to their unit. A knob that cannot be read is
-    taken for ours. Our value of an earlier boot is the device's own if it is the default, with
-    which the device starts.
-    """
-    if not is_readable(entry.knob):
-        return SettingOwner.OURS
-    present = state.requested
-    if present is None:
-        return SettingOwner.UNKNOWN
-    if entry.source is EntrySource.EARLIER and present == entry.default:
-        return SettingOwner.ORIGINAL
-    if present == entry.value:
-        return SettingOwner.OURS
-    if not entry.written and entry.value is not None:
-        if present == entry.before:
-            return SettingOwner.OURS
-        if present != entry.original and is_honoured(entry.value, present):
-            return SettingOwner.OURS
-    if entry.original is not None and is_honoured(entry.original, present):
-        return SettingOwner.ORIGINAL
-    return SettingOwner.FOREIGN
-
-
-def is_original_plausible(entry: JournalEntry, state: KnobState) -> bool:
-    """True if the original may be written: within the device's range, and above our value.
-
-    Some drivers derive the range from the present limit, so the range that was recorded with the
-    original counts as well.
-    """
-    if not is_readable(entry.knob):
-        return entry.original is None
-    if entry.original is None or entry.value is None:
-        return False
-    maxima = [value for value in (state.maximum, entry.maximum) if value is not None]
-    if not maxima:  # without a range, only a checksum can vouch for the original
-        return entry.source is not EntrySource.SALVAGED and entry.original >= entry.value
-    lowest = min(state.minimum or 0, entry.minimum or 0)
-    return max(lowest, entry.value, 1) <= entry.original <= max(maxima)
-
-
-def may_be_capped(state: KnobState) -> bool:
-    """True if a cap of ours could be in force: every cap is below the device's maximum."""
-    present, maximum = state.requested, state.maximum
-    return present is None or maximum is None or present < maximum
-
-
-# -------------------------------------------------------------------------------------- refusals
 
 
 _REASONS = {
@@ -334,46 +207,3 @@ class DeviceError(CapsError):
         reason = _REASONS.get(error.trouble, RefusalReason.LOST)
         super().__init__(str(error), RefusalReason.LOCKED if error.locked else reason, key.device)
         self.trouble = error.trouble
-
-
-def foreign_limit_error(entry: JournalEntry) -> CapsError:
-    """Another program has set the knob of ``entry``."""
-    if entry.lost:
-        return unrecovered_limit_error(entry)
-    return CapsError(
-        f"The {entry.knob} of {entry.name or entry.device} is not written: another program has set"
-        f" it to {entry.foreign} {entry.knob.unit}. Find that program (`nvidia-smi`, DCGM, a Slurm"
-        " prolog), or take its limit as the new original with `wattspan caps accept`.",
-        RefusalReason.FOREIGN,
-        entry.device,
-    )
-
-
-def unrecovered_limit_error(entry: JournalEntry) -> CapsError:
-    """The original of ``entry`` is unknown."""
-    return CapsError(
-        f"The {entry.knob} of {entry.name} ({entry.device}) is not written: its original is"
-        " unknown, because the journal was damaged. Set the limit by hand, or take the present one"
-        " as the original with `wattspan caps accept`.",
-        RefusalReason.UNRECOVERED,
-        entry.device,
-    )
-
-
-def unreadable_error(state: KnobState) -> CapsError:
-    return CapsError(
-        f"{state.name} does not report its {state.key.knob}, so it could not be restored;"
-        " it is not written. Look for errors of the driver in the kernel's log.",
-        RefusalReason.LOST,
-        state.key.device,
-    )
-
-
-def not_honoured_error(state: KnobState, value: int | None, shown: int | None) -> CapsError:
-    unit = state.key.knob.unit
-    return CapsError(
-        f"{state.name} was set to {value} {unit} and reports {shown} {unit}. Look for another"
-        " power manager, or a limit set outside this system.",
-        RefusalReason.NOT_HONOURED,
-        state.key.device,
-    )

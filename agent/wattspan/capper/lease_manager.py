@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from wattspan.capper.budget import BudgetHost
-from wattspan.capper.devices import foreign_limit_error, matches_device
+from wattspan.capper.devices import matches_device
+from wattspan.capper.ownership import foreign_limit_error
 from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits, TunedLimit, WriteCause
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.reconciler import FOREIGN_REASONS, KnobErrors, Reconciler
@@ -184,7 +185,7 @@ class CapManager:
         now, former = self._clock.now(), self.leases.grants(holder).get(job)
         concerned = {*requested, *(former.granted if former else ())}
         if not concerned <= self._reconciler.knobs.keys():
-            self._reconciler.find_devices()
+            self._reconciler.devices.find()
         self._check(holder, job, requested)
         errors = self._reconciler.observe(concerned & self._reconciler.knobs.keys(), self._demand())
         planner = self._reconciler.planner(self._demand())
@@ -262,9 +263,9 @@ class CapManager:
         """Look for devices, if the last time was long ago."""
         now = self._clock.monotonic()
         due = self._listed is None or now - self._listed >= LISTING_INTERVAL
-        if due or self._reconciler.listing_stuck:
+        if due or self._reconciler.devices.listing_stuck:
             self._listed = now
-            self._reconciler.find_devices()
+            self._reconciler.devices.find()
 
     # ------------------------------------------------------------------------------- reports
 
@@ -324,7 +325,7 @@ class CapManager:
 
     def _restore_all(self, why: str) -> tuple[CapsError, ...]:
         self.leases.clear()
-        self._reconciler.retry_now()
+        self._reconciler.devices.retry_now()
         keys = set(self._reconciler.entries)
         errors = self._reconcile(keys, dict.fromkeys(keys, WriteCause(why=why)))
         return tuple(e for e in errors.values() if e.refusal != RefusalReason.FOREIGN)
@@ -380,7 +381,10 @@ class CapManager:
     def _row(self, state: KnobState, demand: CapDemand) -> CapRow:
         key, entry = state.key, self._reconciler.entries.get(state.key)
         held, cause, imposed = self.leases.holding(key), demand.cause(key), demand.imposed
-        foreign, error = entry is not None and entry.left_alone, self._reconciler.resting(key)
+        foreign, error = (
+            entry is not None and entry.left_alone,
+            self._reconciler.devices.resting(key),
+        )
         if error is None and entry is not None and foreign:
             error = foreign_limit_error(entry)
         return CapRow(

@@ -81,7 +81,7 @@ class CapEngine:
         if trouble := self._journal.trouble:
             log(trouble)
             self.record(AuditAction.FAIL, trouble)
-        devices = ManagedDevices(actuators)
+        devices = ManagedDevices(actuators, clock)
         self.reconciler = Reconciler(devices, self._journal, clock, self.rows.record)
         self.audit.outstanding = self.reconciler.outstanding
         self.manager = CapManager(self.reconciler, clock, _operator_limits(config))
@@ -100,7 +100,9 @@ class CapEngine:
         began, tries = clock.monotonic(), 0
         while errors := release():
             tries += 1
-            waiting = self.reconciler.stuck_devices and clock.monotonic() - began < _STUCK_TIMEOUT
+            waiting = (
+                self.reconciler.devices.stuck_names and clock.monotonic() - began < _STUCK_TIMEOUT
+            )
             hopeless = all(error.refusal == RefusalReason.UNRECOVERED for error in errors)
             if hopeless or (tries >= _TRIES and not waiting):
                 break
@@ -116,7 +118,7 @@ class CapEngine:
 
     def close(self) -> None:
         self.rows.close()
-        self.reconciler.close()
+        self.reconciler.devices.close()
 
 
 def _operator_limits(config: Config) -> OperatorLimits:
@@ -202,7 +204,7 @@ class Capper:
         capped = sum(not entry.lost for entry in reconciler.entries.values())
         caps = f"{capped} cap{'s' * (capped != 1)} in force"
         suspended = "; nothing is set before a restart, as requested" * manager.suspended
-        stuck = ", ".join(reconciler.stuck_devices)
+        stuck = ", ".join(reconciler.devices.stuck_names)
         hung = f"; {stuck} does not answer" if stuck else ""
         trouble = f" {'; '.join(sorted(self._troubles))}" if self._troubles else ""
         return f"Answering on {self.address}; {knobs}, {caps}{suspended}{hung}.{trouble}"

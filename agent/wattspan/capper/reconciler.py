@@ -17,11 +17,14 @@ from msgspec.structs import replace
 
 from wattspan.capper.actuators import is_honoured
 from wattspan.capper.audit import AuditAction, AuditEvent, row_checksum
-from wattspan.capper.devices import (
-    DeviceError,
-    ManagedDevices,
+from wattspan.capper.devices import DeviceError, ManagedDevices
+from wattspan.capper.journal import Journal, JournalError
+from wattspan.capper.journal_entries import ALL_DEVICES, EntrySource, JournalEntry
+from wattspan.capper.ownership import (
     Ownership,
+    disobeyed_error,
     foreign_limit_error,
+    is_obeyed,
     is_readable,
     lost_entry,
     new_entry,
@@ -31,20 +34,14 @@ from wattspan.capper.devices import (
     unreadable_error,
     unrecovered_limit_error,
 )
-from wattspan.capper.journal import Journal, JournalError
-from wattspan.capper.journal_entries import ALL_DEVICES, EntrySource, JournalEntry
 from wattspan.capper.planner import CapDemand, Planner, WriteCause
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
-from wattspan.ports import ActuatorError, CapsError, Clock
+from wattspan.ports import CapsError, Clock
 
 QUIET_PERIOD: Final = 60 * SECOND
 """Time that a restored original must last after a foreign write before the knob is used again."""
 MAX_QUIET_PERIOD: Final = 3600 * SECOND
-_FIRST_DELAY, _MAX_DELAY = SECOND, 60 * SECOND
-_FIRST_PERSISTENT_DELAY, _MAX_PERSISTENT_DELAY = 60 * SECOND, 3600 * SECOND
-_PERSISTENT = (RefusalReason.NO_PERMISSION, RefusalReason.LOCKED, RefusalReason.NOT_HONOURED)
-"""A missing permission is not corrected within seconds; a locked register stays so until boot."""
 FOREIGN_REASONS = (RefusalReason.FOREIGN, RefusalReason.UNRECOVERED)
 _NOT_WRITTEN = (Trouble.DENIED, Trouble.ABSENT)
 """A write that ends in one of these has certainly not been carried out."""
@@ -55,12 +52,6 @@ _UNWANTED = WriteCause(why="no cap is wanted any more")
 KnobErrors = dict[CapKey, CapsError]
 
 
-class _RetryDelay(NamedTuple):
-    until: int
-    length: int
-    error: CapsError
-
-
 class _QuietPeriod(NamedTuple):
     since: int
     needed: int
@@ -68,16 +59,11 @@ class _QuietPeriod(NamedTuple):
 
 @dataclass(slots=True)
 class CapperState:
-    """The capper's knowledge of every knob. Only the reconciler changes it."""
+    """The capper's knowledge of every knob it has written. Only the reconciler changes it."""
 
     entries: dict[CapKey, JournalEntry]
     inherited: set[CapKey]
     """Entries of a former capper that were not compared with their device yet."""
-    knobs: dict[CapKey, KnobState] = field(default_factory=dict)
-    """As last read."""
-    stuck: set[CapKey] = field(default_factory=set)
-    """Knobs whose last call did not return within its deadline."""
-    delays: dict[CapKey, _RetryDelay] = field(default_factory=dict)
     quiet: dict[CapKey, _QuietPeriod] = field(default_factory=dict)
     disobeyed_since: dict[CapKey, int] = field(default_factory=dict)
 
@@ -99,7 +85,7 @@ class Reconciler:
         self.writes = 0
         self.restores = 0
         self.journal_trouble = ""
-        self._devices, self._journal = devices, journal
+        self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
         self._state = CapperState(dict(journal.entries), set(journal.entries))
 
@@ -108,42 +94,20 @@ class Reconciler:
     @property
     def knobs(self) -> Mapping[CapKey, KnobState]:
         """Every known knob as last read."""
-        return MappingProxyType(self._state.knobs)
+        return MappingProxyType(self.devices.knobs)
 
     @property
     def entries(self) -> Mapping[CapKey, JournalEntry]:
         return MappingProxyType(self._state.entries)
 
     def planner(self, demand: CapDemand) -> Planner:
-        state = self._state
-        hidden = self._devices.hides(state.knobs)
-        return Planner(demand, dict(state.knobs), dict(state.entries), hidden)
-
-    def resting(self, key: CapKey) -> CapsError | None:
-        """Why a knob is not tried before its retry delay ends."""
-        delay = self._state.delays.get(key)
-        return delay.error if delay and self._clock.monotonic() < delay.until else None
+        devices = self.devices
+        return Planner(demand, dict(devices.knobs), dict(self._state.entries), devices.hidden)
 
     def is_unwritable(self, key: CapKey) -> bool:
         """True if the knob is foreign, or failed when it was last tried."""
-        entry, delay = self._state.entries.get(key), self._state.delays.get(key)
-        failed = delay is not None and delay.error.refusal != RefusalReason.NO_JOURNAL
-        return failed or (entry is not None and entry.left_alone)
-
-    def retry_now(self) -> None:
-        """End all retry delays."""
-        self._state.delays.clear()
-
-    @property
-    def stuck_devices(self) -> tuple[str, ...]:
-        """The names of devices with a driver call that does not return."""
-        return tuple(
-            sorted({self._state.knobs[k].name for k in self._state.stuck & self.knobs.keys()})
-        )
-
-    @property
-    def listing_stuck(self) -> bool:
-        return self._devices.listing_stuck
+        entry = self._state.entries.get(key)
+        return self.devices.has_failed(key) or (entry is not None and entry.left_alone)
 
     @property
     def retained(self) -> int:
@@ -169,15 +133,11 @@ class Reconciler:
 
     # -------------------------------------------------------------------------------- devices
 
-    def find_devices(self) -> None:
-        """List the devices; one that does not answer now keeps its last state."""
-        self._state.knobs.update((state.key, state) for state in self._devices.find())
-
     def start(self, *, enumerate_devices: bool = True) -> None:
         """Take over the journal. Devices are listed, or if a damaged journal leaves it to that."""
         self._assume_recorded()
         if enumerate_devices or any(key.device == ALL_DEVICES for key in self._state.entries):
-            self.find_devices()
+            self.devices.find()
         self._name_lost()
 
     def _assume_recorded(self) -> None:
@@ -194,16 +154,16 @@ class Reconciler:
                 maximum=entry.maximum,
                 requested=limit if entry.foreign is None else entry.foreign,
             )
-            self._state.knobs.setdefault(key, state)
+            self.devices.knobs.setdefault(key, state)
 
     def _name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
         state, now = self._state, self._clock.now().wall
         for knob in [key.knob for key in state.entries if key.device == ALL_DEVICES]:
-            if not self._devices.is_listed(knob):
+            if not self.devices.is_listed(knob):
                 continue
             del state.entries[CapKey(knob, ALL_DEVICES)]
-            for key, found in state.knobs.items():
+            for key, found in self.devices.knobs.items():
                 if (
                     key.knob is knob
                     and key not in state.entries
@@ -213,18 +173,15 @@ class Reconciler:
                     error = str(unrecovered_limit_error(lost))
                     self._note(AuditAction.FAIL, lost, None, found.requested, WriteCause(why=error))
 
-    def close(self) -> None:
-        self._devices.close()
-
     # -------------------------------------------------------------------------- reconciliation
 
     def observe(self, keys: Iterable[CapKey], demand: CapDemand) -> KnobErrors:
         """Read knobs and compare them with the journal. Knobs that must not be written now."""
         errors: KnobErrors = {}
         wanted, keys = self.planner(demand).wanted(), sorted(keys)
-        self._devices.prefetch(key for key in keys if self.resting(key) is None)
+        self.devices.prefetch(key for key in keys if self.devices.resting(key) is None)
         for key in keys:
-            rest = self.resting(key)
+            rest = self.devices.resting(key)
             # A restore needs no journal and does not wait for one.
             if rest is not None and rest.refusal != RefusalReason.NO_JOURNAL:
                 errors[key] = rest
@@ -248,7 +205,7 @@ class Reconciler:
         keys, errors = set(keys), KnobErrors()
         plan = self.planner(demand).plan(keys)
         for key in self._state.entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
-            self._state.delays.pop(key, None)  # its limit is in force
+            self.devices.succeed(key)  # its limit is in force
         self._write_all(demand, plan.lower, errors, until)
         for key, value in plan.increase.items():  # each alone: two that fit may not fit together
             if self.planner(demand).fits(key, value):
@@ -266,44 +223,27 @@ class Reconciler:
     def disobeying(self) -> KnobErrors:
         """Devices that show a cap and do not obey it, for longer than they may take."""
         now, since, errors = self._clock.monotonic(), self._state.disobeyed_since, KnobErrors()
-        for key in self._state.entries:
-            if self._obeys(key):
+        for key, entry in self._state.entries.items():
+            state = self.devices.knobs.get(key)
+            if state is None or is_obeyed(entry, state):
                 since.pop(key, None)
             elif now - since.setdefault(key, now) >= _ENFORCEMENT_TIMEOUT:
-                state = self._state.knobs[key]
-                errors[key] = CapsError(
-                    f"{state.name} shows a limit of {state.requested} {key.knob.unit} and obeys"
-                    f" {state.enforced}: the cap has no effect and is restored. Look for another"
-                    " power manager.",
-                    RefusalReason.NOT_HONOURED,
-                    key.device,
-                )
+                errors[key] = disobeyed_error(state)
         return errors
 
     def fail(self, key: CapKey, error: CapsError) -> None:
         """Do not try a knob before a delay that grows with each failure."""
-        if (
-            error.refusal in FOREIGN_REASONS
-        ):  # nothing is written, and the knob is observed every time
+        if error.refusal in FOREIGN_REASONS:  # nothing is written, and it is observed every time
             return
-        persistent = error.refusal in _PERSISTENT
-        first = _FIRST_PERSISTENT_DELAY if persistent else _FIRST_DELAY
-        longest = _MAX_PERSISTENT_DELAY if persistent else _MAX_DELAY
-        if key in self._state.stuck:  # another call costs nothing: its worker still waits
-            longest = _FIRST_DELAY
-        earlier = self._state.delays.get(key)
-        length = first if earlier is None else max(first, min(2 * earlier.length, longest))
-        self._state.delays[key] = _RetryDelay(self._clock.monotonic() + length, length, error)
-        if earlier is None or str(earlier.error) != str(error):
-            self._record(
-                AuditEvent(
-                    at=self._clock.now().wall,
-                    deed=AuditAction.FAIL,
-                    knob=key.knob,
-                    device=key.device,
-                    why=str(error),
-                )
+        if self.devices.fail(key, error):
+            event = AuditEvent(
+                at=self._clock.now().wall,
+                deed=AuditAction.FAIL,
+                knob=key.knob,
+                device=key.device,
+                why=str(error),
             )
+            self._record(event)
 
     def accept_foreign(self) -> list[CapKey]:
         """Forget the entries of foreign limits and of earlier boots; their knobs."""
@@ -324,7 +264,7 @@ class Reconciler:
         entry, every = state.entries.get(key), state.entries.get(CapKey(key.knob, ALL_DEVICES))
         if entry is None and every is not None:
             raise unrecovered_limit_error(every)
-        found, now = self._read(key), self._clock.monotonic()
+        found, now = self.devices.read(key), self._clock.monotonic()
         if entry is None:
             return
         quiet = state.quiet.get(key)
@@ -349,22 +289,14 @@ class Reconciler:
             self._state.forget(key)
         else:
             self._state.entries[key] = result.entry
-        change = result.change
-        if change is None:
+        if result.action is None:
             return
-        if change.action is AuditAction.FOREIGN:  # the next quiet period must be longer
+        if result.action is AuditAction.FOREIGN:  # the next quiet period must be longer
             quiet = self._state.quiet.get(key)
             needed = QUIET_PERIOD if quiet is None else min(2 * quiet.needed, MAX_QUIET_PERIOD)
             self._state.quiet[key] = _QuietPeriod(self._clock.monotonic(), needed)
-        about = result.entry if change.action is AuditAction.FAIL and result.entry else entry
-        self._note(change.action, about, change.old, change.new, WriteCause(why=change.why))
-
-    def _obeys(self, key: CapKey) -> bool:
-        """True if the device is not known to obey a limit above the written one."""
-        entry, state = self._state.entries[key], self._state.knobs.get(key)
-        if state is None or not entry.written or entry.left_alone or not is_readable(key.knob):
-            return True
-        return entry.value is None or state.enforced is None or state.enforced <= entry.value
+        about = result.entry if result.action is AuditAction.FAIL and result.entry else entry
+        self._note(result.action, about, result.old, result.new, WriteCause(why=result.why))
 
     # ---------------------------------------------------------------------------------- writes
 
@@ -376,7 +308,7 @@ class Reconciler:
         until: int | None,
     ) -> None:
         """Journal all ``targets`` at once, then write and verify each."""
-        waiting = {key: rest for key in targets if (rest := self.resting(key)) is not None}
+        waiting = {key: rest for key in targets if (rest := self.devices.resting(key)) is not None}
         errors |= waiting
         targets = {key: value for key, value in targets.items() if key not in waiting}
         if not targets:
@@ -397,7 +329,7 @@ class Reconciler:
         """Have on disk that these knobs are about to be written. JournalError."""
         draft = dict(self._state.entries)
         for key, value in targets.items():
-            entry, state = draft.get(key), self._state.knobs[key]
+            entry, state = draft.get(key), self.devices.knobs[key]
             if entry is not None:
                 draft[key] = replace(
                     entry,
@@ -416,20 +348,17 @@ class Reconciler:
 
     def _write(self, key: CapKey, cause: WriteCause) -> None:
         """Write the journaled limit, unless another program wrote the knob, and verify it."""
-        entry, state = self._state.entries[key], self._read(key)
+        entry, state = self._state.entries[key], self.devices.read(key)
         present = entry.original if entry.before is None else entry.before
         if is_readable(key.knob) and state.requested != present:
             raise self._overtaken(entry, state)
-        value, failure = entry.value, None
+        value = entry.value
         try:
-            shown = self._call(key, partial(self._devices.write, key, value)).requested
+            shown, failure = self._put(key, value)
         except DeviceError as error:
-            failure = error
-            if not is_readable(key.knob):
-                if error.trouble in _NOT_WRITTEN:
-                    self._undo(entry)
-                raise
-            shown = self._read(key).requested  # the write may have arrived all the same
+            if not is_readable(key.knob) and error.trouble in _NOT_WRITTEN:
+                self._undo(entry)
+            raise
         if is_readable(key.knob):
             if value is None or not is_honoured(value, shown):
                 if shown == present:
@@ -437,7 +366,7 @@ class Reconciler:
                 raise failure or not_honoured_error(state, value, shown)
             value = shown
         self._state.entries[key] = replace(entry, value=value, before=None, written=True)
-        self._state.delays.pop(key, None)
+        self.devices.succeed(key)
         self.writes += 1
         self._note(AuditAction.WRITE, entry, present, value, cause)
 
@@ -446,20 +375,28 @@ class Reconciler:
         self._observe(key, wanted=False)
         entry = self._state.entries.get(key)
         if entry is None:  # the original is in force already
-            self._state.delays.pop(key, None)
+            self.devices.succeed(key)
             return
-        original, present = entry.original, self._state.knobs[key].requested
-        try:
-            shown = self._call(key, partial(self._devices.write, key, original)).requested
-        except DeviceError:
-            if not is_readable(key.knob) or (shown := self._read(key).requested) == present:
-                raise
+        original = entry.original
+        shown, failure = self._put(key, original)
         if is_readable(key.knob) and not (original is not None and is_honoured(original, shown)):
-            raise not_honoured_error(self._state.knobs[key], original, shown)
+            raise failure or not_honoured_error(self.devices.knobs[key], original, shown)
         self._state.forget(key)
-        self._state.delays.pop(key, None)
+        self.devices.succeed(key)
         self.restores += 1
         self._note(AuditAction.RESTORE, entry, entry.value, original, cause)
+
+    def _put(self, key: CapKey, value: int | None) -> tuple[int | None, DeviceError | None]:
+        """Write one knob; the limit that it shows then, and the error of the write.
+
+        A write that failed may have arrived all the same. DeviceError if that cannot be read.
+        """
+        try:
+            return self.devices.write(key, value).requested, None
+        except DeviceError as error:
+            if not is_readable(key.knob):
+                raise
+            return self.devices.read(key).requested, error
 
     def _undo(self, entry: JournalEntry) -> None:
         """The write was not carried out: the entry is as before it."""
@@ -495,22 +432,6 @@ class Reconciler:
         except CapsError as error:
             errors[key] = error
             self.fail(key, error)
-
-    def _read(self, key: CapKey) -> KnobState:
-        return self._call(key, partial(self._devices.read, key))
-
-    def _call(self, key: CapKey, call: Callable[[], KnobState]) -> KnobState:
-        """The state that a call on a device returns. DeviceError."""
-        try:
-            found = call()
-        except ActuatorError as error:
-            self._state.stuck.discard(key)
-            if error.trouble is Trouble.STUCK:
-                self._state.stuck.add(key)
-            raise DeviceError(key, error) from None
-        self._state.stuck.discard(key)
-        self._state.knobs[key] = found
-        return found
 
     def _note(
         self,
