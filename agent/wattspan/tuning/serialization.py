@@ -10,37 +10,30 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from wattspan.model import (
-    CapKey,
     CapRow,
     Decision,
-    DecisionReason,
-    Instant,
     Knob,
-    KnobState,
-    Move,
     RecordedDecision,
-    SettingResult,
     TuningAccounts,
     TuningRow,
-    TuningState,
 )
 
 JsonObject = dict[str, Any]
 
-_MILLI, _MICRO, _NANO = 1e3, 1e6, 1e9
+_MILLI = 1e3
+_ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely")
+_DURATIONS = ("exploration", "lost", "allowance", "committed")
+_SCALED = {
+    **{name: (f"{name}_joules", 1e6) for name in _ENERGIES},
+    **{name: (f"{name}_seconds", 1e9) for name in _DURATIONS},
+}
+"""Attributes of a row with another unit in JSON: their key there, and their units per one of it."""
 
-# Attributes with the same name in JSON.
-_ROW_NAMES = ("job", "service", "span")
-_ROW_VALUES = ("budget", "confidence", "applied", "pairs", "units")
-_ROW_RATIOS = ("slowdown", "slowdown_bound", "held_slowdown", "held_bound", "saving")
 _STATE_SETTINGS = ("minimum", "default", "maximum", "requested", "enforced")
 _CAP_SETTINGS = ("original", "wanted", "ceiling")
-_CAP_VALUES = ("holder", "why", "foreign", "usable", "trouble")
-_TRIED_RATIOS = ("slowdown", "bound", "saving")
-# Attributes with a unit appended in JSON.
-_ROW_ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely")
-_ROW_DURATIONS = ("exploration", "lost", "allowance", "committed")
 
 
 def unit(knob: Knob) -> str:
@@ -90,30 +83,18 @@ def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
 
 
 def row_to_json(row: TuningRow) -> JsonObject:
-    knob = row.knob
-    return {
-        **{name: _text(getattr(row, name)) for name in _ROW_NAMES},
-        "knob": knob.value,
+    knob, facts = row.knob, _to_builtins(row)
+    del facts["since"]
+    for name, (key, scale) in _SCALED.items():
+        facts[key] = _divided(facts.pop(name), scale)
+    for tried in facts["tried"]:
+        tried["setting"] = setting_number(knob, tried["setting"])
+    return facts | {
         "unit": unit(knob),
-        "state": row.state.value,
         "since_unix_ns": row.since.wall,
         "since_mono_ns": row.since.mono,
         "decision": _decision_to_json(knob, row.decision),
-        "devices": list(row.devices),
         "original": _settings_to_json(knob, row.original),
-        **_values(row, _ROW_VALUES),
-        **_ratios(row, _ROW_RATIOS),
-        **{f"{name}_joules": _divided(getattr(row, name), _MICRO) for name in _ROW_ENERGIES},
-        **{f"{name}_seconds": _divided(getattr(row, name), _NANO) for name in _ROW_DURATIONS},
-        "tried": [
-            {
-                "setting": setting_number(knob, tried.setting),
-                **_ratios(tried, _TRIED_RATIOS),
-                "pairs": tried.pairs,
-                "certified": tried.certified,
-            }
-            for tried in row.tried
-        ],
         "decisions": [
             {"move": move.value, "reason": reason.value, "count": count}
             for (move, reason), count in row.decisions.items()
@@ -123,42 +104,32 @@ def row_to_json(row: TuningRow) -> JsonObject:
 
 def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
     knob = Knob(facts["knob"])
-    return TuningRow(
-        knob=knob,
-        state=TuningState(facts["state"]),
-        decision=_decision_from_json(knob, facts["decision"]),
-        since=Instant(facts["since_mono_ns"], facts["since_unix_ns"]),
-        devices=tuple(facts["devices"]),
-        tried=tuple(
-            SettingResult(
-                setting=_setting_from_json(knob, tried["setting"]),
-                **{name: tried[name] for name in (*_TRIED_RATIOS, "pairs", "certified")},
-            )
+    scaled = {name: _multiplied(facts[key], scale) for name, (key, scale) in _SCALED.items()}
+    converted = {
+        "since": (facts["since_mono_ns"], facts["since_unix_ns"]),
+        "decision": _decision_from_json(knob, facts["decision"]),
+        "original": _settings_from_json(knob, facts["original"]),
+        "tried": [
+            tried | {"setting": _setting_from_json(knob, tried["setting"])}
             for tried in facts["tried"]
-        ),
-        decisions={
-            (Move(one["move"]), DecisionReason(one["reason"])): one["count"]
-            for one in facts["decisions"]
-        },
-        original=_settings_from_json(knob, facts["original"]),
-        **{name: facts[name] for name in (*_ROW_NAMES, *_ROW_VALUES, *_ROW_RATIOS)},
-        **{name: _multiplied(facts[f"{name}_joules"], _MICRO) for name in _ROW_ENERGIES},
-        **{name: _multiplied(facts[f"{name}_seconds"], _NANO) for name in _ROW_DURATIONS},
-    )
+        ],
+        "decisions": {(one["move"], one["reason"]): one["count"] for one in facts["decisions"]},
+    }
+    return msgspec.convert({**facts, **scaled, **converted}, TuningRow)
 
 
 def _cap_to_json(row: CapRow) -> JsonObject:
-    state = row.state
-    knob = state.key.knob
-    return {
+    facts = _to_builtins(row)
+    facts |= facts.pop("state")
+    for name in ("key", "since", "expires", "lost"):
+        del facts[name]
+    knob, device = row.state.key
+    for name in (*_STATE_SETTINGS, *_CAP_SETTINGS):
+        facts[name] = None if facts[name] is None else setting_number(knob, facts[name])
+    return facts | {
         "knob": knob.value,
         "unit": unit(knob),
-        "device": state.key.device,
-        "name": state.name,
-        "aliases": list(state.aliases),
-        **{name: _setting_to_json(knob, getattr(state, name)) for name in _STATE_SETTINGS},
-        **{name: _setting_to_json(knob, getattr(row, name)) for name in _CAP_SETTINGS},
-        **_values(row, _CAP_VALUES),
+        "device": device,
         "since_unix_ns": row.since.wall if row.since else None,
         "since_mono_ns": row.since.mono if row.since else None,
         "expires_mono_ns": row.expires,
@@ -167,18 +138,16 @@ def _cap_to_json(row: CapRow) -> JsonObject:
 
 def _cap_from_json(facts: Mapping[str, Any]) -> CapRow:
     knob, since = Knob(facts["knob"]), facts["since_mono_ns"]
-    return CapRow(
-        state=KnobState(
-            CapKey(knob, facts["device"]),
-            facts["name"],
-            **{name: _setting_from_json(knob, facts[name]) for name in _STATE_SETTINGS},
-            aliases=tuple(facts["aliases"]),
-        ),
-        since=None if since is None else Instant(since, facts["since_unix_ns"]),
-        expires=facts["expires_mono_ns"],
-        **{name: _setting_from_json(knob, facts[name]) for name in _CAP_SETTINGS},
-        **{name: facts[name] for name in _CAP_VALUES},
-    )
+    settings = {
+        name: _setting_from_json(knob, facts[name]) for name in (*_STATE_SETTINGS, *_CAP_SETTINGS)
+    }
+    converted = {
+        "key": (knob.value, facts["device"]),
+        "since": None if since is None else (since, facts["since_unix_ns"]),
+        "expires": facts["expires_mono_ns"],
+    }
+    values = {**facts, **settings, **converted}
+    return msgspec.convert(values | {"state": values}, CapRow)
 
 
 # ----------------------------------------------------------------------------------- decisions
@@ -188,7 +157,7 @@ def recorded_decision_to_json(recorded: RecordedDecision) -> JsonObject:
     return {
         "at_unix_ns": recorded.at.wall,
         "at_mono_ns": recorded.at.mono,
-        "job": _text(recorded.job),
+        "job": _encodable(recorded.job),
         "knob": recorded.knob.value,
         "unit": unit(recorded.knob),
         "applied": recorded.applied,
@@ -198,75 +167,61 @@ def recorded_decision_to_json(recorded: RecordedDecision) -> JsonObject:
 
 def recorded_decision_from_json(facts: Mapping[str, Any]) -> RecordedDecision:
     """Inverse of :func:`recorded_decision_to_json`; errors as in :func:`accounts_from_json`."""
-    knob = Knob(facts["knob"])
-    return RecordedDecision(
-        Instant(int(facts["at_mono_ns"]), int(facts["at_unix_ns"])),
-        str(facts["job"]),
-        knob,
-        _decision_from_json(knob, facts),
-        bool(facts["applied"]),
-    )
+    knob, at = facts["knob"], (facts["at_mono_ns"], facts["at_unix_ns"])
+    values = at, facts["job"], knob, _decision_from_json(Knob(knob), facts), facts["applied"]
+    return msgspec.convert(values, RecordedDecision)
 
 
 def _decision_to_json(knob: Knob, decision: Decision) -> JsonObject:
+    return _to_builtins(decision) | {"caps": _settings_to_json(knob, decision.caps)}
+
+
+def _decision_from_json(knob: Knob, facts: Mapping[str, Any]) -> JsonObject:
+    """The attributes of a decision."""
     return {
-        "move": decision.move.value,
-        "reason": decision.reason.value,
-        "sentence": _text(decision.sentence),
-        "caps": _settings_to_json(knob, decision.caps),
-        "shown": {name: _finite(figure) for name, figure in decision.shown.items()},
+        **facts,
+        "caps": _settings_from_json(knob, facts["caps"]),
+        "shown": {name: figure for name, figure in facts["shown"].items() if figure is not None},
     }
-
-
-def _decision_from_json(knob: Knob, facts: Mapping[str, Any]) -> Decision:
-    return Decision(
-        Move(facts["move"]),
-        DecisionReason(facts["reason"]),
-        str(facts["sentence"]),
-        _settings_from_json(knob, facts["caps"]),
-        {name: figure for name, figure in facts["shown"].items() if figure is not None},
-    )
 
 
 # -------------------------------------------------------------------------------------- values
 
 
-def _values(row: object, names: tuple[str, ...]) -> JsonObject:
-    return {name: getattr(row, name) for name in names}
+def _to_builtins(value: object) -> JsonObject:
+    facts: JsonObject = _encodable(msgspec.to_builtins(value))
+    return facts
 
 
-def _ratios(row: object, names: tuple[str, ...]) -> JsonObject:
-    return {name: _finite(getattr(row, name)) for name in names}
+def _encodable(value: Any) -> Any:
+    """A value that JSON can encode: applications choose names, with lone surrogates."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _encodable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_encodable(one) for one in value]
+    return value
 
 
-def _text(text: str) -> str:
-    """Valid Unicode: applications choose names, and JSON cannot encode lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _setting_to_json(knob: Knob, value: int | None) -> float | None:
-    return None if value is None else setting_number(knob, value)
-
-
-def _setting_from_json(knob: Knob, value: float | None) -> Any:  # None, or an int
-    return None if value is None else round(value if knob is Knob.GPU_CLOCK else value * _MILLI)
+def _setting_from_json(knob: Knob, value: float | None) -> int | None:
+    return _multiplied(value, 1 if knob is Knob.GPU_CLOCK else _MILLI)
 
 
 def _settings_to_json(knob: Knob, values: Mapping[str, int]) -> dict[str, float]:
     return {device: setting_number(knob, value) for device, value in values.items()}
 
 
-def _settings_from_json(knob: Knob, values: Mapping[str, float]) -> dict[str, int]:
+def _settings_from_json(knob: Knob, values: Mapping[str, float]) -> dict[str, int | None]:
     return {device: _setting_from_json(knob, value) for device, value in values.items()}
-
-
-def _finite(figure: float | None) -> float | None:
-    return figure if figure is not None and math.isfinite(figure) else None
 
 
 def _divided(value: int | None, scale: float) -> float | None:
     return None if value is None else value / scale
 
 
-def _multiplied(value: float | None, scale: float) -> Any:  # None, or an int
+def _multiplied(value: float | None, scale: float) -> int | None:
     return None if value is None else round(value * scale)
