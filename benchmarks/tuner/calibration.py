@@ -19,7 +19,7 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Plant, luck
 from benchmarks.tuner.runner import Terms, Watch, drive
 from wattspan.model import Move
-from wattspan.tuning import CertifiedLevels
+from wattspan.tuning.decisions.values import CertifiedLevels
 
 CURVE = "a40-resnet50"
 SLOWDOWNS = (0.03, 0.04, 0.045, 0.05, 0.055)

@@ -8,7 +8,7 @@ from random import Random
 
 from benchmarks.tuner.curves import Curve
 from benchmarks.tuner.plants import Luck, Plant
-from wattspan.tuning import EnergyPoint, WorkUnit
+from wattspan.tuning.decisions.values import EnergyPoint, WorkUnit
 
 IDLE = 0.3
 """The part of its power that a device draws while its job waits for something else."""

@@ -18,7 +18,7 @@ FOLDER = ROOT / "build" / "tuner-bench"
 
 _HERE = Path(__file__).parent
 _BENCH = ("curves", "plants", "job", "truth", "runner", "baselines", "calibration")
-_CORE = ROOT / "agent" / "wattspan" / "tuning"
+_CORE = ROOT / "agent" / "wattspan" / "tuning" / "decisions"
 
 
 class Kept:

@@ -12,17 +12,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Luck, Plant, luck
 from benchmarks.tuner.truth import Total, Truth
-from wattspan import tuning
-from wattspan.model import SECOND, Decision, DecisionReason, Move
-from wattspan.tuning import CertifiedLevels, KnobRange, Observation, TunerPolicy, TunerReport
+from wattspan.model import SECOND, Decision, DecisionReason, Move, TuningFigures
+from wattspan.tuning.decisions.report import report
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
+    CertifiedLevels,
+    KnobRange,
+    Observation,
+    TunerPolicy,
+    WorkUnit,
+)
 
 BATCH = 5.0
 """Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
+
+CORE = SimpleNamespace(begin=begin, step=step, report=report)
+"""The tuner of this project."""
 
 _WINDOW = 600.0
 _PATIENCE = 20.0  # seconds without a look, though nothing came
@@ -123,7 +134,7 @@ class Bench:
         self.truth = Truth(plant, self.luck)
         self.base: Total = self.truth.uncapped()
 
-    def ours(self, core: Any = tuning) -> Score:
+    def ours(self, core: Any = CORE) -> Score:
         """The project's tuner over the whole run."""
         job, watch, report = drive(self.plant, self.luck, self.seed, self.terms, core)
         score = self.score("wattspan", job, watch)
@@ -183,11 +194,11 @@ def drive(
     fate: Luck,
     seed: int,
     terms: Terms,
-    core: Any = tuning,
+    core: Any = CORE,
     *,
     remembered: CertifiedLevels | None = None,
     after: Callable[[Job, Watch], bool] = lambda job, watch: True,
-) -> tuple[Job, Watch, TunerReport]:
+) -> tuple[Job, Watch, TuningFigures]:
     """The tuner's core over a job, as the runtime drives it.
 
     The runtime looks every ``terms.turn``. Looks at which nothing new could be seen are left out:
@@ -219,7 +230,7 @@ def drive(
             since = int(read_back * 1e9)
         now = min(flush, read_back, settled)
         job.advance(now)
-        units: tuple[tuning.WorkUnit, ...] = ()
+        units: tuple[WorkUnit, ...] = ()
         if now >= settled:
             settled = math.inf
         if now >= flush:
@@ -249,7 +260,7 @@ def drive(
     return job, watch, core.report(state)
 
 
-def _told(score: Score, report: TunerReport, spent: float) -> Score:
+def _told(score: Score, report: TuningFigures, spent: float) -> Score:
     """With the tuner's own report of the run."""
     facts = score.facts()
     facts["told_slowdown"], facts["told_bound"] = report.slowdown, report.slowdown_bound

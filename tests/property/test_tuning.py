@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
 from wattspan.model import SECOND, DecisionReason, Move
-from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report, step
 from wattspan.tuning.decisions.budget import allowance
+from wattspan.tuning.decisions.report import report
 from wattspan.tuning.decisions.search import TunerPhase
 from wattspan.tuning.decisions.sequential_test import evidence
-from wattspan.tuning.decisions.values import LevelLadder
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
+    EnergyPoint,
+    KnobRange,
+    LevelLadder,
+    Observation,
+    WorkUnit,
+)
 
 RUNS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from support.queueing import load_sample, request_block
 from wattspan.model import Knob
-from wattspan.tuning import CertifiedLevels, Fingerprint, KnobRange, TunerPolicy, WorkUnit
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.certified_settings import (
     MAX_CERTIFIED,
@@ -33,6 +32,13 @@ from wattspan.tuning.decisions.serving import (
     log_ratio,
 )
 from wattspan.tuning.decisions.unit_detection import MAX_NAMES, UnitDetector
+from wattspan.tuning.decisions.values import (
+    CertifiedLevels,
+    Fingerprint,
+    KnobRange,
+    TunerPolicy,
+    WorkUnit,
+)
 
 S = 10**9
 parts = st.floats(0.001, 0.2)

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import SECOND, DecisionReason, Move
-from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, step
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.ranks import MIN_SLACK, STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, lower_waiting_ranks
+from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState, lower_waiting_ranks
 from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import KnobRange, Observation, TunerPolicy
 
 W = 1_000
 TOP, BASE = 700 * W, 600 * W

@@ -16,8 +16,8 @@ from itertools import count, takewhile
 from typing import NamedTuple
 
 from support.requirements import ROOT
-from wattspan.tuning import WorkUnit
 from wattspan.tuning.decisions.blocks import Block
+from wattspan.tuning.decisions.values import WorkUnit
 
 S = 10**9
 PREFILL = 100_000  # nanoseconds a prompt token

@@ -40,7 +40,7 @@ from wattspan.model import (
 from wattspan.ports import Caps, CapsError, CapTotals, Clock
 from wattspan.spans.values import IntervalEnergy, Span
 from wattspan.testing import ManualClock
-from wattspan.tuning import CertifiedLevels, Fingerprint
+from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.host_view import DeviceUsers
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from wattspan.model import SECOND, Decision, DecisionReason
-from wattspan.tuning import (
+from wattspan.tuning.decisions.search import TunerState
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
     EnergyPoint,
     KnobRange,
     Observation,
     TunerPolicy,
-    TunerState,
     WorkUnit,
-    begin,
-    step,
 )
 
 TOP = 400_000

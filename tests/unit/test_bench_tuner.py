@@ -25,8 +25,8 @@ from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 from benchmarks.tuner.trials import OURS, Trials, summary
 from benchmarks.tuner.truth import Truth, run_at
 
-from wattspan.model import Decision, DecisionReason, Move
-from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerReport
+from wattspan.model import Decision, DecisionReason, Move, TuningFigures
+from wattspan.tuning.decisions.values import KnobRange, Observation, TunerPolicy
 
 LINE = Curve("line", "none", "none", 180.0, (100.0, 200.0), (Effect(1.1, 0.8), Effect(1.0, 1.0)))
 """Every watt less costs a thousandth of the time and saves two of the energy."""
@@ -58,8 +58,8 @@ class Steady:
         reason = DecisionReason.CERTIFIED if caps else DecisionReason.CHANGED
         return (device, units), Decision(move, reason, "", caps)
 
-    def report(self, state: tuple[str, int]) -> TunerReport:
-        return TunerReport(False)
+    def report(self, state: tuple[str, int]) -> TuningFigures:
+        return TuningFigures()
 
 
 def plant(**more: object) -> Plant:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from wattspan.model import Knob
-from wattspan.tuning import CertifiedLevels, Fingerprint
 from wattspan.tuning.decisions.certified_settings import (
     MAX_CERTIFIED,
     CertifiedSettings,
@@ -18,6 +17,7 @@ from wattspan.tuning.decisions.certified_settings import (
     from_json,
     to_json,
 )
+from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 
 KNOB = Knob.GPU_POWER
 JOB = Fingerprint("0123456789abcdef", "NVIDIA H100", "570.1", 8, "trainer", "train_step")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from wattspan import tuning
 from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
-from wattspan.tuning import EnergyPoint, KnobRange, Observation, TunerPolicy, WorkUnit
 from wattspan.tuning.decisions.blocks import set_level
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
+    EnergyPoint,
+    KnobRange,
+    Observation,
+    TunerPolicy,
+    WorkUnit,
+)
 from wattspan.tuning.host_view import MAX_STALL, DeviceSampler, HostView
 
 ORIGINAL, CAP = 700_000, 600_000
@@ -50,17 +56,17 @@ def test_cap_in_force_after_a_stall_was_in_force_throughout() -> None:
 
 def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
     """The agent was stopped for 20 s: its cap was restored while the job continued."""
-    step, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
+    lasts, last, end = SECOND // 10, 40 * SECOND, 60 * SECOND
     policy = TunerPolicy(block_units=5, block_time=SECOND, settle_units=0, settle_time=0)
-    state = tuning.begin(policy, (BOARD,), now=0, remembered=None)
+    state = begin(policy, (BOARD,), now=0, remembered=None)
     tape = set_level(state.samples, CAP, 0)
     state = state._replace(samples=tape, plan=state.plan._replace(level=CAP, blocks=100))
     seen = sampler()
     seen.read_caps(host(last, CAP))
     seen.read_caps(host(end, ORIGINAL))
-    units = tuple(WorkUnit(at, at + step, 1) for at in range(0, end, step))
-    energy = tuple(EnergyPoint(at, at // 1000) for at in range(0, end + 1, step))
-    state, decision = tuning.step(
+    units = tuple(WorkUnit(at, at + lasts, 1) for at in range(0, end, lasts))
+    energy = tuple(EnergyPoint(at, at // 1000) for at in range(0, end + 1, lasts))
+    state, decision = step(
         state, Observation(end, units, energy, in_force=seen.in_force, since=seen.changed)
     )
     assert 0 < state.account.levels[CAP].metered <= last

@@ -9,7 +9,6 @@ import pytest
 
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP
 from wattspan.model import SECOND, Decision, DecisionReason, Move
-from wattspan.tuning import EnergyPoint, KnobRange, Observation, WorkUnit, begin, report
 from wattspan.tuning.decisions.blocks import (
     ENERGY_TIMEOUT,
     Block,
@@ -34,6 +33,7 @@ from wattspan.tuning.decisions.report import (
     decline_decision,
     probe_decision,
     release_decision,
+    report,
     saving_text,
     slowdown_text,
 )
@@ -45,8 +45,14 @@ from wattspan.tuning.decisions.sequential_test import (
     half_width,
     pairs_needed,
 )
-from wattspan.tuning.decisions.step import observe
-from wattspan.tuning.decisions.values import LevelLadder
+from wattspan.tuning.decisions.step import begin, observe
+from wattspan.tuning.decisions.values import (
+    EnergyPoint,
+    KnobRange,
+    LevelLadder,
+    Observation,
+    WorkUnit,
+)
 
 S = SECOND
 POLICY = replace(QUICK, block_units=2, block_time=S, settle_units=1, settle_time=S)

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from wattspan.model import SECOND
-from wattspan.tuning import KnobRange, WorkUnit
 from wattspan.tuning.decisions.ranks import (
     SLACK_CHANGE_STEPS,
     STEPS,
@@ -20,6 +19,7 @@ from wattspan.tuning.decisions.ranks import (
     remaining_slack,
     slack_changed,
 )
+from wattspan.tuning.decisions.values import KnobRange, WorkUnit
 
 MS = SECOND // 1000
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle
 from wattspan.model import SECOND, Decision, DecisionReason, Move
-from wattspan.tuning import report
+from wattspan.tuning.decisions.report import report
 
 DWELL = replace(QUICK, dwell=60 * SECOND)
 
@@ -101,7 +101,8 @@ def test_device_that_does_not_obey_is_left_alone() -> None:
 def test_trial_waits_for_another_job() -> None:
     run = Run(Plant(may=False))
     run.until(lambda one: one.reason is DecisionReason.WAITING)
-    assert report(run.state).exploring
+    assert run.state is not None
+    assert run.state.exploring
     run.on(50)
     assert all(not one.caps for one in run.decisions)
     run.plant.may = True
@@ -113,7 +114,8 @@ def test_trial_waits_for_another_job() -> None:
     run.plant.may = False
     run.on(3)
     assert run.decisions[-1].move is Move.HOLD
-    assert not report(run.state).exploring
+    assert run.state is not None
+    assert not run.state.exploring
 
 
 def test_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from support.tuning_plant import GPU, QUICK, RANGES, TOP
 from wattspan.model import SECOND, Decision, DecisionReason, Move
-from wattspan.tuning import EnergyPoint, Observation, WorkloadKind, WorkUnit, begin, step
 from wattspan.tuning.decisions.search import TunerState
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import EnergyPoint, Observation, WorkloadKind, WorkUnit
 
 POLICY = replace(QUICK, kind=WorkloadKind.REQUESTS, block_units=20, dwell=60 * SECOND)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from support.queueing import S, load_sample, repeated, request_block, serve, switched, trace
-from wattspan.tuning import TunerPolicy, WorkloadKind, WorkUnit
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.sequential_test import MissAlarm
 from wattspan.tuning.decisions.serving import (
@@ -21,6 +20,7 @@ from wattspan.tuning.decisions.serving import (
     log_ratio,
     units_to_learn,
 )
+from wattspan.tuning.decisions.values import TunerPolicy, WorkloadKind, WorkUnit
 
 POLICY = TunerPolicy(kind=WorkloadKind.REQUESTS, latency=20 * S)
 

@@ -8,11 +8,10 @@ from types import MappingProxyType
 import pytest
 
 from wattspan.model import SECOND, DecisionReason, Move
-from wattspan.tuning import KnobRange, Observation, TunerPolicy, TunerState, begin, certified_levels
 from wattspan.tuning.decisions.estimates import Estimates, LevelEstimate
 from wattspan.tuning.decisions.phases import decide, relearn
 from wattspan.tuning.decisions.ranks import STEPS, RankSlack, RankWaits, SynchronousStep
-from wattspan.tuning.decisions.report import setting_text
+from wattspan.tuning.decisions.report import certified_levels, setting_text
 from wattspan.tuning.decisions.search import (
     BALANCING_DEPTH,
     BALANCING_TRIES,
@@ -20,14 +19,15 @@ from wattspan.tuning.decisions.search import (
     SLACK_WINDOW,
     ProbePlan,
     TunerPhase,
+    TunerState,
     lower_waiting_ranks,
     saves_energy,
     slack_outdated,
     step_time_certified,
 )
 from wattspan.tuning.decisions.sequential_test import Cusum, Evidence
-from wattspan.tuning.decisions.step import observe_steps
-from wattspan.tuning.decisions.values import LevelLadder
+from wattspan.tuning.decisions.step import begin, observe_steps
+from wattspan.tuning.decisions.values import KnobRange, LevelLadder, Observation, TunerPolicy
 
 W = 1_000
 TOP, BASE = 700 * W, 600 * W

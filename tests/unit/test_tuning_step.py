@@ -8,16 +8,14 @@ import pytest
 
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP, Plant, Run, gentle
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
-from wattspan.tuning import (
+from wattspan.tuning.decisions.report import certified_levels, report
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     KnobRange,
     Objective,
     Observation,
     WorkloadKind,
-    begin,
-    certified_levels,
-    report,
-    step,
 )
 
 

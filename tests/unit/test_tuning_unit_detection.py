@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from support.queueing import serve, trace
-from wattspan.tuning import WorkloadKind
 from wattspan.tuning.decisions.unit_detection import (
     MAX_NAMES,
     MIN_SPANS,
@@ -17,6 +16,7 @@ from wattspan.tuning.decisions.unit_detection import (
     UnitDetector,
     majority_result,
 )
+from wattspan.tuning.decisions.values import WorkloadKind
 
 MS = 1_000_000
 S = 1000 * MS

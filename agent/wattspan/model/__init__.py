@@ -61,5 +61,6 @@ from wattspan.model.tuning import Move as Move
 from wattspan.model.tuning import RecordedDecision as RecordedDecision
 from wattspan.model.tuning import SettingResult as SettingResult
 from wattspan.model.tuning import TuningAccounts as TuningAccounts
+from wattspan.model.tuning import TuningFigures as TuningFigures
 from wattspan.model.tuning import TuningRow as TuningRow
 from wattspan.model.tuning import TuningState as TuningState

@@ -179,16 +179,41 @@ class SettingResult:
     certified: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TuningRow:
-    """The state of one job and one knob.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningFigures:
+    """Figures of one job and one knob.
 
     ``slowdown`` is that of the whole run, exploration included, with its upper ``slowdown_bound``
-    at the configured confidence; ``held_slowdown`` is that of the held setting. ``saved`` is an
-    estimate with its interval; ``saved_surely``, the maximum of the lower end, never falls.
+    at the configured confidence; ``held_slowdown`` is that of the held setting. ``saving`` is that
+    of the energy per unit of work at the held setting, ``saved`` an estimate with its interval.
     ``exploration`` is the time at uncertified settings, ``committed`` the time from the first unit
     to the first certified setting. ``lost`` is the lost time, ``allowance`` the time that the
-    budget permits to have lost. ``original`` are the original settings by device.
+    budget permits to have lost.
+    """
+
+    slowdown: float | None = None
+    slowdown_bound: float | None = None
+    held_slowdown: float | None = None
+    held_bound: float | None = None
+    saving: float | None = None
+    saved: Microjoules | None = None
+    saved_low: Microjoules | None = None
+    saved_high: Microjoules | None = None
+    exploration: Nanoseconds = Nanoseconds(0)
+    pairs: int = 0
+    units: int = 0
+    committed: Nanoseconds | None = None
+    tried: tuple[SettingResult, ...] = ()
+    lost: Nanoseconds | None = None
+    allowance: Nanoseconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRow(TuningFigures):
+    """The state of one job and one knob.
+
+    ``exploration`` and ``units`` are totals over all tuners of the job; ``saved_surely``, the
+    maximum of ``saved_low``, never falls. ``original`` are the original settings by device.
     """
 
     job: str
@@ -202,23 +227,8 @@ class TuningRow:
     confidence: float
     devices: tuple[str, ...] = ()
     applied: bool = False
-    slowdown: float | None = None
-    slowdown_bound: float | None = None
-    held_slowdown: float | None = None
-    held_bound: float | None = None
-    saving: float | None = None  # of the energy per unit of work, at the held setting
-    saved: Microjoules | None = None
-    saved_low: Microjoules | None = None
-    saved_high: Microjoules | None = None
     saved_surely: Microjoules = Microjoules(0)
-    exploration: Nanoseconds = Nanoseconds(0)
-    pairs: int = 0
-    units: int = 0
-    committed: Nanoseconds | None = None
     decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
-    tried: tuple[SettingResult, ...] = ()
-    lost: Nanoseconds | None = None
-    allowance: Nanoseconds | None = None
     original: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -24,7 +24,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import EnergyQueries
-from wattspan.tuning import EnergyPoint, KnobRange
+from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
 
 _THERMAL_THROTTLES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 """Causes of throttling other than a power cap."""

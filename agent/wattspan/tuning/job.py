@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
-from wattspan import tuning
 from wattspan.config import TunedJobSettings
 from wattspan.model import (
     SECOND,
@@ -18,20 +17,22 @@ from wattspan.model import (
     Knob,
     Microjoules,
     Move,
-    Nanoseconds,
     Payer,
+    TuningFigures,
     TuningRow,
     TuningState,
 )
 from wattspan.ports import EnergyQueries
 from wattspan.spans.values import Span
-from wattspan.tuning import (
+from wattspan.tuning.decisions.report import certified_levels, report
+from wattspan.tuning.decisions.search import TunerState
+from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     Fingerprint,
     KnobRange,
     Observation,
     TunerPolicy,
-    TunerReport,
     WorkloadKind,
     WorkUnit,
 )
@@ -68,12 +69,6 @@ _FORGET_REFUSALS = 3600 * SECOND
 _MIN_DEVICE_SHARE = 0.7
 """Share of a package's CPU time that the job must have for the package to be capped for it."""
 
-_REPORTED = (
-    "slowdown", "slowdown_bound", "held_slowdown", "held_bound", "saving", "saved", "saved_low",
-    "saved_high", "pairs", "committed", "tried", "lost", "allowance",
-)  # fmt: skip
-"""Fields of TunerReport that TuningRow has too."""
-
 _STATES = {
     Move.PROBE: TuningState.EXPLORING,
     Move.HOLD: TuningState.HOLDING,
@@ -93,7 +88,7 @@ class CumulativeSavings:
     units: int = 0
     _closed: tuple[int, int, int] = (0, 0, 0)  # of the tuners before the present one
 
-    def update(self, report: TunerReport) -> None:
+    def update(self, report: TuningFigures) -> None:
         saved, exploration, units = self._closed
         self.saved = max(self.saved, saved + (report.saved_low or 0))
         self.exploration = max(self.exploration, exploration + report.exploration)
@@ -134,13 +129,13 @@ class TuningJob:
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
-        self._state: tuning.TunerState | None = None
+        self._state: TunerState | None = None
         self._policy = TunerPolicy()
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
         self.savings = savings or CumulativeSavings()
-        self._report = TunerReport(exploring=False)
+        self._report = TuningFigures()
         self._since = now
         self.last_alive = now.mono
         self.held: dict[CapKey, int] = {}  # by the capper, for this job
@@ -209,7 +204,7 @@ class TuningJob:
     @property
     def exploring(self) -> bool:
         """True if it needs the host's permission to explore."""
-        return self._state is not None and self._report.exploring
+        return self._state is not None and self._state.exploring
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -230,7 +225,7 @@ class TuningJob:
     @property
     def certified(self) -> CertifiedLevels | None:
         """The certified setting, for the next run of the same job."""
-        return tuning.certified_levels(self._state) if self._state is not None else None
+        return certified_levels(self._state) if self._state is not None else None
 
     def identify(self, fingerprint: Fingerprint) -> None:
         self.fingerprint = replace(fingerprint, service=self.service, span=self.span)
@@ -239,6 +234,7 @@ class TuningJob:
         """The job's state for exporters, the API and the page."""
         waits = self.decision.move is Move.DECLINE and self.decision.reason in _WAITING_REASONS
         state = TuningState.WAITING if waits else _STATES[self.decision.move]
+        figures = {one.name: getattr(self._report, one.name) for one in fields(TuningFigures)}
         return TuningRow(
             job=self.name,
             service=self.service,
@@ -252,11 +248,9 @@ class TuningJob:
             devices=self.devices,
             applied=self.applied,
             saved_surely=Microjoules(self.savings.saved),
-            exploration=Nanoseconds(self.savings.exploration),
-            units=self.savings.units,
             decisions=dict(self.savings.decisions),
             original={one.device: one.original for one in self._ranges},
-            **{name: getattr(self._report, name) for name in _REPORTED},
+            **figures | {"exploration": self.savings.exploration, "units": self.savings.units},
         )
 
     # ---------------------------------------------------------------------------- decisions
@@ -283,10 +277,10 @@ class TuningJob:
         if declined is not None or self._state is None:
             self._units.clear()
             return self._set_decision(declined or self.decision, host.now)
-        self._state, decision = tuning.step(
+        self._state, decision = step(
             self._state, self._observe(host, energies, device_users, may_explore=may_explore)
         )
-        self._report = tuning.report(self._state)
+        self._report = report(self._state)
         self.savings.update(self._report)
         if decision.reason is DecisionReason.ADVICE:
             decision = self._explain_advice(decision, host)
@@ -411,7 +405,7 @@ class TuningJob:
         self._position, self._ranges, self._ceilings = position, ranges, ceilings
         self._policy = policy.tuner_policy(self._settings, self._kind, knob, ranges, apply=apply)
         self._sampler = DeviceSampler(knob, ranges, host.now.mono, host.settled)
-        self._state = tuning.begin(self._policy, ranges, now=host.now.mono, remembered=recall(self))
+        self._state = begin(self._policy, ranges, now=host.now.mono, remembered=recall(self))
         return None
 
     def _update_members(self, now: int, energies: EnergyQueries) -> None:

@@ -21,7 +21,7 @@ from wattspan.model import (
     TuningState,
 )
 from wattspan.ports import ProcessDirectory
-from wattspan.tuning import KnobRange, Objective, TunerPolicy, WorkloadKind
+from wattspan.tuning.decisions.values import KnobRange, Objective, TunerPolicy, WorkloadKind
 from wattspan.tuning.host_view import HostView
 from wattspan.tuning.work_units import ReceivedSpans, matching_job
 

@@ -28,7 +28,7 @@ from wattspan.model import (
     TuningAccounts,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
-from wattspan.tuning import CertifiedLevels, Fingerprint, WorkloadKind
+from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint, WorkloadKind
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.job_policy import JobPolicy, MissingJobs, TuningPermissions

@@ -15,8 +15,8 @@ from wattspan.config import TunedJobSettings
 from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span
-from wattspan.tuning import WorkloadKind
 from wattspan.tuning.decisions.unit_detection import UnitDetector, majority_result
+from wattspan.tuning.decisions.values import WorkloadKind
 
 MAX_WAITING_SPANS = 200_000
 """Spans in the queue; the oldest are dropped. The tuner has not run for minutes then."""

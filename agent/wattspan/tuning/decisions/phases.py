@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wattspan.model import DecisionReason, Move
+from wattspan.model import DecisionReason, Move, Nanoseconds
 from wattspan.tuning.decisions import search
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
 from wattspan.tuning.decisions.ranks import RankSlack
@@ -334,7 +334,9 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
         certified=level,
         refined_pairs=estimate.time.n,
         retries=0,
-        committed=state.committed if state.committed is not None else observation.now - state.begun,
+        committed=Nanoseconds(observation.now - state.begun)
+        if state.committed is None
+        else state.committed,
     )
     return _hold(state, observation)
 

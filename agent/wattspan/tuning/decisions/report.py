@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 
-from wattspan.model import Decision, DecisionReason, Knob, Move, SettingResult
+from wattspan.model import (
+    Decision,
+    DecisionReason,
+    Knob,
+    Microjoules,
+    Move,
+    Nanoseconds,
+    SettingResult,
+    TuningFigures,
+)
 from wattspan.tuning.decisions import search
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.estimates import LevelEstimate
-from wattspan.tuning.decisions.search import MIN_BASELINE_BLOCKS, TunerPhase, TunerState
-from wattspan.tuning.decisions.values import CertifiedLevels, TunerReport
+from wattspan.tuning.decisions.search import TunerPhase, TunerState
+from wattspan.tuning.decisions.values import CertifiedLevels
 
 
-def report(state: TunerState) -> TunerReport:
+def report(state: TunerState) -> TuningFigures:
     account = state.account
     shape = search.fitted_curve(state)
 
@@ -26,28 +35,28 @@ def report(state: TunerState) -> TunerReport:
         if state.phase is TunerPhase.HOLD and state.candidate
         else None
     )
-    low, likely, high = search.saved_energy(state)
-    before = account.closed_saved
-    return TunerReport(
-        exploring=state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
-        or (state.phase is TunerPhase.LEARN and state.estimates.blocks >= MIN_BASELINE_BLOCKS),
+    saved = zip(search.saved_energy(state), account.closed_saved, strict=True)
+    low, likely, high = (
+        Microjoules(round(now + before)) if account.metered else None for now, before in saved
+    )
+    return TuningFigures(
         slowdown=account.slowdown(lost) if account.elapsed else None,
         slowdown_bound=account.slowdown(bound) if account.elapsed else None,
         held_slowdown=math.expm1(held.time.mean) if held else None,
         held_bound=math.expm1(held.time.upper(state.error)) if held else None,
         saving=-math.expm1(held.energy) if held else None,
-        saved=round(likely + before[1]) if account.metered else None,
-        saved_low=round(low + before[0]) if account.metered else None,
-        saved_high=round(high + before[2]) if account.metered else None,
-        exploration=round(account.explored(likely_slowdown)),
+        saved=likely,
+        saved_low=low,
+        saved_high=high,
+        exploration=Nanoseconds(round(account.explored(likely_slowdown))),
         pairs=sum(one.time.n for one in state.estimates.levels.values()),
         units=account.units,
         committed=state.committed,
         tried=tuple(
             _result(state, level) for level in sorted(state.estimates.levels, reverse=True)
         ),
-        lost=round(lost) if account.elapsed else None,
-        allowance=round(allowance(state.policy.max_slowdown, account.elapsed)),
+        lost=Nanoseconds(round(lost)) if account.elapsed else None,
+        allowance=Nanoseconds(round(allowance(state.policy.max_slowdown, account.elapsed))),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model import Decision, Knob, ModelEnum
+from wattspan.model import Decision, Knob, ModelEnum, Nanoseconds
 from wattspan.tuning.decisions.blocks import SampleBuffer
 from wattspan.tuning.decisions.budget import SlowdownAccount, allowance, lost_part
 from wattspan.tuning.decisions.estimates import (
@@ -106,7 +106,7 @@ class TunerState(NamedTuple):
     rest_until: int = 0
     releases: tuple[int, ...] = ()
     retries: int = 0
-    committed: int | None = None
+    committed: Nanoseconds | None = None
     random_state: int = 1
 
     @property
@@ -133,6 +133,14 @@ class TunerState(NamedTuple):
     def chosen(self) -> int:
         """The candidate, or the top while there is none."""
         return self.top if self.candidate is None else self.candidate
+
+    @property
+    def exploring(self) -> bool:
+        """True if it needs permission to explore."""
+        learned = self.estimates.blocks >= MIN_BASELINE_BLOCKS
+        return self.phase in (TunerPhase.SCREEN, TunerPhase.PROVE) or (
+            self.phase is TunerPhase.LEARN and learned
+        )
 
     @property
     def held(self) -> int | None:

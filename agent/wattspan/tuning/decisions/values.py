@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from wattspan.model import SECOND, DecisionReason, Knob, ModelEnum, SettingResult
+from wattspan.model import SECOND, DecisionReason, Knob, ModelEnum
 
 # Limits of values in the file of certified settings.
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -144,28 +144,6 @@ class Observation:
     vetoes: frozenset[DecisionReason] = frozenset()
     may_explore: bool = True
     ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TunerReport:
-    """Figures of a tuner; model.TuningRow defines each one."""
-
-    exploring: bool  # needs permission to explore
-    slowdown: float | None = None
-    slowdown_bound: float | None = None
-    held_slowdown: float | None = None
-    held_bound: float | None = None
-    saving: float | None = None
-    saved: int | None = None
-    saved_low: int | None = None
-    saved_high: int | None = None
-    exploration: int = 0
-    pairs: int = 0
-    units: int = 0
-    committed: int | None = None
-    tried: tuple[SettingResult, ...] = ()
-    lost: int | None = None
-    allowance: int | None = None
 
 
 class LoweredLevels(NamedTuple):
