@@ -33,7 +33,7 @@ CLOSEST = (
     f"topk({MANY}, {at_the_end(BOUND)} / on ({ONE}) {at_the_end(BUDGET)}"
     f" or on ({ONE}) {at_the_end(BUDGET)} * 0)"
 )
-"""Jobs by how much of their budget is used; those that have no bound yet have used nothing."""
+"Jobs by the used part of their budget; jobs without a bound have used none."
 
 CLOSEST_SAYS = f"Of more than {MANY} jobs, those that are closest to their budget."
 
@@ -72,15 +72,15 @@ def document() -> dict[str, Any]:
     )  # fmt: skip
     return dashboard(
         uids.AUTOTUNER,
-        "What the tuner saved, what that cost in speed against the budget, which caps it set, and "
-        "why it did what. The same in sentences: `wattspan tune explain`.",
+        "Savings of the tuner, their cost in speed against the budget, the caps set, and the "
+        "reason of each decision. `wattspan tune explain` prints the same as text.",
         (JOB, HOSTS, tuned),
         (
             Row("", (*_headline(), *_promise())),
             Row("Caps", _caps()),
             Row("Savings", _savings()),
             Row("Decisions", _decisions()),
-            Row("What the figures rest on", _grounds()),
+            Row("Evidence", _grounds()),
             Row("The capper", _capper()),
         ),
         marks=(decisions, caps),
@@ -106,23 +106,23 @@ def _headline() -> tuple[Place, ...]:
         ),
         Place(
             stat_panel(
-                "Surely saved in this range",
-                "Growth of the lower bound of what was saved, at the declared confidence.",
+                "Certain savings in this range",
+                "Growth of the lower bound of the saved energy, at the configured confidence.",
                 palette.JOULE, Ask(f"sum({spent(SURELY)})"), spark=False, decimals=1, empty=none,
             ), 5, 4,
         ),
         Place(
             stat_panel(
                 "Saving at the held setting",
-                "The part of the energy of a unit of work that is saved at the setting that is "
-                "held now: the mean over jobs that hold one.",
-                palette.SHARE, Ask(f"avg({SAVING})"), decimals=1, empty="nothing is held",
+                "Saved part of the energy of a unit of work at the held setting: mean over jobs "
+                "that hold one.",
+                palette.SHARE, Ask(f"avg({SAVING})"), decimals=1, empty="no setting held",
                 steps=((None, palette.NOTICE), (0, palette.GOOD)),
             ), 5, 4,
         ),
         Place(
             stat_panel(
-                "Mode", "Whether the tuner is off, advises, or applies: `[autotune] mode`.",
+                "Mode", "Mode of the tuner, `[autotune] mode`: off, advise or apply.",
                 palette.PLAIN, Ask(f"count by (mode) ({mode})", "{{mode}}"),
                 spark=False, names=True,
                 colours={"apply": palette.GOOD, "advise": palette.CALM, "off": palette.IDLE},
@@ -131,17 +131,17 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Capper",
-                "Whether the process that alone may write limits answers, on every host that asks "
-                "for one.",
-                palette.PLAIN, Ask(f"min({capper})"), spark=False, empty="not asked for",
+                "Whether the capper, the only process that may write limits, responds, on every "
+                "host with tuning.",
+                palette.PLAIN, Ask(f"min({capper})"), spark=False, empty="not configured",
                 maps={"1": ("answers", palette.GOOD), "0": ("silent", palette.BAD)},
             ), 3, 4,
         ),
         Place(
             stat_panel(
                 "Foreign caps",
-                "Knobs that somebody else has set, so that they are left alone.",
-                palette.PLAIN, Ask(f"sum({foreign})"), spark=False, empty="no knobs",
+                "Actuators set by another program, which the tuner leaves unchanged.",
+                palette.PLAIN, Ask(f"sum({foreign})"), spark=False, empty="no actuators",
                 steps=((None, palette.GOOD), (1, palette.NOTICE)),
             ), 3, 4,
         ),
@@ -160,22 +160,24 @@ def _promise() -> tuple[Place, ...]:
         Place(
             graph(
                 "Slowdown against budget",
-                f"How much slower each job has become {WHOLE_RUN}: the estimate, the upper bound "
-                f"at the declared confidence, and the budget that the bound must stay under. "
+                f"Slowdown of each job {WHOLE_RUN}: the estimate, the upper bound at the "
+                f"configured "
+                f"confidence, and the budget that limits the bound. "
                 f"{CLOSEST_SAYS}",
                 palette.SHARE,
                 Ask(_closest(SLOWDOWN), f"slowdown: {LEGEND}"),
                 Ask(_closest(BOUND), f"bound: {LEGEND}"),
                 Ask(_closest(BUDGET), f"budget: {LEGEND}"),
                 least=None, legend="list", dashed=("/^budget: /",),
-                empty="nothing is tuned", colours={"/^budget: /": palette.BAD},
+                empty="no tuned jobs", colours={"/^budget: /": palette.BAD},
             ), 14, 10,
         ),
         Place(
             states(
                 "States",
-                "Where each job stands. `released`: it has its original setting back; `declined`: "
-                f"it is not tuned, and the decision in force says why. {CLOSEST_SAYS}",
+                "State of each job. `released`: it has its original setting again; `declined`: it "
+                "is "
+                f"not tuned, for the reason of the current decision. {CLOSEST_SAYS}",
                 names, Ask(_closest(f"({coded})"), LEGEND),
             ), 10, 10,
         ),
@@ -192,46 +194,45 @@ def _caps() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power caps",
-                "The power each device is held to, and for whom: a tuned job, `operator` for a "
-                "fixed cap, `budget` for the host's. No line while no cap is held. Of more than "
+                "Power cap of each device by holder: a tuned job, `operator` for a fixed cap, "
+                "`budget` for the host's. No line without a cap. Of more than "
                 f"{MANY}, the lowest.",
                 palette.WATT,
                 Ask(f"{CAPS} and on (instance, hw_id, knob) {LOWEST}", CAPPED), stepped=True,
-                legend="list", empty="no cap is held",
+                legend="list", empty="no cap held",
             ), 12, 9,
         ),
         Place(
             graph(
                 "Limits of the capped devices",
-                "Of every device that had a cap in the range: the limit that is enforced on it, as "
-                "read back, the one that stood before the agent set anything, and the lowest that "
-                "can be set.",
+                "For every device with a cap in the range: the enforced limit as read back, the "
+                "original limit, and the lowest possible limit.",
                 palette.WATT,
                 Ask(
                     f"{shown} and on (instance, hw_id) {LOWEST}",
                     "{{limit}}: {{hw_id}}, {{instance}}",
                 ),
                 stepped=True, legend="list", dashed=("/^(original|minimum): /",),
-                empty="no cap is held",
+                empty="no cap held",
             ), 12, 9,
         ),
         Place(
             graph(
                 "Clock caps",
-                f"The clock each device is held to, and for whom. Of more than {MANY}, the lowest.",
+                f"Clock cap of each device by holder. Of more than {MANY}, the lowest.",
                 palette.HERTZ, Ask(f"bottomk({MANY}, {CLOCK_CAPS})", CAPPED), stepped=True,
-                legend="list", empty="no clock is held",
+                legend="list", empty="no clock held",
             ), 12, 6,
         ),
         Place(
             graph(
-                "Setting and speed at it",
-                "How much slower each job is at the setting that is held now, and the upper bound "
-                "of that: the whole run's slowdown tends towards it.",
+                "Setting and its speed",
+                "Slowdown of each job at the held setting, and its upper bound. The whole run's "
+                "slowdown tends towards it.",
                 palette.SHARE,
                 Ask(_closest(HELD), f"slowdown: {LEGEND}"),
                 Ask(_closest(HELD_BOUND), f"bound: {LEGEND}"),
-                least=None, legend="list", empty="nothing is held",
+                least=None, legend="list", empty="no setting held",
             ), 12, 6,
         ),
     )  # fmt: skip
@@ -244,13 +245,13 @@ def _savings() -> tuple[Place, ...]:
         Place(
             graph(
                 "Energy saved, with its bounds",
-                f"What was saved {WHOLE_RUN}, over all chosen jobs: the estimate, and the sums of "
+                f"Energy saved {WHOLE_RUN}, over all chosen jobs: the estimate, and the sums of "
                 "the jobs' lower and upper bounds. It may fall, and below zero.",
                 palette.JOULE,
                 Ask(f"sum({lower})", "lower bound"),
                 Ask(f"sum({ESTIMATE})", "estimate"),
                 Ask(f"sum({upper})", "upper bound"),
-                least=None, calcs=("lastNotNull",), empty="nothing is tuned",
+                least=None, calcs=("lastNotNull",), empty="no tuned jobs",
                 band=("lower bound", "upper bound"),
                 colours={
                     "estimate": palette.GOOD, "lower bound": palette.IDLE,
@@ -261,9 +262,8 @@ def _savings() -> tuple[Place, ...]:
         Place(
             graph(
                 "Saving of a unit of work",
-                "The part of the energy of a unit of work that is saved at the setting that is "
-                "held now, by job.",
-                palette.SHARE, Ask(_closest(SAVING), LEGEND), least=None, empty="nothing is held",
+                "Saved part of the energy of a unit of work at the held setting, by job.",
+                palette.SHARE, Ask(_closest(SAVING), LEGEND), least=None, empty="no setting held",
             ), 12, 9,
         ),
     )  # fmt: skip
@@ -277,9 +277,9 @@ def _decisions() -> tuple[Place, ...]:
         Place(
             listing(
                 "Jobs",
-                "Each tuned job: the decision in force and its reason, slowdown, bound and budget "
-                "of its whole run, and the saving at the setting that is held. `applied` is false "
-                "for advice. The service leads to its spans.",
+                "Each tuned job: the current decision and its reason, slowdown, bound and budget "
+                "of its whole run, and the saving at the held setting. `applied` is false for "
+                "advice. The service links to its spans.",
                 (
                     Column("exported_job", "Job"),
                     Column("service_name", "Service", link=link(
@@ -303,15 +303,15 @@ def _decisions() -> tuple[Place, ...]:
                     f" * on ({ONE}) group_left (service_name, applied) {info})"
                 ),
                 *(Ask(by(ONE, figure)) for figure in (SLOWDOWN, BOUND, BUDGET, SAVING)),
-                empty="nothing is tuned",
+                empty="no tuned jobs",
             ), 24, 7,
         ),
         Place(
             listing(
                 "Decisions by reason",
-                "Decisions of the range that differed from the one before, by what they do and "
-                "why; releases and declines are marks on the graphs above. Only releases are "
-                "counted from zero: of all others a job's first for a reason is in no increase.",
+                "Changed decisions of the range by action and reason; releases and declines are "
+                "marks on the graphs above. Only releases are counted from zero: a job's first "
+                "decision for any other reason is in no increase.",
                 (
                     Column("exported_job", "Job"),
                     Column("move", "Decision", width=90),
@@ -324,13 +324,12 @@ def _decisions() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "Time lost against time allowed",
-                "Time each job has lost to caps in all, and the time its budget allows it to have "
-                "lost by now.",
+                "Time lost against time budget",
+                "Total time lost to caps by each job, and the time its budget permits so far.",
                 palette.SECONDS,
                 Ask(_closest(lost), f"lost: {LEGEND}"),
                 Ask(_closest(allowed), f"allowed: {LEGEND}"),
-                least=None, legend="list", dashed=("/^allowed: /",), empty="nothing is tuned",
+                least=None, legend="list", dashed=("/^allowed: /",), empty="no tuned jobs",
             ), 14, 9,
         ),
     )  # fmt: skip
@@ -344,21 +343,20 @@ def _grounds() -> tuple[Place, ...]:
         Place(
             graph(
                 "Comparisons",
-                "Pairs with the original setting that the present figures rest on. They begin anew "
-                "when the work changes.",
+                "Pairs with the original setting behind the current figures. They restart when "
+                "the work changes.",
                 palette.PLAIN, Ask(_closest(pairs), LEGEND), legend="list",
-                empty="nothing is tuned",
+                empty="no tuned jobs",
             ), 12, 8,
         ),
         Place(
             graph(
                 "Units of work, and time spent exploring",
-                "Units of work a second, and the part of the time that is lost to settings being "
-                "measured.",
+                "Units of work per second, and the part of the time lost to exploration.",
                 palette.PLAIN,
                 Ask(_closest(by(ONE, rate(units))), f"units a second: {LEGEND}"),
                 Ask(_closest(by(ONE, rate(exploring))), f"exploring: {LEGEND}"),
-                legend="list", empty="nothing is tuned",
+                legend="list", empty="no tuned jobs",
             ), 12, 8,
         ),
     )  # fmt: skip
@@ -379,8 +377,8 @@ def _capper() -> tuple[Place, ...]:
         Place(
             states(
                 "Answers",
-                f"Whether the capper answers, by host. Of more than {MANY} hosts, those on which "
-                "it was silent.",
+                f"Whether the capper responds, by host. Of more than {MANY} hosts, those without a "
+                "response.",
                 {"1": ("answers", palette.GOOD), "0": ("silent", palette.BAD)},
                 Ask(f"{by('instance', up)} and on (instance) {silent}", "{{instance}}"),
             ), 8, 7,
@@ -388,18 +386,17 @@ def _capper() -> tuple[Place, ...]:
         Place(
             graph(
                 "Writes",
-                "Limits a second that were written, and that were given back to what they were.",
+                "Limits per second that were written, and that were restored to the original.",
                 palette.PER_SECOND,
-                Ask(f"sum({rate(writes)})", "written"), Ask(f"sum({rate(restores)})", "given back"),
+                Ask(f"sum({rate(writes)})", "written"), Ask(f"sum({rate(restores)})", "restored"),
                 legend="list", empty="no capper",
             ), 8, 7,
         ),
         Place(
             listing(
                 "Knobs",
-                "Each knob of each device: whether it can be written here, and whether somebody "
-                "else has set it, so that it is left alone. Of more than 200, those that are not "
-                "as they should be.",
+                "Each actuator of each device: whether the capper can write it, and whether "
+                "another program has set it. Of more than 200, only those with a problem.",
                 (
                     Column("hw_id", "Device"),
                     Column("knob", "Knob", width=95),
@@ -411,7 +408,7 @@ def _capper() -> tuple[Place, ...]:
                 ),
                 Ask(f"{by(knob, usable)} and on ({knob}) {worst}"),
                 Ask(f"{by(knob, foreign)} and on ({knob}) {worst}"),
-                empty="no knobs",
+                empty="no actuators",
             ), 8, 7,
         ),
     )  # fmt: skip

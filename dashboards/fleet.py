@@ -21,9 +21,9 @@ takes a sample for gone.
 
 FIRING = series("ALERTS", 'alertstate="firing"', 'alertname=~"Wattspan.+"')
 
-AS_RECORDED = "as recorded: time that was not recorded counts as nothing."
+AS_RECORDED = "as recorded; unrecorded time counts as zero."
 
-FLEET_SAYS = "All hosts of the chosen scrape jobs."
+FLEET_SAYS = "All hosts of the selected scrape jobs."
 
 POWER = series("instance:wattspan_power_watts:rate5m")
 IDLE = series("instance_type:wattspan_idle_watts:rate5m")
@@ -64,10 +64,10 @@ TO_HOST = link("This host", uids.HOST, instance=cell("Host"))
 def document() -> dict[str, Any]:
     return dashboard(
         uids.FLEET,
-        "All hosts at a glance: power, cost, carbon, the groups and the hosts that spend most. "
-        "Made of the recorded series of dashboards/prometheus/recording.yml (means of 5 minutes), "
-        "so that a thousand hosts are as quick as one. The choice of hosts narrows what is shown "
-        "by host; totals are of all hosts of the scrape jobs.",
+        "All hosts at a glance: power, cost, carbon, and the groups and hosts with most energy. "
+        "It reads the recorded series of dashboards/prometheus/recording.yml (means of 5 "
+        "minutes), so that a thousand hosts load as fast as one. The host variable narrows panels "
+        "by host; totals cover all hosts of the scrape jobs.",
         (JOB, HOSTS_CHOSEN, group_kind(_of_all("fleet_group:wattspan_power_watts:rate5m"))),
         (
             Row("", (*_headline(), *_power())),
@@ -92,7 +92,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Energy in range",
-                f"What was spent in the time range shown, {AS_RECORDED} {FLEET_SAYS}",
+                f"Energy over the displayed time range, {AS_RECORDED} {FLEET_SAYS}",
                 palette.KWH,
                 Ask(f"sum({_hourly(ALL_POWER)}) / 1000"),
                 spark=False, decimals=2,
@@ -101,7 +101,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             with_currencies(stat_panel(
                 "Cost / hour",
-                "What an hour costs at the present power and the present price of each host.",
+                "Cost per hour at the current power and the current price of each host.",
                 "none", Ask(by("currency", ALL_COST), "{{currency}}"), decimals=2,
                 empty=no_price,
             )), 4, 4,
@@ -109,7 +109,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             with_currencies(stat_panel(
                 "Cost in range",
-                f"What the time range shown has cost on the hosts that have a price, {AS_RECORDED}",
+                f"Cost over the displayed time range on the hosts with a price, {AS_RECORDED}",
                 "none", Ask(by("currency", _hourly(ALL_COST)), "{{currency}}"),
                 spark=False, decimals=2, empty=no_price,
             )), 4, 4,
@@ -117,14 +117,14 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Carbon / hour",
-                "Emissions of an hour at the present power and the grid's present intensity.",
+                "Emissions per hour at the current power and the grid's current intensity.",
                 palette.GRAMS, Ask(f"sum({ALL_CARBON})"), decimals=1, empty=no_intensity,
             ), 4, 4,
         ),
         Place(
             stat_panel(
                 "Carbon in range",
-                "Emissions of the time range shown on the hosts that have an intensity, "
+                "Emissions over the displayed time range on the hosts with an intensity, "
                 f"{AS_RECORDED}",
                 palette.GRAMS, Ask(f"sum({_hourly(ALL_CARBON)})"),
                 spark=False, decimals=1, empty=no_intensity,
@@ -133,21 +133,22 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Firing",
-                "Alerts of wattspan's that fire now; none also if `alerts.yml` is not loaded. "
-                "Which: the table below.",
+                "Firing alerts of wattspan; zero also if `alerts.yml` is not loaded. The table "
+                "below lists them.",
                 palette.PLAIN, Ask(f"count({FIRING}) or vector(0)"), spark=False,
                 steps=((None, palette.GOOD), (1, palette.BAD)),
             ), 4, 3,
         ),
         Place(
             stat_panel(
-                "Hosts", f"Hosts whose energy is being counted. {FLEET_SAYS}",
+                "Hosts", f"Hosts with a running energy counter. {FLEET_SAYS}",
                 palette.PLAIN, Ask(f"sum({ALL_HOSTS})"), spark=False,
             ), 4, 3,
         ),
         Place(
             stat_panel(
-                "Silent", "Agents that Prometheus cannot scrape now: their hosts are in no figure.",
+                "Silent", "Agents that Prometheus cannot scrape now: their hosts are missing from "
+                "every figure.",
                 palette.PLAIN, Ask(silent), spark=False,
                 steps=((None, palette.GOOD), (1, palette.BAD)),
             ), 4, 3,
@@ -155,7 +156,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Unattributed",
-                "The part of the power that is active and that no process can be charged for.",
+                "Part of the power that is active and not charged to any process.",
                 palette.SHARE, Ask(f"sum({ALL_UNATTRIBUTED}) / sum({ALL_POWER})"),
                 spark=False, decimals=1, steps=SHARE_STEPS,
             ), 6, 3,
@@ -171,8 +172,8 @@ def _power() -> tuple[Place, ...]:
             graph(
                 "Power of the fleet",
                 "The power of all hosts, divided without remainder: active power by device type "
-                "(what processes were charged), unattributed and idle. The height of the stack is "
-                f"the whole. {FLEET_SAYS}",
+                "(charged to processes), unattributed and idle. The height of the stack is the "
+                f"total. {FLEET_SAYS}",
                 palette.WATT,
                 Ask(f"sum({ALL_IDLE})", "idle"),
                 Ask(f"sum({ALL_UNATTRIBUTED})", "unattributed"),
@@ -186,8 +187,8 @@ def _power() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "Hosts that draw most",
-                "The ten hosts with the highest mean power over the range. A line leads to its "
+                "Hosts with most power",
+                "The ten hosts with the highest mean power over the range. A line links to its "
                 "host.",
                 palette.WATT, Ask(f"{POWER} and on (job, instance) {most}", "{{instance}}"),
                 links=(link("This host", uids.HOST, instance=series_label("instance")),),
@@ -202,10 +203,10 @@ def _groups() -> tuple[Place, ...]:
     return (
         Place(
             graph(
-                "Groups that draw most",
-                "Power of the ten groups that spent most over the range, over all hosts, summed "
-                "within the one kind that is chosen: groups of different kinds overlap. A group is "
-                "not shown for a moment in which twenty others of its kind draw more.",
+                "Groups with most power",
+                "Power of the ten groups with most energy over the range, over all hosts, within "
+                "the selected kind: groups of different kinds overlap. A group is hidden while "
+                "twenty others of its kind have more power.",
                 palette.WATT,
                 Ask(f"{by('group', TOP_GROUPS)} and on (group) {most}", "{{group}}"),
                 stack=True, colours=palette.ACCOUNTS,
@@ -214,8 +215,8 @@ def _groups() -> tuple[Place, ...]:
         Place(
             listing(
                 "Groups",
-                "The fifty groups that draw most now over all hosts: power, and what an hour of it "
-                "costs and emits on the hosts whose price and intensity are known.",
+                "The fifty groups with most power now over all hosts: power, and its cost and "
+                "emissions per hour on the hosts with a known price and intensity.",
                 (
                     Column("group", "Group"),
                     Column("A", "Power", palette.WATT, width=80),
@@ -232,7 +233,8 @@ def _groups() -> tuple[Place, ...]:
         Place(
             listing(
                 "Groups by host",
-                "The fifty places where a group draws most now. A row leads to the processes.",
+                "The fifty pairs of group and host with most power now. A row links to the "
+                "processes.",
                 (
                     Column("group", "Group", link=link(
                         "Its processes here", uids.PROCESSES, instance=cell("Host"),
@@ -253,10 +255,9 @@ def _hosts() -> Place:
     return Place(
         listing(
             "Hosts, one by one",
-            "Each host now: power, the idle and unattributed part of it, cost and carbon of an "
-            "hour, what the tuner saves, seconds of unknown energy in the last 5 minutes "
-            "(added up over devices), CPU of the agent as a part of one core. A row leads to "
-            "the host.",
+            "Each host now: power, its idle and unattributed parts, cost and carbon per hour, "
+            "savings of the tuner, seconds of unknown energy in the last 5 minutes (summed over "
+            "devices), CPU of the agent as a part of one core. A row links to the host.",
             (
                 Column("instance", "Host", link=TO_HOST),
                 Column("A", "Power", palette.WATT, bar=True),
@@ -266,7 +267,7 @@ def _hosts() -> Place:
                 Column("currency", "Currency", width=80),
                 Column("E", "Carbon per hour", palette.GRAMS, width=120),
                 Column("F", "Saved", palette.WATT, width=80, link=link(
-                    "What is tuned there", uids.AUTOTUNER, instance=cell("Host"),
+                    "Tuning of this host", uids.AUTOTUNER, instance=cell("Host"),
                 )),
                 Column(
                     "G", "Gaps", palette.SECONDS, width=80,
@@ -294,9 +295,9 @@ def _hosts() -> Place:
 def _firing() -> Place:
     return Place(
         listing(
-            "Alerts that fire",
-            "What each means, what to look at and what to do is in the how-to on alerts, under its "
-            "name. Empty as well if `alerts.yml` is not loaded.",
+            "Firing alerts",
+            "The how-to on alerts gives meaning, diagnosis and remedy of each alert by name. The "
+            "table is empty too if `alerts.yml` is not loaded.",
             (
                 Column("alertname", "Alert"),
                 Column("severity", "Severity", width=100),
@@ -304,7 +305,7 @@ def _firing() -> Place:
                 Column("A", "Times", palette.PLAIN, width=80),
             ),
             Ask(by("alertname, severity, instance", FIRING)),
-            sort="Severity", rising=True, empty="nothing fires",
+            sort="Severity", rising=True, empty="no alerts",
         ),
         24, 6,
     )  # fmt: skip
@@ -331,10 +332,10 @@ def _money() -> tuple[Place, ...]:
         Place(
             graph(
                 "Saved by the tuner",
-                "Power that is surely saved: the growth of the lower bound of each tuned job's "
-                "saving against its original setting.",
-                palette.WATT, Ask(f"sum({ALL_SAVED})", "surely saved"), legend="list",
-                empty="nothing is tuned",
+                "Certain savings in power: growth of the lower bound of each tuned job's saving "
+                "against its original setting.",
+                palette.WATT, Ask(f"sum({ALL_SAVED})", "certain savings"), legend="list",
+                empty="no tuned jobs",
             ), 8, 8,
         ),
     )  # fmt: skip

@@ -34,15 +34,15 @@ def document() -> dict[str, Any]:
     )  # fmt: skip
     return dashboard(
         uids.GPUS,
-        "Power of the GPUs against their limits, and what the boards do for it: utilisation, "
-        "clocks, throttling, memory, temperature, joules, and which processes spend them.",
+        "Power of the GPUs against their limits, and the reaction of the boards: utilisation, "
+        "clocks, throttling, memory, temperature, joules, and energy by process.",
         (JOB, FEW_HOSTS, gpu),
         (
             Row("", (*_headline(), *_power())),
-            Row("One by one", (_table(),)),
-            Row("What the boards do", _work()),
-            Row("Who spends it", _processes()),
-            Row("How far to be trusted", _trust()),
+            Row("By board", (_table(),)),
+            Row("Board activity", _work()),
+            Row("Energy by process", _processes()),
+            Row("Measurement quality", _trust()),
             Row("Power against limits: one graph for each GPU", (_against_limits(),)),
         ),
     )
@@ -53,13 +53,14 @@ def _headline() -> tuple[Place, ...]:
     return (
         Place(
             stat_panel(
-                "Power", "Power of the chosen GPUs now: the rate of their energy counters.",
+                "Power", "Power of the selected GPUs now: the rate of their energy counters.",
                 palette.WATT, Ask(f"sum({rate(ENERGY)})"), empty="no GPU",
             ), 4, 4,
         ),
         Place(
             stat_panel(
-                "Energy in this range", "What the chosen GPUs spent in the time range shown.",
+                "Energy in this range", "Energy of the selected GPUs over the displayed time "
+                "range.",
                 palette.KWH, Ask(f"sum({spent(ENERGY)}) / {JOULES_PER_KWH}"),
                 spark=False, decimals=1, empty="no GPU",
             ), 4, 4,
@@ -67,7 +68,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Of the limit",
-                "Power now as a part of the power limits that are enforced on the boards now.",
+                "Power now as a part of the enforced power limits.",
                 palette.SHARE, Ask(f"sum({rate(ENERGY)}) / sum({ENFORCED})"),
                 decimals=0, empty="no limits",
             ), 4, 4,
@@ -75,16 +76,16 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Throttling",
-                "GPUs that hold their clocks down now, for whatever reason. A power cap that the "
-                "tuner has set is one.",
+                "GPUs that reduce their clocks now, for any reason. A power cap of the tuner is "
+                "one.",
                 palette.PLAIN, Ask(f"sum(max by ({BOARD}) ({throttling}))"), spark=False,
-                steps=((None, palette.GOOD), (1, palette.NOTICE)), empty="not told",
+                steps=((None, palette.GOOD), (1, palette.NOTICE)), empty="not reported",
             ), 4, 4,
         ),
         Place(
             stat_panel(
-                "Hottest", "The highest temperature of the chosen GPUs.",
-                palette.CELSIUS, Ask(f"max({HEAT})"), steps=HEAT_STEPS, empty="not told",
+                "Hottest", "The highest temperature of the selected GPUs.",
+                palette.CELSIUS, Ask(f"max({HEAT})"), steps=HEAT_STEPS, empty="not reported",
             ), 4, 4,
         ),
         provenance(),
@@ -104,9 +105,9 @@ def _power() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power as a part of the enforced limit",
-                "At 100 % a board is held by its limit. The limit is what the driver enforces, the "
-                "tuner's cap included; just after it was lowered, power that is a mean over some "
-                "time can be above it.",
+                "At 100 % the limit holds the board back. The limit is the one enforced by the "
+                "driver, including a cap of the tuner; just after it was lowered, the averaged "
+                "power can exceed it.",
                 palette.SHARE, Ask(f"{of_limit} ({BOARD}) ({ENFORCED})", NAMED),
                 steps=((None, "transparent"), (1, palette.NOTICE)), legend="list",
             ), 12, 9,
@@ -121,7 +122,7 @@ def _table() -> Place:
     return Place(
         listing(
             "GPUs",
-            "Each board: power, the limit enforced on it, energy and time throttled in the range, "
+            "Each board: power, the enforced limit, energy and time throttled in the range, "
             "utilisation, memory in use and temperature now.",
             (
                 Column("hw_name", "GPU"),
@@ -156,24 +157,25 @@ def _work() -> tuple[Place, ...]:
         Place(
             graph(
                 "Utilisation",
-                "Fraction of time in which the GPU ran anything: not how much of it was used.",
+                "Fraction of time in which the GPU ran any kernel, not the used part of its "
+                "capacity.",
                 palette.SHARE, Ask(by(named, BUSY), NAMED), most=1, legend="list",
             ), 8, 8,
         ),
         Place(
             graph(
-                "Clocks", "Present clock of the processors (SM).",
+                "Clocks", "Current clock of the processors (SM).",
                 palette.HERTZ, Ask(by(named, clocks), NAMED), legend="list",
             ), 8, 8,
         ),
         Place(
             graph(
                 "Throttled",
-                "Part of the time for which clocks were held down, by reason, as a mean over the "
-                "chosen GPUs. Thermal reasons and power brakes ask for somebody to look.",
+                "Part of the time with reduced clocks, by reason, as a mean over the selected "
+                "GPUs. Thermal reasons and power brakes need attention.",
                 palette.SHARE,
                 Ask(f"avg by (reason) ({rate(THROTTLED)})", "{{reason}}"),
-                legend="list", bars=True, empty="not told",
+                legend="list", bars=True, empty="not reported",
                 colours={
                     "power_cap": palette.CALM, "sw_thermal": palette.NOTICE,
                     "hw_thermal": palette.BAD, "power_brake": "dark-red",
@@ -182,7 +184,7 @@ def _work() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "Memory in use", "GPU memory in use as a part of what there is.",
+                "Memory in use", "GPU memory in use as a part of the total.",
                 palette.SHARE, Ask(f"{by(named, USED)} / {by(named, FITTED)}", NAMED),
                 most=1, legend="list",
             ), 8, 8,
@@ -213,8 +215,8 @@ def _processes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power by process",
-                "What processes were charged on all GPUs of the chosen hosts (a process's account "
-                "is of all GPUs together), and what the chosen boards drew idle or unattributed.",
+                "Energy charged to processes on all GPUs of the selected hosts (a process's total "
+                "covers all GPUs), and idle and unattributed power of the selected boards.",
                 palette.WATT,
                 Ask(f"sum({rate(idle)})", "idle"),
                 Ask(f"sum({rate(unattributed)})", "unattributed"),
@@ -226,8 +228,8 @@ def _processes() -> tuple[Place, ...]:
         Place(
             listing(
                 "Processes",
-                "GPU energy of the range by process, and its part of what all processes were "
-                "charged on GPUs.",
+                "GPU energy of the range by process, and its part of the energy charged to all "
+                "processes on GPUs.",
                 (
                     Column("command", "Command"),
                     Column("pid", "PID", width=80),
@@ -251,17 +253,17 @@ def _trust() -> tuple[Place, ...]:
         Place(
             graph(
                 "Sensor against counter",
-                "Integrated power over counted energy, less one: how far the two ways of "
-                "measuring the same joules disagree. Neither is known to be the truth.",
+                "Integrated power over counted energy, minus one: disagreement of the two "
+                "measurements of the same joules. The true value of both is unknown.",
                 palette.SHARE, Ask(by(named, divergence), NAMED),
                 least=None, legend="list", empty="not compared",
             ), 12, 7,
         ),
         Place(
             graph(
-                "What the power sensor says",
-                "The average power that the sensor reports, over a window of its own; the graphs "
-                "above are made of the energy counter instead.",
+                "Power sensor",
+                "The average power reported by the sensor, over its own window; the graphs above "
+                "use the energy counter instead.",
                 palette.WATT, Ask(by(named, sensor), NAMED), legend="list",
                 empty="not reported",
             ), 12, 7,
@@ -272,9 +274,9 @@ def _trust() -> tuple[Place, ...]:
 def _against_limits() -> Place:
     panel = graph(
         "Power against limits: ${gpu:text}",
-        "Power of one board (the rate of its counter) under the limit that is enforced on it, "
-        "between the lowest and the highest that can be set; `original` is what stood before the "
-        "agent set anything.",
+        "Power of one board (the rate of its counter) under the enforced limit, between the "
+        "lowest and the highest possible limit; `original` is the limit before any change by the "
+        "agent.",
         palette.WATT,
         Ask(by("instance", rate(ENERGY)), "power, {{instance}}"),
         Ask(by("instance, limit", LIMITS), "{{limit}}, {{instance}}"),

@@ -40,14 +40,14 @@ GAPS = _of("wattspan_gap_seconds_total")
 def document() -> dict[str, Any]:
     return dashboard(
         uids.HOST,
-        "Where the joules of one host go: by device, by group, idle and unattributed; what is not "
-        "known and why; what the agent itself costs.",
+        "Energy of one host: by device, by group, idle and unattributed; unknown energy and its "
+        "reasons; cost of the agent itself.",
         (JOB, ONE_HOST, group_kind(_of("wattspan_group_energy_joules_total"))),
         (
             Row("", (*_headline(), *_stack())),
             Row("Devices", _devices()),
             Row("Money and carbon", money_and_carbon(HOST)),
-            Row("What is not known", _unknown()),
+            Row("Unknown energy", _unknown()),
             Row("The agent itself", _agent()),
         ),
     )
@@ -66,7 +66,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Energy in this range",
-                "What the host's devices have spent in the time range shown.",
+                "Energy of the host's devices over the displayed time range.",
                 palette.KWH, Ask(f"sum({spent(WHOLE)}) / {JOULES_PER_KWH}"),
                 spark=False, decimals=1,
             ), 4, 4,
@@ -74,8 +74,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Idle",
-                "The part of the range's energy that the devices drew for doing nothing, by the "
-                "baseline that the agent has learned of each.",
+                "Idle part of the range's energy, by the learned baseline of each device.",
                 palette.SHARE, Ask(f"sum({spent(IDLE)}) / sum({spent(WHOLE)})"),
                 spark=False, decimals=1, steps=((None, palette.IDLE),),
             ), 4, 4,
@@ -83,9 +82,8 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Unattributed",
-                "The part of the range's energy that was active and that no process can be charged "
-                "for. Much of it: processes that the agent may not see, or a device it cannot "
-                "follow.",
+                "Part of the range's energy that was active and not charged to any process. A "
+                "large part means processes hidden from the agent, or a device without usage data.",
                 palette.SHARE, Ask(f"sum({spent(UNATTRIBUTED)}) / sum({spent(WHOLE)})"),
                 spark=False, decimals=1, steps=SHARE_STEPS,
             ), 4, 4,
@@ -93,8 +91,8 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Time with a gap",
-                "Time in this range for which the energy of a device is unknown, added up over "
-                "devices. Nothing is guessed for it: the other figures leave it out.",
+                "Time in this range with unknown energy of a device, summed over devices. No "
+                "value is estimated for it: the other figures exclude it.",
                 palette.SECONDS, Ask(f"sum({spent(GAPS)})"),
                 spark=False, decimals=1,
                 steps=((None, palette.GOOD), (0.001, palette.NOTICE), (60, palette.BAD)),
@@ -113,11 +111,11 @@ def _stack() -> tuple[Place, ...]:
     return (
         Place(
             graph(
-                "Where the power goes",
-                "The host's power, divided without remainder: the ten groups that spent most over "
-                "the range, all other groups, processes in no group of the chosen kind, idle "
-                "(learned baselines) and unattributed (active, but nobody can be charged). The "
-                "height of the stack is the host's power.",
+                "Power by use",
+                "The host's power, divided without remainder: the ten groups with most energy "
+                "over the range, all other groups, processes in no group of the selected kind, "
+                "idle (learned baselines) and unattributed (active, not charged to any process). "
+                "The height of the stack is the host's power.",
                 palette.WATT,
                 Ask(f"sum({rate(IDLE)})", "idle"),
                 Ask(f"sum({rate(UNATTRIBUTED)})", "unattributed"),
@@ -129,9 +127,9 @@ def _stack() -> tuple[Place, ...]:
         ),
         Place(
             listing(
-                "Groups that spent most",
-                "Energy of the range by group of the chosen kind, processes that have ended "
-                "included; the share is of the host's energy. A row leads to its processes.",
+                "Groups with most energy",
+                "Energy of the range by group of the selected kind, including ended processes; "
+                "the share is of the host's energy. A row links to its processes.",
                 (
                     Column("group", "Group", link=link(
                         "Its processes", uids.PROCESSES,
@@ -157,7 +155,7 @@ def _devices() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power by device",
-                "The rate of each device's energy counter. Only devices that may be added up: none "
+                "The rate of each device's energy counter. Only devices that can be summed: none "
                 "is a part or a mirror of another.",
                 palette.WATT,
                 Ask(by("hw_name", rate(ENERGY)), "{{hw_name}}"), legend="list",
@@ -166,11 +164,11 @@ def _devices() -> tuple[Place, ...]:
         Place(
             listing(
                 "Devices",
-                "Each device: its power now, what it spent in the range, its learned idle power, "
-                "the part of its energy that nobody can be charged for, and whether it is there.",
+                "Each device: its power now, its energy in the range, its learned idle power, the "
+                "unattributed part of its energy, and its availability.",
                 (
                     Column("hw_name", "Device", link=link(
-                        "If it is a GPU: its clocks and limits", uids.GPUS,
+                        "Clocks and limits, for a GPU", uids.GPUS,
                         instance="${instance:percentencode}", gpu=cell("Identity"),
                     )),
                     Column("hw_type", "Type", width=80),
@@ -205,9 +203,8 @@ def _unknown() -> tuple[Place, ...]:
         Place(
             graph(
                 "Gaps",
-                "Seconds of unknown energy per second, by reason: a counter that was reset, a host "
-                "that was suspended, a device that was lost, a reading that came too late or that "
-                "cannot be true.",
+                "Seconds of unknown energy per second, by reason: a reset counter, a suspended "
+                "host, a lost device, a late or implausible reading.",
                 palette.SHARE, Ask(by("reason", rate(GAPS)), "{{reason}}"),
                 bars=True, stack=True, legend="list", empty="no gaps",
             ), 8, 7,
@@ -215,16 +212,16 @@ def _unknown() -> tuple[Place, ...]:
         Place(
             states(
                 "Sources",
-                "Whether each source could read any of its counters at its last turn.",
+                "Whether each source read at least one of its counters at its last tick.",
                 {"1": ("reads", palette.GOOD), "0": ("fails", palette.BAD)},
                 Ask(by("source", _of("wattspan_source_up")), "{{source}}"),
             ), 8, 7,
         ),
         Place(
             graph(
-                "Readings that failed",
-                "Readings a second that failed, by source; the agent's log and `wattspan doctor` "
-                "say why and what to do.",
+                "Failed readings",
+                "Failed readings per second, by source; the agent's log and `wattspan doctor` "
+                "give cause and remedy.",
                 palette.PER_SECOND, Ask(by("source", rate(failures)), "{{source}}"),
                 legend="list",
             ), 8, 7,
@@ -235,16 +232,16 @@ def _unknown() -> tuple[Place, ...]:
 def _agent() -> tuple[Place, ...]:
     cpu = _of("wattspan_agent_cpu_seconds_total")
     dropped = (
-        ("wattspan_agent_missed_ticks_total", "polls left out"),
-        ("wattspan_agent_late_usages_total", "usage that came too late"),
-        ("wattspan_agent_dropped_history_total", "history pushed out"),
+        ("wattspan_agent_missed_ticks_total", "skipped polls"),
+        ("wattspan_agent_late_usages_total", "late usage"),
+        ("wattspan_agent_dropped_history_total", "truncated history"),
         ("wattspan_agent_unnamed_groups_total", "charges to group other"),
     )
     return (
         Place(
             graph(
                 "CPU of the agent",
-                "CPU time that the agent uses, as a part of one core, by its own account.",
+                "CPU time of the agent, as a part of one core, by its own measurement.",
                 palette.SHARE, Ask(f"sum({rate(cpu)})", "agent"),
                 steps=((None, "transparent"), (0.03, palette.NOTICE), (0.1, palette.BAD)),
                 legend="list",
@@ -253,7 +250,7 @@ def _agent() -> tuple[Place, ...]:
         Place(
             graph(
                 "Memory of the agent",
-                "Memory that the agent holds (RSS).",
+                "Resident memory of the agent (RSS).",
                 palette.BYTES,
                 Ask(f"sum({_of('wattspan_agent_resident_memory_bytes')})", "agent"),
                 legend="list",
@@ -261,10 +258,10 @@ def _agent() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "What the agent left out",
-                "Per second: polls that were due while another still ran, usage that came after "
-                "its interval was settled, history pushed out by its bound, charges for which "
-                "there was no room for another group. All of it is still in the sums.",
+                "Omissions of the agent",
+                "Per second: polls due while another still ran, usage that arrived after its "
+                "interval was settled, history truncated by its bound, charges without room for "
+                "another group. All of it is still in the sums.",
                 palette.PER_SECOND,
                 *(Ask(f"sum({rate(_of(name))})", legend) for name, legend in dropped),
                 legend="list",

@@ -75,7 +75,7 @@ HOSTS = Chosen(
 
 def group_kind(selector: str) -> Chosen:
     return Chosen(
-        "group_kind", "Groups are", "Groups of different kinds overlap: one kind at a time.",
+        "group_kind", "Group kind", "Groups of different kinds overlap: one kind at a time.",
         selector, "group_kind", default="unit",
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ FROM_NOTHING = {palette.SHARE, palette.JOULE, palette.SECONDS}
 """Units whose axes show their zero even where figures may be below it."""
 
 UNKNOWN = "–"
-"""A cell whose figure is not known, or a label that the row does not have."""
+"Text of an unknown figure, or of a label that the row does not have."
 
 
 @dataclass(frozen=True, slots=True)

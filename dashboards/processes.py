@@ -20,26 +20,26 @@ PROCESSES = series("wattspan_process_energy_joules_total", *CHOSEN)
 LISTED = series("wattspan_process_energy_joules_total", *CHOSEN, 'command!="other"')
 
 INNERMOST = (
-    "Processes carry the name of the innermost group they are in: to see those of one group, "
-    "choose the kind that it is of."
+    "A process has the name of its innermost group: to see the processes of a group, select its "
+    "kind."
 )
 
 
 def document() -> dict[str, Any]:
     group = Chosen(
-        "group", "Group", "One group or several of the chosen kind.",
+        "group", "Group", "One group or several of the selected kind.",
         series("wattspan_group_energy_joules_total", KIND), "group", multi=True, all=True,
     )  # fmt: skip
     kinds = group_kind(series("wattspan_group_energy_joules_total"))
     return dashboard(
         uids.PROCESSES,
-        "Who spent it: processes, and the containers, pods, jobs, units or users they belong to. "
-        f"Idle and unattributed energy is nobody's and is on the Host dashboard. {INNERMOST}",
+        "Energy by process, and by container, pod, job, unit or user. The Host dashboard shows "
+        f"idle and unattributed energy, which has no process. {INNERMOST}",
         (JOB, FEW_HOSTS, kinds, group, TYPES),
         (
             Row("", (*_headline(), *_groups())),
             Row("Processes", _processes()),
-            Row("By what they run on", _types()),
+            Row("By device type", _types()),
         ),
     )
 
@@ -50,15 +50,15 @@ def _headline() -> tuple[Place, ...]:
     return (
         Place(
             stat_panel(
-                "Power", "Power charged to the chosen groups now.",
+                "Power", "Power charged to the selected groups now.",
                 palette.WATT, Ask(f"sum({rate(GROUPS)})"), empty="no such group",
             ), 5, 4,
         ),
         Place(
             stat_panel(
                 "Energy in this range",
-                "Energy charged to the chosen groups in the time range shown, processes that have "
-                "ended included.",
+                "Energy charged to the selected groups over the displayed time range, including "
+                "ended processes.",
                 palette.KWH, Ask(f"sum({spent(GROUPS)}) / {JOULES_PER_KWH}"),
                 spark=False, decimals=1, empty="no such group",
             ), 5, 4,
@@ -66,16 +66,16 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Processes listed",
-                "Processes that had a row of their own in the time range shown: at any time those "
-                "that spend most, as many as `[processes] top` allows.",
+                "Processes with their own row in the displayed time range: at any time those with "
+                "most energy, as many as `[processes] top` permits.",
                 palette.PLAIN, Ask(count), spark=False, empty="none",
             ), 5, 4,
         ),
         Place(
             stat_panel(
                 "Not listed",
-                "The part of all processes' energy in the range that is in the row `other`: "
-                "processes without a row of their own, those that have ended included.",
+                "Part of all processes' energy in the range that is in the row `other`: processes "
+                "without their own row, including ended ones.",
                 palette.SHARE, Ask(f"sum({spent(other)}) / sum({spent(EVERY_PROCESS)})"),
                 spark=False, decimals=1, steps=((None, palette.OTHERS),), empty="none",
             ), 5, 4,
@@ -89,9 +89,8 @@ def _groups() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power by group",
-                "Power charged to the groups that spent most over the range, and to all other "
-                "groups that are chosen, within the one kind that is chosen: groups of different "
-                "kinds overlap.",
+                "Power charged to the groups with most energy over the range, and to all other "
+                "selected groups, within the selected kind: groups of different kinds overlap.",
                 palette.WATT,
                 Ask(rest(TOP, "group", GROUPS), "other groups"),
                 Ask(top(TOP, "group", GROUPS), "{{group}}"),
@@ -102,7 +101,7 @@ def _groups() -> tuple[Place, ...]:
             listing(
                 "Groups",
                 "Energy of the range by group, and its part of the energy of all groups of the "
-                "kind. The share is of what processes were charged, without idle and "
+                "kind. The share is of the energy charged to processes, without idle and "
                 "unattributed.",
                 (
                     Column("group", "Group"),
@@ -125,8 +124,8 @@ def _processes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power by command",
-                "Power charged to listed processes, added up by command name, and to all others "
-                f"as one. {INNERMOST}",
+                "Power charged to listed processes by command name, and to all others "
+                f"together. {INNERMOST}",
                 palette.WATT,
                 Ask(rest(TOP, "command", PROCESSES), "other commands"),
                 Ask(top(TOP, "command", PROCESSES), "{{command}}"),
@@ -136,7 +135,7 @@ def _processes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power by process",
-                "Power of the processes that spent most over the range, and of all others.",
+                "Power of the processes with most energy over the range, and of all others.",
                 palette.WATT,
                 Ask(rest(TOP, "instance, command, pid", PROCESSES), "other processes"),
                 Ask(top(TOP, "instance, command, pid", PROCESSES), PROCESS_NAMED),
@@ -145,10 +144,10 @@ def _processes() -> tuple[Place, ...]:
         ),
         Place(
             listing(
-                "Processes that spent most",
-                "Energy of the range by process, by what it was spent on, while it had a row of "
-                "its own; all others are the row `other`. What a process was charged before its "
-                "first scrape is not in an increase.",
+                "Processes with most energy",
+                "Energy of the range by process and device type, while it had its own row; all "
+                "others are the row `other`. The increase excludes energy charged to a process "
+                "before its first scrape.",
                 (
                     Column("command", "Command"),
                     Column("pid", "PID", width=80),
@@ -180,9 +179,10 @@ def _types() -> tuple[Place, ...]:
     return (
         Place(
             graph(
-                "Power of the chosen groups, by device type",
-                "What the chosen groups were charged on CPUs, memory and GPUs. Memory is charged "
-                "by CPU time where nothing better is known (`method` on `wattspan_domain_info`).",
+                "Power of the selected groups, by device type",
+                "Energy charged to the selected groups on CPUs, memory and GPUs. Memory is "
+                "charged by CPU time where no better data exists (`method` on "
+                "`wattspan_domain_info`).",
                 palette.WATT, Ask(by("hw_type", rate(GROUPS)), "{{hw_type}}"), stack=True,
                 colours=palette.ACCOUNTS,
             ), 24, 8,

@@ -11,17 +11,16 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "dashboards.
 OPENING = """\
 # Dashboards
 
-What each panel of each dashboard shows and how that was obtained: the descriptions that Grafana
-shows beside a panel's title. How to install them: [see it in
-Grafana](../how-to/see-it-in-grafana.md). What they ask for: [metrics](metrics.md) and the
-recording rules in
+Each panel of each dashboard with its content and its provenance, in the words of the description
+that Grafana shows at the panel's title. Installation: [see it in
+Grafana](../how-to/see-it-in-grafana.md). Data: [metrics](metrics.md) and the recording rules in
 [`recording.yml`](../../dashboards/prometheus/recording.yml), which only *Fleet* needs.
 
-On every dashboard: **idle** is grey, **unattributed** (active, but nobody can be charged) is amber,
-and *How obtained* says whether the figures are measured, derived, estimated or emulated. Groups,
-processes and devices have colours that tell them apart within one graph: the next graph may give
-them others. A figure that is not known is absent, never a zero: its panel then says why, as far as
-that can be said. Every link keeps the time range and what was chosen.
+On every dashboard: **idle** is grey, **unattributed** (active, but charged to no process) is amber,
+and *Provenance* shows whether the figures are measured, derived, estimated or emulated. Groups,
+processes and devices have distinct colours within one graph, and possibly others in the next. An
+unknown figure is absent, never a zero: its panel then names the cause, if known. Every link keeps
+the time range and the selected variables.
 """
 
 
@@ -35,7 +34,7 @@ def _board(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{document['description']}\n"
     listed = document["templating"]["list"]
     chosen = ", ".join(f"{one['label']} (`{one['name']}`)" for one in listed)
-    yield f"To choose: {chosen}.\n"
+    yield f"Variables: {chosen}.\n"
     for marks in document["annotations"].get("list", ()):
         yield f"Marks on graphs: {marks['name'].lower()}.\n"
     yield "| panel | what it shows |"

@@ -11,16 +11,17 @@ from dashboards.promql import HOSTS, by, rate, series, spent
 from dashboards.sdk import common, model, stat
 
 PROVENANCE_SAYS = (
-    "How the energy on this dashboard was obtained, by the agents' own word: **measured** by an "
+    "Provenance of the energy on this dashboard, as reported by the agents: **measured** by an "
     "energy counter, **derived** from measured power, **estimated** by a model of load, or "
-    "**emulated**, which is true of no machine. Several: not all hosts or devices are alike."
+    "**emulated**, which is not true of any machine. Several values mean different hosts or "
+    "devices."
 )
 FEW_HOSTS = Chosen(
-    "instance", "Hosts", "One host or several; not all, since this is read from series by process.",
+    "instance", "Hosts", "One host or several; not all, since the panel reads series by process.",
     HOST_SELECTOR, "instance", multi=True,
 )  # fmt: skip
 TYPES = Chosen(
-    "hw_type", "Spent on", "The device types on which the energy was spent.",
+    "hw_type", "Device type", "Device types of the energy.",
     series("wattspan_group_energy_joules_total"), "hw_type", multi=True, all=True,
 )  # fmt: skip
 PROCESS_NAMED = "{{command}} {{pid}} on {{instance}}"
@@ -32,7 +33,7 @@ SHARE_STEPS = ((None, palette.GOOD), (0.05, palette.NOTICE), (0.15, palette.BAD)
 def provenance(scope: str = HOSTS, width: int = 4, height: int = 4) -> Place:
     domains = series("wattspan_domain_info", 'in_cover="true"', scope=scope)
     panel = stat_panel(
-        "How obtained", PROVENANCE_SAYS, palette.PLAIN,
+        "Provenance", PROVENANCE_SAYS, palette.PLAIN,
         Ask(f"count by (provenance) ({domains})", "{{provenance}}"),
         spark=False, names=True, colours=palette.PROVENANCE,
     )  # fmt: skip
@@ -62,7 +63,7 @@ def money_and_carbon(scope: str) -> tuple[Place, ...]:
         Place(
             with_currencies(stat_panel(
                 "Cost in this range",
-                "What the energy of the time range shown has cost, by the agent's `[cost]` table: "
+                "Cost of the energy over the displayed time range, by the agent's `[cost]` table: "
                 "each joule at the price of its own hour.",
                 "none", Ask(by("currency", spent(cost)), "{{currency}}"),
                 spark=False, decimals=2, empty=unset,
@@ -71,7 +72,7 @@ def money_and_carbon(scope: str) -> tuple[Place, ...]:
         Place(
             with_currencies(stat_panel(
                 "Cost per hour",
-                "What an hour would cost at the present power and the present price.",
+                "Cost per hour at the current power and the current price.",
                 "none", Ask(f"{by('currency', rate(cost))} * 3600", "{{currency}}"),
                 decimals=3, empty=unset,
             )), 6, 4,
@@ -79,17 +80,17 @@ def money_and_carbon(scope: str) -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Carbon in this range",
-                "Emissions of the time range shown, by the agent's `[carbon]` table: each joule at "
-                "the grid's intensity of its own hour.",
+                "Emissions over the displayed time range, by the agent's `[carbon]` table: each "
+                "joule at the grid's intensity of its own hour.",
                 palette.GRAMS, Ask(f"sum({spent(grams)})"),
                 spark=False, decimals=1, empty="no intensity set",
             ), 6, 4,
         ),
         Place(
             stat_panel(
-                "Neither priced nor weighed",
-                "Energy of the range for which the agent knew no price (cost) or no intensity "
-                "(carbon); it is in none of the figures beside.",
+                "Unpriced energy",
+                "Energy of the range without a known price (cost) or intensity (carbon); the "
+                "neighbouring figures exclude it.",
                 palette.JOULE, Ask(by("footprint", spent(unweighed)), "{{footprint}}"),
                 spark=False, steps=((None, palette.GOOD), (1, palette.NOTICE)),
                 empty="nothing set",

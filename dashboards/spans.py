@@ -30,29 +30,29 @@ JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 
 MOST = most(TOP, NAME, ENERGY)
 
-ALL_OVER_MADE = "all their energy, that of reading included, over the tokens they made (`output`)"
+ALL_OVER_MADE = "all their energy, including that of input, over the produced tokens (`output`)"
 
 
 def document() -> dict[str, Any]:
     service = Chosen(
-        "service", "Service", "As the spans' resource says: `service.name`.",
+        "service", "Service", "Resource attribute `service.name` of the spans.",
         series("wattspan_spans_total"), "service_name", multi=True, all=True,
     )  # fmt: skip
     span = Chosen(
-        "span", "Span", "The spans' names.",
+        "span", "Span", "Names of the spans.",
         series("wattspan_spans_total", SERVICE), "span_name", multi=True, all=True,
     )  # fmt: skip
     return dashboard(
         uids.SPANS,
-        "What a call, a step, a request or a token costs in joules, which spans spend most, and "
-        "the traces behind them. Energy is exclusive: at every instant a process's power is "
-        "divided among its innermost open spans, so the rows add up.",
+        "Joules of a call, a step, a request or a token, the spans with most energy, and their "
+        "traces. Energy is exclusive: at every instant a process's power is divided among its "
+        "innermost open spans, so the rows add up.",
         (JOB, HOSTS, service, span, TYPES),
         (
             Row("", (*_headline(), *_costs())),
             Row("Spans", _table()),
             Row("Power", _power()),
-            Row("What became of the spans", _outcomes()),
+            Row("Outcome of spans", _outcomes()),
         ),
     )
 
@@ -67,8 +67,8 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Joules per call",
-                "Energy of the chosen spans over their number, in the time range shown: one mean "
-                "over all names that are chosen.",
+                "Energy of the selected spans over their number, in the displayed time range: one "
+                "mean over all selected names.",
                 palette.JOULE, Ask(each(f"sum({spent(ENERGY)})", f"sum({spent(CALLS)})")),
                 spark=False, decimals=1, empty=none,
             ), 4, 4,
@@ -76,26 +76,26 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Joules per token",
-                f"Of the chosen spans that told of tokens: {ALL_OVER_MADE}, in the range.",
+                f"Of the selected spans with token counts: {ALL_OVER_MADE}, in the range.",
                 palette.JOULE,
                 Ask(each(
                     f"sum({by(NAME, spent(ENERGY))} and on ({NAME}) {by(NAME, spent(MADE))})",
                     f"sum({spent(MADE)})",
                 )),
-                spark=False, decimals=1, empty="no tokens told",
+                spark=False, decimals=1, empty="no token counts",
             ), 4, 4,
         ),
         Place(
             stat_panel(
-                "Calls per second", "Spans a second that ended and whose energy is known.",
+                "Calls per second", "Ended spans per second with known energy.",
                 palette.PER_SECOND, Ask(f"sum({rate(CALLS)})"), empty=none,
             ), 4, 4,
         ),
         Place(
             stat_panel(
                 "Outside spans",
-                "The part of the services' energy in the range that was spent while none of their "
-                "spans was open. Much of it: work that nobody has put in a span.",
+                "Part of the services' energy in the range without any open span. A large part "
+                "means work that is not instrumented.",
                 palette.SHARE, Ask(f"{outside} / ({outside} + {inside})"),
                 spark=False, decimals=1, empty=none,
                 steps=((None, palette.GOOD), (0.2, palette.NOTICE), (0.5, palette.BAD)),
@@ -103,10 +103,10 @@ def _headline() -> tuple[Place, ...]:
         ),
         Place(
             stat_panel(
-                "Without full energy",
-                "The part of all ended spans of the range whose energy is not fully known, by "
-                "reason below; one that came twice counts once. All services: who sent what was "
-                "not joined is not told apart.",
+                "Without complete energy",
+                "Part of all ended spans of the range without completely known energy, by the "
+                "reason below; duplicates count once. All services: the sender of an unjoined "
+                "span is not distinguished.",
                 palette.SHARE, Ask(f"1 - {joined} / sum({spent(ENDED)})"),
                 spark=False, decimals=1, steps=SHARE_STEPS, empty=none,
             ), 4, 4,
@@ -120,10 +120,10 @@ def _costs() -> tuple[Place, ...]:
         Place(
             graph(
                 "Joules per call, by span",
-                "Energy of a span's name over its calls, for the ten names that spent most over "
-                "the range. The diamonds are single spans, each at what it spent on devices of one "
-                "type: one leads to its trace, if the data source is told where traces are and "
-                "Prometheus keeps exemplars.",
+                "Energy of a span's name over its calls, for the ten names with most energy over "
+                "the range. Diamonds are single spans by their energy on one device type; each "
+                "links to its trace, if the data source has a trace link and Prometheus keeps "
+                "exemplars.",
                 palette.JOULE,
                 Ask(
                     f"{each(by(NAME, rate(ENERGY)), by(NAME, rate(CALLS)))}"
@@ -135,13 +135,13 @@ def _costs() -> tuple[Place, ...]:
         Place(
             graph(
                 "Joules per token, by span",
-                f"Of spans that told of tokens (`gen_ai.usage.*`): {ALL_OVER_MADE}.",
+                f"Of spans with token counts (`gen_ai.usage.*`): {ALL_OVER_MADE}.",
                 palette.JOULE,
                 Ask(
                     f"{each(by(NAME, rate(ENERGY)), by(NAME, rate(MADE)))} and on ({NAME}) {MOST}",
                     LEGEND,
                 ),
-                empty="no tokens told",
+                empty="no token counts",
             ), 12, 10,
         ),
     )  # fmt: skip
@@ -151,15 +151,17 @@ def _table() -> tuple[Place, ...]:
     return (
         Place(
             listing(
-                "Spans that spent most",
-                "Each name, over the time range shown: energy and its part of all spans' energy, "
+                "Spans with most energy",
+                "Each name over the displayed time range: energy and its part of all spans' "
+                "energy, "
                 "calls, joules per call, mean duration, mean power of a call (joules over its "
-                "duration: below the process's power where spans overlap), joules per token made; "
-                f"the {LISTED} names that spent most. A service leads to how it is tuned, a span "
+                "duration: below the process's power where spans overlap), joules per produced "
+                f"token; the {LISTED} names with most energy. A service links to its tuning, a "
+                f"span "
                 "to itself alone.",
                 (
                     Column("service_name", "Service", link=link(
-                        "How this span is tuned, if it is", uids.AUTOTUNER,
+                        "Tuning of this span", uids.AUTOTUNER,
                         tuned=f"{cell('Service')}%2F{cell('Span')}",
                     )),
                     Column("span_name", "Span", link=link(
@@ -209,9 +211,9 @@ def _power() -> tuple[Place, ...]:
         Place(
             graph(
                 "Power in spans",
-                "Power of the names that spent most over the range, of all other chosen spans, and "
-                "of the services while none of their spans was open. A span counts when it has "
-                "ended and settled, so a long one shows at its end.",
+                "Power of the names with most energy over the range, of all other selected spans, "
+                "and of the services without an open span. A span counts when it has ended and "
+                "settled, so a long one shows at its end.",
                 palette.WATT,
                 Ask(f"sum({rate(OUTSIDE)})", "outside spans"),
                 Ask(rest(TOP, NAME, ENERGY), "other spans"),
@@ -222,7 +224,7 @@ def _power() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "Duration of a call", "Mean duration by name, for the names that spent most.",
+                "Duration of a call", "Mean duration by name, for the names with most energy.",
                 palette.SECONDS,
                 Ask(
                     f"{each(by(NAME, rate(TIME)), by(NAME, rate(CALLS)))}"
@@ -234,9 +236,9 @@ def _power() -> tuple[Place, ...]:
         ),
         Place(
             graph(
-                "Tokens", "Tokens a second that the chosen spans told of.",
+                "Tokens", "Tokens per second reported by the selected spans.",
                 palette.PLAIN, Ask(by("direction", rate(TOKENS)), "{{direction}}"),
-                legend="list", empty="no tokens told",
+                legend="list", empty="no token counts",
             ), 6, 9,
         ),
     )  # fmt: skip
@@ -251,8 +253,8 @@ def _outcomes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Outcomes",
-                "Ended spans a second by what became of them. Only `joined` have all their energy, "
-                "and a `duplicate` came again; the reasons are told in the how-to on spans.",
+                "Ended spans per second by outcome. Only `joined` have all their energy, and a "
+                "`duplicate` was received again; the how-to on spans explains the reasons.",
                 palette.PER_SECOND, Ask(by("reason", rate(OUTCOMES)), "{{reason}}"),
                 stack=True, legend="list", colours=colours,
             ), 8, 8,
@@ -260,8 +262,8 @@ def _outcomes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Received, deferred, refused",
-                "Spans a second that came in: taken, asked to come again because too many wait for "
-                "their energy, and refused, by reason.",
+                "Received spans per second: accepted, deferred because too many wait for their "
+                "energy, and refused, by reason.",
                 palette.PER_SECOND,
                 Ask(f"sum({rate(series('wattspan_spans_received_total'))})", "received"),
                 Ask(f"sum({rate(series('wattspan_spans_deferred_total'))})", "deferred"),
@@ -272,8 +274,8 @@ def _outcomes() -> tuple[Place, ...]:
         Place(
             graph(
                 "Forwarded to your collector",
-                "Spans a second that the collector behind the agent took, those it did not get, "
-                "by reason, and those sent again.",
+                "Spans per second accepted by the collector behind the agent, undelivered ones by "
+                "reason, and repeated ones.",
                 palette.PER_SECOND,
                 Ask(f"sum({rate(series('wattspan_spans_forwarded_total'))})", "forwarded"),
                 Ask(f"sum({rate(series('wattspan_spans_forward_repeats_total'))})", "sent again"),

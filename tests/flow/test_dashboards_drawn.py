@@ -31,7 +31,7 @@ BOARDS = documents()
 HOST = BOARDS["host.json"]
 ONE_EACH = {  # one panel of each kind from every other dashboard, without recording rules
     "autotuner.json": "States",
-    "fleet.json": "How obtained",
+    "fleet.json": "Provenance",
     "gpus.json": "GPUs",
     "processes.json": "Power by process",
     "spans.json": "Energy against latency",

@@ -43,9 +43,9 @@ UNANSWERED = {
     "wattspan-autotuner/New caps/Marks": NOT_HELD,
     "wattspan-autotuner/Saving at the held setting/A": NOT_HELD,
     "wattspan-autotuner/Saving of a unit of work/A": NOT_HELD,
-    "wattspan-autotuner/Setting and speed at it/A": NOT_HELD,
-    "wattspan-autotuner/Setting and speed at it/B": NOT_HELD,
-    "wattspan-fleet/Alerts that fire/A": "on a host where nothing is wrong none may",
+    "wattspan-autotuner/Setting and its speed/A": NOT_HELD,
+    "wattspan-autotuner/Setting and its speed/B": NOT_HELD,
+    "wattspan-fleet/Firing alerts/A": "on a host where nothing is wrong none may",
     "wattspan-spans/Forwarded to your collector/C": NEVER_YET,
     "wattspan-spans/Received, deferred, refused/C": NEVER_YET,
 }

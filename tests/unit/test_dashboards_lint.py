@@ -283,7 +283,7 @@ def test_table_of_several_hosts_without_a_column_for_the_host_is_caught() -> Non
     assert "wattspan-gpus: GPUs, A: nothing of it tells the host" in broken(GPUS, change)
 
 
-@pytest.mark.parametrize("title", ["Spans that spent most", "Energy against latency"])
+@pytest.mark.parametrize("title", ["Spans with most energy", "Energy against latency"])
 def test_columns_or_axes_of_different_rows_are_caught(title: str) -> None:
     def change(document: dict[str, Any]) -> None:
         (panel,) = (one for one in panels(document) if one["title"] == title)

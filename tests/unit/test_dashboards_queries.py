@@ -29,7 +29,7 @@ def test_query_lists_its_variable_sources_in_order() -> None:
 
 
 def test_tables_use_instant_and_graphs_range_queries() -> None:
-    assert not any(one.instant for one in of("wattspan-host", "Where the power goes"))
+    assert not any(one.instant for one in of("wattspan-host", "Power by use"))
     assert all(one.instant for one in of("wattspan-host", "Devices"))
 
 

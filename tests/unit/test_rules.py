@@ -189,7 +189,7 @@ def test_price_and_carbon_can_come_from_metrics_of_the_operator(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("panel", "series"),
     [
-        ("Without full energy", 'wattspan_span_outcomes_total{reason="unknown_process"}'),
+        ("Without complete energy", 'wattspan_span_outcomes_total{reason="unknown_process"}'),
         ("Outside spans", 'wattspan_span_outside_energy_joules_total{hw_type="gpu"}'),
     ],
 )
@@ -204,11 +204,11 @@ def test_duplicate_span_is_not_shown_as_loss(tmp_path: Path) -> None:
     outcomes = {
         f'wattspan_span_outcomes_total{{reason="{reason}"}}': each for reason, each in spans.items()
     }
-    assert_shown(tmp_path, "Without full energy", outcomes, 0.25)
+    assert_shown(tmp_path, "Without complete energy", outcomes, 0.25)
 
 
 @pytest.mark.needs_prometheus
-@pytest.mark.parametrize("panel", ["Spans that spent most", "Energy against latency"])
+@pytest.mark.parametrize("panel", ["Spans with most energy", "Energy against latency"])
 def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> None:
     """The longest calls here are those that spend least: each figure alone would choose others."""
     series = {}
