@@ -147,7 +147,7 @@ def test_explain_covers_one_job(tune: Tune) -> None:
     assert "520 W was 6.2% slower (95% bound 7.7%), more than the budget of 5%." in told
     assert "600 W saves 12.1% of the energy, 560 W 18.2%." in told
     assert "Lost so far: 12.1 s of 30.4 s permitted by the budget of 5%; 8.0 s of it" in told
-    assert "held by trainer/train_step since" in told
+    assert "held for trainer/train_step: 560 W" in told
     assert PROBED.job not in told
 
 

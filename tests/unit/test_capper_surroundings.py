@@ -10,6 +10,7 @@ from support.capper_bench import W
 from wattspan.capper.paths import capper_directory, capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import state_lines
+from wattspan.cli.formatting import local_time
 from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
@@ -59,8 +60,8 @@ def test_lease_table_shows_holder_limit_time_and_reason() -> None:
         "    gpu_power: 512.5 W of 200 W to 700 W, default 700 W",
         "    obeys 500 W",
         "    held for train: 512.5 W; the original is 650 W",
-        "    for 1 h 2 min",
-        "    lapses in 8 s unless renewed",
+        f"    since {local_time(0)}",
+        "    lapses in 8.0 s unless renewed",
         "    because: Hold 512.5 W.",
         "    its share of the ceiling: 600 W",
     ]
@@ -85,7 +86,7 @@ def test_each_ceiling_is_shown_with_owner_limit_time_left_and_reason() -> None:
         "Ceiling of all devices together: 100 W",
         "    [caps] budget_watts: 2000 W",
         "    [caps] budget_file by user 0: 1200 W; because: grid",
-        "    set on the socket by user 1000: 100 W, for 1 min 15 s",
+        "    set on the socket by user 1000: 100 W, for 75.0 s",
         "    It cannot be kept: the devices' floors take 320 W more.",
     ]
 

@@ -10,7 +10,7 @@ from support.requirements import ROOT
 from support.tuned import ACCOUNTS, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
 from wattspan.cli.tune.explanation import (
     REASON_EXPLANATIONS,
-    cap_line,
+    cap_text,
     explain_facts,
     explain_lines,
     markdown,
@@ -248,35 +248,35 @@ def test_explanation_ends_with_an_operator_action_if_available() -> None:
     assert "What you can do" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, 80))
     assert "What you can do" in "\n".join(explain_lines(DECLINED, ACCOUNTS, NOW, 80))
     assert (
-        explain_facts(DECLINED, ACCOUNTS)["remedy"]
+        explain_facts(DECLINED, ACCOUNTS, NOW)["remedy"]
         == REASON_EXPLANATIONS[DecisionReason.NO_DEVICE].do
     )
 
 
 @pytest.mark.parametrize(
-    ("row", "sentence"),
+    ("row", "parts"),
     [
-        (cap("GPU-3"), "700 W; no holder."),
-        (cap("GPU-3", foreign=True), "700 W; set by another program, and left unchanged."),
+        (cap("GPU-3"), "gpu_power: 700 W of 200 W to 700 W, default 700 W."),
+        (cap("GPU-3", foreign=True), "; set by another program, and left unchanged."),
+        (cap("GPU-3", usable=False, trouble="it is locked"), "; it is locked."),
         (
-            cap("GPU-3", usable=False, trouble="it is locked"),
-            "700 W; cannot be written: it is locked",
-        ),
-        (
-            cap("GPU-3", "a job", why="Because.", ceiling=600 * W, since=None),
-            "560 W, originally 700 W, the ceiling is 600 W; held by a job: Because.",
+            cap("GPU-3", "a job", why="Because.", ceiling=600 * W, since=None, expires=None),
+            "; held for a job: 560 W; the original is 700 W; because: Because.; its share of the"
+            " ceiling: 600 W.",
         ),
     ],
     ids=["nobody", "foreign", "unusable", "held"],
 )
-def test_cap_holder_is_shown(row: CapRow, sentence: str) -> None:
-    assert cap_line(row) == f"NVIDIA H100 SXM #3, gpu_power: {sentence}"
+def test_cap_holder_is_shown(row: CapRow, parts: str) -> None:
+    text = cap_text(row, NOW.mono)
+    assert text.startswith("NVIDIA H100 SXM #3, gpu_power: ")
+    assert text.endswith(parts)
 
 
 def test_limit_that_is_not_obeyed_tells_both() -> None:
     row = cap("GPU-3")
     state = replace(row.state, enforced=500 * W)
-    assert "500 W (requested: 700 W)" in cap_line(replace(row, state=state))
+    assert "; obeys 500 W" in cap_text(replace(row, state=state), NOW.mono)
 
 
 # ------------------------------------------------------------------------------------ history

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wattspan.capper.actuators import format_setting
+from wattspan.capper.protocol import cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
+from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
     config_options,
     echo_json,
@@ -19,12 +21,12 @@ from wattspan.cli.options import (
     load_without_plugins,
 )
 from wattspan.config import AgentSettings, Config
-from wattspan.model import Knob
+from wattspan.model import CapRow, Knob
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.capper.process import RestoreContext
-    from wattspan.capper.protocol import KnobRow, StateReply
+    from wattspan.capper.protocol import StateReply
     from wattspan.ports import Clock
 
 
@@ -209,9 +211,9 @@ def state_lines(state: StateReply, clock: Clock) -> list[str]:
         lines.append("Everything was restored on request; nothing is set before a restart.")
     if state.ceiling is not None:
         lines += _ceiling_lines(state, state.ceiling, now)
-    for row in state.rows:
-        lines.append(f"{row.name} ({row.device})")
-        lines += (f"    {line}" for line in _row_lines(row, now))
+    for row in map(cap_row, state.rows):
+        lines.append(f"{row.state.name} ({row.state.key.device})")
+        lines += (f"    {line}" for line in cap_lines(row, now))
     return lines
 
 
@@ -219,7 +221,7 @@ def _ceiling_lines(state: StateReply, lowest: int, now: int) -> Iterator[str]:
     yield f"Ceiling of all devices together: {_power(lowest)}"
     for ceiling in state.ceilings:
         owner = "" if ceiling.uid is None else f" by user {ceiling.uid}"
-        left = "" if ceiling.expires is None else f", for {_duration(ceiling.expires - now)}"
+        left = "" if ceiling.expires is None else f", for {_left(ceiling.expires - now)}"
         why = f"; because: {ceiling.why}" if ceiling.why else ""
         source = _SOURCES.get(ceiling.source, ceiling.source)
         yield f"    {source}{owner}: {_power(ceiling.limit)}{left}{why}"
@@ -227,23 +229,27 @@ def _ceiling_lines(state: StateReply, lowest: int, now: int) -> Iterator[str]:
         yield f"    It cannot be kept: the devices' floors take {_power(state.short)} more."
 
 
-def _row_lines(row: KnobRow, now: int) -> Iterator[str]:
-    setting = partial(format_setting, row.knob)
-    limits = f"{row.knob}: {setting(row.requested)}"
-    if row.maximum is not None and row.minimum is not None:
-        limits += f" of {setting(row.minimum)} to {setting(row.maximum)}"
-    elif row.maximum is not None:
-        limits += f", at most {setting(row.maximum)}"
-    yield limits if row.default is None else f"{limits}, default {setting(row.default)}"
-    if row.enforced is not None and row.enforced != row.requested:
-        yield f"obeys {setting(row.enforced)}"
+def cap_lines(row: CapRow, now: int) -> Iterator[str]:
+    """One cap: its limit, range, holder, time and reason."""
+    state = row.state
+    setting = partial(format_setting, state.key.knob)
+    limits = f"{state.key.knob}: {setting(state.requested)}"
+    if state.maximum is not None and state.minimum is not None:
+        limits += f" of {setting(state.minimum)} to {setting(state.maximum)}"
+    elif state.maximum is not None:
+        limits += f", at most {setting(state.maximum)}"
+    yield limits if state.default is None else f"{limits}, default {setting(state.default)}"
+    if state.enforced is not None and state.enforced != state.requested:
+        yield f"obeys {setting(state.enforced)}"
+    if row.foreign:
+        yield "set by another program, and left unchanged"
     if row.holder:
         held = f"held for {row.holder}: {setting(row.wanted)}" if row.wanted else row.holder
         yield f"{held}; the original is {setting(row.original)}"
-        if row.since_mono is not None:
-            yield f"for {_duration(now - row.since_mono)}"
+        if row.since is not None:
+            yield f"since {local_time(row.since.wall // 10**9)}"
         if row.expires is not None:
-            yield f"lapses in {_duration(row.expires - now)} unless renewed"
+            yield f"lapses in {_left(row.expires - now)} unless renewed"
         if row.why:
             yield f"because: {row.why}"
     if row.ceiling is not None:
@@ -256,9 +262,5 @@ def _power(milliwatts: int) -> str:
     return format_setting(Knob.GPU_POWER, milliwatts)
 
 
-def _duration(nanoseconds: int) -> str:
-    minutes, seconds = divmod(max(0, round(nanoseconds / 1e9)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+def _left(nanoseconds: int) -> str:
+    return duration_text(max(0, nanoseconds))

@@ -78,6 +78,11 @@ def clock_time(wall: int) -> str:
     return f"{datetime.fromtimestamp(wall // 10**9, UTC):%H:%M:%S}Z"
 
 
+def local_time(seconds: int) -> str:
+    """Unix seconds in local time, with its offset."""
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S %z}"
+
+
 def energy_each(microjoules: float, parts: int) -> str:
     """``"1.23 mJ"`` for each of ``parts``; a dash if there are none."""
     if parts <= 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from wattspan.cli.formatting import local_time
 from wattspan.cli.options import DurationType, config_options, json_text, load_configuration
 from wattspan.cli.report import export, table
 from wattspan.clock import SystemClock
@@ -171,9 +172,8 @@ def _no_data_text(nothing: NoHistory, path: Path, start: int, end: int) -> str:
             f"The store {path} holds no energy yet. A running agent writes its first figures within"
             " seconds."
         )
-    moment = table.local_time
+    since, until = map(local_time, nothing.reach)
     return (
-        f"The store {path} holds nothing from {moment(start)} to {moment(end)}: it reaches from"
-        f" {moment(nothing.reach[0])} to {moment(nothing.reach[1])}. Ask for that with --from and"
-        " --to."
+        f"The store {path} holds nothing from {local_time(start)} to {local_time(end)}: it reaches"
+        f" from {since} to {until}. Ask for that with --from and --to."
     )

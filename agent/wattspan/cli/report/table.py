@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from wattspan.cli.formatting import (
     duration_text,
     energy_each,
     joules,
+    local_time,
     share,
     table_lines,
 )
@@ -83,11 +83,6 @@ def report_lines(
         yield from _gaps(extract.domains)
     if notes := [*footprint_notes(extract.weightings, total, extract.steps)]:
         yield from ("", *notes)
-
-
-def local_time(seconds: int) -> str:
-    """Unix seconds in local time, with its offset."""
-    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %z}"
 
 
 def _table(

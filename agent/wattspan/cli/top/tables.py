@@ -379,8 +379,7 @@ def _uncounted(spans: SpansEntry) -> Iterator[tuple[str, int]]:
 
 # -------------------------------------------------------------------------------------- tuning
 
-TUNING_HEADING_LINES = 2  # a blank line and the titles
-TUNING_ROW_LINES = 2
+TUNING_LINES = 4  # a blank line, the titles, a job and its sentence
 
 _STATE_COLOURS = {
     TuningState.HOLDING: "green",
@@ -398,15 +397,15 @@ def tuning_rows(accounts: TuningAccounts, options: ViewOptions) -> list[TuningRo
 
 
 def tuning_table(
-    rows: Sequence[TuningRow], accounts: TuningAccounts, options: ViewOptions, room: int | None
+    rows: Sequence[TuningRow], accounts: TuningAccounts, options: ViewOptions, limit: int | None
 ) -> RenderableType:
-    """As many jobs as fit ``room`` lines, titles included; None is unlimited."""
-    most = len(rows) if room is None else min(len(rows), max(0, room - 1) // TUNING_ROW_LINES)
-    title = "TUNING" if most == len(rows) else f"TUNING ({most} of {len(rows)})"
+    """At most ``limit`` jobs; None is unlimited."""
+    shown = rows[:limit]
+    title = "TUNING" if len(shown) == len(rows) else f"TUNING ({len(shown)} of {len(rows)})"
     wide = options.width >= WIDE_COLUMNS
     parts: list[RenderableType] = []
     # One table of equal widths for each job, because the sentence spans all columns.
-    for row in rows[:most]:
+    for row in shown:
         fields = (
             _text_field(title, 1, lambda row: Text(printable(row.job))),
             TableField(

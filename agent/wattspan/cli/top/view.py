@@ -18,8 +18,7 @@ from wattspan.api.snapshot import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
 from wattspan.cli.top.tables import (
-    TUNING_HEADING_LINES,
-    TUNING_ROW_LINES,
+    TUNING_LINES,
     VisibleRows,
     device_table,
     device_tree,
@@ -75,10 +74,9 @@ def _body(
     devices = device_tree(document, options.filter if by is ViewSection.DEVICE else "")
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
-    for_tuning = _room_for_tuning(len(jobs), options, room)
-    rest = None if room is None else room - (for_tuning or 0)
     spans = document.spans.names
-    space = _allot_rows(options, rest, len(devices), len(document.groups), len(spans))
+    rows = _RowBudget(len(devices), len(document.groups), None, len(spans), len(jobs))
+    space = _allot_rows(options, room, rows)
 
     def visible(rows: Sequence[object], limit: int | None) -> VisibleRows:
         return VisibleRows(rows, 0 if by is ViewSection.ALL else options.offset, limit)
@@ -86,10 +84,9 @@ def _body(
     if by in (ViewSection.ALL, ViewSection.DEVICE):
         yield Text()
         yield device_table(document, options, visible(devices, space.devices))
-    if for_tuning != 0:
+    if space.jobs != 0:
         yield Text()
-        lines = None if for_tuning is None else for_tuning - 1
-        yield tuning_table(jobs, accounts, options, lines)
+        yield tuning_table(jobs, accounts, options, space.jobs)
     if by in (ViewSection.ALL, ViewSection.GROUP):
         yield Text()
         yield group_table(document, options, visible(document.groups, space.groups))
@@ -113,52 +110,42 @@ def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
 
 
 class _RowBudget(NamedTuple):
-    """The number of rows of each table; None is unlimited."""
+    """The number of rows of each table; None is unlimited, 0 spans or jobs hide the table."""
 
     devices: int | None
     groups: int | None
     processes: int | None
     spans: int | None = 0
+    jobs: int | None = 0
 
 
-_BRIEF = _RowBudget(None, 8, 12, 8)
+_BRIEF = _RowBudget(None, 8, 12, 8, None)
 
 
-def _room_for_tuning(jobs: int, options: ViewOptions, room: int | None) -> int | None:
-    """Lines for tuning among all sections: a quarter of them, but at least one job."""
-    if options.by is not ViewSection.ALL or not jobs:
-        return 0
-    if room is None:
-        return None
-    least = TUNING_HEADING_LINES + TUNING_ROW_LINES
-    wanted = TUNING_HEADING_LINES + TUNING_ROW_LINES * jobs
-    return min(wanted, max(least, room // 4)) if room >= 3 * least else 0
+def _allot_rows(options: ViewOptions, room: int | None, rows: _RowBudget) -> _RowBudget:
+    """A quarter of ``room`` lines to jobs, a fifth to spans; then devices, groups, processes.
 
-
-def _allot_rows(
-    options: ViewOptions, room: int | None, devices: int, groups: int, spans: int
-) -> _RowBudget:
-    """Devices first, a third of the rest to groups, the remainder to processes.
-
-    Among all sections, spans are shown if there are any and if there is room.
+    Among all sections, jobs and spans are shown if there are any and if there is room.
     """
-    if options.by is ViewSection.SPAN:
-        return _RowBudget(0, 0, 0, None if room is None else max(1, room - 3))
-    with_spans = options.by is ViewSection.ALL and spans > 0
-    if room is None:
-        space = _BRIEF if options.brief else _RowBudget(None, None, None, None)
-        return space if with_spans else space._replace(spans=0)
     if options.by is not ViewSection.ALL:
-        rows = max(1, room - 3)
-        return _RowBudget(rows, rows, rows)
-    left = max(0, room - 7)  # three headings with a blank line above each, and the remainder
-    for_spans = 0
-    if with_spans and left >= 20:
-        for_spans = min(spans, left // 5)
-        left -= for_spans + 3
-    for_devices = min(devices, max(1, left // 2))
-    for_groups = min(groups, max(1, (left - for_devices) // 3))
-    return _RowBudget(for_devices, for_groups, max(1, left - for_devices - for_groups), for_spans)
+        limit = None if room is None else max(1, room - 3)
+        return _RowBudget(limit, limit, limit, limit if options.by is ViewSection.SPAN else 0)
+    if room is None:
+        most = _BRIEF if options.brief else _RowBudget(None, None, None, None, None)
+        return most._replace(
+            spans=most.spans if rows.spans else 0, jobs=most.jobs if rows.jobs else 0
+        )
+    left, jobs, spans = room - 7, 0, 0  # three headings with a blank line above each, a remainder
+    if rows.jobs and room >= 3 * TUNING_LINES:
+        jobs = min(rows.jobs, max(1, (room // 4 - 2) // 2))
+        left -= TUNING_LINES + 2 * (jobs - 1)
+    if rows.spans and left >= 20:
+        spans = min(rows.spans, left // 5)
+        left -= spans + 3
+    left = max(0, left)
+    devices = min(rows.devices or 0, max(1, left // 2))
+    groups = min(rows.groups or 0, max(1, (left - devices) // 3))
+    return _RowBudget(devices, groups, max(1, left - devices - groups), spans, jobs)
 
 
 # ---------------------------------------------------------------------------- above the tables

@@ -61,7 +61,7 @@ def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_jso
     from wattspan.tuning.serialization import row_to_json
 
     config = load_configuration(config_file, settings).config
-    _show(config, job, as_json, lambda row, _: row_to_json(row), status_lines)
+    _show(config, job, as_json, lambda row, *_: row_to_json(row), status_lines)
 
 
 @command.command()
@@ -176,7 +176,7 @@ def _show(
     config: Config,
     job: str,
     as_json: bool,
-    facts: Callable[[TuningRow, TuningAccounts], dict[str, Any]],
+    facts: Callable[[TuningRow, TuningAccounts, Instant], dict[str, Any]],
     lines: Callable[[TuningAccounts, Instant, int | None], Iterable[str]],
 ) -> None:
     """Print the matching jobs; then, so that programs have the JSON, refuse if tuning is off."""
@@ -190,10 +190,11 @@ def _show(
         hint = f"Did you mean {near[0]!r}?" if near else f"Known: {known}."
         raise click.UsageError(f"There is no job {job!r}. {hint}")
     accounts = replace(accounts, rows=tuple(row for row in accounts.rows if row.job in matching))
+    now = SystemClock().now()
     if as_json:
-        echo_json(answer | {"jobs": [facts(row, accounts) for row in accounts.rows]})
+        echo_json(answer | {"jobs": [facts(row, accounts, now) for row in accounts.rows]})
     elif not off:
-        _echo(answer, lines(accounts, SystemClock().now(), _width()))
+        _echo(answer, lines(accounts, now, _width()))
     if off:
         raise TuningOffError(
             f"Tuning is off in the agent of {answer['host_name']}. Set"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from wattspan.cli.formatting import UNKNOWN, duration_text, table_lines
+from wattspan.cli.caps import cap_lines
+from wattspan.cli.formatting import UNKNOWN, duration_text, local_time, table_lines
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
     caps_of,
-    local_time,
     originals,
     percent,
     saved_text,
@@ -188,7 +188,7 @@ def markdown() -> Iterator[str]:
 # ------------------------------------------------------------------------------------ one job
 
 
-def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
+def explain_facts(row: TuningRow, accounts: TuningAccounts, now: Instant) -> dict[str, Any]:
     """The row as JSON, with its explanation."""
     explained = REASON_EXPLANATIONS[row.decision.reason]
     return {
@@ -198,7 +198,7 @@ def explain_facts(row: TuningRow, accounts: TuningAccounts) -> dict[str, Any]:
         "remedy": explained.do,
         "not_lower": why_not_lower(row),
         "not_higher": why_not_higher(row, accounts),
-        "held_by": [cap_line(cap) for cap in caps_of(row, accounts)],
+        "held_by": [cap_text(cap, now.mono) for cap in caps_of(row, accounts)],
     }
 
 
@@ -217,7 +217,7 @@ def explain_lines(
 ) -> Iterator[str]:
     explained = REASON_EXPLANATIONS[row.decision.reason]
     age = duration_text(max(0, now.mono - row.since.mono))
-    since = f"{local_time(row.since.wall)} ({age})"
+    since = f"{local_time(row.since.wall // 10**9)} ({age})"
     yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
     yield from wrap_lines(printable(row.decision.sentence), width, "  ")
     for title, sentences in (
@@ -227,7 +227,7 @@ def explain_lines(
         ("Why this setting", [explained.means, why_not_lower(row), why_not_higher(row, accounts)]),
         ("Next", [explained.then]),
         ("What you can do", [explained.do]),
-        ("Caps", [cap_line(cap, row) for cap in caps_of(row, accounts)]),
+        ("Caps", [cap_text(cap, now.mono) for cap in caps_of(row, accounts)]),
     ):
         shown = [sentence for sentence in sentences if sentence]
         if title == "Ledger" and row.tried:
@@ -401,24 +401,7 @@ def _current_setting(row: TuningRow) -> int | None:
     return requested
 
 
-def cap_line(cap: CapRow, row: TuningRow | None = None) -> str:
-    """One cap: its limit, holder, time, and reason unless it is the sentence of ``row``."""
-    device, knob = printable(cap.state.name or cap.state.key.device), cap.state.key.knob
-    limit = setting_text(knob, cap.state.enforced)
-    if cap.state.requested not in (None, cap.state.enforced):
-        limit += f" (requested: {setting_text(knob, cap.state.requested)})"
-    text = f"{device}, {knob}: {limit}"
-    if not cap.usable:
-        return f"{text}; cannot be written: {printable(cap.trouble)}"
-    if cap.foreign:
-        return f"{text}; set by another program, and left unchanged."
-    if not cap.holder:
-        return f"{text}; no holder."
-    since = f" since {local_time(cap.since.wall)}" if cap.since is not None else ""
-    before = f", originally {setting_text(knob, cap.original)}" if cap.original is not None else ""
-    ceiling = (
-        f", the ceiling is {setting_text(knob, cap.ceiling)}" if cap.ceiling is not None else ""
-    )
-    shown = row is not None and cap.why == row.decision.sentence
-    why = f": {printable(cap.why)}" if cap.why and not shown else "."
-    return f"{text}{before}{ceiling}; held by {printable(cap.holder)}{since}{why}"
+def cap_text(cap: CapRow, now: int) -> str:
+    """One cap, as `wattspan caps status` shows it."""
+    name = cap.state.name or cap.state.key.device
+    return printable(f"{name}, {'; '.join(cap_lines(cap, now))}.")

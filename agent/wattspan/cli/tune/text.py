@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 
-from wattspan.cli.formatting import UNKNOWN, duration_text, joules, table_lines
+from wattspan.cli.formatting import UNKNOWN, duration_text, joules, local_time, table_lines
 from wattspan.model import (
     CapRow,
     DecisionReason,
@@ -105,11 +104,6 @@ def state_text(row: TuningRow) -> str:
     return f"{row.state} (advice)" if advised else str(row.state)
 
 
-def local_time(wall: int) -> str:
-    """Unix nanoseconds in local time with its offset, to the second."""
-    return f"{datetime.fromtimestamp(wall // 10**9, UTC).astimezone():%Y-%m-%d %H:%M:%S %z}"
-
-
 def _range_text(knob: Knob, values: Iterable[int]) -> str:
     known = sorted(set(values))
     if not known:
@@ -171,7 +165,7 @@ def history_lines(decisions: Sequence[RecordedDecision], width: int | None) -> l
     """A line for each decision, in the given order; sentences as in :func:`status_lines`."""
     cells = [
         (
-            local_time(one.at.wall),
+            local_time(one.at.wall // 10**9),
             truncate(one.job),
             one.decision.move.value,
             one.decision.reason.value,
