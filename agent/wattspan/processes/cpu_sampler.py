@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from dataclasses import dataclass, field
 
 from wattspan.clock import SystemClock
 from wattspan.model import MILLISECOND, SECOND, Consumer
@@ -19,36 +20,34 @@ from wattspan.processes.table import clock_id
 PERIOD = 10 * MILLISECOND
 
 MAX_PERIOD = 100 * MILLISECOND
-"""However many are watched, they are looked at this often: the agent's own usual interval."""
+"""Longest period for any number of processes: the default interval of the agent."""
 
 MAX_COST_DIVISOR = 50
-"""The looking may take one part in so many of a core; beyond, it becomes less frequent."""
+"""Sampling takes at most one part in this of a core; the period becomes longer if needed."""
 
 MAX_FAST_PROCESSES = 16
-"""Of more than so many, those that have long done nothing are looked at in turns."""
+"""Of more processes than this, those without work for a second are read in turns."""
 
 _LONG = SECOND
 _TURNS = 8
 
 MAX_SAMPLES = 1024
-"""Largest number of samples of a process that are not taken: 10 s at the usual period."""
+"""Limit of waiting samples of a process: 10 s at the default period."""
 
 _OWN_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
-_INTERRUPTED = MILLISECOND // 2  # between two readings: which of both times is meant is open
+_INTERRUPTED = MILLISECOND // 2  # a longer read has no exact time
 
 
+@dataclass(slots=True, eq=False)
 class _CpuSeries:
-    """The samples of one process: monotonic time and CPU time in turns."""
+    """The samples of one process: monotonic time and CPU time alternate."""
 
-    __slots__ = ("clock", "consumer", "cpu", "idle", "samples", "worked")
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self.clock = clock_id(consumer.pid)
-        self.samples = array("q")
-        self.cpu = -1  # as it was read last
-        self.idle = 0  # when it was last read unchanged, if that is in no sample yet
-        self.worked = 0  # when it was last seen to have worked
+    consumer: Consumer
+    clock: int
+    samples: array[int] = field(default_factory=lambda: array("q"))
+    cpu: int = -1  # last value
+    idle: int = 0  # time of the last unchanged value, unless it is in a sample
+    worked: int = 0  # time of the last changed value
 
     def add(self, mono: int, cpu: int) -> None:
         """Record a value. Of a period without work the first and the last value are kept."""
@@ -70,13 +69,6 @@ class _CpuSeries:
         taken, self.samples = self.samples, array("q")
         return taken
 
-    def trim(self) -> int:
-        """Let the older half go if there is too much; how many samples that were."""
-        if len(self.samples) <= 2 * MAX_SAMPLES:
-            return 0
-        del self.samples[:MAX_SAMPLES]
-        return MAX_SAMPLES // 2
-
     def _flush_idle(self) -> None:
         if self.idle:
             self.samples.append(self.idle)
@@ -89,8 +81,8 @@ class CpuSampler:
 
     ``watch``, ``unwatch`` and ``take`` are safe from any thread. The thread sleeps while no process
     is watched, and reads less often when reading would take more than two percent of a core. If
-    there are many processes, those idle for a second are read at every eighth sweep, so the begin
-    of their next work is known less finely. The last samples of an exited process remain until
+    there are many processes, those idle for a second are read at every eighth sweep, so the time
+    of their next work is less exact. The last samples of an exited process remain until
     ``unwatch``.
     """
 
@@ -107,13 +99,12 @@ class CpuSampler:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._cost = 0.0  # CPU time of one sweep, its wake-up included, smoothed
-        self.rejected = 0  # processes not watched for want of room
-        self.dropped = 0  # samples that were not taken in time
 
     @property
     def period(self) -> int:
         """The present interval of the sweeps, in nanoseconds."""
-        return min(max(self._least_period, round(self._cost * MAX_COST_DIVISOR)), self._slowest)
+        least = self._least_period
+        return min(max(least, round(self._cost * MAX_COST_DIVISOR)), max(least, MAX_PERIOD))
 
     def start(self) -> None:
         """Start the thread."""
@@ -127,23 +118,22 @@ class CpuSampler:
             self._thread.join()
 
     def watch(self, consumer: Consumer) -> None:
-        """Know the course of ``consumer``'s CPU time from now on; at most ``most`` are watched."""
+        """Sample the CPU time of ``consumer``, unless ``most`` processes are watched."""
         with self._lock:
             if consumer in self._series:
                 return
             if len(self._series) >= self._most and not self._evict_exited():
-                self.rejected += 1
                 return
-            course = self._series[consumer] = _CpuSeries(consumer)
-            self._active.append(course)
-            self._read([course])
+            series = self._series[consumer] = _CpuSeries(consumer, clock_id(consumer.pid))
+            self._active.append(series)
+            self._read([series])
             self._wanted.set()
 
     def unwatch(self, consumer: Consumer) -> None:
         with self._lock:
-            course = self._series.pop(consumer, None)
-            if course is not None:
-                self._drop(course)
+            series = self._series.pop(consumer, None)
+            if series is not None:
+                self._drop(series)
 
     def take(self, consumer: Consumer) -> list[tuple[int, int]]:
         """The samples of ``consumer`` since the last call: monotonic time, cumulative CPU time.
@@ -151,10 +141,10 @@ class CpuSampler:
         Between two samples, work is assumed to be even.
         """
         with self._lock:
-            course = self._series.get(consumer)
-            if course is None:
+            series = self._series.get(consumer)
+            if series is None:
                 return []
-            taken = course.take()
+            taken = series.take()
         return list(zip(taken[::2], taken[1::2], strict=True))
 
     def sweep(self) -> None:
@@ -163,28 +153,24 @@ class CpuSampler:
             self._sweeps += 1
             self._read(self._active)
             now = self._clock.monotonic()
-            resting = self._idle_groups[self._sweeps % _TURNS]
-            if resting:
-                self._read(resting)
-                for course in [one for one in resting if not one.is_idle(now)]:
-                    resting.remove(course)
-                    self._active.append(course)
+            idle = self._idle_groups[self._sweeps % _TURNS]
+            if idle:
+                self._read(idle)
+                for series in [one for one in idle if not one.is_idle(now)]:
+                    idle.remove(series)
+                    self._active.append(series)
             if len(self._active) > MAX_FAST_PROCESSES and self._sweeps % _TURNS == 0:
-                for course in [one for one in self._active if one.is_idle(now)]:
-                    self._active.remove(course)
-                    self._idle_groups[course.consumer.pid % _TURNS].append(course)
+                for series in [one for one in self._active if one.is_idle(now)]:
+                    self._active.remove(series)
+                    self._idle_groups[series.consumer.pid % _TURNS].append(series)
             if not any(self._groups):
                 self._wanted.clear()
 
     # ------------------------------------------------------------------------------- details
 
     @property
-    def _slowest(self) -> int:
-        return max(self._least_period, MAX_PERIOD)
-
-    @property
     def _groups(self) -> tuple[list[_CpuSeries], ...]:
-        """All watched processes, by the sweep in which they are due."""
+        """All running watched processes, by the sweep that reads them."""
         return (self._active, *self._idle_groups)
 
     def _read(self, group: list[_CpuSeries]) -> None:
@@ -192,30 +178,30 @@ class CpuSampler:
         monotonic, read = self._clock.monotonic, self._clock.read_cpu_clock
         dead = []
         before = monotonic()
-        for course in group:
+        for series in group:
             try:
-                cpu = read(course.clock)
+                cpu = read(series.clock)
             except OSError:
                 cpu = -1
             after = monotonic()
-            if cpu < course.cpu or cpu < 0:  # gone; or another has its pid by now
-                dead.append(course)
+            if cpu < series.cpu or cpu < 0:  # it has ended; its pid may be reused
+                dead.append(series)
             elif after - before < _INTERRUPTED:
-                course.add((before + after) // 2, cpu)
-                if len(course.samples) > 2 * MAX_SAMPLES:
-                    self.dropped += course.trim()
+                series.add((before + after) // 2, cpu)
+                if len(series.samples) > 2 * MAX_SAMPLES:
+                    del series.samples[:MAX_SAMPLES]
             before = after
-        for course in dead:
-            self._drop(course)
+        for series in dead:
+            self._drop(series)
 
     def _drop(self, series: _CpuSeries) -> None:
-        for courses in self._groups:
-            if series in courses:
-                courses.remove(series)
+        for group in self._groups:
+            if series in group:
+                group.remove(series)
 
     def _evict_exited(self) -> bool:
         """Remove a process that has exited to make room; False if all are alive."""
-        alive = {course.consumer for courses in self._groups for course in courses}
+        alive = {series.consumer for group in self._groups for series in group}
         dead = next((consumer for consumer in self._series if consumer not in alive), None)
         if dead is None:
             return False

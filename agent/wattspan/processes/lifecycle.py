@@ -1,12 +1,12 @@
 """Births, CPU time and exits of processes, turned into charges.
 
-New processes are found in three complementary ways: the kernel's events report every birth;
-without them, the last pid given out shows, in one read for each poll, the range of new pids; a
-scan of the whole table, now and then, finds processes that both may miss.
+New processes are found in three ways: events of the kernel report every birth; without events, the
+last pid of the kernel shows the range of new pids, in one read for each poll; an occasional scan of
+the whole table finds the remaining ones.
 
-The charge of a process over its life is the final value of its clock, less the value at the first
-observation if it is older than our watch. A reused pid never inherits: its clock decreases, or
-its birth is reported, and then its start time decides.
+The total charge of a process is the final value of its clock, less the value at discovery if the
+process is older than the agent. A new process with a reused pid inherits nothing: its clock is
+lower, or its birth is reported, and then its start time decides.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, NamePolicy, Payer, PayerInfo
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.metadata import info_of, info_of_exited, user_name
 from wattspan.processes.procfs import TICK, ProcFs, Stat
 from wattspan.processes.table import GONE, ProcessTable, TrackedProcess
 
-FIRST_PID = 300  # where pids start over: those below are for the system's beginning
-MAX_PID_RANGE = 4096  # a larger range of pids is dearer to try than to scan the table
+FIRST_PID = 300  # first pid after an overflow; lower ones are reserved
+MAX_PID_RANGE = 4096  # a full scan is cheaper than trying a larger range of pids
 
 
 @dataclass(slots=True)
 class ScanResult:
     """The result of one scan.
 
-    ``born`` were certainly born since the scan before; ``found`` may be older; ``suspects`` are
-    tracked, but their pids may have been given to others. ``churn``: pids were given out;
-    ``complete``: no visible process is missing.
+    ``born`` are new since the previous scan; ``found`` may be older; ``suspects`` are tracked, but
+    their pids may have been reused. ``churn``: pids were assigned; ``complete``: no visible process
+    is missing.
     """
 
     born: set[int] = field(default_factory=set)
@@ -44,7 +44,7 @@ class ScanResult:
 
 
 class ProcessScanner:
-    """Finds processes that are not in the table; ``every`` is the interval of full scans in ns."""
+    """Finds processes that are not in the table, with a full scan each ``every`` nanoseconds."""
 
     def __init__(self, processes: ProcFs, table: ProcessTable, every: int = SECOND) -> None:
         self._processes = processes
@@ -56,7 +56,7 @@ class ProcessScanner:
         self._too_wide = False
 
     def scan(self, mono: int, events: ProcessEvents, events_complete: bool) -> ScanResult:
-        """``heard``: the kernel reports births, so ``news`` is complete unless it was lost."""
+        """``events_complete``: ``events`` hold all births, unless some were lost."""
         result = ScanResult(born=set(events.born), churn=events.churn)
         if not events_complete:
             self._try_new_pids(result)
@@ -90,27 +90,23 @@ class ProcessScanner:
             result.suspects.update(pid for pid in self._table if any(pid in r for r in new))
             return
         for pids in new:
-            # Threads take pids as well; they have no process clock, so they drop out here.
+            # Pids of threads have no process clock.
             result.born.update(pid for pid in pids if self._table.clock(pid) is not None)
 
 
-_MAX_EXIT_DELAY = (
-    50_000_000  # nanoseconds by which an exit may be older than the poll that reports it
-)
-_MAX_ANCESTORS = 16  # of a process, searched for one with a known cgroup
+_MAX_EXIT_DELAY = 50 * MILLISECOND  # from an exit to the poll that reports it
+_MAX_ANCESTORS = 16  # limit of the search for an ancestor with a known cgroup
 
 CpuDeltas = Sequence[tuple[TrackedProcess, int]]
 
 
-class CpuCharge:
-    """One payer's work since the last poll."""
+class CpuCharge(NamedTuple):
+    """CPU time of one payer since the last poll."""
 
-    __slots__ = ("amount", "cgroup", "payer", "row")
-
-    def __init__(
-        self, payer: Payer, amount: int, cgroup: str, row: TrackedProcess | None = None
-    ) -> None:
-        self.payer, self.amount, self.cgroup, self.row = payer, amount, cgroup, row
+    payer: Payer
+    amount: int
+    cgroup: str
+    row: TrackedProcess | None = None
 
 
 class ExitedProcess(NamedTuple):
@@ -132,14 +128,14 @@ class LifecycleUpdate:
         self.exited: list[Payer] = []
         self.ended: dict[str, list[ExitedProcess]] = {}  # by cgroup
         self.tails_unknown = False  # an exit without a record of its CPU time
-        self.seen: set[int] = set()  # pids that have been looked into
-        self.tracked: set[int] = set()  # those of them that are under watch now
-        self.exits_of_pid: Counter[int] = Counter()  # how many lives of a pid began and ended in it
+        self.seen: set[int] = set()  # processed pids
+        self.tracked: set[int] = set()  # pids whose tracking began in this poll
+        self.exits_of_pid: Counter[int] = Counter()  # unseen processes of each pid
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
 class LifecycleTracker:
-    """Keeps the table in step with the kernel's."""
+    """Updates the table from events, scans and clocks."""
 
     def __init__(
         self,
@@ -166,7 +162,7 @@ class LifecycleTracker:
             self._scanned = update.now
 
     def _charge_work(self, update: LifecycleUpdate, moved: CpuDeltas) -> set[int]:
-        """Charge what was done; returns the pids of those that have ended."""
+        """Charge the CPU time of processes; returns the pids of ended ones."""
         ended = set()
         for row, value in moved:
             if row.clock_list is None:
@@ -190,13 +186,14 @@ class LifecycleTracker:
             info = info_of(stat, self._processes, row.cgroup_text, self._names, known)
         else:
             text = row.cgroup_text or self._text_of(update, row.parent)
-            info = row.info or self._info_of_exited(row.consumer, row.command, text, "", row.parent)
+            gone = info_of_exited(row.consumer, row.command, text, "", row.parent, self._names)
+            info = row.info or gone
         if info != row.info:
             row.info = info
             update.infos.append(info)
 
     def _replace_reused(self, update: LifecycleUpdate, suspects: set[int]) -> set[int]:
-        """End every tracked process whose pid was given to another; returns those pids."""
+        """End every tracked process with a reused pid; returns those pids."""
         reborn = set()
         for pid in suspects:
             row = self._table.get(pid)
@@ -239,10 +236,7 @@ class LifecycleTracker:
     ) -> None:
         """Describe a process without work before its exit record."""
         row.cgroup_text = row.cgroup_text or self._text_of(update, record.parent)
-        user = user_name(record.user_id) if record.user_id is not None else ""
-        row.info = self._info_of_exited(
-            row.consumer, record.command, row.cgroup_text, user, record.parent
-        )
+        row.info = self._info_of(row.consumer, record, row.cgroup_text, record.parent)
         update.infos.append(row.info)
 
     def _track(self, update: LifecycleUpdate, pid: int) -> bool:
@@ -267,12 +261,12 @@ class LifecycleTracker:
         return True
 
     def _since_scan(self, stat: Stat) -> bool:
-        """True if a process was born after a scan that would otherwise have found it."""
+        """True if a process is newer than the last full scan."""
         scanned = self._scanned
         return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
 
     def _apply_exit_records(self, update: LifecycleUpdate) -> None:
-        """Charge exited processes that were never tracked; keep records of those not reaped yet."""
+        """Charge exited processes that were never tracked; keep records of unreaped ones."""
         for pid, records in update.events.exits.items():
             row = self._table.get(pid)
             if row is not None and pid not in update.tracked:
@@ -290,8 +284,8 @@ class LifecycleTracker:
             return
         watch = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
         if record.elapsed > watch:
-            return  # it was hidden until now: its work has been accounted for as unattributed
-        # Its start time is unknown. Derived ones must differ for each life of a pid.
+            return  # it was hidden until now: its work is unattributed already
+        # Its start time is unknown; derived ones must differ for each process of a pid.
         boot = update.now.mono + update.now.asleep
         consumer = Consumer(
             record.pid, (boot - record.elapsed) // TICK + update.exits_of_pid[record.pid]
@@ -300,20 +294,18 @@ class LifecycleTracker:
         parent = update.events.born.get(record.pid, record.parent)
         text = self._text_of(update, parent)
         update.texts[record.pid] = text
-        user = user_name(record.user_id) if record.user_id is not None else ""
-        update.infos.append(self._info_of_exited(consumer, record.command, text, user, parent))
+        update.infos.append(self._info_of(consumer, record, text, parent))
         charge = CpuCharge(consumer, record.cpu, text)
         update.charges.append(charge)
         update.exited.append(consumer)
         update.ended.setdefault(text, []).append(ExitedProcess(charge, record.footprint))
 
-    def _info_of_exited(
-        self, consumer: Consumer, command: str, text: str, user: str, parent: int
-    ) -> PayerInfo:
-        return info_of_exited(consumer, command, text, user, parent, self._names)
+    def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
+        user = user_name(record.user_id) if record.user_id is not None else ""
+        return info_of_exited(consumer, record.command, text, user, parent, self._names)
 
     def _text_of(self, update: LifecycleUpdate, pid: int) -> str:
-        """The cgroups of a process or, if it is not known, of its nearest known ancestor."""
+        """The cgroups of a process or of its nearest known ancestor."""
         for _ in range(_MAX_ANCESTORS):
             row = self._table.get(pid)
             if row is not None:

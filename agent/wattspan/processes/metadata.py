@@ -18,7 +18,7 @@ from wattspan.util.text import clean_label
 
 MAX_COMMAND = 64
 UNNAMED = "process"
-"""Name of every process if names are not to be shown."""
+"""Name of every process with `NamePolicy.NONE`."""
 
 _COMM = 15  # the kernel cuts names here
 _TITLE = re.compile(r"[\s:=]")
@@ -27,7 +27,7 @@ _MAX_REMEMBERED = 4096
 
 @functools.lru_cache(maxsize=1024)
 def user_name(user_id: int) -> str:
-    """The name of a user, or the number where there is no name for it."""
+    """The name of a user; the number without one."""
     try:
         return pwd.getpwuid(user_id).pw_name
     except KeyError:
@@ -49,10 +49,10 @@ def command_of(
 ) -> str:
     """A short name: never the command line, which may hold secrets.
 
-    Names of kernel threads are in brackets, those of workers without their present work. A name cut
-    by the kernel is completed from the first argument, if that begins with it. ``known`` is the
-    name from an earlier read: reading the command line of a process that hangs in the kernel hangs
-    too, so it is not read meanwhile.
+    Names of kernel threads are in brackets, those of workers without their present work. A name
+    that the kernel has cut is completed from the first argument if that begins with it. ``known``
+    is the name from an earlier read; it is used while the process hangs in the kernel, because a
+    read of the command line would hang too.
     """
     if names is NamePolicy.NONE:
         return UNNAMED
@@ -72,8 +72,8 @@ def command_of(
 def _untruncated(comm: str, line: bytes) -> str:
     """A name cut by the kernel, completed if the first argument is the path of its program.
 
-    Some programs write a title over their command line, arguments included, into one word: of such
-    a word only the part before the first space, colon or equals sign counts.
+    Some programs write a title with arguments into one word: only its part before the first space,
+    colon or equals sign counts.
     """
     first = line.partition(b"\0")[0].decode("utf-8", "replace")
     base = _TITLE.split(first, maxsplit=1)[0].rpartition("/")[2]
@@ -102,7 +102,7 @@ def info_of(
 def info_of_exited(
     consumer: Consumer, comm: str, cgroup_text: str, user: str, parent: int, names: NamePolicy
 ) -> PayerInfo:
-    """Describe a process that is gone, by what it left; its command line went with it."""
+    """Describe an ended process, whose command line is not readable any more."""
     return PayerInfo(
         consumer,
         UNNAMED if names is NamePolicy.NONE else clean_label(comm, MAX_COMMAND),
@@ -139,7 +139,7 @@ class HostProcesses:
         text = self._procfs.cgroup(consumer.pid) or ""
         info = info_of(stat, self._procfs, text, self._names)
         if stat.stuck:
-            return info  # its name may be but the half of it
+            return info  # its name may be incomplete
         with self._lock:
             self._known[consumer] = (stat.comm, info)
             while len(self._known) > _MAX_REMEMBERED:
@@ -147,7 +147,7 @@ class HostProcesses:
         return info
 
     def rename(self, rows: Iterable[ProcessRow]) -> tuple[ProcessRow, ...]:
-        """Rows from books that another policy may have named, under the names of this one."""
+        """Rows of a checkpoint with the names of this policy."""
         return tuple(replace(row, info=self._renamed(row.info)) for row in rows)
 
     def _renamed(self, info: PayerInfo) -> PayerInfo:

@@ -1,9 +1,9 @@
 """The usage source of a host: CPU time by process.
 
 Each poll reads, in this order: the busy time of the CPUs, the kernel's events, the clocks of
-cgroups if processes came or went, and the clock of every process. The error at either edge of a
-usage is the lag of the scheduler's accounting for a thread that is running at that moment: at most
-one scheduler tick (1 to 10 ms) for each thread, and time missing in one usage is in the next.
+cgroups if processes came or went, and the clock of every process. The error at each edge of a usage
+is the delay of the kernel's accounting of running threads: at most one scheduler tick (1 to 10 ms)
+for each thread. Time that is missing in one usage is in the next.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from wattspan.processes.table import (
 )
 
 RESCAN_INTERVAL = SECOND
-"""A newborn is looked at again after this: by then it is what it set out to be."""
+"""A process is described again after this time: by then it has executed its program."""
 
 AUDIT_BATCH = 20
-"""Number of busy processes whose cgroup is read again at each scan, in turn."""
+"""Number of known processes that each scan describes again, in turn."""
 
 BASE_FOOTPRINT = 4 << 20
-"""The end of a process costs about as much as giving back this much memory, and then its own."""
+"""The end of a process costs as much as freeing its memory and this number of bytes."""
 
 _MAX_AUDITED = 4096
 
 CGROUP_COST_DIVISOR = 50
-"""Cgroups' clocks are read so rarely that it takes no more than one part in this."""
+"""Reading the clocks of cgroups takes at most one part in this of the time."""
 
 
 class CpuUsageSource:
     """The usage source of one host. One thread polls it.
 
-    ``births`` and ``finals`` are the kernel's two channels, either of which may be None; their
-    information is then inferred from pids, clocks and cgroups.
+    Without ``fork_events`` or ``exit_events``, births and exits are inferred from pids, clocks and
+    cgroups.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class CpuUsageSource:
     def _read_clocks(self, clocks: ClockList, update: LifecycleUpdate) -> CpuDeltas:
         moved = clocks.moved()
         if self._exit_events is not None and any(value == GONE for _, value in moved):
-            # The kernel reports an exit before it frees the pid: the rest is there by now.
+            # The kernel reports an exit before it frees the pid.
             update.events.merge(self._read_events())
             update.found.born |= update.events.born.keys()
         return moved
@@ -171,12 +171,12 @@ class CpuUsageSource:
         return self._idle_scanner.due(update.now.mono, capacity)
 
     def _first_poll(self) -> UsageBatch:
-        """The first poll finds the processes. Work up to its end is not charged."""
+        """Find the processes; work before the end of this poll is not charged."""
         events = self._read_events()
         now = self._clock.now()
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._lifecycle.process(LifecycleUpdate(events, found, None, now), ())
-        # Looking took its time. Every account begins now, at one moment as nearly as may be.
+        # The scan took some time; all accounts begin now.
         now = self._before = self._clock.now()
         self._accounts.read_busy(now.mono)
         self._table.rebase()
@@ -226,7 +226,7 @@ class CpuUsageSource:
     # ------------------------------------------------------------------------------ cgroups
 
     def _measure_cgroups(self) -> bool:
-        """Read the clocks of the known cgroups, unless that would cost too much now."""
+        """Read the clocks of the known cgroups, as far as the limit of cost permits."""
         cgroups = self._cgroups
         if cgroups is None:
             return False
@@ -290,10 +290,9 @@ class CpuUsageSource:
         update.charges.append(CpuCharge(payer, excess, cgroup))
 
     def _covering(self, text: str) -> str | None:
-        """The known cgroup whose clock counts the work of processes with this cgroup text.
+        """The known cgroup whose clock includes processes with this cgroup text.
 
-        Processes whose cgroup was never read count with the root, or with "" if the root has no
-        clock.
+        Processes without a known cgroup count with the root, or with "" if it has no clock.
         """
         if self._cgroups is None:
             return None
@@ -308,7 +307,7 @@ class CpuUsageSource:
     # --------------------------------------------------------------------------- descriptions
 
     def _redescribe(self, update: LifecycleUpdate) -> None:
-        """Describe processes again: after an exec, a second after discovery, and in turn."""
+        """Describe processes again: after an exec, after `RESCAN_INTERVAL`, and in turn."""
         again = {row for pid in update.events.execed if (row := self._table.get(pid)) is not None}
         while self._recent and self._recent[0][0] <= update.now.mono:
             row = self._recent.popleft()[1]

@@ -1,78 +1,59 @@
 """Tracked processes, and the fastest way to read their CPU clocks.
 
-Reading the clocks of thousands of idle processes ten times a second would be the largest cost, and
-nearly always useless. The kernel's sum over all processes, exact to the nanosecond, shows whether
-there was work beyond that of the active processes: only then are the idle ones read, and in any
-case once a second. Up to ``tolerance`` of a poll's work may thus be charged up to a second late;
-none is lost. Without such a sum the idle processes are read at every poll.
+Reading the clocks of thousands of idle processes ten times a second would be the largest cost of
+the agent, for few results. The kernel's exact sum over all processes shows if there was work beyond
+that of the active processes: only then are the idle ones read, and in any case once a second. Up to
+``tolerance`` of the work of a poll may thus be charged a second late. Without such a sum the idle
+processes are read at every poll.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import compress
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, PayerInfo
 from wattspan.processes.cgroups import TotalCpuClock
 
 ReadClock = Callable[[int], int]
-"""Nanoseconds of the CPU clock with this id; OSError once its process is gone."""
+"""Nanoseconds of the CPU clock with an id; OSError after the end of its process."""
 
 GONE = -1
 
 
 def clock_id(pid: int) -> int:
-    """The id of a process's CPU clock, all its threads together (CPUCLOCK_SCHED)."""
+    """The id of the CPU clock of a process with all its threads (CPUCLOCK_SCHED)."""
     return (~pid << 3) | 2
 
 
+@dataclass(slots=True, eq=False)
 class TrackedProcess:
-    """One process under watch."""
+    """One tracked process."""
 
-    __slots__ = (
-        "active",
-        "cgroup_text",
-        "charged",
-        "clock_list",
-        "command",
-        "consumer",
-        "exit_cpu",
-        "footprint",
-        "index",
-        "info",
-        "kernel",
-        "next_placement",
-        "parent",
-        "reviewed",
-        "weights",
-    )
-
-    def __init__(
-        self, consumer: Consumer, charged: int, command: str, parent: int, *, kernel: bool = False
-    ) -> None:
-        self.consumer = consumer
-        self.command = command  # as the kernel called it when it was first seen
-        self.parent = parent
-        self.kernel = kernel
-        self.charged = charged  # how far its clock has been accounted for
-        self.active = 0  # the sweep in which it last did something
-        self.clock_list: ClockList | None = None  # the list it is in; None once it is gone
-        self.index = -1
-        self.info: PayerInfo | None = None  # None until it has used a CPU
-        self.cgroup_text = ""  # its /proc/PID/cgroup
-        self.reviewed = False  # whether it has been looked at for the second time
-        self.footprint = 0  # bytes of memory it gave back at its end
-        self.exit_cpu: int | None = None  # what the kernel said of its end, while it is still there
-        self.weights: dict[int, float] | None = None  # by socket
-        self.next_placement = 0  # when to see again where it runs, on the monotonic clock
+    consumer: Consumer
+    charged: int  # value of its clock that has been charged
+    command: str  # the kernel's name at the last description
+    parent: int
+    kernel: bool = False
+    active: int = 0  # sweep of its last work
+    clock_list: ClockList | None = None  # None once it has ended
+    index: int = -1
+    info: PayerInfo | None = None  # None until it has used a CPU
+    cgroup_text: str = ""  # its /proc/PID/cgroup
+    reviewed: bool = False  # a second description is scheduled or done
+    footprint: int = 0  # peak memory at its exit in bytes
+    exit_cpu: int | None = None  # CPU time of its exit record, until its clock is gone
+    weights: dict[int, float] | None = None  # by socket
+    next_placement: int = 0  # monotonic time of the next sample of its socket
 
 
 class ClockList:
-    """Rows, and beside them plain lists, so that asking all their clocks is three C loops.
+    """Rows with parallel lists of clocks and values, which three C loops read and compare.
 
-    A process costs one system call (half a microsecond, twice that when it has slept so long
-    that the caches have forgotten it), and nothing else unless its clock has moved.
+    A process costs one system call of half a microsecond (a whole one after a long sleep, when it
+    is in no cache), and nothing else unless its clock has moved.
     """
 
     def __init__(self, read_clock: ReadClock) -> None:
@@ -94,7 +75,7 @@ class ClockList:
         self._values.append(row.charged)
 
     def remove(self, row: TrackedProcess) -> None:
-        """Forget a row; the last one takes its place."""
+        """Remove a row; the last one takes its place."""
         at = row.index
         moved, clock, value = self._rows.pop(), self._clocks.pop(), self._values.pop()
         if moved is not row:
@@ -103,7 +84,7 @@ class ClockList:
         row.clock_list, row.index = None, -1
 
     def moved(self) -> list[tuple[TrackedProcess, int]]:
-        """Read every clock: the rows whose clock has moved, and its value."""
+        """Read every clock; returns the rows with a changed clock, and its value."""
         values = self._read_all()
         different = compress(range(len(values)), map(operator.ne, values, self._values))
         found = [(self._rows[at], values[at]) for at in different]
@@ -124,9 +105,9 @@ class ClockList:
 
 
 class ProcessTable:
-    """All rows by pid, in two lists: the active ones, read at every poll, and the idle ones.
+    """All rows by pid, in two lists: active ones, which every poll reads, and idle ones.
 
-    The owner decides when the idle ones are read; a process that has worked is active again.
+    A process becomes active with any work.
     """
 
     def __init__(self, read_clock: ReadClock) -> None:
@@ -140,7 +121,7 @@ class ProcessTable:
         return len(self._by_pid)
 
     def __iter__(self) -> Iterator[int]:
-        """Every pid under watch."""
+        """Every tracked pid."""
         return iter(self._by_pid)
 
     def __contains__(self, pid: int) -> bool:
@@ -150,7 +131,7 @@ class ProcessTable:
         return self._by_pid.get(pid)
 
     def clock(self, pid: int) -> int | None:
-        """The clock of any process, tracked or not; None if there is none of this pid."""
+        """The clock of any process, tracked or not; None without a process of this pid."""
         try:
             return self._read(clock_id(pid))
         except (OSError, OverflowError):
@@ -167,14 +148,14 @@ class ProcessTable:
             del self._by_pid[row.consumer.pid]
 
     def worked(self, row: TrackedProcess, value: int) -> None:
-        """Note that a process did something: its clock is at ``value``, all accounted for."""
+        """Record that the clock of a process is charged up to ``value``."""
         row.charged = value
         row.active = self._sweep
         if row.clock_list is self.idle:
             self.wake(row.consumer.pid)
 
     def wake(self, pid: int) -> None:
-        """Make this process active: its clock is read at the next poll."""
+        """Make this process active."""
         row = self._by_pid.get(pid)
         if row is not None and row.clock_list is self.idle:
             self.idle.remove(row)
@@ -188,7 +169,7 @@ class ProcessTable:
             self.idle.add(row)
 
     def rebase(self) -> None:
-        """Forget what every process did up to now."""
+        """Ignore all work up to now."""
         for row, value in [*self.active.moved(), *self.idle.moved()]:
             row.charged = max(row.charged, value)
 
@@ -197,14 +178,14 @@ IDLE_SCAN_INTERVAL = SECOND
 """Longest interval between two reads of the idle processes."""
 
 IDLE_AFTER = 10
-"""Seconds without any work after which a process counts as a sleeper."""
+"""Reads without any work after which a process is idle."""
 
 TOLERANCE_DIVISOR = 1000
-"""Work of one part in this of the host's capacity may go unnoticed for a moment."""
+"""Ratio of the capacity of the host to the work that may be charged late."""
 
 
 def tolerance(capacity: int) -> int:
-    """The nanoseconds that may be charged late, given what could have been done in a poll."""
+    """The nanoseconds that may be charged late, from the CPU time available in a poll."""
     return max(MILLISECOND // 2, capacity // TOLERANCE_DIVISOR)
 
 
@@ -212,22 +193,18 @@ class IdleScanner:
     """Compares charges with the kernel's sum since the last read of all clocks."""
 
     def __init__(self, total: TotalCpuClock | None) -> None:
-        self._total = total
+        self.total = total
         self._now: int | None = None
         self._since: int | None = None
         self._charged = 0
         self._next = 0
 
-    @property
-    def total(self) -> TotalCpuClock | None:
-        return self._total
-
     def read(self) -> None:
-        """To be called before any clock of a process is read."""
-        self._now = self._total.read() if self._total is not None else None
+        """Read the sum; to be called before any clock of a process is read."""
+        self._now = self.total.read() if self.total is not None else None
 
     def charged(self, amount: int) -> None:
-        """So much of the sum has been charged."""
+        """Add charged time of the sum."""
         self._charged += amount
 
     def due(self, mono: int, capacity: int) -> bool:
@@ -237,8 +214,8 @@ class IdleScanner:
         return self._now - self._since - self._charged > tolerance(capacity)
 
     def scanned(self, mono: int) -> None:
-        """All clocks have been read: the remaining difference belongs to no tracked process."""
+        """Start anew after a read of all clocks."""
         self._next = mono + IDLE_SCAN_INTERVAL
         self._since, self._charged = self._now, 0
-        if self._total is not None:
-            self._total.refresh()
+        if self.total is not None:
+            self.total.refresh()
