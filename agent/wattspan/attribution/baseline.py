@@ -9,7 +9,7 @@ baseline, and attribution treats all energy as active.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from wattspan.model import SECOND, HwType, Milliwatts, Usage
 
@@ -28,24 +28,6 @@ _MIN_LOAD_RANGE = 0.20  # the least range of load for a fitted line
 _MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
 _MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
 _STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
-
-
-class IdleModel(Protocol):
-    """Learns an idle power from observations of energy and usage."""
-
-    def observe(self, energy: int, duration: int, usage: Usage) -> None:
-        """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
-        ...
-
-    @property
-    def power(self) -> Milliwatts | None:
-        """The idle power; None while it is unknown."""
-        ...
-
-
-def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleModel:
-    """The model for a hardware type; ``remembered`` is the result of an earlier run."""
-    return (UnusedDevicePower if hw_type is HwType.GPU else LoadIntercept)(remembered)
 
 
 @dataclass(slots=True)
@@ -87,6 +69,7 @@ class LoadIntercept:
         return self._power
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
+        """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         if not usage.capacity:
             return
         span = usage.end.mono - usage.start.mono
@@ -182,6 +165,7 @@ class UnusedDevicePower:
         return Milliwatts(round(self._mean)) if self._seen >= 1 else None
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
+        """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         if usage.present or usage.busy:
             self._energy = self._duration = 0  # power settles some time after the last user
             return
@@ -193,3 +177,12 @@ class UnusedDevicePower:
         self._energy = self._duration = 0
         self._seen = min(self._seen + 1, MAX_WEIGHT)
         self._mean += (power - self._mean) / self._seen
+
+
+IdleModel = LoadIntercept | UnusedDevicePower
+"""Learns the idle power of a device; ``power`` is None while it is unknown."""
+
+
+def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleModel:
+    """The model for a hardware type; ``remembered`` is the result of an earlier run."""
+    return (UnusedDevicePower if hw_type is HwType.GPU else LoadIntercept)(remembered)

@@ -152,14 +152,6 @@ class AveragePower:
         self.energy, self.duration, self.power = 0, 0, None
 
 
-@dataclass(frozen=True, slots=True)
-class _EnergyMark(Generic[K]):
-    """The energies from which the powers were last computed."""
-
-    at: int
-    energy: dict[K, int]
-
-
 class AveragePowers(Generic[K]):
     """The mean powers of many accounts, one hardware type at a time.
 
@@ -168,7 +160,7 @@ class AveragePowers(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._marks: dict[HwType, _EnergyMark[K]] = {}
+        self._marks: dict[HwType, tuple[int, dict[K, int]]] = {}  # time and energies
         self._powers: dict[K, dict[HwType, Milliwatts]] = {}
 
     def of(self, account: K) -> dict[HwType, Milliwatts]:
@@ -180,14 +172,14 @@ class AveragePowers(Generic[K]):
 
         Without effect until a window has passed since the last update.
         """
-        mark = self._marks.get(kind)
-        if mark is not None and 0 <= settled - mark.at < POWER_WINDOW:
+        since, before = self._marks.get(kind, (settled, {}))
+        elapsed = settled - since
+        if kind in self._marks and 0 <= elapsed < POWER_WINDOW:
             return
-        if mark is not None and settled > mark.at:
-            elapsed = settled - mark.at
+        if elapsed > 0:
             for account, energy in energies.items():
-                spent = energy - mark.energy.get(account, 0)
+                spent = energy - before.get(account, 0)
                 self._powers.setdefault(account, {})[kind] = mean_power(spent, elapsed)
             for account in self._powers.keys() - energies.keys():
                 del self._powers[account]
-        self._marks[kind] = _EnergyMark(settled, dict(energies))
+        self._marks[kind] = settled, dict(energies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from wattspan.spans.fair_division import TICK, CoveredTime, FairDivision, exclude_covered_time
@@ -15,33 +16,22 @@ _REMOVED = -2  # number of a span that was removed before its start was processe
 _MAX_UNUSED = 1024  # unused numbers or events that trigger a compaction
 
 
+@dataclass(slots=True, eq=False)
 class OpenSpan:
     """An announced span. ``number`` is its number in the running division, -1 before its start."""
 
-    __slots__ = (
-        "began",
-        "child_cpu",
-        "child_time",
-        "child_until",
-        "cpu",
-        "end",
-        "id",
-        "number",
-        "parent",
-        "since",
-        "start",
-        "thread",
-    )
-
-    def __init__(self, started: SpanStart) -> None:
-        self.id, self.parent = started.id, started.parent
-        self.start, self.thread, self.began = started.at, started.thread, started.cpu
-        self.end: int | None = None
-        self.cpu: int | None = None
-        self.number = -1
-        self.since = 0  # time from which it shares energy
-        self.child_time = self.child_cpu = 0
-        self.child_until = self.start
+    id: bytes
+    parent: bytes
+    start: int
+    thread: int
+    began: int  # CPU time of its thread at the start
+    child_until: int
+    end: int | None = None
+    cpu: int | None = None
+    number: int = -1
+    since: int = 0  # time from which it shares energy
+    child_time: int = 0
+    child_cpu: int = 0
 
     @property
     def rate(self) -> int | None:
@@ -83,7 +73,7 @@ class OpenSpans:
         """Add an announced start; False for want of room or a known id."""
         if len(self.records) >= self._limit or started.id in self.records:
             return False
-        record = self.records[started.id] = OpenSpan(started)
+        record = self.records[started.id] = OpenSpan(*started, started.at)
         self._push(record.start, 0, record)
         return True
 
