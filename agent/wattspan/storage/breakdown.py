@@ -73,7 +73,7 @@ def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0)
     With a limit of 0 every stored name has a line.
     """
     cover = [domain for domain in extract.domains if domain.in_cover]
-    consumers = _sum((domain.hw_type, domain.consumers) for domain in cover)
+    consumers = _sum((d.hw_type, d.consumers) for d in cover)
     sections = (
         _span_section(extract.spans, consumers, limit)
         if kind == SPAN
@@ -94,7 +94,7 @@ def worst_provenance(domains: Iterable[DomainTotal]) -> dict[HwType, Provenance]
     """Return the provenance of a sum over each hardware type: the worst of its parts."""
     worst: dict[HwType, Provenance] = {}
     for domain in domains:
-        known = worst.get(domain.hw_type, domain.provenance)
+        known = worst.setdefault(domain.hw_type, domain.provenance)
         worst[domain.hw_type] = known.worse(domain.provenance)
     return worst
 
@@ -143,13 +143,7 @@ def _section(
     )
     if other := _sum([*rest.items(), *_pairs(beyond)]):
         lines.append(BreakdownLine(LineRole.OTHER, kind, f"other {PLURAL[kind]}", other))
-    claimed = _sum(_pairs(lines))
-    outside = {
-        hw_type: left
-        for hw_type, energy in consumers.items()
-        if (left := energy - claimed.get(hw_type, 0))
-    }
-    if outside:
+    if outside := _remaining(consumers, lines):
         lines.append(BreakdownLine(LineRole.OUTSIDE, kind, f"in no {kind}", outside))
     return BreakdownSection(kind, tuple(lines))
 
@@ -184,12 +178,7 @@ def _span_section(
         lines.append(
             BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", _sum(_pairs(others)), "other")
         )
-    claimed = _sum(_pairs(lines))
-    left = {
-        hw_type: consumers.get(hw_type, 0) - claimed.get(hw_type, 0)
-        for hw_type in HwType
-        if hw_type in consumers or hw_type in claimed
-    }
+    left = _remaining(consumers, lines)
     if without_spans := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
         lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "without spans", without_spans))
     if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
@@ -225,10 +214,16 @@ def _pairs(lines: Iterable[BreakdownLine]) -> Iterable[tuple[HwType, int]]:
     return (pair for line in lines for pair in line.energy.items())
 
 
+def _remaining(
+    consumers: Mapping[HwType, int], lines: Iterable[BreakdownLine]
+) -> dict[HwType, int]:
+    """Return the consumers' energy less that of ``lines``."""
+    return _sum([*consumers.items(), *((kind, -energy) for kind, energy in _pairs(lines))])
+
+
 def _sum(pairs: Iterable[tuple[HwType, int]]) -> dict[HwType, int]:
     """Return sums by hardware type, without zeros."""
     sums: dict[HwType, int] = {}
     for hw_type, energy in pairs:
-        if energy:
-            sums[hw_type] = sums.get(hw_type, 0) + energy
-    return sums
+        sums[hw_type] = sums.get(hw_type, 0) + energy
+    return {hw_type: energy for hw_type, energy in sums.items() if energy}
