@@ -25,7 +25,7 @@ def all_arrived(of: Callable[[Stage], Collector]) -> Claim:
     A span in flight can only be received and not yet reported: so each scrape is held to it.
     """
     return Claim(
-        "what is told as forwarded has arrived",
+        "reported forwarded spans have arrived",
         lambda stage, sights: all(missing(of(stage), sight) <= 0 for sight in sights),
     )
 
@@ -43,8 +43,8 @@ def account(of: Callable[[Stage], Collector]) -> Callable[[Stage], str]:
         sight, collector = stage.last, of(stage)
         told, twice = (sight.total(name) // NANO for name in (FORWARDED, REPEATED))
         return (
-            f"{collector.arrived(sight.at)} spans had arrived, {told} told as forwarded, {twice} "
-            f"as perhaps sent twice, {collector.repeated} ids came twice"
+            f"{collector.arrived(sight.at)} spans had arrived, {told} reported as forwarded, {twice} "
+            f"as possibly sent twice, {collector.repeated} ids came twice"
         )
 
     return note
