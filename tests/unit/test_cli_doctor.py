@@ -17,7 +17,6 @@ from wattspan.cli.doctor.configuration import (
 from wattspan.cli.doctor.findings import (
     NO_COUNTER_ADVICE,
     Diagnosis,
-    DiagnosisSection,
     Finding,
     Severity,
     render,
@@ -46,7 +45,7 @@ from wattspan_exporters.prometheus import plugin
 
 
 def report(*findings: Finding, width: int = 80, readable: int = 1) -> list[str]:
-    diagnosis = Diagnosis((DiagnosisSection("Things", findings),), readable)
+    diagnosis = Diagnosis({"Things": list(findings)}, readable)
     return text_lines(render(diagnosis, name_width=width // 3), width)
 
 
@@ -66,9 +65,7 @@ def test_doctor_report_has_a_marked_line_per_finding() -> None:
 
 def test_report_folds_a_long_name_on_a_terminal_only() -> None:
     path = "/sys/class/powercap/intel-rapl:0/intel-rapl:0:0/energy_uj"
-    diagnosis = Diagnosis(
-        (DiagnosisSection("T", (Finding(Severity.FAIL, path, "permission denied"),)),), 1
-    )
+    diagnosis = Diagnosis({"T": [Finding(Severity.FAIL, path, "permission denied")]}, 1)
     assert text_lines(render(diagnosis))[1] == f"  FAIL  {path}  permission denied"
     folded = text_lines(render(diagnosis, name_width=30), 80)
     assert folded[1] == f"  FAIL  {path[:30]}  permission denied"
@@ -94,7 +91,7 @@ def test_report_ends_with_counts_and_with_advice_if_no_counter_is_readable() -> 
 
 
 def test_diagnosis_as_json_facts() -> None:
-    diagnosis = Diagnosis((DiagnosisSection("S", (Finding(Severity.FAIL, "a", "b", "c"),)),), 2)
+    diagnosis = Diagnosis({"S": [Finding(Severity.FAIL, "a", "b", "c")]}, 2)
     assert diagnosis.plain() == {
         "readable_counters": 2,
         "worst": "fail",
@@ -298,8 +295,8 @@ def examined(
     config = Config(sources={"x": settings or Switch()})
     context = SourceContext(ManualClock(), FakeDirectory())
     result = examine_sources(plugins, config, context)
-    (section,) = result.sections
-    return list(section.findings), result.readable
+    (findings,) = result.sections.values()
+    return findings, result.readable
 
 
 def test_counter_is_listed_with_watts_and_reason_for_the_sum() -> None:
@@ -357,9 +354,9 @@ def test_silent_source_is_waited_for_with_a_timeout() -> None:
 def test_broken_source_plugin_has_its_own_section() -> None:
     plugins = Plugins(broken=(BrokenPlugin("sources.y", "it does not load", "Reinstall it."),))
     context = SourceContext(ManualClock(), FakeDirectory())
-    (section,) = examine_sources(plugins, Config(), context).sections
-    assert section.title == "Source y"
-    assert section.findings[0].remedy == "Reinstall it."
+    ((title, findings),) = examine_sources(plugins, Config(), context).sections.items()
+    assert title == "Source y"
+    assert findings[0].remedy == "Reinstall it."
 
 
 # ------------------------------------------------------------------------ requirements of the

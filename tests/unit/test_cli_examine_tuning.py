@@ -65,7 +65,7 @@ class Host:
             sysfs=self.sysfs,
         )
         board = Domain(GPU, HwType.GPU, "GPU a", "nvml", Provenance.MEASURED)
-        found = examine_tuning(config, context, (board,), self.root).findings
+        found = examine_tuning(config, context, (board,), self.root)
         return {finding.what: finding for finding in found}
 
     def journal(self, *entries: JournalEntry, boot: str = BOOT) -> Path:

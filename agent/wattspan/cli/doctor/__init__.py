@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from wattspan import __version__
 from wattspan.cli.doctor.configuration import (
@@ -15,7 +16,7 @@ from wattspan.cli.doctor.configuration import (
     examine_directories,
     examine_footprint,
 )
-from wattspan.cli.doctor.findings import Diagnosis, DiagnosisSection, render
+from wattspan.cli.doctor.findings import Diagnosis, Finding, render
 from wattspan.cli.doctor.host import examine_agent, examine_host, examine_processes
 from wattspan.cli.doctor.network import (
     examine_exporters,
@@ -88,7 +89,9 @@ def diagnose(
     if host is not None:
         context = SourceContext(clock, EmptyProcessDirectory(), True, host.nvml(), host.sysfs)
     sources = examine_sources(plugins, config, context)
-    checks = {
+    checks: dict[str, Iterable[Finding]] = {
+        "Host": examine_host(root),
+        **sources.sections,
         "Processes": examine_processes(config, clock),
         "Agent": examine_agent(config),
         "Configuration": examine_configuration(config, plugins, faults=faults),
@@ -97,18 +100,10 @@ def diagnose(
         "Security": examine_security(config),
         "Spans and API": examine_spans(config),
         "Exporters": examine_exporters(config),
+        "Tuning and caps": examine_tuning(config, context, sources.domains, root),
+        "Cost and carbon": examine_footprint(config, clock),
     }
-    return Diagnosis(
-        sections=(
-            DiagnosisSection("Host", tuple(examine_host(root))),
-            *sources.sections,
-            *(DiagnosisSection(title, tuple(found)) for title, found in checks.items()),
-            examine_tuning(config, context, sources.domains, root),
-            DiagnosisSection("Cost and carbon", tuple(examine_footprint(config, clock))),
-        ),
-        readable=sources.readable,
-        emulated=sources.emulated,
-    )
+    return replace(sources, sections={title: list(found) for title, found in checks.items()})
 
 
 def _print(diagnosis: Diagnosis) -> None:

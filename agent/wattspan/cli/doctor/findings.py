@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
+from wattspan.model import Domain
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ class Severity(StrEnum):
     OK = "ok"
     NOTE = "note"
     WARN = "warn"
-    FAIL = "FAIL"
+    FAIL = "fail"
 
 
 _STYLES = {
@@ -30,8 +33,7 @@ _STYLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One examined thing: its name, its state and, if needed, a remedy."""
 
     mark: Severity
@@ -56,39 +58,29 @@ def failure(what: str, detail: str = "", remedy: str = "") -> Finding:
     return Finding(Severity.FAIL, what, detail, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisSection:
-    title: str
-    findings: tuple[Finding, ...]
+class Diagnosis(Struct, frozen=True):
+    """All findings by section, and the measured domains.
 
+    ``readable`` is the number of counters that could be read.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """All findings. ``readable`` is the number of counters that could be read."""
-
-    sections: tuple[DiagnosisSection, ...]
+    sections: dict[str, list[Finding]]
     readable: int
     emulated: bool = False
+    domains: tuple[Domain, ...] = ()
 
     @property
     def marks(self) -> list[Severity]:
-        return [finding.mark for section in self.sections for finding in section.findings]
+        return [finding.mark for findings in self.sections.values() for finding in findings]
 
     def plain(self) -> dict[str, Any]:
         """The JSON output."""
-        worst = max(self.marks, key=list(Severity).index, default=Severity.OK)
         return {
             "readable_counters": self.readable,
-            "worst": worst.lower(),
+            "worst": max(self.marks, key=list(Severity).index, default=Severity.OK),
             "sections": [
-                {
-                    "title": section.title,
-                    "findings": [
-                        asdict(finding) | {"mark": finding.mark.lower()}
-                        for finding in section.findings
-                    ],
-                }
-                for section in self.sections
+                {"title": title, "findings": msgspec.to_builtins(findings)}
+                for title, findings in self.sections.items()
             ],
         }
 
@@ -114,16 +106,17 @@ def render(diagnosis: Diagnosis, name_width: int | None = None) -> Group:
     from rich.text import Text
 
     def rows() -> Iterator[Table | Text]:
-        for section in diagnosis.sections:
-            yield Text(section.title, style="bold")
+        for title, findings in diagnosis.sections.items():
+            yield Text(title, style="bold")
             table = Table.grid(padding=(0, 2, 0, 0))
             table.add_column(min_width=6)
             table.add_column(max_width=name_width, overflow="fold")
             table.add_column(overflow="fold")
-            for finding in section.findings:
+            for finding in findings:
+                mark = "FAIL" if finding.mark is Severity.FAIL else finding.mark
                 remedy = f"\n-> {printable(finding.remedy)}" if finding.remedy else ""
                 table.add_row(
-                    Text(f"  {finding.mark}", style=_STYLES[finding.mark]),
+                    Text(f"  {mark}", style=_STYLES[finding.mark]),
                     Text(printable(finding.what)),
                     Text(printable(finding.detail) + remedy),
                 )

@@ -10,7 +10,7 @@ import msgspec
 
 from wattspan.attribution.counter_intervals import energy_between
 from wattspan.cli import formatting
-from wattspan.cli.doctor.findings import DiagnosisSection, Finding, failure, note, ok, warning
+from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config
 from wattspan.model import (
     MILLISECOND,
@@ -82,47 +82,35 @@ class SourceProbe:
             clock.sleep_until(clock.monotonic() + _POLL_INTERVAL)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExamination:
-    """The sections of all sources, the number of readable counters, and their domains."""
-
-    sections: tuple[DiagnosisSection, ...]
-    readable: int
-    emulated: bool
-    domains: tuple[Domain, ...] = ()
-
-
 def examine_sources(
     plugins: Plugins, config: Config, context: SourceContext, interval: int = SECOND
-) -> SourceExamination:
+) -> Diagnosis:
     """Open each source, read it twice, ``interval`` nanoseconds apart, and close it."""
-    sections = [
-        DiagnosisSection(
-            f"Source {broken.table.partition('.')[2]}",
-            (failure("plugin", broken.cause, broken.remedy),),
-        )
+    sections = {
+        f"Source {broken.table.partition('.')[2]}": [failure("plugin", broken.cause, broken.remedy)]
         for broken in plugins.broken
         if broken.table.startswith("sources.")
-    ]
+    }
     domains: list[Domain] = []
-    readable, emulated = 0, context.emulated
+    readable = 0
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
-            sections.append(DiagnosisSection(f"Source {name}", (source,)))
+            sections[f"Source {name}"] = [source]
             continue
         probe = _probe(name, source, context.clock, interval)
         findings = [*_domains(probe), *map(_failure, probe.failures)]
-        if not findings:
-            findings.append(warning("counters", "it has none, and reports no reason"))
-        sections.append(DiagnosisSection(f"Source {name}", tuple(findings)))
+        sections[f"Source {name}"] = findings or [
+            warning("counters", "it has none, and reports no reason")
+        ]
         if name == "rapl" and probe.last:
-            sections.append(_compare_readers(settings, context, probe, interval))
+            title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
+            sections[title] = list(_compare_readers(settings, context, probe, interval))
         readable += probe.readable
         domains += probe.domains
-        emulated |= any(d.provenance is Provenance.EMULATED for d in probe.domains)
-    return SourceExamination(tuple(sections), readable, emulated, tuple(domains))
+    emulated = any(domain.provenance is Provenance.EMULATED for domain in domains)
+    return Diagnosis(sections, readable, emulated or context.emulated, tuple(domains))
 
 
 def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> CounterSource | Finding:
@@ -206,25 +194,21 @@ def _failure(found: Failure) -> Finding:
 
 def _compare_readers(
     settings: Table, context: SourceContext, probe: SourceProbe, interval: int
-) -> DiagnosisSection:
+) -> Iterator[Finding]:
     """The RAPL counters as powercap and pyRAPL read them."""
     from wattspan.sources.rapl.powercap import cross_check
 
     sysfs = context.sysfs or Path(str(getattr(settings, "sysfs", "/sys")))
     check = cross_check(sysfs, context.clock, duration=interval, emulated=context.emulated)
     names = {domain.id: f"{domain.hw_type} {domain.name}" for domain in probe.domains}
-    findings = [
-        (ok if each.agrees else warning)(
-            names.get(each.domain_id, each.domain_id),
-            f"{formatting.joules(each.powercap)} and {formatting.joules(each.pyrapl)}, "
-            f"difference {'-' if each.difference < 0 else '+'}"
-            f"{formatting.joules(abs(each.difference))}",
-        )
-        for each in check.comparisons
-        if each.difference is not None
-    ]
+    for each in check.comparisons:
+        if each.difference is not None:
+            yield (ok if each.agrees else warning)(
+                names.get(each.domain_id, each.domain_id),
+                f"{formatting.joules(each.powercap)} and {formatting.joules(each.pyrapl)}, "
+                f"difference {'-' if each.difference < 0 else '+'}"
+                f"{formatting.joules(abs(each.difference))}",
+            )
     if check.agrees is None:
         reasons = [str(one) for one in check.failures] or ["nothing in common to compare"]
-        findings.append(note("not compared", reasons[0]))
-    title = f"RAPL by powercap and by pyRAPL, over {formatting.duration_text(interval)}"
-    return DiagnosisSection(title, tuple(findings))
+        yield note("not compared", reasons[0])

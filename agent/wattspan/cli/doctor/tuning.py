@@ -10,7 +10,6 @@ from wattspan.capper.client import CapperClient, capper_start_command, has_cappe
 from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
 from wattspan.capper.paths import capper_directory
 from wattspan.cli.doctor.findings import (
-    DiagnosisSection,
     Finding,
     Severity,
     failure,
@@ -39,24 +38,21 @@ def examine_tuning(
     context: SourceContext,
     domains: Collection[Domain] = (),
     root: Path = Path("/"),
-) -> DiagnosisSection:
+) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     capper = CapperProbe(capper_socket(config), context.clock)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = [] if capper.answers else list(_unrestored_limits(place, root))
-    findings = (
-        _mode(config),
-        *_knobs(config, context, domains, capper.rows),
-        examine_capper(
-            config,
-            capper,
-            root,
-            by_systemd=has_capper_unit(root) and not context.emulated,
-            left=any(finding.mark is Severity.FAIL for finding in left),
-        ),
-        *left,
+    yield _mode(config)
+    yield from _knobs(config, context, domains, capper.rows)
+    yield examine_capper(
+        config,
+        capper,
+        root,
+        by_systemd=has_capper_unit(root) and not context.emulated,
+        left=any(finding.mark is Severity.FAIL for finding in left),
     )
-    return DiagnosisSection("Tuning and caps", findings)
+    yield from left
 
 
 def _mode(config: Config) -> Finding:
