@@ -163,7 +163,7 @@ def test_figures_are_those_of_the_command(agent: QueryServer, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(out.read_text())
     assert told["argv"] == ["sleep", "0.05"]
-    assert told["measured_by"] == "the agent on testhost"
+    assert told["measured_by"] == "the running agent"
     assert told["notes"] == []
     assert len(told["runs"]) == 2
     for one in told["runs"]:
@@ -213,8 +213,8 @@ def test_unwritable_output_is_reported_before_the_command_runs(
     agent: QueryServer, tmp_path: Path
 ) -> None:
     done = measured(agent, "-o", "/nonexistent/x", "--", "touch", str(tmp_path / "ran"))
-    assert done.returncode == 1
-    assert "Cannot write /nonexistent/x: no such file or directory." in done.stderr
+    assert done.returncode == 2
+    assert "'/nonexistent/x': No such file or directory" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

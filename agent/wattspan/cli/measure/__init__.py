@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import click
 
@@ -20,13 +19,14 @@ from wattspan.cli.options import (
     emulate_option,
     emulation_flags,
     json_option,
+    json_text,
     load_configuration,
 )
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue
 from wattspan.model import SECOND, Consumer
 from wattspan.model.settings import Duration
-from wattspan.ports import Clock, SourceError, WattspanError
+from wattspan.ports import Clock, SourceError
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
@@ -54,7 +54,7 @@ READ_TIMEOUT = 10.0  # seconds to wait for the last period
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.File("w", encoding="utf-8", lazy=False),
     help="Write the figures to this file instead of standard error.",
 )
 @click.option(
@@ -72,7 +72,7 @@ def command(
     context: click.Context,
     words: tuple[str, ...],
     repeat: int,
-    output: Path | None,
+    output: IO[str] | None,
     interval: Duration | None,
     alone: bool,
     config_file: Path | None,
@@ -88,21 +88,12 @@ def command(
     itself, which needs the rights for it: see `wattspan doctor`.
     """
     clock = SystemClock()
-    if output is not None:
-        _require_writable(output)
     loaded = load_configuration(config_file, settings, _flags(interval, emulate))
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
     with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
         result = measure(words, repeat, client, clock)
-    text = (
-        json.dumps(result.plain(), indent=2, ensure_ascii=False)
-        if as_json
-        else "\n".join(result_lines(result))
-    )
-    if output is None:
-        click.echo(text, err=True)
-    else:
-        output.write_text(text + "\n", encoding="utf-8")
+    text = json_text(result.plain()) if as_json else "\n".join((*result_lines(result), ""))
+    click.echo(text, output, nl=False, err=output is None)
     context.exit(next((run.code for run in result.runs if run.code), 0))
 
 
@@ -133,7 +124,7 @@ class RunningAgentClient:
         self._same_pids = (watched["pid"], watched["started"]) == child.process_identity(
             os.getpid()
         )
-        self.about = f"the agent on {self._request('/v1/status', {})['host_name']}"
+        self.about = "the running agent"
         self.note = (
             ""
             if self._same_pids
@@ -228,17 +219,14 @@ def _measurement_client(
             client = RunningAgentClient(agent_directories(loaded.config))
         except AgentUnavailableError as error:
             unavailable = f"{error} Nor can it be measured without an agent. "
-        except MeasurementError as error:
-            raise WattspanError(str(error)) from None
         else:
             yield client
             return
-    with contextlib.ExitStack() as stack:
-        try:
-            own = stack.enter_context(standalone_agent(loaded, clock, _print_warning))
-        except SourceError as error:
-            raise SourceError(f"{unavailable}{error}") from None
-        yield own
+    try:
+        with standalone_agent(loaded, clock, _print_warning) as own:
+            yield own
+    except SourceError as error:
+        raise SourceError(f"{unavailable}{error}") from None
 
 
 def _print_warning(sentence: str) -> None:
@@ -253,14 +241,3 @@ def _flags(interval: Duration | None, emulate: str | None) -> dict[str, FlagValu
     if interval is not None:
         flags["agent.interval"] = FlagValue("--interval", str(interval))
     return flags | emulation_flags(emulate)
-
-
-def _require_writable(output: Path) -> None:
-    """WattspanError, before the command runs, if the figures cannot be written."""
-    try:
-        output.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise WattspanError(
-            f"Cannot write {output}: {(error.strerror or str(error)).lower()}. "
-            "Give another file with --output."
-        ) from None
