@@ -208,7 +208,7 @@ def test_long_span_that_ends_is_drawn_no_wider_than_its_process() -> None:
     assert named(flow, "span") == {"long": 18, "short": 2}
     (long,) = (node for node in flow.nodes.values() if node.name == "long")
     assert long.detail == (
-        "web, 1 ended; with 72 J more, spent before this stretch or before the process was listed"
+        "web, 1 ended; with 72 J more, spent before this period or before the process was listed"
     )
 
 

@@ -7,6 +7,7 @@ unknown; the types stand between them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -16,12 +17,12 @@ from wattspan.model import Consumer, Group, HwType, Payer, Provenance
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.snapshot_delta import (
     HARDWARE_TYPES,
-    ZERO_ENERGY,
     DeviceDelta,
     EnergyByType,
     SnapshotDelta,
     SpanDelta,
     add_energy,
+    merge_into,
     most_specific_group,
     total_energy,
 )
@@ -74,8 +75,7 @@ Rates = Sequence[float | None]
 class FlowGraph:
     """A flow graph. The energy of a node is its inflow; a device has its own.
 
-    Its energy is exact. Its watts are None where some of what flows in is of a time that is not
-    known: a sum that silently lacks a part is a wrong sum.
+    Energy is exact. Watts are None if the time of a part of the energy is unknown.
     """
 
     duration: int = 0
@@ -84,7 +84,7 @@ class FlowGraph:
     watts: dict[str, float | None] = field(default_factory=dict)
     links: list[FlowLink] = field(default_factory=list)
     total: int = 0  # energy of all devices
-    power: float | None = None  # their power, without devices that are gone and have no energy
+    power: float | None = None  # of all devices, without absent ones that have no energy
 
     def add_source(self, node: FlowNode, energy: int, watts: float | None) -> None:
         """Add a node without inflow."""
@@ -125,32 +125,30 @@ def _watts_of(parts: EnergyByType, rates: Rates) -> float | None:
     return _sum(map(_watts, parts, rates))
 
 
-IDLE = FlowNode("r:idle", "rest", "idle", "drawn for doing nothing")
+IDLE = FlowNode("r:idle", "rest", "idle", "baseline of the devices")
 UNATTRIBUTED = FlowNode(
-    "r:unattributed", "rest", "unattributed", "spent by nobody that can be named"
+    "r:unattributed", "rest", "unattributed", "active energy without a known consumer"
 )
-UNDIVIDED = FlowNode(
-    "r:undivided", "rest", "counted only", "no counter says who uses these devices"
-)
+UNDIVIDED = FlowNode("r:undivided", "rest", "counted only", "devices whose usage is not measured")
 UNLISTED = FlowNode(
-    "u:unlisted", "group", "unlisted", "processes that spend little, or that ended long ago"
+    "u:unlisted", "group", "unlisted", "processes without a row of their own, and ended ones"
 )
 
 
 def build_flow(
-    stretch: SnapshotDelta | None,
+    delta: SnapshotDelta | None,
     power: Callable[[DeviceDelta], float | None] = attrgetter("known_power"),
 ) -> FlowGraph:
     """The flow of a period; an empty graph for None. ``power`` gives the watts of a device.
 
-    A device's watts are divided as its energy is. A type's microjoules stand for the mean of what
-    its devices' do, and a process's for the mean of its types': what it took of which device is
-    not known, nor of which type a span's energy is where spans are drawn smaller.
+    A device's watts are divided in proportion to its energy. Watts per microjoule of a type are
+    the mean of its devices, those of a process the mean of its types: the shares of the devices
+    in the energy of a process are unknown.
     """
-    if stretch is None:
+    if delta is None:
         return FlowGraph()
-    flow = FlowGraph(stretch.duration)
-    for spent in stretch.devices.values():
+    flow = FlowGraph(delta.duration)
+    for spent in delta.devices.values():
         domain = spent.domain
         device = FlowNode(
             f"d:{sanitize(domain.id)}",
@@ -169,18 +167,18 @@ def build_flow(
             (UNDIVIDED, spent.undivided),
         ):
             flow.add_link(device.id, node, energy, _watts(energy, rate))
-    counted = [one for one in stretch.devices.values() if one.present or one.energy]
+    counted = [one for one in delta.devices.values() if one.present or one.energy]
     flow.total = sum(one.energy for one in counted)
     flow.power = _sum(map(power, counted)) if counted else None
     rates = [
         flow.rate(f"t:{kind}") if f"t:{kind}" in flow.nodes else None for kind in HARDWARE_TYPES
     ]
-    _add_groups(flow, stretch, rates)
+    _add_groups(flow, delta, rates)
     return flow
 
 
 def _type_node(kind: HwType) -> FlowNode:
-    return FlowNode(f"t:{kind}", "type", TYPE_NAMES[kind], "what processes spent", kind)
+    return FlowNode(f"t:{kind}", "type", TYPE_NAMES[kind], "energy of processes", kind)
 
 
 # ------------------------------------------------------------------------ groups and processes
@@ -199,56 +197,48 @@ class _ProcessNode:
         return sum(map(sum, self.groups.values()))
 
 
-def _add_groups(flow: FlowGraph, stretch: SnapshotDelta, rates: Rates) -> None:
-    actors = sorted(
-        _process_nodes(stretch), key=lambda actor: (-actor.energy, str(actor.payers[0]))
-    )
-    least = sum(stretch.consumers) // MIN_SHARE_DIVISOR
-    named = [actor for actor in actors[:MAX_PROCESSES] if actor.energy >= least]
-    rest = actors[len(named) :]
-    others: dict[Group | None, EnergyByType] = {}
-    counts: dict[Group | None, int] = {}
-    for actor in rest:
-        for group, parts in actor.groups.items():
-            others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
-            counts[group] = counts.get(group, 0) + len(actor.payers)
-    for group, parts in stretch.unlisted_by_group.items():
-        others[group] = add_energy(others.get(group, ZERO_ENERGY), parts)
-    sums: dict[Group | None, EnergyByType] = dict(others)
-    for actor in named:
-        for group, parts in actor.groups.items():
-            sums[group] = add_energy(sums.get(group, ZERO_ENERGY), parts)
-    needed = {group for actor in named for group in actor.groups}
-    free = sorted(
-        (group for group in sums if group not in needed),
-        key=lambda group: (-sum(sums[group]), str(group)),
-    )
+def _add_groups(flow: FlowGraph, delta: SnapshotDelta, rates: Rates) -> None:
+    nodes = sorted(_process_nodes(delta), key=lambda node: (-node.energy, str(node.payers[0])))
+    least = sum(delta.consumers) // MIN_SHARE_DIVISOR
+    named = [node for node in nodes[:MAX_PROCESSES] if node.energy >= least]
+    others = dict(delta.unlisted_by_group)
+    counts: Counter[Group | None] = Counter()
+    for node in nodes[len(named) :]:
+        merge_into(others, node.groups, add_energy)
+        counts.update(dict.fromkeys(node.groups, len(node.payers)))
+    sums = dict(others)
+    for node in named:
+        merge_into(sums, node.groups, add_energy)
+
+    def rank(group: Group | None) -> tuple[int, str]:
+        return -sum(sums[group]), str(group)
+
+    needed = {group for node in named for group in node.groups}
+    free = sorted(sums.keys() - needed, key=rank)
     large = [group for group in free[:MAX_GROUPS] if sum(sums[group]) >= least]
-    shown = needed.union(large)
-    for group in sorted(shown, key=lambda group: (-sum(sums[group]), str(group))):
+    shown = sorted(needed.union(large), key=rank)
+    for group in shown:
         _from_types(flow, _group_node(group), sums[group], rates)
-    hidden = free[len(large) :]
-    if hidden:
+    if hidden := free[len(large) :]:
         name = f"{len(hidden)} other group{'s' if len(hidden) > 1 else ''}"
-        node = FlowNode("g:others", "group", name, "those that spent least")
-        _from_types(flow, node, total_energy(sums[group] for group in hidden), rates)
-    _from_types(flow, UNLISTED, stretch.unlisted, rates)
-    for actor in named:
-        node = _process_flow_node(actor, stretch)
-        for group, parts in actor.groups.items():
-            flow.add_link(_group_node(group).id, node, sum(parts), _watts_of(parts, rates))
-        if actor.services and node.id in flow.nodes:
-            _add_spans(flow, node, actor.services, stretch)
+        rest = FlowNode("g:others", "group", name, "groups with less energy")
+        _from_types(flow, rest, total_energy(sums[group] for group in hidden), rates)
+    _from_types(flow, UNLISTED, delta.unlisted, rates)
+    for node in named:
+        shown_as = _process_flow_node(node, delta)
+        for group, parts in node.groups.items():
+            flow.add_link(_group_node(group).id, shown_as, sum(parts), _watts_of(parts, rates))
+        if node.services and shown_as.id in flow.nodes:
+            _add_spans(flow, shown_as, node.services, delta)
     for group in shown:
         if group in others:
-            group_id = _group_node(group).id
-            many = counts.get(group, 0)
+            group_id, many = _group_node(group).id, counts[group]
             name = f"{many} other{'s' if many > 1 else ''}"
-            if group in stretch.unlisted_by_group:  # their number is unknown
+            if group in delta.unlisted_by_group:  # their number is unknown
                 name = "others"
-            detail = "processes of the same group that spent less"
-            node = FlowNode(f"o:{group_id}", "process", name, detail)
-            flow.add_link(group_id, node, sum(others[group]), _watts_of(others[group], rates))
+            detail = "processes of the same group with less energy"
+            rest = FlowNode(f"o:{group_id}", "process", name, detail)
+            flow.add_link(group_id, rest, sum(others[group]), _watts_of(others[group], rates))
 
 
 def _from_types(flow: FlowGraph, node: FlowNode, parts: EnergyByType, rates: Rates) -> None:
@@ -258,49 +248,47 @@ def _from_types(flow: FlowGraph, node: FlowNode, parts: EnergyByType, rates: Rat
 
 def _group_node(group: Group | None) -> FlowNode:
     if group is None:
-        return FlowNode("g:-", "group", NO_GROUP, "processes of no container, job, unit or user")
+        return FlowNode("g:-", "group", NO_GROUP, "processes without container, job, unit or user")
     return FlowNode(
         f"g:{group.kind}:{sanitize(group.name)}", "group", sanitize(group.name), group.kind
     )
 
 
-def _process_nodes(stretch: SnapshotDelta) -> list[_ProcessNode]:
+def _process_nodes(delta: SnapshotDelta) -> list[_ProcessNode]:
     """One node for each process, and one for all processes that send spans of one service.
 
-    Which of several processes a service's span ran in is not kept, so only together can they be
-    drawn as what the spans are part of.
+    The process of a single span is not kept, so the processes of a service share one node.
     """
     together: dict[Payer, _ProcessNode] = {}
-    for service, senders in sorted(stretch.senders.items()):
-        here: list[Payer] = sorted(payer for payer in senders if payer in stretch.processes)
+    for service, senders in sorted(delta.senders.items()):
+        here: list[Payer] = sorted(payer for payer in senders if payer in delta.processes)
         joined = [together[payer] for payer in here if payer in together]
-        payers = {payer: None for actor in joined for payer in actor.payers}
-        services = frozenset({service}).union(*(actor.services for actor in joined))
-        actor = _ProcessNode([*(payers | dict.fromkeys(here))], services)
-        together.update(dict.fromkeys(actor.payers, actor))
-    actors: dict[int, _ProcessNode] = {}
-    for payer, (info, parts) in stretch.processes.items():
-        actor = together.get(payer) or _ProcessNode([payer])
-        actors[id(actor)] = actor
-        group = most_specific_group(info)
-        actor.groups[group] = add_energy(actor.groups.get(group, ZERO_ENERGY), parts)
-    return list(actors.values())
+        payers = {payer: None for node in joined for payer in node.payers}
+        services = frozenset({service}).union(*(node.services for node in joined))
+        node = _ProcessNode([*(payers | dict.fromkeys(here))], services)
+        together.update(dict.fromkeys(node.payers, node))
+    nodes: dict[int, _ProcessNode] = {}
+    for payer, (info, parts) in delta.processes.items():
+        node = together.get(payer) or _ProcessNode([payer])
+        nodes[id(node)] = node
+        merge_into(node.groups, {most_specific_group(info): parts}, add_energy)
+    return list(nodes.values())
 
 
-def _process_flow_node(actor: _ProcessNode, stretch: SnapshotDelta) -> FlowNode:
-    payer, *more = actor.payers
+def _process_flow_node(node: _ProcessNode, delta: SnapshotDelta) -> FlowNode:
+    payer, *more = node.payers
     if more:
-        name = ", ".join(map(sanitize, sorted(actor.services)))
-        pids = ", ".join(str(one.pid) for one in actor.payers[:8] if isinstance(one, Consumer))
-        detail = f"{len(actor.payers)} processes: pid {pids}{', …' if len(more) > 7 else ''}"
+        name = ", ".join(map(sanitize, sorted(node.services)))
+        pids = ", ".join(str(one.pid) for one in node.payers[:8] if isinstance(one, Consumer))
+        detail = f"{len(node.payers)} processes: pid {pids}{', …' if len(more) > 7 else ''}"
         return FlowNode(f"s:{name}", "process", name, detail)
-    info = stretch.processes[payer].info
+    info = delta.processes[payer].info
     if isinstance(payer, Consumer):
         key, detail = f"{payer.pid}.{payer.started}", f"pid {payer.pid}"
     else:
         key, detail = sanitize(payer.cgroup), "short-lived processes"
-    if actor.services:
-        detail += f", service {', '.join(map(sanitize, sorted(actor.services)))}"
+    if node.services:
+        detail += f", service {', '.join(map(sanitize, sorted(node.services)))}"
     return FlowNode(f"p:{key}", "process", sanitize(info.command), detail)
 
 
@@ -308,19 +296,18 @@ def _process_flow_node(actor: _ProcessNode, stretch: SnapshotDelta) -> FlowNode:
 
 
 def _add_spans(
-    flow: FlowGraph, process: FlowNode, services: Iterable[str], stretch: SnapshotDelta
+    flow: FlowGraph, process: FlowNode, services: Iterable[str], delta: SnapshotDelta
 ) -> None:
     """Add the ended spans of a process, with no more energy than the process has.
 
-    A span is booked when it has ended, at once and with all that it spent, and a process has a
-    row of its own only once it is listed, so spans may have more than their process: then they are
-    drawn smaller, and say so.
+    A span is booked at its end with all its energy, and a process has a row only while it is
+    listed. Therefore spans can have more energy than their process; then they are scaled down.
     """
     room = flow.energy[process.id]
     ended: dict[tuple[str, str | None], SpanDelta] = {
-        name: called for name, called in stretch.spans.items() if name[0] in services
+        name: called for name, called in delta.spans.items() if name[0] in services
     }
-    if not ended and not any(stretch.outside.get(service) for service in services):
+    if not ended and not any(delta.outside.get(service) for service in services):
         return
     energies = {name: sum(called.parts) for name, called in ended.items()}
     drawn = _scale_to_fit(energies, room)
@@ -341,13 +328,13 @@ def _add_spans(
         sum(drawn[name] for name in further),
     )
     left = room - sum(drawn.values())
-    between = min(left, sum(stretch.outside.get(service, 0) for service in services))
+    between = min(left, sum(delta.outside.get(service, 0) for service in services))
     link(
         FlowNode(
             f"x:outside:{process.id}",
             "span",
             "outside spans",
-            "while none of its spans was open",
+            "energy of the process without an open span",
         ),
         between,
     )
@@ -356,7 +343,7 @@ def _add_spans(
             f"x:open:{process.id}",
             "span",
             "not in ended spans",
-            "in spans that are still open, or not divided among spans yet",
+            "energy of open spans, or not divided among spans yet",
         ),
         left - between,
     )
@@ -375,7 +362,7 @@ def _scale_to_fit(
     return fitting
 
 
-_EARLIER = "before this stretch or before the process was listed"
+_EARLIER = "before this period or before the process was listed"
 
 
 def _span_node(name: tuple[str, str | None], called: SpanDelta, before: int) -> FlowNode:

@@ -58,7 +58,7 @@ class RecentDeltas(NamedTuple):
 class PageHistory:
     """Keeps at most an hour. Safe from any thread.
 
-    ``look`` is to be called often, with the newest snapshot: it does nothing most of the time.
+    ``record`` is called every second with the newest snapshot, and acts at the end of a period.
     """
 
     def __init__(self) -> None:
@@ -82,9 +82,9 @@ class PageHistory:
             self._write(snapshot)
 
     def _begins_with(self, snapshot: Snapshot) -> bool:
-        """True if nothing is written down yet, and more devices have settled since the base.
+        """True if no period is recorded and more devices have settled since the base.
 
-        The first energy that an account brings is of no known time: it is better left out.
+        The time of the first energy of an account is unknown, so that energy is left out.
         """
         base = self._base
         return base is not None and not self._fine and _settled(base) < _settled(snapshot)
@@ -93,11 +93,11 @@ class PageHistory:
         if not snapshot.domains:  # otherwise accounts would seem to begin later
             return
         if self._base is not None and not self._begins_with(snapshot):
-            stretch = delta_between(self._base, snapshot)
-            if stretch is None:
+            delta = delta_between(self._base, snapshot)
+            if delta is None:
                 self._forget()
             else:
-                self._fine.append(limit_names(stretch))
+                self._fine.append(limit_names(delta))
         self._base = snapshot
         self._powers.record(snapshot)
         self._shorten(time_since_boot(snapshot.at) - MAX_DURATION)
@@ -136,11 +136,11 @@ class PageHistory:
                 return RecentDeltas()
             newest = limit_names(newest)
             last, length = [newest], newest.duration
-            for stretch in reversed(self._fine):
+            for delta in reversed(self._fine):
                 if length >= RECENT_DURATION:
                     break
-                last.append(stretch)
-                length += stretch.duration
+                last.append(delta)
+                length += delta.duration
             if self._older is None and len(self._coarse) > 1:
                 self._older = merge_deltas(islice(self._coarse, len(self._coarse) - 1))
             older = [] if self._older is None else [self._older]
@@ -226,8 +226,8 @@ class PowerHistory:
     def series(self, most: int) -> tuple[int, int, dict[str, list[float | None]]]:
         """At most ``most`` points of each device, oldest first.
 
-        First how many nanoseconds each is the mean of, then when the last of them ends, in time
-        since boot; where there are many, several steps are one figure, always the same ones.
+        Returns nanoseconds of a point, end of the last point in time since boot, and milliwatts by
+        device. A point of a long history is the mean of several steps.
         """
         if self._first is None:
             return STEP, 0, {}

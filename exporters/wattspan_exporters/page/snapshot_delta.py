@@ -7,10 +7,10 @@ number of processes and spans by name; the rest stays in the sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import add, attrgetter, sub
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wattspan.model import (
     SECOND,
@@ -43,6 +43,9 @@ MAX_UNLISTED_GROUPS = 32
 MAX_SPANS = 48
 """Span names of a delta, those with the highest energy; the rest is summed by service."""
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 SpanKey = tuple[str, str | None]
 """A service and a span name; None is the sum of its other names."""
 
@@ -50,9 +53,8 @@ SpanKey = tuple[str, str | None]
 class DeviceDelta(NamedTuple):
     """The energy of one device, its time, and its division.
 
-    Energy is booked when it is settled, and how late that is may change from one second to the
-    next. So the time that a device's energy is of is how far its account has moved, not how far
-    the clock has.
+    Energy is booked when it is settled, with a varying delay. Therefore the time of a device's
+    energy is the advance of its account's settlement, not of the clock.
     """
 
     domain: Domain
@@ -92,6 +94,9 @@ class ProcessDelta(NamedTuple):
     info: PayerInfo
     parts: EnergyByType
 
+    def merged(self, later: ProcessDelta) -> ProcessDelta:
+        return ProcessDelta(later.info, add_energy(self.parts, later.parts))
+
 
 class SpanDelta(NamedTuple):
     """The energy of the ended spans of one name."""
@@ -121,13 +126,9 @@ class SnapshotDelta:
     duration: int = 0
     devices: Mapping[str, DeviceDelta] = field(default_factory=dict)
     processes: Mapping[Payer, ProcessDelta] = field(default_factory=dict)
-    unlisted_by_group: Mapping[Group | None, EnergyByType] = field(
-        default_factory=dict
-    )  # without names here
+    unlisted_by_group: Mapping[Group | None, EnergyByType] = field(default_factory=dict)
     spans: Mapping[SpanKey, SpanDelta] = field(default_factory=dict)
-    outside: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by service: energy while no span was open
+    outside: Mapping[str, int] = field(default_factory=dict)  # outside of spans, by service
     senders: Mapping[str, frozenset[Consumer]] = field(default_factory=dict)
     agent_cpu: float = 0.0
 
@@ -141,7 +142,7 @@ class SnapshotDelta:
 
     @property
     def unlisted(self) -> EnergyByType:
-        """The energy of processes that were not listed, or are no longer."""
+        """The energy of processes without a row now or before."""
         listed = [one.parts for one in self.processes.values()]
         listed += self.unlisted_by_group.values()
         return tuple(map(sub, self.consumers, total_energy(listed)))
@@ -161,8 +162,7 @@ def total_energy(many: Iterable[EnergyByType]) -> EnergyByType:
 def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
     """The difference of two snapshots; None if ``after`` does not continue ``before``.
 
-    The same books never count backwards, so what fell was begun anew, and the difference would be
-    a figure that nobody measured.
+    Accounts of one ledger never decrease: after a decrease the ledger is another one.
     """
     if after.at.mono < before.at.mono:
         return None
@@ -171,7 +171,7 @@ def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
         return None
     spans, outside = _spans(before.spans.rows, after.spans.rows), _outside(before, after)
     services = {service for service, _ in spans} | outside.keys()
-    stretch = SnapshotDelta(
+    delta = SnapshotDelta(
         before.at,
         after.at,
         after.at.mono - before.at.mono,
@@ -187,7 +187,7 @@ def delta_between(before: Snapshot, after: Snapshot) -> SnapshotDelta | None:
         },
         max(0.0, after.stats.cpu_seconds - before.stats.cpu_seconds),
     )
-    return None if min(stretch.unlisted) < 0 else stretch
+    return None if min(delta.unlisted) < 0 else delta
 
 
 _ACCOUNTS = attrgetter("energy", "consumers", "idle", "unattributed")
@@ -295,12 +295,10 @@ def _span_delta(row: SpanRow) -> SpanDelta:
 def _outside(before: Snapshot, after: Snapshot) -> dict[str, int]:
     old, new = before.spans.outside, after.spans.outside
     outside: dict[str, int] = {}
-    if old is new:
-        return outside
-    for key, energy in new.items():
-        grown = energy - old.get(key, 0)
-        if grown > 0:
-            outside[key[0]] = outside.get(key[0], 0) + grown
+    if old is not new:
+        for key, energy in new.items():
+            if (grown := energy - old.get(key, 0)) > 0:
+                merge_into(outside, {key[0]: grown}, add)
     return outside
 
 
@@ -309,51 +307,49 @@ def _parts(energy: Mapping[HwType, int]) -> EnergyByType:
     return tuple([get(kind, 0) for kind in HARDWARE_TYPES])
 
 
-# ------------------------------------------------------------------------- many, and few names
+# ------------------------------------------------------------------------- sums of deltas
 
 
-def merge_deltas(stretches: Iterable[SnapshotDelta]) -> SnapshotDelta:
+def merge_deltas(deltas: Iterable[SnapshotDelta]) -> SnapshotDelta:
     """Consecutive deltas as one; there is at least one."""
-    following = list(stretches)
-    if len(following) == 1:
-        return following[0]
+    consecutive = list(deltas)
+    if len(consecutive) == 1:
+        return consecutive[0]
     devices: dict[str, DeviceDelta] = {}
     processes: dict[Payer, ProcessDelta] = {}
-    crowds: dict[Group | None, EnergyByType] = {}
+    by_group: dict[Group | None, EnergyByType] = {}
     spans: dict[SpanKey, SpanDelta] = {}
     outside: dict[str, int] = {}
     senders: dict[str, frozenset[Consumer]] = {}
-    for one in following:
-        for key, device in one.devices.items():
-            devices[key] = devices[key].merged(device) if key in devices else device
-        for payer, spender in one.processes.items():
-            past = processes.get(payer)
-            processes[payer] = (
-                spender
-                if past is None
-                else ProcessDelta(spender.info, add_energy(past.parts, spender.parts))
-            )
-        for group, parts in one.unlisted_by_group.items():
-            crowds[group] = add_energy(crowds.get(group, ZERO_ENERGY), parts)
-        for name, called in one.spans.items():
-            spans[name] = spans[name].merged(called) if name in spans else called
-        for service, energy in one.outside.items():
-            outside[service] = outside.get(service, 0) + energy
-        for service, sent in one.senders.items():
-            known = senders.get(service)
-            senders[service] = sent if known is None or known == sent else known | sent
+    for one in consecutive:
+        merge_into(devices, one.devices, DeviceDelta.merged)
+        merge_into(processes, one.processes, ProcessDelta.merged)
+        merge_into(by_group, one.unlisted_by_group, add_energy)
+        merge_into(spans, one.spans, SpanDelta.merged)
+        merge_into(outside, one.outside, add)
+        merge_into(senders, one.senders, _union)
     return SnapshotDelta(
-        following[0].start,
-        following[-1].end,
-        sum(one.duration for one in following),
+        consecutive[0].start,
+        consecutive[-1].end,
+        sum(one.duration for one in consecutive),
         devices,
         processes,
-        crowds,
+        by_group,
         spans,
         outside,
         senders,
-        sum(one.agent_cpu for one in following),
+        sum(one.agent_cpu for one in consecutive),
     )
+
+
+def merge_into(into: dict[K, V], later: Mapping[K, V], merged: Callable[[V, V], V]) -> None:
+    """Add ``later`` to ``into``; values of the same key become ``merged(earlier, later)``."""
+    for key, value in later.items():
+        into[key] = merged(into[key], value) if key in into else value
+
+
+def _union(known: frozenset[Consumer], later: frozenset[Consumer]) -> frozenset[Consumer]:
+    return known if known == later else known | later  # equal sets are kept once
 
 
 def _span_rank(name: SpanKey, spans: Mapping[SpanKey, SpanDelta]) -> tuple[bool, int]:
@@ -365,33 +361,21 @@ def most_specific_group(info: PayerInfo) -> Group | None:
     return info.groups[0] if info.groups else None
 
 
-def limit_names(stretch: SnapshotDelta) -> SnapshotDelta:
+def limit_names(delta: SnapshotDelta) -> SnapshotDelta:
     """The delta with a bounded number of names; the sums stay the same."""
-    processes = dict(stretch.processes)
-    crowds = dict(stretch.unlisted_by_group)
+    processes = dict(delta.processes)
+    by_group = dict(delta.unlisted_by_group)
     if len(processes) > MAX_PROCESSES:
         ranked = sorted(processes, key=lambda payer: sum(processes[payer].parts))
         for payer in ranked[:-MAX_PROCESSES]:
             info, parts = processes.pop(payer)
-            group = most_specific_group(info)
-            crowds[group] = add_energy(crowds.get(group, ZERO_ENERGY), parts)
-    if len(crowds) > MAX_UNLISTED_GROUPS:
-        largest = sorted(crowds, key=lambda group: sum(crowds[group]))[-MAX_UNLISTED_GROUPS:]
-        crowds = {group: crowds[group] for group in largest}
-    spans = dict(stretch.spans)
+            merge_into(by_group, {most_specific_group(info): parts}, add_energy)
+    if len(by_group) > MAX_UNLISTED_GROUPS:
+        largest = sorted(by_group, key=lambda group: sum(by_group[group]))[-MAX_UNLISTED_GROUPS:]
+        by_group = {group: by_group[group] for group in largest}
+    spans = dict(delta.spans)
     if len(spans) > MAX_SPANS:
         for name in sorted(spans, key=lambda name: _span_rank(name, spans))[:-MAX_SPANS]:
-            called, rest = spans.pop(name), (name[0], None)
-            spans[rest] = spans[rest].merged(called) if rest in spans else called
-    return SnapshotDelta(
-        stretch.start,
-        stretch.end,
-        stretch.duration,
-        stretch.devices,
-        processes,
-        crowds,
-        spans,
-        stretch.outside,
-        stretch.senders,
-        stretch.agent_cpu,
-    )
+            others: SpanKey = (name[0], None)
+            merge_into(spans, {others: spans.pop(name)}, SpanDelta.merged)
+    return replace(delta, processes=processes, unlisted_by_group=by_group, spans=spans)
