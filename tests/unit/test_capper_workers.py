@@ -133,12 +133,6 @@ def test_error_of_an_actuator_keeps_its_trouble(patient: Bench) -> None:
     assert (caught.value.trouble, caught.value.locked) == (Trouble.ABSENT, True)
 
 
-def test_unknown_knob_is_an_error(patient: Bench) -> None:
-    other = IsolatedActuator(Knob.CPU_POWER, patient.pool)
-    with pytest.raises(ActuatorError, match="cpu_power"):
-        other.read("a")
-
-
 def test_hung_device_is_stuck_and_the_others_answer(hasty: Bench) -> None:
     healthy(hasty, "b")
     hasty.files.hang("a")

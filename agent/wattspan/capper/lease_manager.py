@@ -272,17 +272,14 @@ class CapManager:
     def budget_host(self) -> BudgetHost:
         """Every knob as a power budget is divided among them."""
         reconciler, planner = self._reconciler, self._reconciler.planner(self._demand())
-        originals = {}
+        originals, stuck = {}, {}
         for key, state in reconciler.knobs.items():
-            entry = reconciler.entries.get(key)
-            ours = entry is not None and not entry.left_alone
-            original = entry.original if entry is not None and ours else state.requested
+            entry, original = reconciler.entries.get(key), state.requested
+            if reconciler.devices.has_failed(key) or (entry is not None and entry.left_alone):
+                stuck[key] = max(state.requested or 0, state.enforced or 0)
+            if entry is not None and not entry.left_alone:
+                original = entry.original
             originals[key] = replace(planner.ranged(key), requested=original)
-        stuck = {
-            key: max(state.requested or 0, state.enforced or 0)
-            for key, state in reconciler.knobs.items()
-            if reconciler.is_unwritable(key)
-        }
         tuned = {key: limit.value for key, limit in self.leases.limits().items()}
         return BudgetHost(originals, stuck, tuned, self._limits)
 

@@ -139,6 +139,19 @@ def new_entry(state: KnobState, now: int) -> JournalEntry:
     )
 
 
+def recorded_state(entry: JournalEntry) -> KnobState:
+    """The last known state of the device of ``entry``, which has not been read yet."""
+    limit = entry.value if entry.source is EntrySource.RECORDED else entry.original
+    return KnobState(
+        entry.key,
+        entry.name or entry.device,
+        minimum=entry.minimum,
+        default=entry.default,
+        maximum=entry.maximum,
+        requested=limit if entry.foreign is None else entry.foreign,
+    )
+
+
 def setting_owner(entry: JournalEntry, state: KnobState) -> SettingOwner:
     """The owner of the setting that a device with this entry shows.
 

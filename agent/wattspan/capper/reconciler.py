@@ -29,6 +29,7 @@ from wattspan.capper.ownership import (
     lost_entry,
     new_entry,
     not_honoured_error,
+    recorded_state,
     release_to_other,
     review_entry,
     unreadable_error,
@@ -46,7 +47,6 @@ FOREIGN_REASONS = (RefusalReason.FOREIGN, RefusalReason.UNRECOVERED)
 _NOT_WRITTEN = (Trouble.DENIED, Trouble.ABSENT)
 """A write that ends in one of these has certainly not been carried out."""
 _ENFORCEMENT_TIMEOUT = 5 * SECOND
-_NOTHING_PLANNED: Mapping[CapKey, int] = MappingProxyType({})
 _UNWANTED = WriteCause(why="no cap is wanted any more")
 
 KnobErrors = dict[CapKey, CapsError]
@@ -104,11 +104,6 @@ class Reconciler:
         devices = self.devices
         return Planner(demand, dict(devices.knobs), dict(self._state.entries), devices.hidden)
 
-    def is_unwritable(self, key: CapKey) -> bool:
-        """True if the knob is foreign, or failed when it was last tried."""
-        entry = self._state.entries.get(key)
-        return self.devices.has_failed(key) or (entry is not None and entry.left_alone)
-
     @property
     def retained(self) -> int:
         """The number of limits that stay in force when the capper ends."""
@@ -134,27 +129,16 @@ class Reconciler:
     # -------------------------------------------------------------------------------- devices
 
     def start(self, *, enumerate_devices: bool = True) -> None:
-        """Take over the journal. Devices are listed, or if a damaged journal leaves it to that."""
-        self._assume_recorded()
+        """Take over the journal. Its devices are shown as recorded until they are read.
+
+        Devices are listed with ``enumerate_devices``, and if a damaged journal does not name them.
+        """
+        for key, entry in self._state.entries.items():
+            if entry.device != ALL_DEVICES:
+                self.devices.knobs.setdefault(key, recorded_state(entry))
         if enumerate_devices or any(key.device == ALL_DEVICES for key in self._state.entries):
             self.devices.find()
         self._name_lost()
-
-    def _assume_recorded(self) -> None:
-        """Show devices that do not answer as their entries record them, until they are read."""
-        for key, entry in self._state.entries.items():
-            if entry.device == ALL_DEVICES:
-                continue
-            limit = entry.value if entry.source is EntrySource.RECORDED else entry.original
-            state = KnobState(
-                key,
-                entry.name or entry.device,
-                minimum=entry.minimum,
-                default=entry.default,
-                maximum=entry.maximum,
-                requested=limit if entry.foreign is None else entry.foreign,
-            )
-            self.devices.knobs.setdefault(key, state)
 
     def _name_lost(self) -> None:
         """Replace "every device", where devices can be listed, by those that may be capped."""
@@ -164,11 +148,8 @@ class Reconciler:
                 continue
             del state.entries[CapKey(knob, ALL_DEVICES)]
             for key, found in self.devices.knobs.items():
-                if (
-                    key.knob is knob
-                    and key not in state.entries
-                    and (lost := lost_entry(found, now))
-                ):
+                lost = lost_entry(found, now)
+                if key.knob is knob and key not in state.entries and lost is not None:
                     state.entries[key] = lost
                     error = str(unrecovered_limit_error(lost))
                     self._note(AuditAction.FAIL, lost, None, found.requested, WriteCause(why=error))
@@ -236,14 +217,8 @@ class Reconciler:
         if error.refusal in FOREIGN_REASONS:  # nothing is written, and it is observed every time
             return
         if self.devices.fail(key, error):
-            event = AuditEvent(
-                at=self._clock.now().wall,
-                deed=AuditAction.FAIL,
-                knob=key.knob,
-                device=key.device,
-                why=str(error),
-            )
-            self._record(event)
+            about = JournalEntry(knob=key.knob, device=key.device)
+            self._note(AuditAction.FAIL, about, None, None, WriteCause(why=str(error)))
 
     def accept_foreign(self) -> list[CapKey]:
         """Forget the entries of foreign limits and of earlier boots; their knobs."""
@@ -414,9 +389,9 @@ class Reconciler:
             self._adopt(entry.key, entry, release_to_other(entry, state))
         return foreign_limit_error(replace(entry, foreign=state.requested))
 
-    def _save(self, demand: CapDemand, planned: Mapping[CapKey, int] = _NOTHING_PLANNED) -> None:
+    def _save(self, demand: CapDemand, planned: Mapping[CapKey, int] | None = None) -> None:
         """Have the present entries on disk, with the limits that stay if this process ends."""
-        retained = self.planner(demand).retained(planned)
+        retained = self.planner(demand).retained(planned or {})
         self._state.entries = _with_imposed(self._state.entries, retained)
         try:
             self._journal.save(self._state.entries)

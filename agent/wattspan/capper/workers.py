@@ -18,7 +18,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -49,12 +49,10 @@ class WorkerCall(msgspec.Struct, frozen=True, omit_defaults=True):
     slot: int = 0
 
 
-class WorkerReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Result of a call: ``trouble`` and ``error`` if it failed."""
+class WorkerReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Result of a call: a state, a number of slots or an id; or ``error`` and ``trouble``."""
 
-    state: KnobState | None = None
-    count: int = 0
-    id: str | None = None
+    result: KnobState | int | str | None = None
     error: str = ""
     trouble: Trouble | None = None
     locked: bool = False
@@ -96,8 +94,8 @@ class Worker:
                 self._discard(wait=False)
             self._send(call)
 
-    def ask(self, call: WorkerCall) -> WorkerReply:
-        """Carry out ``call``. ActuatorError: the call failed, or STUCK if it is not answered."""
+    def ask(self, call: WorkerCall) -> Any:
+        """The result of ``call``. ActuatorError: it failed, or STUCK if it is not answered."""
         if self._pending is not None and (self._pending.call != call or self.stuck):
             self._discard(wait=True)
         if self._pending is None:
@@ -107,7 +105,7 @@ class Worker:
             raise self._stuck()
         if reply.trouble is not None:
             raise ActuatorError(reply.error, reply.trouble, locked=reply.locked)
-        return reply
+        return reply.result
 
     @property
     def stuck(self) -> bool:
@@ -264,23 +262,21 @@ class IsolatedActuator:
             self._pool.worker(device).begin(WorkerCall("read", self.knob, device))
 
     def read(self, device: str) -> KnobState:
-        return self._state(WorkerCall("read", self.knob, device))
+        state: KnobState = self._pool.worker(device).ask(WorkerCall("read", self.knob, device))
+        return state
 
     def write(self, device: str, value: int | None) -> KnobState:
-        return self._state(WorkerCall("write", self.knob, device, value))
+        call = WorkerCall("write", self.knob, device, value)
+        state: KnobState = self._pool.worker(device).ask(call)
+        return state
 
     def close(self) -> None:
         self._pool.close()
 
-    def _state(self, call: WorkerCall) -> KnobState:
-        state = self._pool.worker(call.device).ask(call).state
-        assert state is not None  # noqa: S101 - a reply without an error has it
-        return state
-
     def _identify(self) -> list[str]:
         """The ids of all devices; a slot that blocks is left out. ActuatorError."""
         lister, clock = self._pool.worker(f"the list of {self.knob} devices"), self._pool.clock
-        count = lister.ask(WorkerCall("count", self.knob)).count
+        count = lister.ask(WorkerCall("count", self.knob))
         self.unidentified = None
         found = []
         for slot in range(count):
@@ -288,7 +284,7 @@ class IsolatedActuator:
                 self.unidentified = count
                 continue
             try:
-                identified = lister.ask(WorkerCall("identify", self.knob, slot=slot)).id
+                identified = lister.ask(WorkerCall("identify", self.knob, slot=slot))
             except ActuatorError as error:
                 if error.trouble is not Trouble.STUCK:
                     raise
@@ -354,18 +350,16 @@ def _serve(channel: socket.socket, actuators: Mapping[Knob, SlottedActuator]) ->
 
 
 def _carry_out(call: WorkerCall, actuators: Mapping[Knob, SlottedActuator]) -> WorkerReply:
-    actuator = actuators.get(call.knob)
-    if actuator is None:
-        return WorkerReply(error=f"No {call.knob} can be set on this host.", trouble=Trouble.ABSENT)
+    actuator = actuators[call.knob]
     try:
         match call.action:
             case "read":
-                return WorkerReply(state=actuator.read(call.device))
+                return WorkerReply(actuator.read(call.device))
             case "write":
-                return WorkerReply(state=actuator.write(call.device, call.value))
+                return WorkerReply(actuator.write(call.device, call.value))
             case "count":
-                return WorkerReply(count=actuator.slots())
+                return WorkerReply(actuator.slots())
             case "identify":
-                return WorkerReply(id=actuator.id_at(call.slot))
+                return WorkerReply(actuator.id_at(call.slot))
     except ActuatorError as error:
-        return WorkerReply(error=str(error), trouble=error.trouble, locked=error.locked)
+        return WorkerReply(None, str(error), error.trouble, error.locked)
