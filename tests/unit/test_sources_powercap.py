@@ -307,7 +307,7 @@ def test_source_without_zones_reports_a_failure(tmp_path: Path) -> None:
     ],
 )
 def test_every_error_has_a_meaning_and_a_remedy(number: int, trouble: Trouble) -> None:
-    failure = access_failure("rapl", Path("/x/energy_uj"), OSError(number, "?"), "rapl:package-0")
+    failure = access_failure(Path("/x/energy_uj"), OSError(number, "?"), "rapl:package-0")
     assert failure.trouble is trouble
     assert failure.cause
     assert failure.remedy.endswith(".")

@@ -202,13 +202,12 @@ def _compare_readers(
     check = cross_check(sysfs, context.clock, duration=interval, emulated=context.emulated)
     names = {domain.id: f"{domain.hw_type} {domain.name}" for domain in probe.domains}
     for each in check.comparisons:
-        if each.difference is not None:
-            yield (ok if each.agrees else warning)(
-                names.get(each.domain_id, each.domain_id),
-                f"{formatting.joules(each.powercap)} and {formatting.joules(each.pyrapl)}, "
-                f"difference {'-' if each.difference < 0 else '+'}"
-                f"{formatting.joules(abs(each.difference))}",
-            )
-    if check.agrees is None:
+        yield (ok if each.agrees else warning)(
+            names.get(each.domain_id, each.domain_id),
+            f"{formatting.joules(each.powercap)} and {formatting.joules(each.pyrapl)}, "
+            f"difference {'-' if each.difference < 0 else '+'}"
+            f"{formatting.joules(abs(each.difference))}",
+        )
+    if not check.comparisons:
         reasons = [str(one) for one in check.failures] or ["nothing in common to compare"]
         yield note("not compared", reasons[0])

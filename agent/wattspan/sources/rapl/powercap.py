@@ -7,11 +7,11 @@ every few seconds, or at once after a descriptor became invalid. A failing zone 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Provenance, Reading
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
@@ -27,41 +27,28 @@ from wattspan.sources.rapl.sysfs import (
     STUCK,
     VANISHED,
     CounterFile,
+    RaplSource,
     ZoneProblem,
     ZoneScan,
     access_failure,
-    cpu_vendor,
     read_zone,
     scan_zones,
 )
-from wattspan.sources.rapl.topology import Zone, ZoneTopology, resolve_topology
+from wattspan.sources.rapl.topology import Zone, ZoneTopology
 
 _MIRROR_ROUNDS = 3  # of samples, to detect mirrored dies
 
 
-class PowercapSource:
+class PowercapSource(RaplSource):
     """The CounterSource of ``<sysfs>/class/powercap``.
 
     A reading is stamped right after its register was read, each by itself. Owned by one thread.
     """
 
     def __init__(
-        self,
-        sysfs: Path,
-        clock: Clock,
-        *,
-        emulated: bool = False,
-        rediscover: int = 5 * SECOND,
-        name: str = "rapl",
-        resolution: int = MILLISECOND,
+        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
     ) -> None:
-        self._sysfs = sysfs
-        self._clock = clock
-        self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
-        self._rediscover = rediscover
-        self._name = name
-        self._resolution = resolution
-        self._due: int | None = None  # when the tree is walked again; None: never was
+        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution)
         self._counters: dict[str, CounterFile] = {}  # by directory
         self._counter_of: dict[str, CounterFile] = {}  # by domain id
         self._topology = ZoneTopology((), {})
@@ -70,16 +57,12 @@ class PowercapSource:
         self._standing: tuple[Failure, ...] = ()  # what stays true until the next walk
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
     def topology(self) -> ZoneTopology:
         """The zones and their domains at the last scan."""
         return self._topology
 
     def read(self) -> Batch:
-        if self._due is None or self._clock.monotonic() >= self._due:
+        if self.is_due():
             self._discover()
         batch, intact = self._sweep()
         if not intact:
@@ -94,7 +77,7 @@ class PowercapSource:
             counter.close()
         self._counters.clear()
         self._topology = ZoneTopology((), {})
-        self._due = None
+        self._due = 0
 
     # ------------------------------------------------------------------------- every tick
 
@@ -113,7 +96,7 @@ class PowercapSource:
                 content = pread(counter.fd, 64, 0)
                 at = now()
             except OSError as error:
-                failed.append(access_failure(self._name, counter.path, error, counter.domain_id))
+                failed.append(access_failure(counter.path, error, counter.domain_id))
                 if error.errno in GONE_ERRNOS:
                     intact = counter.close_with(failed[-1])
                 continue
@@ -135,32 +118,26 @@ class PowercapSource:
         return Batch(self._topology.domains, tuple(readings), tuple(failed)), intact
 
     def _failure(self, problem: ZoneProblem, counter: CounterFile, **values: object) -> Failure:
-        return problem.failure(self._name, counter.path, counter.domain_id, **values)
+        return problem.failure(counter.path, counter.domain_id, **values)
 
     # ------------------------------------------------------------------- every few seconds
 
     def _discover(self) -> None:
         """Scan for zones, open new ones, and record failures of the others."""
-        self._due = self._clock.monotonic() + self._rediscover
+        self.postpone()
         found = scan_zones(self._sysfs)
         fresh, wrong = self._register(found)
         closed = {name: error for name, c in self._counters.items() if (error := c.open())}
         self._resolve(fresh)
         for name, error in closed.items():
             counter = self._counters[name]
-            counter.failure = access_failure(
-                self._name, counter.path, error, counter.domain_id or None
-            )
+            counter.failure = access_failure(counter.path, error, counter.domain_id or None)
         for name in self._topology.orphans:
-            self._counters[name].close_with(ORPHAN.failure(self._name, self._counters[name].path))
+            self._counters[name].close_with(ORPHAN.failure(self._counters[name].path))
         if found.masked:
-            wrong.append(
-                MASKED.failure(
-                    self._name, self._sysfs / POWERCAP_CLASS, names=_listed(found.masked)
-                )
-            )
+            wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=_listed(found.masked)))
         elif not found.zones:
-            wrong.append(NO_ZONES.failure(self._name, self._sysfs / POWERCAP_CLASS))
+            wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
         self._standing = (*wrong, *self._vanished.values())
 
     def _register(self, found: ZoneScan) -> tuple[set[str], list[Failure]]:
@@ -179,9 +156,9 @@ class PowercapSource:
                 self._counters[directory] = CounterFile(path / ENERGY_FILE, read_zone(path))
                 fresh.add(directory)
             except OSError as error:
-                wrong.append(access_failure(self._name, path / "name", error))
+                wrong.append(access_failure(path / "name", error))
             except ValueError as error:
-                wrong.append(INVALID_NAME.failure(self._name, path, error=error))
+                wrong.append(INVALID_NAME.failure(path, error=error))
         return fresh, wrong
 
     def _resolve(self, fresh: set[str]) -> None:
@@ -191,14 +168,7 @@ class PowercapSource:
         changed = fresh or any(counter.readable_now for counter in self._counters.values())
         if known == self._counters.keys() and not changed:
             return
-        after = resolve_topology(
-            self._sampled(),
-            source=self._name,
-            provenance=self._provenance,
-            vendor=cpu_vendor(self._sysfs),
-            mirrors=before.mirrors,
-            resolution=self._resolution,
-        )
+        after = self.resolve(self._sampled(), before.mirrors)
         domains = {domain.id: domain for domain in after.domains}
         for directory, domain_id in after.domain_of.items():
             counter = self._counters[directory]
@@ -227,7 +197,7 @@ class PowercapSource:
         for domain in before.domains:
             if domain.id not in present:
                 self._vanished[domain.id] = VANISHED.failure(
-                    self._name, self._path_of(domain, before), domain.id
+                    self._path_of(domain, before), domain.id
                 )
         for domain_id in present & self._vanished.keys():
             del self._vanished[domain_id]
@@ -283,26 +253,15 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
                 'With enabled = "auto" the agent does without.'
             )
         return None
+    resolution = context.resolution or MILLISECOND
     if settings.reader == "powercap":
         return PowercapSource(
-            sysfs,
-            context.clock,
-            emulated=context.emulated,
-            resolution=context.resolution or MILLISECOND,
+            sysfs, context.clock, emulated=context.emulated, resolution=resolution
         )
-    return _open_pyrapl(settings, context, sysfs)
-
-
-def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) -> CounterSource:
     # Imported only when chosen: an agent that does not use the library does not carry it.
     from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSource
 
-    source = PyRaplSource(
-        sysfs,
-        context.clock,
-        emulated=context.emulated,
-        resolution=context.resolution or MILLISECOND,
-    )
+    source = PyRaplSource(sysfs, context.clock, emulated=context.emulated, resolution=resolution)
     if settings.enabled is True:
         try:
             source.open()
@@ -314,44 +273,29 @@ def _open_pyrapl(settings: RaplSettings, context: SourceContext, sysfs: Path) ->
     return source
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderComparison:
-    """The energy of one domain over the same period, by both readers.
-
-    None: that reader has no such domain, or could not read it at both ends.
-    """
+class ReaderComparison(NamedTuple):
+    """The energy of one domain over the same period, as each reader measured it."""
 
     domain_id: str
-    powercap: Microjoules | None
-    pyrapl: Microjoules | None
+    powercap: Microjoules
+    pyrapl: Microjoules
 
     @property
-    def difference(self) -> int | None:
-        """Microjoules by which pyRAPL saw more."""
-        if self.powercap is None or self.pyrapl is None:
-            return None
+    def difference(self) -> int:
+        """Microjoules by which pyRAPL measured more."""
         return self.pyrapl - self.powercap
 
     @property
-    def agrees(self) -> bool | None:
+    def agrees(self) -> bool:
         """True if both are within 2 % or 0.1 J: they cannot read at the same instant."""
-        if self.difference is None or self.powercap is None:
-            return None
         return abs(self.difference) <= max(self.powercap // 50, 100_000)
 
 
-@dataclass(frozen=True, slots=True)
-class CrossCheck:
-    """The comparison of every domain that either reader knows, and what went wrong."""
+class CrossCheck(NamedTuple):
+    """The comparisons of the domains that both readers have, and the failures of either."""
 
     comparisons: tuple[ReaderComparison, ...]
-    failures: tuple[Failure, ...] = ()
-
-    @property
-    def agrees(self) -> bool | None:
-        """True if all comparable domains agree; None if no domain is comparable."""
-        verdicts = [c.agrees for c in self.comparisons if c.agrees is not None]
-        return all(verdicts) if verdicts else None
+    failures: tuple[Failure, ...]
 
 
 def cross_check(
@@ -376,8 +320,9 @@ def cross_check(
     powercap, pyrapl = map(_energy_between, before, after)
     return CrossCheck(
         tuple(
-            ReaderComparison(identity, powercap.get(identity), pyrapl.get(identity))
-            for identity in dict.fromkeys([*powercap, *pyrapl])
+            ReaderComparison(identity, energy, pyrapl[identity])
+            for identity, energy in powercap.items()
+            if identity in pyrapl
         ),
         tuple(dict.fromkeys(failure for batch in after for failure in batch.failures)),
     )
@@ -387,21 +332,17 @@ def _energy_between(before: Batch, after: Batch) -> dict[str, Microjoules]:
     """The energy of each domain between two batches of one reader, corrected for wraps."""
     domains = {domain.id: domain for domain in after.domains}
     start = {reading.domain_id: reading for reading in before.readings}
-    return {
-        end.domain_id: energy
-        for end in after.readings
-        if (energy := _difference(domains[end.domain_id], start.get(end.domain_id), end))
-        is not None
-    }
-
-
-def _difference(domain: Domain, start: Reading | None, end: Reading) -> Microjoules | None:
-    if start is None or start.epoch != end.epoch:
-        return None
-    spent = end.counter - start.counter
-    if spent < 0 and domain.modulus is not None:
-        spent += domain.modulus
-    return Microjoules(spent) if spent >= 0 else None
+    spent: dict[str, Microjoules] = {}
+    for end in after.readings:
+        begin = start.get(end.domain_id)
+        if begin is None or begin.epoch != end.epoch:
+            continue
+        energy = end.counter - begin.counter
+        if energy < 0:
+            energy += domains[end.domain_id].modulus or 0
+        if energy >= 0:
+            spent[end.domain_id] = Microjoules(energy)
+    return spent
 
 
 plugin = SourcePlugin(settings=RaplSettings, open=open_rapl)

@@ -10,8 +10,7 @@ Faults of the library, and how this module contains them:
 - its paths are fixed to ``/sys``: for another root its ``DeviceAPI`` is given other files;
 - a refusal or a failed read may be an OSError, ValueError, IndexError or an exception of its
   own: all become :class:`PyRaplError`;
-- descriptors are shared between threads and after a fork, offsets included: one lock, and
-  opened anew in a child;
+- its descriptors, offsets included, are shared between threads: one thread reads;
 - differences that it computes become negative when a counter wraps: only absolute values are used.
 """
 
@@ -19,33 +18,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wattspan.model import (
-    MILLISECOND,
-    SECOND,
-    Domain,
-    Failure,
-    Microjoules,
-    Provenance,
-    Reading,
-    Trouble,
-)
+from wattspan.model import MILLISECOND, Domain, Failure, Microjoules, Reading, Trouble
 from wattspan.ports import Batch, Clock
 from wattspan.sources.rapl.sysfs import (
     GRANT_REMEDY,
     POWERCAP_CLASS,
-    cpu_vendor,
+    RaplSource,
     read_zone,
     scan_zones,
 )
-from wattspan.sources.rapl.topology import Zone, resolve_topology
+from wattspan.sources.rapl.topology import NAME, Zone
 
 _REAL_SYSFS = Path("/sys")
 
@@ -64,37 +52,23 @@ class PyRaplSensor:
     def __init__(self, sysfs: Path, packages: dict[int, Path], memories: dict[int, Path]) -> None:
         """PyRaplError if pyRAPL is not there or refuses this host."""
         self._library = _import_pyrapl()
-        self._make: Callable[[], Any] = (
-            self._library.Sensor
-            if sysfs == _REAL_SYSFS
-            else lambda: _rooted_sensor(self._library, packages, memories)
-        )
-        self._lock = threading.Lock()
-        self._owner = os.getpid()
-        self._sensor = self._opened()
+        with warnings.catch_warnings(), self._translated():
+            warnings.simplefilter("ignore")  # it leaves files for the collector to close
+            self._sensor: Any = (
+                self._library.Sensor()
+                if sysfs == _REAL_SYSFS
+                else _rooted_sensor(self._library, packages, memories)
+            )
 
     def read(self) -> list[int | None]:
         """Package and memory of socket 0, of socket 1, ...; None for what is not there.
 
         PyRaplError if any of them cannot be read: pyRAPL reads all or nothing.
         """
-        with self._lock:
-            if self._owner != os.getpid():  # a fork shares the offsets of every file
-                self._close()
-                self._sensor, self._owner = self._opened(), os.getpid()
-            with self._translated():
-                return [None if value < 0 else round(value) for value in self._sensor.energy()]
+        with self._translated():
+            return [None if value < 0 else round(value) for value in self._sensor.energy()]
 
     def close(self) -> None:
-        with self._lock:
-            self._close()
-
-    def _opened(self) -> Any:
-        with warnings.catch_warnings(), self._translated():
-            warnings.simplefilter("ignore")  # it leaves files for the collector to close
-            return self._make()
-
-    def _close(self) -> None:
         for api in self._sensor._device_api.values():  # noqa: SLF001 - it has no close
             for file in api._sys_files:  # noqa: SLF001
                 file.close()
@@ -163,7 +137,7 @@ def _rooted_sensor(library: Any, packages: dict[int, Path], memories: dict[int, 
 _POWERCAP_REMEDY = 'Set reader = "powercap" in [sources.rapl].'
 
 
-class PyRaplSource:
+class PyRaplSource(RaplSource):
     """The CounterSource that reads what pyRAPL reads.
 
     pyRAPL reads all counters in one call, so all readings of a batch carry one stamp, taken
@@ -172,35 +146,18 @@ class PyRaplSource:
     """
 
     def __init__(
-        self,
-        sysfs: Path,
-        clock: Clock,
-        *,
-        emulated: bool = False,
-        retry: int = 5 * SECOND,
-        name: str = "rapl",
-        resolution: int = MILLISECOND,
+        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
     ) -> None:
-        self._sysfs = sysfs
-        self._clock = clock
-        self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
-        self._retry = retry
-        self._name = name
-        self._resolution = resolution
-        self._due = 0
+        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution)
         self._epoch = -1
         self._sensor: PyRaplSensor | None = None
         self._columns: tuple[tuple[int, Domain], ...] = ()  # place in pyRAPL's list, domain
         self._domains: tuple[Domain, ...] = ()
         self._failure: Failure | None = None
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def open(self) -> None:
         """Start the library; PyRaplError if it refuses. ``read`` does it by itself otherwise."""
-        self._due = self._clock.monotonic() + self._retry
+        self.postpone()
         packages, memories, domains = self._find()
         sensor = PyRaplSensor(self._sysfs, packages, memories)
         try:
@@ -221,7 +178,7 @@ class PyRaplSource:
 
     def read(self) -> Batch:
         if self._sensor is None:
-            if self._clock.monotonic() < self._due:
+            if not self.is_due():
                 return self._empty_batch()
             try:
                 self.open()
@@ -251,13 +208,13 @@ class PyRaplSource:
         if self._sensor is not None:
             self._sensor.close()
             self._sensor = None
-            self._due = self._clock.monotonic() + self._retry
+            self.postpone()
 
     def _empty_batch(self, error: PyRaplError | None = None) -> Batch:
         if error is not None:
             denied = "permission denied" in str(error)
             self._failure = Failure(
-                self._name,
+                NAME,
                 f"the counters under {self._sysfs / POWERCAP_CLASS} through pyRAPL",
                 Trouble.DENIED if denied else Trouble.RETRY,
                 str(error),
@@ -268,7 +225,7 @@ class PyRaplSource:
     def _misread(self, domain: Domain, value: int | None) -> Failure:
         cause = "pyRAPL has no value for it" if value is None else f"{value} uJ is beyond its range"
         trouble = Trouble.ABSENT if value is None else Trouble.MALFORMED
-        return Failure(self._name, domain.name, trouble, cause, _POWERCAP_REMEDY, domain.id)
+        return Failure(NAME, domain.name, trouble, cause, _POWERCAP_REMEDY, domain.id)
 
     def _find(self) -> tuple[dict[int, Path], dict[int, Path], dict[int, Domain]]:
         """Directories of packages and of memories by socket, and domains by pyRAPL's places."""
@@ -279,13 +236,7 @@ class PyRaplSource:
                 zones[directory] = read_zone(path)
             except (OSError, ValueError):
                 continue  # the powercap reader reports it; pyRAPL cannot read it either
-        topology = resolve_topology(
-            zones.values(),
-            source=self._name,
-            provenance=self._provenance,
-            vendor=cpu_vendor(self._sysfs),
-            resolution=self._resolution,
-        )
+        topology = self.resolve(zones.values())
         directory_of = {identity: name for name, identity in topology.domain_of.items()}
         packages: dict[int, Path] = {}
         memories: dict[int, Path] = {}

@@ -5,13 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.model import SECOND, Domain, Failure, Microjoules, Milliwatts, Trouble
-from wattspan.sources.rapl.topology import Zone
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    Failure,
+    Microjoules,
+    Milliwatts,
+    Provenance,
+    Trouble,
+)
+from wattspan.ports import Clock
+from wattspan.sources.rapl.topology import NAME, MirrorPair, Zone, ZoneTopology, resolve_topology
 
 GRANT_REMEDY = (
     "Run the agent in the group wattspan, or as a user who is a member, and let that group read "
@@ -27,6 +37,7 @@ GONE_ERRNOS = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EBADF, e
 """Errors after which a descriptor is invalid and the zone has to be found anew."""
 
 
+DISCOVERY_INTERVAL = 5 * SECOND
 POWERCAP_CLASS = "class/powercap"
 ENERGY_FILE = "energy_uj"
 
@@ -38,12 +49,10 @@ class ZoneProblem(NamedTuple):
     cause: str
     remedy: str
 
-    def failure(
-        self, source: str, path: Path, domain_id: str | None = None, **values: object
-    ) -> Failure:
+    def failure(self, path: Path, domain_id: str | None = None, **values: object) -> Failure:
         """The failure of ``path``, with ``values`` for the cause."""
         cause = self.cause.format(**values)
-        return Failure(source, str(path), self.trouble, cause, self.remedy, domain_id)
+        return Failure(NAME, str(path), self.trouble, cause, self.remedy, domain_id)
 
 
 INVALID_VALUE = ZoneProblem(
@@ -107,13 +116,11 @@ _BY_ERRNO = {
 }
 
 
-def access_failure(
-    source: str, path: Path, error: OSError, domain_id: str | None = None
-) -> Failure:
+def access_failure(path: Path, error: OSError, domain_id: str | None = None) -> Failure:
     """The failure of ``path`` after an ``error`` of opening or reading it."""
     problem = _BY_ERRNO.get(error.errno or 0, _OTHER)
     reason = os.strerror(error.errno or 0).lower()
-    return problem.failure(source, path, domain_id, reason=reason)
+    return problem.failure(path, domain_id, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,40 @@ def cpu_vendor(sysfs: Path) -> str | None:
     return None
 
 
+class RaplSource:
+    """The base of both readers: their root, the domains behind zones, and the next discovery."""
+
+    name = NAME
+
+    def __init__(
+        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
+    ) -> None:
+        self._sysfs = sysfs
+        self._clock = clock
+        self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
+        self._resolution = resolution
+        self._due = 0  # of the next discovery
+
+    def is_due(self) -> bool:
+        return self._clock.monotonic() >= self._due
+
+    def postpone(self) -> None:
+        """Discover again after some seconds."""
+        self._due = self._clock.monotonic() + DISCOVERY_INTERVAL
+
+    def resolve(
+        self, zones: Iterable[Zone], mirrors: frozenset[MirrorPair] = frozenset()
+    ) -> ZoneTopology:
+        """The domains behind ``zones``."""
+        return resolve_topology(
+            zones,
+            provenance=self._provenance,
+            vendor=cpu_vendor(self._sysfs),
+            mirrors=mirrors,
+            resolution=self._resolution,
+        )
+
+
 _UNBOUNDED = 2**64
 STUCK_AFTER = 3 * SECOND
 """A counter that does not move for longer is stuck: a domain of the cover always draws power."""
@@ -224,22 +265,6 @@ class CounterFile:
     anywhere: ``same_registration`` detects it. A counter that cannot be opened keeps its place and
     is retried.
     """
-
-    __slots__ = (
-        "_identity",
-        "_limit",
-        "_longest",
-        "_moved",
-        "_moves",
-        "_value",
-        "domain_id",
-        "epoch",
-        "failure",
-        "fd",
-        "path",
-        "readable_now",
-        "zone",
-    )
 
     def __init__(self, path: Path, zone: Zone) -> None:
         """OSError if there is no such file."""

@@ -331,6 +331,7 @@ _RULES: dict[ZoneKind, Callable[[ZoneLocation, CoverContext], CoverDecision]] = 
     ZoneKind.OTHER: _other_rule,
 }
 
+NAME = "rapl"
 _COUNTER_STEPS = 2**32  # RAPL energy status is a 32-bit field, on every part so far
 
 
@@ -351,7 +352,6 @@ class ZoneTopology:
 def resolve_topology(
     zones: Iterable[Zone],
     *,
-    source: str = "rapl",
     provenance: Provenance = Provenance.MEASURED,
     vendor: str | None = None,
     mirrors: frozenset[MirrorPair] = frozenset(),
@@ -387,7 +387,6 @@ def resolve_topology(
             placed[directory],
             decide_cover(domain_of[directory], placed[directory], context),
             domain_of[directory],
-            source,
             provenance,
             resolution,
         )
@@ -474,7 +473,6 @@ def _domain(
     place: ZoneLocation,
     decision: CoverDecision,
     identity: str,
-    source: str,
     provenance: Provenance,
     resolution: int,
 ) -> Domain:
@@ -486,7 +484,7 @@ def _domain(
         id=identity,
         hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
         name=place.path,
-        source=source,
+        source=NAME,
         provenance=provenance,
         in_cover=decision.in_cover,
         parent=decision.parent,
