@@ -157,8 +157,6 @@ def _below(path: str, places: Sequence[str]) -> str:
 # --------------------------------------------------------------------- the files of the program
 
 _MAX_LINKS = 40  # symbolic links in one path, as in the kernel
-MAX_ENTRIES = 200_000
-"""Largest number of inspected entries; an environment with only wattspan has a few thousand."""
 _SEPARATE_PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Directories below Python's own modules that are imported only if they are in sys.path."""
 
@@ -212,24 +210,27 @@ def path_components(root: Path, path: str) -> Iterator[PathComponent]:
         if part == "..":
             at = at.parent
             continue
-        here = at / part
-        try:
-            found = path_below(root, str(here)).lstat()
-        except OSError:
-            yield PathComponent(str(here), None)
+        here = str(at / part)
+        step = _component(root, here) if links <= _MAX_LINKS else PathComponent(here, None)
+        yield step
+        if step.mode is None:
             return
-        yield PathComponent(str(here), found.st_mode, found.st_uid, found.st_gid)
-        if not stat.S_ISLNK(found.st_mode):
-            at = here
+        if not stat.S_ISLNK(step.mode):
+            at /= part
             continue
         links += 1
-        if links > _MAX_LINKS:
-            yield PathComponent(str(here), None)
-            return
-        target = PurePosixPath(path_below(root, str(here)).readlink())
+        target = PurePosixPath(path_below(root, here).readlink())
         if target.is_absolute():
             at = PurePosixPath("/")
         waiting += reversed([p for p in target.parts if p != "/"])
+
+
+def _component(root: Path, path: str) -> PathComponent:
+    try:
+        found = path_below(root, path).lstat()
+    except OSError:
+        return PathComponent(path, None)
+    return PathComponent(path, found.st_mode, found.st_uid, found.st_gid)
 
 
 def _text(path: Path) -> str:
@@ -280,48 +281,37 @@ def program_files(root: Path, program: str) -> Iterator[ProgramFile]:
 
 def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator[ProgramFile]:
     """Yield all files below ``whole``, and those below ``imported`` of no other environment."""
-    waiting = [(p, p, False) for p in reversed(imported)] + [(p, p, True) for p in reversed(whole)]
+    waiting = [(tree, False) for tree in reversed(imported)]
+    waiting += [(tree, True) for tree in reversed(whole)]
     seen: set[str] = set()
-    entries = 0
     while waiting:
-        folder, tree, complete = waiting.pop()
-        if folder == tree and (components := list(path_components(root, folder))):
-            yield from map(ProgramFile, components)
-            folder = tree = components[-1].path  # without links
-        if folder in seen:
-            continue
-        seen.add(folder)
-        for step in _entries(root, folder):
-            entries += 1
-            if entries > MAX_ENTRIES:
-                raise WattspanError(
-                    f"{tree} contains more than {MAX_ENTRIES} files, too many to check. Install "
-                    "wattspan in an environment of its own."
-                )
-            if stat.S_ISLNK(step.mode or 0):
+        tree, complete = waiting.pop()
+        components = list(path_components(root, tree))
+        yield from map(ProgramFile, components)
+        tree = components[-1].path  # without links
+        for place, folders, files in os.walk(path_below(root, tree), onerror=_refuse_unreadable):
+            folder = f"/{os.path.relpath(place, root)}"
+            if folder in seen:
+                folders.clear()
+                continue
+            seen.add(folder)
+            for name in (*folders, *files):
+                step = _component(root, f"{folder}/{name}")
+                if not stat.S_ISLNK(step.mode or 0):
+                    yield ProgramFile(step, tree)
+                    continue
                 components = list(path_components(root, step.path))
                 yield from map(ProgramFile, components)
-                target = components[-1].path
-                reached = complete and f"{target}/".startswith(f"{tree}/")
-                if stat.S_ISDIR(components[-1].mode or 0) and not reached:
-                    waiting.append((target, target, complete))
-                continue
-            yield ProgramFile(step, tree)
-            inside = complete or PurePosixPath(step.path).name not in _SEPARATE_PACKAGES
-            if stat.S_ISDIR(step.mode or 0) and inside:
-                waiting.append((step.path, tree, complete))
+                target = components[-1]
+                reached = complete and _below(target.path, (tree,))
+                if stat.S_ISDIR(target.mode or 0) and not reached:
+                    waiting.append((target.path, complete))
+            if not complete:
+                folders[:] = [name for name in folders if name not in _SEPARATE_PACKAGES]
 
 
-def _entries(root: Path, folder: str) -> Iterator[PathComponent]:
-    """Yield the entries of a directory without following links."""
-    try:
-        with os.scandir(path_below(root, folder)) as entries:
-            for entry in entries:
-                found = entry.stat(follow_symlinks=False)
-                yield PathComponent(
-                    f"{folder}/{entry.name}", found.st_mode, found.st_uid, found.st_gid
-                )
-    except OSError as error:
-        raise WattspanError(
-            f"Cannot read {folder} ({error.strerror}) to check the owners of the program. Use sudo."
-        ) from None
+def _refuse_unreadable(error: OSError) -> None:
+    raise WattspanError(
+        f"Cannot read {error.filename} ({error.strerror}) to check the owners of the program. Use "
+        "sudo."
+    )
