@@ -223,21 +223,21 @@ def test_missing_inherited_sockets_give_none(count: str) -> None:
 def test_inherited_socket_without_listener_is_rejected() -> None:
     with socket.socket(socket.AF_UNIX) as idle:
         environ, first = handed(idle)
-        with pytest.raises(ListenError, match="does not listen"):
+        with pytest.raises(ListenError, match="no listening Unix stream socket"):
             inherited_unix_socket(environ, first=first)
 
 
 def test_datagrams_are_refused() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         environ, first = handed(datagrams)
-        with pytest.raises(ListenError, match="no stream"):
+        with pytest.raises(ListenError, match="no listening Unix stream socket"):
             inherited_unix_socket(environ, first=first)
 
 
 def test_network_socket_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as network:
         environ, first = handed(network)
-        with pytest.raises(ListenError, match="no Unix socket"):
+        with pytest.raises(ListenError, match="no listening Unix stream socket"):
             inherited_unix_socket(environ, first=first)
 
 

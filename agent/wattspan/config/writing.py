@@ -89,17 +89,9 @@ def _printable(c: str) -> str:
 _HEAD = """\
 # Configuration
 
-`wattspan run` reads `/etc/wattspan/config.toml`, or the file that `--config` names. The default
-file may be missing; a named file must exist. The sources of a value, by precedence:
-
-1. a flag: `--set agent.interval=50ms`, or a command's own option;
-2. the environment: `WATTSPAN_AGENT_INTERVAL=50ms`;
-3. the file;
-4. the default.
-
-`wattspan config show --origin` prints the origin of each value, and `wattspan config check` reports
-every fault at once. An unknown table or key is an error, an unknown `WATTSPAN_*` variable a
-warning.
+[Configure](../how-to/configure.md) describes the file, variables and flags, and their precedence.
+The default file may be missing; a file that `--config` names must exist. An unknown table or key is
+an error, an unknown `WATTSPAN_*` variable a warning.
 
 Durations have a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), as have sizes (`B`, `kB`, `MB`, `GB`,
 `KiB`, `MiB`, `GiB`). A list in the environment has the notation of TOML, `["a", "b"]`, or commas,

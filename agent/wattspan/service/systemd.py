@@ -285,22 +285,13 @@ def inherited_unix_socket(
     passed = _descriptors(environ, first)
     if not passed:
         return None
-    if len(passed) > 1:
-        raise _unsuitable(f"{len(passed)} sockets were passed, and one is served")
     try:
-        listener = socket.socket(fileno=passed[0])
-    except OSError:
-        raise _unsuitable("the passed descriptor is no socket") from None
-    fault = ""
-    if listener.family != socket.AF_UNIX:
-        fault = "the passed descriptor is no Unix socket"
-    elif listener.type != socket.SOCK_STREAM:
-        fault = "the passed socket is no stream socket"
-    elif not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        fault = "the passed socket does not listen"
-    if fault:
-        listener.detach()  # systemd owns the descriptor
-        raise _unsuitable(fault)
+        listener = _listening_unix_socket(passed)
+    except ValueError as error:
+        raise ListenError(
+            f"Cannot serve the socket of the service manager: {error}. Its unit must name one"
+            " ListenStream= with a path, and Accept=no."
+        ) from None
     name = listener.getsockname()
     address = "@" + name[1:].decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
     return ListeningSocket(listener, address, lambda: None)
@@ -321,8 +312,17 @@ def _descriptors(environ: MutableMapping[str, str], first: int) -> list[int]:
     return passed
 
 
-def _unsuitable(cause: str) -> ListenError:
-    return ListenError(
-        f"Cannot serve the socket of the service manager: {cause}. Its unit must name one"
-        " ListenStream= with a path, and Accept=no."
-    )
+def _listening_unix_socket(passed: Sequence[int]) -> socket.socket:
+    """The socket of the only descriptor, which systemd owns; ValueError."""
+    if len(passed) > 1:
+        raise ValueError(f"{len(passed)} sockets were passed, and one is served")
+    try:
+        listener = socket.socket(fileno=passed[0])
+    except OSError:
+        raise ValueError("the passed descriptor is no socket") from None
+    kind = (listener.family, listener.type)
+    listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if kind != (socket.AF_UNIX, socket.SOCK_STREAM) or not listening:
+        listener.detach()
+        raise ValueError("the passed descriptor is no listening Unix stream socket")
+    return listener
