@@ -1,4 +1,4 @@
-"""The capper that the agent starts itself, where none runs.
+"""The capper that the agent starts itself, where none runs, and the health of any capper.
 
 The capper follows its standard input: the pipe ends with the agent, and the capper restores every
 tuned limit and ends. Limits of fixed caps and of a power budget stay in force. If the capper ends,
@@ -31,15 +31,15 @@ HUNG_AFTER = 20 * SECOND
 START_TIMEOUT = 90 * SECOND
 """The time until its first answer: as TimeoutStartSec= of its service."""
 STOP_TIMEOUT = 5.0  # seconds to restore the tuned limits
-_READY_TIMEOUT, _READY_CHECKS = 5, 100
-"""Seconds in which it should answer, and the number of checks in them."""
+READY_TIMEOUT = 5 * SECOND
+_READY_INTERVAL = 0.05  # seconds
 
 
 @dataclass(slots=True)
 class CapperProcess:
-    """Started and stopped as a part of the agent.
+    """A part of the agent with a thread of its own.
 
-    ``text`` is the whole configuration in TOML, ``answered`` whether a capper answers now.
+    ``text`` is the whole configuration in TOML, ``answered`` returns True if a capper answers now.
     """
 
     clock: Clock
@@ -53,8 +53,7 @@ class CapperProcess:
     _began: int = 0
     _delay: int = FIRST_DELAY
     _ask_at: int = 0
-    _answered_once: bool = False
-    _silent_since: int | None = None
+    _kill_at: int = 0
 
     @property
     def pid(self) -> int | None:
@@ -64,8 +63,7 @@ class CapperProcess:
         """Start a capper unless one answers already, and restart it from then on."""
         if self.answered():
             return
-        self._launch()
-        self._await()
+        self._await(self._launch())
         self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
         self._thread.start()
 
@@ -90,26 +88,21 @@ class CapperProcess:
                 "limits. `wattspan caps restore` does the same once it has ended."
             )
 
-    def _await(self) -> None:
-        """Wait for the first answer, so that the first turn of the tuner finds the capper.
-
-        A capper that hangs delays each check, so the time is limited, not only the checks.
-        """
-        deadline = self.clock.monotonic() + _READY_TIMEOUT * SECOND
-        for _ in range(_READY_CHECKS):
-            if self.answered() or self._process is None or self._process.poll() is not None:
-                return
+    def _await(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the first answer, so that the first turn of the tuner finds the capper."""
+        deadline = self.clock.monotonic() + READY_TIMEOUT
+        while not self.answered() and process.poll() is None:
             if self.clock.monotonic() >= deadline:
                 return
-            self._stop.wait(_READY_TIMEOUT / _READY_CHECKS)
+            self._stop.wait(_READY_INTERVAL)
 
-    def _launch(self) -> None:
+    def _launch(self) -> subprocess.Popen[bytes]:
         # Anonymous memory, not a file: no other process can change the configuration.
         settings = os.memfd_create("wattspan-capper")
         try:
             os.write(settings, self.text.encode())
             self._began = self.clock.monotonic()
-            self._answered_once, self._silent_since = False, None
+            self._kill_at = self._began + START_TIMEOUT
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 module_command(
                     *("wattspan", "capper", "--follow-stdin"),
@@ -124,6 +117,7 @@ class CapperProcess:
             )
         finally:
             os.close(settings)
+        return self._process
 
     def _watch(self) -> None:
         while not self._stop.wait(CHECK_INTERVAL):
@@ -148,26 +142,22 @@ class CapperProcess:
             self._launch()
 
     def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
-        asked = self.clock.monotonic()
-        if asked < self._ask_at:
+        if self.clock.monotonic() < self._ask_at:
             return
         answered = self.answered()
         now = self.clock.monotonic()
         self._ask_at = now + HEARTBEAT_INTERVAL
         if answered:
-            self._answered_once, self._silent_since = True, None
-            return
-        if self._silent_since is None:
-            self._silent_since = asked
-        starting = not self._answered_once and now - self._began < START_TIMEOUT
-        if starting or now - self._silent_since < HUNG_AFTER or self._stop.is_set():
-            return
-        self.log(
-            f"The capper (process {process.pid}) has not answered for {HUNG_AFTER // SECOND} s and "
-            "is killed. If it was not stopped on purpose, a driver may hang: see `wattspan doctor`."
-        )
-        self._silent_since = now  # a process in a kernel call ends later; it is logged again then
-        process.kill()
+            self._kill_at = now + HUNG_AFTER
+        elif now >= self._kill_at and not self._stop.is_set():
+            self.log(
+                f"The capper (process {process.pid}) has not answered for {HUNG_AFTER // SECOND} s "
+                "and is killed. If it was not stopped on purpose, a driver may hang: see "
+                "`wattspan doctor`."
+            )
+            # A process in a kernel call ends later; the log repeats the message then.
+            self._kill_at = now + HUNG_AFTER
+            process.kill()
 
 
 def _exit_text(code: int) -> str:
