@@ -22,7 +22,7 @@ from wattspan.ports import Clock, WattspanError
 from wattspan.util.files import read_regular
 
 if TYPE_CHECKING:
-    from wattspan.config.access import AccessSettings
+    from wattspan.config import AccessSettings
     from wattspan.model.settings import Listen
 
 LOCAL_TIMEOUT = 1.0  # seconds

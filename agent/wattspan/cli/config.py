@@ -18,8 +18,7 @@ from wattspan.cli.options import (
     json_option,
     load_configuration,
 )
-from wattspan.config import Config, writing
-from wattspan.config.access import AccessSettings
+from wattspan.config import AccessSettings, Config, writing
 from wattspan.config.tables import FAMILIES
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults

@@ -12,6 +12,7 @@ from wattspan.config.loading import DEFAULT_PATH, changed_keys, environment_vari
 from wattspan.config.loading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
 from wattspan.config.tables import (
     TABLES,
+    AccessSettings,
     AgentSettings,
     Config,
     ConfigSchema,
@@ -27,6 +28,7 @@ __all__ = [
     "DEFAULT_PATH",
     "ENVIRONMENT_PREFIX",
     "TABLES",
+    "AccessSettings",
     "AgentSettings",
     "AutotuneSettings",
     "CapsSettings",

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from wattspan.config.access import AccessSettings
+from wattspan.config import AccessSettings
 from wattspan.http.connection_limiter import CountRejection, ignore_rejection
 from wattspan.http.tls import (
     AccessError,

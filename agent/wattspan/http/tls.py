@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from wattspan.config.access import AccessSettings
+from wattspan.config import AccessSettings
 from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
 from wattspan.ports import WattspanError
 from wattspan.util.files import read_regular

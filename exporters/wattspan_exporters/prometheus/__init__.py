@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from wattspan.config.access import AccessSettings
+from wattspan.config import AccessSettings
 from wattspan.model.settings import Duration, Listen, about
 from wattspan.ports import Exporter, ExporterContext, ExporterPlugin
 

@@ -10,8 +10,7 @@ from typing import cast
 
 from wattspan.cli.agent_client import is_local_agent
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
-from wattspan.config import Config
-from wattspan.config.access import AccessSettings
+from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import exposure_warning, token_check
 from wattspan.http.tls import AccessError, server_tls
 from wattspan.model.settings import Listen, Table

@@ -19,7 +19,7 @@ from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.model.settings import Duration
 
 if TYPE_CHECKING:
-    from wattspan.config.access import AccessSettings
+    from wattspan.config import AccessSettings
     from wattspan.model.settings import Table
 
 DEFAULT_LISTEN = "127.0.0.1:9949"
