@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import echo_json, json_option
+from wattspan.cli.options import F, echo_json, json_option
 from wattspan.ports import WattspanError
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.service.installation.files import ServiceFile
     from wattspan.service.installation.plan import Action
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _placing(function: F) -> F:

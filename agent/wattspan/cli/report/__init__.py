@@ -145,7 +145,7 @@ def _report(
         return "".join(
             f"{line}\n" for line in table.report_lines(path, by, found, breakdown, unit)
         ).encode(errors="replace")
-    rows = export.report_table(by, found, breakdown)
+    rows = export.report_rows(by, found, breakdown)
     if form == "parquet":
         return export.parquet_bytes(rows, export.metadata(by, found, breakdown))
     return export.csv_bytes(rows) if form == "csv" else export.jsonl_bytes(rows)

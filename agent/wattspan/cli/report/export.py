@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -67,21 +67,14 @@ def _constant_rate(rate: int | None) -> PeriodsBetween:
     return pieces
 
 
-def footprint_headings(asked: Sequence[Weighting]) -> tuple[str, ...]:
-    """The columns of ``footprint_values``."""
-    return tuple(
-        heading
-        for each in asked
-        for heading in (f"{each.kind}_{each.unit}", f"{each.kind}_unknown_uj")
-    )
-
-
-def footprint_values(energy: int, asked: Sequence[Weighting]) -> Iterator[object]:
+def footprint_cells(energy: int, asked: Sequence[Weighting]) -> dict[str, object]:
     """The amount, None if no rate was known, and the energy whose rate was unknown."""
-    for weight in rated_parts(energy, asked):
+    cells: dict[str, object] = {}
+    for each, weight in zip(asked, rated_parts(energy, asked), strict=True):
         known = is_known(energy, weight)
-        yield Decimal(weight.billionths).scaleb(-9) if known else None
-        yield weight.unknown
+        cells[f"{each.kind}_{each.unit}"] = Decimal(weight.billionths).scaleb(-9) if known else None
+        cells[f"{each.kind}_unknown_uj"] = weight.unknown
+    return cells
 
 
 def footprint_facts(energy: int, asked: Sequence[Weighting]) -> dict[str, Any]:
@@ -195,102 +188,90 @@ def _iso(seconds: int) -> str:
 # ------------------------------------------------------------------------------------------ rows
 
 
-class ReportTable(NamedTuple):
-    """Rows of texts, integers, floats and decimals; None is an empty cell."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[object, ...]]
+ReportRow = dict[str, object]
+"""Texts, integers, floats and decimals by column; None is an empty cell. All rows are alike."""
 
 
-def report_table(by: str, extract: HistoryExtract, breakdown: Breakdown) -> ReportTable:
+def report_rows(by: str, extract: HistoryExtract, breakdown: Breakdown) -> list[ReportRow]:
     if by == "domain":
-        return _domain_table(extract)
-    return (_span_table if by == SPAN else _line_table)(breakdown, extract.weightings)
-
-
-def _span_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
-    """A row for each line; one that is no span has no calls, seconds and tokens."""
-    types = list(breakdown.provenance)
-    worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
-    columns = (
-        *("role", "service", "span", "calls", "seconds", "tokens_input", "tokens_output"),
-        *("provenance", "energy_uj", *(f"{hw_type}_uj" for hw_type in types)),
-        *footprint_headings(asked),
-    )
-    rows = []
-    for line in (*_lines(breakdown), breakdown.total):
-        use = line.usage
-        usage = (
-            (use.calls, use.nanoseconds / 1e9, use.tokens_in, use.tokens_out)
-            if use is not None
-            else (None,) * 4
-        )
-        by_type = (line.energy.get(hw_type, 0) for hw_type in types)
-        footprint = footprint_values(line.total, asked)
-        names = line.role, line.group, line.name
-        rows.append((*names, *usage, worst, line.total, *by_type, *footprint))
-    return ReportTable(columns, rows)
-
-
-def _line_table(breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportTable:
-    """A row for each line and hardware type; of each kind and type they sum to the total's."""
-    columns = ("kind", "role", "name", "group", "hw_type", "provenance", "energy_uj", "energy_j")
-    rows: list[tuple[object, ...]] = [
-        (
-            *(line.kind, line.role, line.name, line.group, hw_type),
-            *(breakdown.provenance[hw_type], energy, Decimal(energy).scaleb(-6)),
-            *footprint_values(energy, asked),
-        )
-        for line in (*_lines(breakdown), breakdown.total)
+        return [_domain_row(domain, extract.weightings) for domain in extract.domains]
+    lines = (*_lines(breakdown), breakdown.total)
+    if by == SPAN:
+        return [_span_row(line, breakdown, extract.weightings) for line in lines]
+    return [
+        {
+            "kind": line.kind,
+            "role": line.role,
+            "name": line.name,
+            "group": line.group,
+            "hw_type": hw_type,
+            "provenance": breakdown.provenance[hw_type],
+            "energy_uj": energy,
+            "energy_j": Decimal(energy).scaleb(-6),
+            **footprint_cells(energy, extract.weightings),
+        }
+        for line in lines
         for hw_type, energy in line.energy.items()
     ]
-    return ReportTable((*columns, *footprint_headings(asked)), rows)
 
 
-def _domain_table(extract: HistoryExtract) -> ReportTable:
-    """A row for each domain; one that is not attributed has no parts."""
-    columns = (
-        *("hw_id", "hw_type", "hw_name", "provenance", "in_cover", "energy_uj", "consumers_uj"),
-        *("idle_uj", "unattributed_uj", "gap_seconds"),
-    )
-    rows: list[tuple[object, ...]] = [
-        (
-            *(domain.id, domain.hw_type, domain.name, domain.provenance, int(domain.in_cover)),
-            domain.energy,
-            *(
-                part if domain.attributed else None
-                for part in (domain.consumers, domain.idle, domain.unattributed)
-            ),
-            sum(domain.gaps.values()) / 1e9,
-            *footprint_values(domain.energy, extract.weightings),
-        )
-        for domain in extract.domains
-    ]
-    return ReportTable((*columns, *footprint_headings(extract.weightings)), rows)
+def _span_row(line: BreakdownLine, breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportRow:
+    """A line that is no span has no calls, seconds and tokens."""
+    use = line.usage
+    return {
+        "role": line.role,
+        "service": line.group,
+        "span": line.name,
+        "calls": use and use.calls,
+        "seconds": use and use.nanoseconds / 1e9,
+        "tokens_input": use and use.tokens_in,
+        "tokens_output": use and use.tokens_out,
+        "provenance": max(breakdown.provenance.values(), key=lambda one: one.rank, default=None),
+        "energy_uj": line.total,
+        **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
+        **footprint_cells(line.total, asked),
+    }
+
+
+def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:
+    """A domain that is not attributed has no parts."""
+    attributed = domain.attributed
+    return {
+        "hw_id": domain.id,
+        "hw_type": domain.hw_type,
+        "hw_name": domain.name,
+        "provenance": domain.provenance,
+        "in_cover": int(domain.in_cover),
+        "energy_uj": domain.energy,
+        "consumers_uj": domain.consumers if attributed else None,
+        "idle_uj": domain.idle if attributed else None,
+        "unattributed_uj": domain.unattributed if attributed else None,
+        "gap_seconds": sum(domain.gaps.values()) / 1e9,
+        **footprint_cells(domain.energy, asked),
+    }
 
 
 # --------------------------------------------------------------------------------------- formats
 
 
-def csv_bytes(table: ReportTable) -> bytes:
+def csv_bytes(rows: Sequence[ReportRow]) -> bytes:
     """RFC 4180; no cell is a formula (see escape_formula)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
-    for row in table.rows:
+    writer.writerows(row.keys() for row in rows[:1])
+    for row in rows:
         writer.writerow(
-            escape_formula(str(cell)) if isinstance(cell, str) else cell for cell in row
+            escape_formula(str(cell)) if isinstance(cell, str) else cell for cell in row.values()
         )
     return text.getvalue().encode(errors="replace")
 
 
-def jsonl_bytes(table: ReportTable) -> bytes:
+def jsonl_bytes(rows: Sequence[ReportRow]) -> bytes:
     """A JSON object with all columns for each row."""
-    encoder = msgspec.json.Encoder(decimal_format="number")
-    return encoder.encode_lines(dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    return msgspec.json.Encoder(decimal_format="number").encode_lines(rows)
 
 
-def parquet_bytes(table: ReportTable, metadata: Mapping[str, str]) -> bytes:
+def parquet_bytes(rows: Sequence[ReportRow], metadata: Mapping[str, str]) -> bytes:
     """The rows with energies in whole microjoules. WattspanError without pyarrow."""
     if not has_pyarrow():
         raise WattspanError(NO_PYARROW)
@@ -298,16 +279,14 @@ def parquet_bytes(table: ReportTable, metadata: Mapping[str, str]) -> bytes:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(name, types[_cell_type(name)]) for name in table.columns], metadata)
-    rows = [
-        {
-            name: None if cell is None else _cell_type(name)(cell)
-            for name, cell in zip(table.columns, row, strict=True)
-        }
-        for row in table.rows
+    columns = rows[0] if rows else ()
+    schema = pa.schema([(name, types[_cell_type(name)]) for name in columns], metadata)
+    cells = [
+        {name: None if cell is None else _cell_type(name)(cell) for name, cell in row.items()}
+        for row in rows
     ]
     out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(cells, schema=schema), out, compression="zstd")
     return out.getvalue()
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from wattspan.cli.options import (
+    F,
     config_options,
     echo_json,
     json_option,
@@ -27,7 +28,6 @@ from wattspan.sdk import AgentUnavailableError
 from wattspan.util.text import printable
 
 DEFAULT_LIMIT = 20
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TuningOffError(WattspanError):

@@ -119,10 +119,6 @@ def _number(knob: Knob, value: int) -> str:
 
 # --------------------------------------------------------------------------------------- lines
 
-_COLUMNS = (
-    *("JOB", "STATE", "SETTING", "SLOWER", "BOUND", "BUDGET", "SAVING", "SAVED", "BETWEEN"),
-    *("PAIRS", "SINCE"),
-)
 _LEFT_COLUMNS = ("JOB", "STATE", "SETTING", "BETWEEN")
 _OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET")
 """Columns that narrow terminals omit, in this order; `explain` shows them."""
@@ -190,30 +186,29 @@ def _fitting_table(
 ) -> list[str]:
     """The lines of the table, with as many columns as fit."""
     cells = [
-        (
-            truncate(row.job),
-            state_text(row),
-            against_original(row, accounts.caps),
-            percent(row.slowdown),
-            percent(row.slowdown_bound),
-            budget_text(row.budget),
-            percent(row.saving),
-            UNKNOWN if row.saved is None else signed_joules(row.saved),
-            _saved_interval(row),
-            str(row.pairs),
-            duration_text(max(0, now.mono - row.since.mono)),
-        )
+        {
+            "JOB": truncate(row.job),
+            "STATE": state_text(row),
+            "SETTING": against_original(row, accounts.caps),
+            "SLOWER": percent(row.slowdown),
+            "BOUND": percent(row.slowdown_bound),
+            "BUDGET": budget_text(row.budget),
+            "SAVING": percent(row.saving),
+            "SAVED": UNKNOWN if row.saved is None else signed_joules(row.saved),
+            "BETWEEN": _saved_interval(row),
+            "PAIRS": str(row.pairs),
+            "SINCE": duration_text(max(0, now.mono - row.since.mono)),
+        }
         for row in rows
     ]
-    heading = tuple("" if title == "BETWEEN" else title for title in _COLUMNS)
-    shown, omitted = list(range(len(_COLUMNS))), list(_OPTIONAL_COLUMNS)
+    cells.insert(0, {title: title for title in cells[0]} | {"BETWEEN": ""})
+    shown, omitted = list(cells[0]), list(_OPTIONAL_COLUMNS)
     while True:
-        left = [place for place, column in enumerate(shown) if _COLUMNS[column] in _LEFT_COLUMNS]
-        table = [[line[column] for column in shown] for line in (heading, *cells)]
-        lines = table_lines(table, left=left)
+        left = [place for place, title in enumerate(shown) if title in _LEFT_COLUMNS]
+        lines = table_lines([[line[title] for title in shown] for line in cells], left=left)
         if width is None or not omitted or max(map(len, lines)) <= width:
             return lines
-        shown.remove(_COLUMNS.index(omitted.pop(0)))
+        shown.remove(omitted.pop(0))
 
 
 def _with_sentences(
