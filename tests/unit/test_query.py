@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
-from wattspan.api import authorization
+from wattspan.api import service
 from wattspan.api.requests import parse_time
-from wattspan.api.service import MAX_WAITING
-from wattspan.api.watches import MAX_SAMPLED, MAX_WATCHED, WatchList
+from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
 from wattspan.config.tables import AgentSettings
 from wattspan.http.messages import Peer
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
@@ -162,7 +161,7 @@ def test_unverified_sender_has_no_access(asked: Asked) -> None:
 
 def test_process_with_several_users_is_readable_by_root_only(asked: Asked) -> None:
     asked.energy(pid=OURS.pid)
-    asked.uids[OURS.pid] = authorization.NOBODY
+    asked.uids[OURS.pid] = service.NOBODY
     assert "not known to be yours" in asked.problem(403, pid=OURS.pid, start="-1s")
     del asked.directory.infos[OURS]  # and its earlier owner is forgotten
     assert asked.problem(403, pid=OURS.pid, started=OURS.started, start="-1s")
@@ -189,10 +188,10 @@ def test_device_power_resolution_is_limited() -> None:
 def test_owners_of_the_dead_are_remembered_within_bounds() -> None:
     asked = Asked()
     asked.service._authorization._owners.update(
-        (Consumer(10**6 + i, 1), USER) for i in range(authorization.MAX_REMEMBERED)
+        (Consumer(10**6 + i, 1), USER) for i in range(service.MAX_REMEMBERED)
     )
     asked.get("/v1/watch", pid=OURS.pid)
-    assert len(asked.service._authorization._owners) == authorization.MAX_REMEMBERED
+    assert len(asked.service._authorization._owners) == service.MAX_REMEMBERED
     assert OURS in asked.service._authorization._owners
 
 
@@ -201,11 +200,11 @@ def test_process_user_comes_from_the_kernel() -> None:
     try:
         consumer = Consumer(child.pid, _started(child.pid))
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # exited and still listed
-        assert authorization.owner_of(consumer) == os.getuid()
-        assert authorization.owner_of(Consumer(child.pid, consumer.started + 1)) is None
+        assert service.owner_of(consumer) == os.getuid()
+        assert service.owner_of(Consumer(child.pid, consumer.started + 1)) is None
     finally:
         child.wait()
-    assert authorization.owner_of(consumer) is None
+    assert service.owner_of(consumer) is None
 
 
 def _started(pid: int) -> int:

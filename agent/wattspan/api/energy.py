@@ -39,7 +39,7 @@ class TimeGrid(NamedTuple):
         """The energy of ``domain`` in completely known cells: settled, and still in the history."""
         end = min(end, self.down(past.settled()))
         energy: Counter[HwType] = Counter()
-        doubt: Counter[HwType] = Counter()
+        uncertainty: Counter[HwType] = Counter()
         covered = 0
         for first, last, inside in self._parts(start, end):
             for spent in _complete_cells(past, domain.id, first, last, self.size):
@@ -47,13 +47,13 @@ class TimeGrid(NamedTuple):
                 covered += spent.covered * inside // span
                 for kind, amount in spent.energy.items():
                     energy[kind] += amount * inside // span
-                    beside = max(inside, span - inside) if inside < span else 0
-                    doubt[kind] += amount * beside // span
+                    unknown = max(inside, span - inside) if inside < span else 0
+                    uncertainty[kind] += amount * unknown // span
                 for kind, amount in spent.uncertainty.items():
-                    doubt[kind] += amount * inside // span
+                    uncertainty[kind] += amount * inside // span
         return IntervalEnergy(
             {kind: Microjoules(amount) for kind, amount in energy.items()},
-            {kind: Microjoules(amount) for kind, amount in doubt.items()},
+            {kind: Microjoules(amount) for kind, amount in uncertainty.items()},
             covered,
         )
 
@@ -127,9 +127,9 @@ def energy_response(
 ) -> JsonObject:
     """The energy of the host, its devices and a process from ``start`` to ``end``.
 
-    Devices are told by the cells of ``grid``, those that it hides.
+    The energy of devices that ``grid`` hides comes from its cells.
     """
-    # Read before the figures, which may only be more complete than it says.
+    # Read first: the figures may only be more complete than this time.
     settled = past.settled(consumer)
     domains = sorted_domains(past.domains().values())
     coarse = any(map(grid.hides, domains))
@@ -192,16 +192,16 @@ def provenances(domains: Iterable[Domain]) -> dict[HwType, Provenance]:
 def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) -> JsonObject:
     """Sums of the devices by type; the coverage is that of the least covered device."""
     energy: dict[HwType, int | None] = {}
-    doubt: dict[HwType, int] = {}
+    uncertainty: dict[HwType, int] = {}
     for domain, spent in devices:
         kind = domain.hw_type
         known = _measured(spent.energy, spent, end - start).get(kind)
         energy.setdefault(kind, None)
         if known is not None:
             energy[kind] = (energy[kind] or 0) + known
-            doubt[kind] = doubt.get(kind, 0) + spent.uncertainty.get(kind, 0)
+            uncertainty[kind] = uncertainty.get(kind, 0) + spent.uncertainty.get(kind, 0)
     covered = min((spent.covered for _, spent in devices), default=0)
-    return _figures(energy, doubt, covered, end - start)
+    return _figures(energy, uncertainty, covered, end - start)
 
 
 def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int) -> JsonObject:
@@ -220,11 +220,11 @@ def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int
 
 def _process(consumer: Consumer, spent: IntervalEnergy, length: int) -> JsonObject:
     known = _measured(spent.energy, spent, length)
-    doubt = _measured(spent.uncertainty, spent, length)
+    uncertainty = _measured(spent.uncertainty, spent, length)
     return {
         "pid": consumer.pid,
         "started": consumer.started,
-        **_figures(known, doubt, spent.covered, length),
+        **_figures(known, uncertainty, spent.covered, length),
     }
 
 
@@ -236,11 +236,14 @@ def _measured(
 
 
 def _figures(
-    energy: Mapping[HwType, int | None], doubt: Mapping[HwType, int], covered: int, length: int
+    energy: Mapping[HwType, int | None],
+    uncertainty: Mapping[HwType, int],
+    covered: int,
+    length: int,
 ) -> JsonObject:
     return {
         "joules": {kind: _joules(amount) for kind, amount in energy.items()},
-        "uncertainty_joules": {kind: _joules(amount) for kind, amount in doubt.items()},
+        "uncertainty_joules": {kind: _joules(amount) for kind, amount in uncertainty.items()},
         **_coverage(covered, length),
     }
 

@@ -8,15 +8,16 @@ slept, since then shifts them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from wattspan.http.messages import HttpResponse
-from wattspan.model import SECOND, Consumer, Instant
+from wattspan.model import SECOND, Instant
 from wattspan.model.settings import Duration
 from wattspan.util.text import printable
 
@@ -90,7 +91,7 @@ _LARGEST_TIME = 2**63 - 1
 
 
 def parse_time(text: str, now: Instant) -> int:
-    """The monotonic nanoseconds that ``text`` means at ``now``; ValueError says what is wrong."""
+    """The monotonic nanoseconds that ``text`` means at ``now``; ValueError names the cause."""
     if text.startswith("mono:"):
         return _nanoseconds(text[5:])
     if text.startswith("-"):
@@ -115,132 +116,92 @@ def _nanoseconds(digits: str) -> int:
 def _iso_time(text: str) -> int:
     try:
         # an unescaped "+" arrives as a blank
-        told = datetime.fromisoformat(text.replace(" ", "+"))
+        moment = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError:
         raise ValueError("that is no time") from None
-    if told.tzinfo is None:
+    if moment.tzinfo is None:
         raise ValueError('that time has no offset, such as "Z"')
-    return (told - _EPOCH) // timedelta(microseconds=1) * 1000
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 LONGEST_WAIT = 60 * SECOND
+SENDER = 0  # as a pid: the process that sends the query
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _LARGEST_PID = 2**22  # PID_MAX_LIMIT of the kernel
 
 
-class ProcessReference(NamedTuple):
-    """A process in a query. ``pid`` is None for the sender of the query."""
+class Parameter(NamedTuple):
+    """A parameter of a query: its parser, whose ValueError is the cause, and the remedy."""
 
-    pid: int | None
-    started: int | None = None
-
-    @property
-    def consumer(self) -> Consumer | None:
-        """The process, if pid and start time are given."""
-        if self.pid is None or self.started is None:
-            return None
-        return Consumer(self.pid, self.started)
+    parse: Callable[[str], Any]
+    remedy: str
 
 
-class EnergyQuery(NamedTuple):
-    """Query of the energy of the host and of ``subject``, from ``start`` to ``end`` (monotonic)."""
+def whole_number(most: int) -> Callable[[str], int]:
+    """The parser of numbers from 1 to ``most``."""
 
-    start: int
-    end: int
-    subject: ProcessReference | None
-    family: bool
-    wait: int
+    def parse(text: str) -> int:
+        if text.isascii() and text.isdecimal() and len(text) <= 19 and 0 < int(text) <= most:
+            return int(text)
+        raise ValueError(f"that is no whole number from 1 to {most}")
 
-
-def energy_query(query: Mapping[str, str], now: Instant) -> EnergyQuery:
-    """The parsed ``query``. ProblemError names its first error."""
-    reject_unknown(query, ("pid", "started", "start", "end", "family", "wait"))
-    if "start" not in query:
-        raise bad_request("start", "it is missing", TIME_FORMATS)
-    start = time_parameter("start", query["start"], now)
-    end = time_parameter("end", query["end"], now) if "end" in query else now.mono
-    if end < start:
-        raise bad_request(
-            "end", "it lies before start", "Swap them, or write both by the same clock."
-        )
-    return EnergyQuery(start, end, process_reference(query), _flag("family", query), _wait(query))
+    return parse
 
 
-def watch_query(query: Mapping[str, str]) -> tuple[ProcessReference, bool]:
-    """The process to watch, and whether its descendants are included."""
-    reject_unknown(query, ("pid", "started", "family"))
-    whom = process_reference(query)
-    if whom is None:
-        raise bad_request("pid", "it is missing", 'Write a process id, or "self" for whoever asks.')
-    return whom, _flag("family", query)
+def _pid(text: str) -> int:
+    return SENDER if text == "self" else whole_number(_LARGEST_PID)(text)
 
 
-def no_parameters(query: Mapping[str, str]) -> None:
-    reject_unknown(query, ())
-
-
-def process_reference(query: Mapping[str, str]) -> ProcessReference | None:
-    """The process in the query, None without one."""
-    pid, started = query.get("pid"), query.get("started")
-    if pid is None:
-        if started is not None:
-            raise bad_request("started", "it says nothing without pid", "Give both.")
-        return None
-    ticks = None if started is None else _number("started", started, 2**63 - 1)
-    if pid == "self":
-        return ProcessReference(None, ticks)
-    return ProcessReference(_number("pid", pid, _LARGEST_PID), ticks)
-
-
-def reject_unknown(query: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """Raise ProblemError for a parameter that is not ``known``."""
-    for name in query:
-        if name not in known:
-            raise bad_request(
-                f"{sanitized(name)}", "there is no such parameter", suggestion(name, known)
-            )
-
-
-def time_parameter(name: str, text: str, now: Instant) -> int:
-    """The parameter ``name`` in monotonic nanoseconds. ProblemError."""
-    try:
-        return parse_time(text, now)
-    except ValueError as error:
-        raise bad_request(f"{name}={sanitized(text)}", str(error), TIME_FORMATS) from None
-
-
-def _number(name: str, text: str, most: int) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= 19 and 0 < int(text) <= most:
-        return int(text)
-    raise bad_request(
-        f"{name}={sanitized(text)}",
-        f"that is no whole number from 1 to {most}",
-        'Write a process id, or "self" for whoever asks.'
-        if name == "pid"
-        else "It is field 22 of /proc/PID/stat, in clock ticks since boot.",
-    )
-
-
-def _flag(name: str, query: Mapping[str, str]) -> bool:
-    text = query.get(name, "0")
+def _flag(text: str) -> bool:
     if text not in _BOOLEANS:
-        raise bad_request(
-            f"{name}={sanitized(text)}", "that is neither yes nor no", "Write 1 or 0."
-        )
+        raise ValueError("that is neither yes nor no")
     return _BOOLEANS[text]
 
 
-def _wait(query: Mapping[str, str]) -> int:
-    text = query.get("wait", "0s")
-    try:
-        wait = Duration.parse(text)
-    except ValueError as error:
-        raise bad_request("wait", str(error), 'Write it as "2s".') from None
+def _wait(text: str) -> int:
+    wait = Duration.parse(text)
     if wait > LONGEST_WAIT:
-        raise bad_request(
-            f"wait={sanitized(text)}", "that is too long", "Wait at most 60s, and ask again."
-        )
+        raise ValueError("that is too long")
     return wait
+
+
+def time_parameter(now: Instant) -> Parameter:
+    return Parameter(partial(parse_time, now=now), TIME_FORMATS)
+
+
+PROCESS_PARAMETERS = {
+    "pid": Parameter(_pid, 'Write a process id, or "self" for whoever asks.'),
+    "started": Parameter(
+        whole_number(2**63 - 1), "It is field 22 of /proc/PID/stat, in clock ticks since boot."
+    ),
+    "family": Parameter(_flag, "Write 1 or 0."),
+}
+WAIT = Parameter(_wait, 'Write it as "2s", at most 60s, and ask again.')
+
+
+def read_query(query: Mapping[str, str], known: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The values of the parameters in ``query``. ProblemError names its first error."""
+    for name in query:
+        if name not in known:
+            remedy = suggestion(name, known)
+            raise bad_request(sanitized(name), "there is no such parameter", remedy)
+    if "started" in query and "pid" not in query:
+        raise bad_request("started", "it says nothing without pid", "Give both.")
+    values = {}
+    for name, text in query.items():
+        try:
+            values[name] = known[name].parse(text)
+        except ValueError as error:
+            thing, remedy = f"{name}={sanitized(text)}", known[name].remedy
+            raise bad_request(thing, str(error), remedy) from None
+    return values
+
+
+def required(values: Mapping[str, Any], name: str, remedy: str) -> Any:
+    """A value that the query must have. ProblemError."""
+    if name not in values:
+        raise bad_request(name, "it is missing", remedy)
+    return values[name]
 
 
 def sanitized(text: str) -> str:

@@ -2,48 +2,58 @@
 
 Names of jobs and decision sentences are available to every user who may open the socket, as the
 energy of devices is: they describe the host's power limits, not the computations of a process.
+
+The energy of devices and of the host is available to every user who may open the socket, at a
+coarse resolution (``energy.TimeGrid``); root and the agent's user, who may read the counters
+themselves, get everything. The energy of a process reveals something about its computations, so
+it is available to its own user and to root only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol, TypeVar
 
 from wattspan.api import energy
-from wattspan.api.authorization import Authorization, OwnerOf, may_read_counters, owner_of
 from wattspan.api.energy import TimeGrid
 from wattspan.api.requests import (
-    EnergyQuery,
+    PROCESS_PARAMETERS,
+    SENDER,
+    TIME_FORMATS,
+    WAIT,
+    Parameter,
     ProblemError,
-    ProcessReference,
     bad_request,
-    energy_query,
     json_response,
-    no_parameters,
-    reject_unknown,
-    sanitized,
+    read_query,
+    required,
     suggestion,
     time_parameter,
-    watch_query,
+    whole_number,
 )
 from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.api.watches import ProcessCpuSampler, WatchList
 from wattspan.http.connection_limiter import FairQuota
 from wattspan.http.limits import FairLock
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
 from wattspan.model import (
     MILLISECOND,
+    SECOND,
     Consumer,
-    Instant,
     Provenance,
     RecordedDecision,
     TuningAccounts,
 )
 from wattspan.ports import Clock, EnergyQueries, ProcessDirectory, SnapshotView
-from wattspan.tuning.serialization import JsonObject, accounts_to_json, recorded_decision_to_json
+from wattspan.processes.procfs import ProcFs
+from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
+
+T = TypeVar("T")
 
 TuningView = Callable[[], TuningAccounts]
 """Returns the newest accounts, without side effects."""
@@ -60,47 +70,173 @@ class DecisionHistoryView(Protocol):
     ) -> Sequence[RecordedDecision]: ...
 
 
-class DecisionHistoryQuery(NamedTuple):
-    """Query of decisions: job ("" for all), maximum number, start time (Unix nanoseconds)."""
+# -------------------------------------------------------------------------- authorization
 
-    job: str
-    limit: int
-    since: int | None
+ROOT = 0
+MAX_REMEMBERED = 10_000
+"""Owners of ended processes that are remembered; the least recently queried are evicted."""
 
+NOBODY = -1
+"""No user's id: the owner of a process with several user ids."""
 
-def decision_history_query(query: Mapping[str, str], now: Instant) -> DecisionHistoryQuery:
-    """The parsed ``query``. ProblemError names its first error."""
-    reject_unknown(query, ("job", "limit", "since"))
-    since = None
-    if "since" in query:
-        since = now.wall - (now.mono - time_parameter("since", query["since"], now))
-    return DecisionHistoryQuery(
-        query.get("job", ""), _limit(query.get("limit", str(DEFAULT_DECISIONS))), since
-    )
+OwnerOf = Callable[[Consumer], int | None]
 
 
-def tuning_response(view: TuningView | None) -> JsonObject:
-    """The state of every job; without a tuner the mode is ``off`` and there are no jobs."""
-    return accounts_to_json(TuningAccounts() if view is None else view())
+def owner_of(consumer: Consumer) -> int | None:
+    """The user who owns the process; None if it is gone.
+
+    A process that changes its user may know what none of them should tell the other, so all of
+    its user ids must be the same, as for a debugger. One that has ended and that its parent has
+    not taken note of yet still has its owner.
+    """
+    procfs = ProcFs()
+    status, stat = procfs.status(consumer.pid), procfs.stat(consumer.pid)
+    if status is None or stat is None or stat.started != consumer.started:
+        return None
+    ids = re.search(rb"^Uid:\s+(\d+)\s+(\d+)\s+(\d+)", status, re.MULTILINE)
+    if ids is None or len(set(ids.groups())) > 1:
+        return NOBODY
+    return int(ids[1])
 
 
-def decision_history_response(
-    view: DecisionHistoryView | None, question: DecisionHistoryQuery
-) -> JsonObject:
-    """The requested decisions, oldest first."""
-    told = () if view is None else view(question.job, question.limit, question.since)
-    return {"decisions": [recorded_decision_to_json(decided) for decided in told]}
+def may_read_counters(peer: Peer) -> bool:
+    """True if ``peer`` may read the energy counters."""
+    return peer.uid in (ROOT, os.geteuid())
 
 
-def _limit(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= 9 and 0 < int(text) <= MAX_DECISIONS:
-        return int(text)
-    raise bad_request(
-        f"limit={sanitized(text)}",
-        f"that is no whole number from 1 to {MAX_DECISIONS}",
-        "Write one.",
-    )
+class Authorization:
+    """Decides by the owner of a process; remembers the owners of ended processes."""
 
+    def __init__(self, owner: OwnerOf = owner_of) -> None:
+        self._owner = owner
+        self._owners: OrderedDict[Consumer, int] = OrderedDict()
+
+    def require(self, peer: Peer, consumer: Consumer) -> None:
+        """ProblemError if ``peer`` may not see the energy of ``consumer``."""
+        if not self.permits(peer, consumer):
+            owner = self._owner_of(consumer)
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN,
+                f"process {consumer.pid}",
+                "it is not known to be yours"
+                if owner in (None, NOBODY)
+                else "it belongs to another user, and what it spends says what it does",
+                "Ask as its user or as root.",
+            )
+
+    def permits(self, peer: Peer, consumer: Consumer) -> bool:
+        """True if ``peer`` may see the energy of ``consumer``."""
+        if peer.uid == ROOT:
+            return True
+        return peer.uid is not None and self._owner_of(consumer) == peer.uid
+
+    def _owner_of(self, consumer: Consumer) -> int | None:
+        owner = self._owner(consumer)
+        if owner is None:
+            return self._owners.get(consumer)
+        self._owners[consumer] = owner
+        self._owners.move_to_end(consumer)
+        if len(self._owners) > MAX_REMEMBERED:
+            self._owners.popitem(last=False)
+        return owner
+
+
+# -------------------------------------------------------------------------------- watches
+
+MAX_WATCHED = 8
+"""Watched processes. Ended ones are replaced first, then the least recently requested."""
+
+MAX_SAMPLED = 4
+"""Watched processes with fine CPU samples: the most recently requested."""
+
+KEEP_ENDED = 60 * SECOND
+"""Time that an ended process is kept, so that its last energy can be read."""
+
+HISTORY_HOLDER = "questions"
+
+
+class ProcessCpuSampler(Protocol):
+    """Samples the CPU time of a few processes more often than the poller."""
+
+    def watch(self, consumer: Consumer) -> None: ...
+
+    def unwatch(self, consumer: Consumer) -> None: ...
+
+    def take(self, consumer: Consumer) -> Sequence[tuple[int, int]]: ...
+
+
+class WatchList:
+    """Processes whose energy is kept on request, within bounds.
+
+    A watched process takes up to some megabytes of memory and time at every poll, most of it for
+    its CPU samples. Any user may request a watch, so the list is short and drops ended processes.
+    ``sampler`` serves this list only. Its samples locate the work within an interval, so that a
+    short window next to idle time is not charged with the average.
+    """
+
+    def __init__(
+        self,
+        past: EnergyQueries,
+        directory: ProcessDirectory,
+        clock: Clock,
+        sampler: ProcessCpuSampler | None = None,
+    ) -> None:
+        self._past, self._directory, self._clock = past, directory, clock
+        self._sampler = sampler
+        self._ended: dict[
+            Consumer, int | None
+        ] = {}  # in order of requests; time at which the end was seen
+        self._owners: dict[Consumer, Hashable] = {}
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def __contains__(self, consumer: Consumer) -> bool:
+        return consumer in self._ended
+
+    def add(self, consumer: Consumer, *, family: bool, owner: Hashable = None) -> None:
+        """Watch ``consumer`` from now on, on behalf of ``owner``."""
+        samples = None
+        if self._sampler is not None:
+            self._sampler.watch(consumer)
+            samples = partial(self._sampler.take, consumer)
+        self._past.watch(consumer, family=family, samples=samples, holder=HISTORY_HOLDER)
+        self._ended.pop(consumer, None)
+        self._ended[consumer], self._owners[consumer] = None, owner
+        self._expire()
+        ranked = self._ranked()
+        for one in ranked[MAX_SAMPLED:]:
+            if self._sampler is not None:
+                self._sampler.unwatch(one)
+        for one in ranked[MAX_WATCHED:]:
+            self._remove(one)
+
+    def _ranked(self) -> list[Consumer]:
+        """By priority: the newest of each user, the next of each user, ended ones last."""
+        seen: Counter[Hashable] = Counter()
+        ranks: dict[Consumer, tuple[bool, int]] = {}
+        for one in reversed(self._ended):
+            whose = self._owners[one]
+            ranks[one] = self._ended[one] is not None, seen[whose]
+            seen[whose] += 1
+        return sorted(ranks, key=ranks.__getitem__)
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        for consumer, ended in list(self._ended.items()):
+            if ended is not None and now - ended > KEEP_ENDED:
+                self._remove(consumer)
+            elif ended is None and self._directory.identify(consumer.pid) != consumer:
+                self._ended[consumer] = now
+
+    def _remove(self, consumer: Consumer) -> None:
+        del self._ended[consumer], self._owners[consumer]
+        self._past.forget(consumer, holder=HISTORY_HOLDER)
+        if self._sampler is not None:
+            self._sampler.unwatch(consumer)
+
+
+# -------------------------------------------------------------------------------- service
 
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""
@@ -131,7 +267,7 @@ class QueryService:
         host: str,
         version: str,
         resolution: int = 0,
-        fine: ProcessCpuSampler | None = None,
+        sampler: ProcessCpuSampler | None = None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
         owner: OwnerOf = owner_of,
@@ -141,7 +277,7 @@ class QueryService:
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning, history
         self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
-        self._watches = WatchList(past, directory, clock, fine)
+        self._watches = WatchList(past, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = FairQuota(MAX_WAITING)
@@ -181,44 +317,51 @@ class QueryService:
         return handler
 
     async def _energy(self, request: HttpRequest) -> HttpResponse:
-        question = energy_query(request.query, self._clock.now())
-        consumer = self._consumer(question.subject, request.peer)
+        now = self._clock.now()
+        time = time_parameter(now)
+        values = read_query(
+            request.query, {"start": time, "end": time, "wait": WAIT, **PROCESS_PARAMETERS}
+        )
+        start, end = required(values, "start", TIME_FORMATS), values.get("end", now.mono)
+        if end < start:
+            remedy = "Swap them, or write both by the same clock."
+            raise bad_request("end", "it lies before start", remedy)
+        consumer = self._consumer(values, request.peer) if "pid" in values else None
         grid = energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid
-        await self._settle(question, consumer, grid, request.peer.quota_owner)
-        facts = await self._energy_response(question, consumer, grid, request.peer.quota_owner)
-        return json_response({"host_name": self._host, **facts})
-
-    async def _energy_response(
-        self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
-    ) -> energy.JsonObject:
-        tell = partial(
+        owner = request.peer.quota_owner
+        await self._settle(end, values.get("wait", 0), consumer, grid, owner)
+        respond = partial(
             energy.energy_response,
             self._past,
-            question.start,
-            question.end,
+            start,
+            end,
             consumer,
-            family=question.family,
+            family=values.get("family", False),
             grid=grid,
         )
         if consumer is None or consumer in self._watches:
-            return tell()
-        # A search of the whole history: in a worker thread, because spans arrive on this loop.
-        async with self._slow_lock.of(whose):
-            return await asyncio.to_thread(tell)
+            facts = respond()
+        else:
+            facts = await self._in_thread(owner, respond)  # a search of the whole history
+        return json_response({"host_name": self._host, **facts})
+
+    async def _in_thread(self, owner: Hashable, work: Callable[[], T]) -> T:
+        """The result of slow ``work``, one at a time: spans arrive on the loop meanwhile."""
+        async with self._slow_lock.of(owner):
+            return await asyncio.to_thread(work)
 
     async def _watch(self, request: HttpRequest) -> HttpResponse:
-        subject, family = watch_query(request.query)
-        consumer = self._consumer(subject, request.peer)
-        assert consumer is not None  # noqa: S101 - the query names a process
+        values = read_query(request.query, PROCESS_PARAMETERS)
+        required(values, "pid", PROCESS_PARAMETERS["pid"].remedy)
+        consumer = self._consumer(values, request.peer)
+        family = values.get("family", False)
         self._watches.add(consumer, family=family, owner=request.peer.quota_owner)
         return json_response({"pid": consumer.pid, "started": consumer.started, "watched": True})
 
     async def _snapshot(self, request: HttpRequest) -> HttpResponse:
-        no_parameters(request.query)
-        async with self._slow_lock.of(
-            request.peer.quota_owner
-        ):  # large, and it may look into /proc
-            return await asyncio.to_thread(self._snapshot_for, request.peer)
+        read_query(request.query, {})
+        respond = partial(self._snapshot_for, request.peer)  # large, and it may read /proc
+        return await self._in_thread(request.peer.quota_owner, respond)
 
     def _snapshot_for(self, peer: Peer) -> HttpResponse:
         document = snapshot_document(self._view(), self._version)
@@ -228,7 +371,7 @@ class QueryService:
         return json_response(document)
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
-        no_parameters(request.query)
+        read_query(request.query, {})
         now, settled = self._clock.monotonic(), self._past.settled()
         domains = energy.sorted_domains(self._past.domains().values())
         provenance = energy.provenances(domains)
@@ -256,40 +399,55 @@ class QueryService:
         )
 
     async def _tuning(self, request: HttpRequest) -> HttpResponse:
-        no_parameters(request.query)
+        read_query(request.query, {})
         return json_response(
             {
                 "host_name": self._host,
                 "now_mono_ns": self._clock.monotonic(),
                 "emulated": self._emulated(),
-                **tuning_response(self._tuning_view),
+                **accounts_to_json(
+                    TuningAccounts() if self._tuning_view is None else self._tuning_view()
+                ),
             }
         )
 
     async def _history(self, request: HttpRequest) -> HttpResponse:
-        question = decision_history_query(request.query, self._clock.now())
-        async with self._slow_lock.of(request.peer.quota_owner):  # it reads files
-            told = await asyncio.to_thread(decision_history_response, self._history_view, question)
-        return json_response({"host_name": self._host, "emulated": self._emulated(), **told})
+        now = self._clock.now()
+        limit = Parameter(whole_number(MAX_DECISIONS), "Write one.")
+        known = {"job": Parameter(str, ""), "limit": limit, "since": time_parameter(now)}
+        values = read_query(request.query, known)
+        if "since" in values:
+            values["since"] += now.wall - now.mono
+        decided: Sequence[RecordedDecision] = ()
+        if self._history_view is not None:
+            view = partial(self._history_view, **values)  # it reads files
+            decided = await self._in_thread(request.peer.quota_owner, view)
+        return json_response(
+            {
+                "host_name": self._host,
+                "emulated": self._emulated(),
+                "decisions": list(map(recorded_decision_to_json, decided)),
+            }
+        )
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._past.domains().values())
         return Provenance.EMULATED in provenance.values()
 
     async def _settle(
-        self, question: EnergyQuery, consumer: Consumer | None, grid: TimeGrid, whose: Hashable
+        self, end: int, wait: int, consumer: Consumer | None, grid: TimeGrid, owner: Hashable
     ) -> None:
-        """Wait until the whole window is settled, at most as long as the query permits."""
-        if not self._waiting.acquire(whose):
+        """Wait until everything before ``end`` is settled, at most for ``wait`` nanoseconds."""
+        if not self._waiting.acquire(owner):
             return
         try:
-            deadline = self._clock.monotonic() + question.wait
-            while not self._settled(question.end, consumer, grid):
+            deadline = self._clock.monotonic() + wait
+            while not self._settled(end, consumer, grid):
                 if self._clock.monotonic() >= deadline:
                     return
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
-            self._waiting.release(whose)
+            self._waiting.release(owner)
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
         if self._past.settled(consumer) < end:
@@ -297,12 +455,10 @@ class QueryService:
         hidden = any(map(grid.hides, self._past.domains().values()))
         return not hidden or self._past.settled() >= grid.up(end)
 
-    def _consumer(self, subject: ProcessReference | None, peer: Peer) -> Consumer | None:
+    def _consumer(self, values: Mapping[str, Any], peer: Peer) -> Consumer:
         """The process in the query, if ``peer`` may see it. ProblemError."""
-        if subject is None:
-            return None
-        pid = subject.pid
-        if pid is None:
+        pid, started = values["pid"], values.get("started")
+        if pid == SENDER:
             pid = peer.pid
             if not pid:
                 raise bad_request(
@@ -310,7 +466,7 @@ class QueryService:
                     "the kernel does not say who asks",
                     "Ask on the agent's Unix socket, or write the process id.",
                 )
-        named = ProcessReference(pid, subject.started).consumer or self._directory.identify(pid)
+        named = self._directory.identify(pid) if started is None else Consumer(pid, started)
         if named is None:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,

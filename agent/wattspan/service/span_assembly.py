@@ -211,7 +211,7 @@ class SpanAssembly:
             host=self._core.view().host,
             version=__version__,
             resolution=self._core.config.agent.api_resolution,
-            fine=sampler,
+            sampler=sampler,
             tuning=self._tuning.accounts,
             history=self._tuning.history,
         )
