@@ -30,7 +30,8 @@ from wattspan.capper.protocol import KnobRow, StateReply
 from wattspan.cli.run import one_line
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.view import render_snapshot
-from wattspan.http.messages import HttpRequest, Peer
+from wattspan.http.messages import HttpRequest
+from wattspan.http.sockets import Peer
 from wattspan.ingest.trace_decoder import printable
 from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter

@@ -22,8 +22,7 @@ from support.receiving import Receiving, receiving
 from support.requirements import APPS, find_program
 from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
-from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.http.limits import ServerLimits
+from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.rate_limiter import BURST_SECONDS
 from wattspan.testing import ManualClock
 from wattspan.util.protobuf import encode_retry_info

@@ -9,7 +9,7 @@ import pytest
 
 from support.victims import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 from wattspan.config.tables import AgentSettings
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.model import SECOND
 
 SECRET = [random.Random(7).random() < 0.5 for _ in range(64)]

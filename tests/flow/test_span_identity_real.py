@@ -20,7 +20,7 @@ import pytest
 
 from support.waiting import eventually
 from wattspan.clock import SystemClock
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.identity_verification import IdentityResolver
 from wattspan.model import Consumer

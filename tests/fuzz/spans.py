@@ -15,7 +15,7 @@ from fuzz.registry import target
 from fuzz.supply import Supply, told
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     RequestTooLargeError,

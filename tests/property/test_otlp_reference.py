@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import WorkAttribute
 from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.trace_decoder import DecoderSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.model import Consumer
 from wattspan.processes.inspector import LiveProcess, SocketOwner
 from wattspan.processes.procfs import TICK

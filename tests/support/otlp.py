@@ -10,7 +10,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from wattspan.http.messages import HttpRequest, HttpResponse, Peer
+from wattspan.http.messages import HttpRequest, HttpResponse
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver

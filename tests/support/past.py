@@ -10,7 +10,8 @@ from typing import Any
 
 from support.snapshots import busy_host
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
-from wattspan.http.messages import HttpRequest, HttpResponse, Peer
+from wattspan.http.messages import HttpRequest, HttpResponse
+from wattspan.http.sockets import Peer
 from wattspan.model import (
     SECOND,
     Consumer,

@@ -11,8 +11,7 @@ from pathlib import Path
 from support.otlp import KeptSink
 from wattspan.clock import SystemClock
 from wattspan.config.tables import SpansSettings
-from wattspan.http.connection_limiter import RejectionCounter
-from wattspan.http.limits import ServerLimits
+from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.ingest.listeners import GRPC_SOCKET, HTTP_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size

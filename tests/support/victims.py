@@ -10,7 +10,8 @@ from typing import Any
 
 from support.past import PACKAGE, ConstantPast
 from wattspan.api.service import QueryService
-from wattspan.http.messages import HttpRequest, Peer
+from wattspan.http.messages import HttpRequest
+from wattspan.http.sockets import Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules, Snapshot
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock

@@ -18,7 +18,7 @@ from wattspan.api.snapshot import (
     decode_snapshot,
     snapshot_document,
 )
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.model import (
     SECOND,
     Consumer,

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from wattspan.http.connection_limiter import (
+from wattspan.http.limits import (
     ConnectionLimiter,
     ConnectionState,
+    FairLock,
     FairQueue,
     FairQuota,
-    connection_owner,
-    local_user,
+    ServerCapacity,
+    ServerLimits,
 )
-from wattspan.http.limits import FairLock, ServerCapacity, ServerLimits
+from wattspan.http.sockets import connection_owner, local_user
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 

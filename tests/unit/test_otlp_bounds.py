@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.hostile_otlp import JSONS, PERMITTED, PERMITTED_JSON, PROTOBUFS, bombs
 from support.otlp import KeptSink, Receiver, request, span
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,

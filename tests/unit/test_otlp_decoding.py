@@ -10,7 +10,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,

@@ -11,7 +11,7 @@ import pytest
 from support.past import DRAM, Asked
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock

@@ -10,7 +10,7 @@ import pytest
 
 from wattspan.attribution.history import AttributionHistory
 from wattspan.config import SpansSettings
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
     ReceiverBusyError,

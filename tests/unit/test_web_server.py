@@ -20,9 +20,9 @@ from support.waiting import eventually
 from support.web import GET, Site, post, read_all, read_answer, serving, statuses
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
-from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.server import WORKER_THREADS, HttpServer
-from wattspan.http.sockets import listen_unix
+from wattspan.http.sockets import Peer, listen_unix
 from wattspan.ports import ListenError
 from wattspan.testing import ManualClock
 
@@ -741,4 +741,4 @@ def test_repeated_error_is_logged_once_a_minute() -> None:
         assert len(said) == 3
         for number in range(200):
             loop.call_exception_handler({"message": f"kind {number}"})
-        assert len(server._reported) <= 50
+        assert len(server._errors._logged) <= 50

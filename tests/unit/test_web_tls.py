@@ -112,7 +112,7 @@ def test_certificate_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
         ("127.0.0.1:4318", "", ""),
         ("[::1]:4318", "", ""),
         (":4318", "", "without TLS and for everybody"),
-        ("0.0.0.0:4318", "token_file", "whoever listens on the way learns the token"),
+        ("0.0.0.0:4318", "token_file", "eavesdroppers learn the token"),
         (":4318", "tls_certificate", "open to the network for everybody"),
         (":4318", "tls_certificate token_file", ""),
         (":4318", "tls_certificate tls_client_ca", ""),

@@ -38,9 +38,9 @@ from wattspan.api.requests import (
     whole_number,
 )
 from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.http.connection_limiter import FairQuota
-from wattspan.http.limits import FairLock
-from wattspan.http.messages import Handler, HttpRequest, HttpResponse, Peer
+from wattspan.http.limits import FairLock, FairQuota
+from wattspan.http.messages import Handler, HttpRequest, HttpResponse
+from wattspan.http.sockets import Peer
 from wattspan.model import (
     MILLISECOND,
     SECOND,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from wattspan.config import AccessSettings
-from wattspan.http.connection_limiter import CountRejection, ignore_rejection
+from wattspan.http.limits import CountRejection, ignore_rejection
 from wattspan.http.tls import (
     AccessError,
     FileReloader,
@@ -66,10 +66,11 @@ def read_tokens(path: str, where: str) -> frozenset[bytes]:
             f"`chmod 0640 {path}`."
         )
     lines = content.decode("utf-8", "replace").splitlines()
-    told = [line.strip() for line in lines]
-    tokens = list(filter(_is_token, told))
+    entries = [line.strip() for line in lines]
+    tokens = list(filter(_is_token, entries))
     wrong = next(
-        (n for n, line in enumerate(told, 1) if _is_token(line) and not _is_valid_token(line)), None
+        (n for n, line in enumerate(entries, 1) if _is_token(line) and not _is_valid(line)),
+        None,
     )
     if wrong is not None or len(tokens) > MAX_TOKENS:
         cause = (
@@ -91,7 +92,7 @@ def _is_token(line: str) -> bool:
     return bool(line) and not line.startswith("#")
 
 
-def _is_valid_token(line: str) -> bool:
+def _is_valid(line: str) -> bool:
     return len(line) >= MIN_TOKEN_LENGTH and _TOKEN.fullmatch(line) is not None
 
 
@@ -103,10 +104,10 @@ def _token_from_header(authorization: str) -> str:
         return credentials
     if scheme.lower() == "basic":
         try:
-            told = base64.b64decode(credentials, validate=True).decode("utf-8", "replace")
+            pair = base64.b64decode(credentials, validate=True).decode("utf-8", "replace")
         except (binascii.Error, ValueError):
             return ""
-        return told.partition(":")[2]
+        return pair.partition(":")[2]
     return ""
 
 
@@ -129,24 +130,18 @@ def exposure_warning(listen: Listen, settings: AccessSettings, *, where: str, ri
     """
     if not listen or listen.loopback:
         return ""
-    tls, mutual = bool(settings.tls_certificate), bool(settings.tls_client_ca)
-    token = bool(settings.token_file)
-    if tls and (mutual or token):
-        return ""
-    if tls:
-        return (
-            f"{listen} is open to the network for everybody: {risk}; set token_file or "
-            f"tls_client_ca in {where}."
+    if settings.tls_certificate:
+        if settings.token_file or settings.tls_client_ca:
+            return ""
+        gap = f"for everybody: {risk}; set token_file or tls_client_ca in {where}"
+    elif settings.token_file:
+        gap = f"without TLS: eavesdroppers learn the token; set tls_certificate in {where}"
+    else:
+        gap = (
+            f"without TLS and for everybody: {risk}; set tls_certificate and token_file in "
+            f"{where}, or listen on loopback"
         )
-    if token:
-        return (
-            f"{listen} is open to the network without TLS: whoever listens on the way learns the "
-            f"token; set tls_certificate in {where}."
-        )
-    return (
-        f"{listen} is open to the network without TLS and for everybody: {risk}; set "
-        f"tls_certificate and token_file in {where}, or listen on loopback."
-    )
+    return f"{listen} is open to the network {gap}."
 
 
 LOCAL_HOST_NAMES = frozenset(

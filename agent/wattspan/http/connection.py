@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from http import HTTPStatus
+from http.client import responses
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -18,8 +19,7 @@ import h11
 
 from wattspan import __version__
 from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
-from wattspan.http.connection_limiter import RejectionReason
-from wattspan.http.limits import ServerCapacity
+from wattspan.http.limits import ConnectionState, RejectionReason, ServerCapacity
 from wattspan.http.messages import (
     Handler,
     HttpRequest,
@@ -110,7 +110,9 @@ class HttpConnection(asyncio.Protocol):
             # Pipelined bytes are kept; reading stops, so that they stay few.
             self._h11.receive_data(data)
             self._transport.pause_reading()
-        elif not self._capacity.set_waiting(self) or self._admit_request(data):
+        elif self._capacity.set_state(
+            self, ConnectionState.WAITING
+        ) is not ConnectionState.IDLE or self._admit_request(data):
             self._receive(data)
             self._advance()
 
@@ -182,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
                     return
                 self._handle_event(event)
         except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, f"This is not HTTP as it should be: {error}.")
+            self._refuse(error.error_status_hint, f"The request is not valid HTTP: {error}.")
 
     def _handle_event(self, event: Any) -> None:
         match event:
@@ -203,9 +205,9 @@ class HttpConnection(asyncio.Protocol):
         length = int(self._headers.get("content-length", 0))
         path = request.target.partition(b"?")[0].decode("latin-1")
         if fault:
-            self._refuse(400, f"This is not HTTP as it should be: {fault}.")
+            self._refuse(400, f"The request is not valid HTTP: {fault}.")
         elif request.http_version not in (b"1.0", b"1.1"):
-            self._refuse(505, "Only HTTP/1.1 is spoken here.")
+            self._refuse(505, "This server supports HTTP/1.1 only.")
         elif refusal := self._policy.refusal(path, self._headers):
             self._refuse(*refusal)
         elif size > self._limits.head:  # h11 checks the size of incomplete heads only
@@ -219,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
         if len(self._body) + size > self._limits.body:
             self._too_large()
         elif self._pieces > _MANY and len(self._body) < _TINY * self._pieces:
-            self._refuse(400, "The body comes in chunks too small to be worth reading.")
+            self._refuse(400, "The chunks of the body are too small.")
         elif not self._capacity.reserve(size, self._owner):
             self._refuse(503, "Too much is being received.", {"Retry-After": "1"})
         else:
@@ -230,7 +232,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             request = self._complete_request()
         except ValueError as error:
-            self._refuse(400, f"The request's target is no URL: {error}.")
+            self._refuse(400, f"The request target is not a URL: {error}.")
             return
         self._set_timer(None)
         self._answering = True
@@ -254,11 +256,11 @@ class HttpConnection(asyncio.Protocol):
     async def _answer(self, request: HttpRequest) -> None:
         try:
             async with self._capacity.turn(self._owner):
-                self._capacity.set_busy(self)
+                self._capacity.set_state(self, ConnectionState.BUSY)
                 response = await self._handler(request)
         except Exception as error:  # noqa: BLE001 - a failure concerns one request only
             self._log(f"A request for {request.path!r} could not be answered: {error!r}.")
-            response = HttpResponse(500, b"Something went wrong in the agent; its log says what.\n")
+            response = HttpResponse(500, b"The agent failed to answer; its log has the cause.\n")
         self._task = None
         if self._ending:
             return
@@ -281,14 +283,14 @@ class HttpConnection(asyncio.Protocol):
         if response.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             headers.append(("Content-Length", str(len(response.body))))
         head = h11.Response(
-            status_code=response.status, headers=headers, reason=_rejection_reason(response.status)
+            status_code=response.status, headers=headers, reason=responses.get(response.status, "")
         )
         bodiless = self._request is not None and self._request.method == b"HEAD"
         body = [] if bodiless else [h11.Data(data=response.body)]
         self._send(head, *body, h11.EndOfMessage())
         self._capacity.release(self._reserved, self._owner)
         self._reserved = self._pieces = 0
-        self._capacity.set_waiting(self)  # until the response is written
+        self._capacity.set_state(self, ConnectionState.WAITING)  # until the response is written
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._shut_down()
 
@@ -336,7 +338,7 @@ class HttpConnection(asyncio.Protocol):
     def _shut_down(self) -> None:
         """Send no more responses, and discard for a while what the client still sends."""
         self._ending = True
-        self._capacity.set_waiting(self)
+        self._capacity.set_state(self, ConnectionState.WAITING)
         self._body.clear()
         if self._peer_closed:
             self._transport.close()
@@ -361,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head)
 
     def _set_idle(self) -> None:
-        self._capacity.set_idle(self)
+        self._capacity.set_state(self, ConnectionState.IDLE)
         self._set_timer(self._limits.idle, self.close)
 
     def _send(self, *events: Any) -> None:
@@ -374,13 +376,6 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
         if seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, then)
-
-
-def _rejection_reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _joined_headers(request: h11.Request) -> dict[str, str]:

@@ -1,30 +1,207 @@
-"""Limits of a server, and the capacity that its connections share."""
+"""Limits of a server, fair sharing of its capacity among owners, and counts of rejections.
+
+An owner is a local user, or a host of the network: no owner can exclude the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import IntEnum, StrEnum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from wattspan.http.connection_limiter import (
-    SLOW_REQUEST,
-    ConnectionLimiter,
-    ConnectionState,
-    CountRejection,
-    FairQueue,
-    FairQuota,
-    RejectionReason,
-    UidOf,
-    ignore_rejection,
-    unknown_uid,
-)
-from wattspan.http.messages import Peer
 from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
-from wattspan.http.sockets import transport_peer
+from wattspan.http.sockets import Peer, QuotaOwner, UidOf, transport_peer, unknown_uid
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+
+SLOW_REQUEST = 5 * SECOND
+"""Age in nanoseconds at which an incomplete request may be dropped for any newcomer."""
+
+T = TypeVar("T")
+
+
+class ConnectionState(IntEnum):
+    """State of a connection, in the order of eviction."""
+
+    IDLE = 0  # between two requests
+    WAITING = 1  # receiving a request, or writing a response
+    BUSY = 2  # its request is being handled: it is never evicted
+
+
+class _TrackedConnection(NamedTuple):
+    owner: QuotaOwner
+    state: ConnectionState
+    since: int
+
+
+class ConnectionLimiter(Generic[T]):
+    """The connections of one server, at most ``most``. For one thread, or under a lock.
+
+    A request that is incomplete for more than ``slow`` nanoseconds may be dropped for any owner.
+    """
+
+    def __init__(self, most: int, slow: int = SLOW_REQUEST) -> None:
+        self._most, self._slow = most, slow
+        self._connections: dict[T, _TrackedConnection] = {}
+        self._held: Counter[QuotaOwner] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def connections(self) -> frozenset[T]:
+        return frozenset(self._connections)
+
+    def eviction_candidate(self, owner: QuotaOwner, now: int) -> T | None:
+        """The connection to close before one more of ``owner`` is added; None if there is none.
+
+        Connections of the owner with the most places come first; of these idle ones before waiting
+        ones, and the longest in their state first. A waiting connection is closed only for an
+        owner with fewer places, or if it is slow.
+        """
+        if len(self._connections) < self._most:
+            return None
+        own = self._held[owner]
+        found = [
+            ((-self._held[one.owner], one.state, one.since), guest)
+            for guest, one in self._connections.items()
+            if one.state is ConnectionState.IDLE
+            or (
+                one.state is ConnectionState.WAITING
+                and (self._held[one.owner] > own + 1 or now - one.since > self._slow)
+            )
+        ]
+        return min(found, key=lambda each: each[0])[1] if found else None
+
+    def add(self, connection: T, owner: QuotaOwner, now: int) -> bool:
+        """Add ``connection`` if there is room; whether there was."""
+        if len(self._connections) >= self._most:
+            return False
+        self._connections[connection] = _TrackedConnection(owner, ConnectionState.WAITING, now)
+        self._held[owner] += 1
+        return True
+
+    def set_state(self, connection: T, state: ConnectionState, now: int) -> ConnectionState | None:
+        """Set the state of ``connection``; the state before, None if it is unknown."""
+        before = self._connections.get(connection)
+        if before is None:
+            return None
+        if before.state is not state:
+            self._connections[connection] = before._replace(state=state, since=now)
+        return before.state
+
+    def remove(self, connection: T) -> None:
+        gone = self._connections.pop(connection, None)
+        if gone is not None:
+            self._held[gone.owner] -= 1
+            if not self._held[gone.owner]:
+                del self._held[gone.owner]
+
+
+class FairQuota:
+    """Divides ``most`` places or bytes among owners. For one thread, or under a lock.
+
+    An owner may hold as much as is left. So one owner gets half at most, a second one at least
+    a quarter, and something is left for the next one as long as there are few.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._held: Counter[QuotaOwner] = Counter()
+
+    def acquire(self, owner: QuotaOwner, size: int = 1) -> bool:
+        """Reserve ``size`` for ``owner`` if the quota permits; whether it does."""
+        if self._held[owner] + size > self._left:
+            return False
+        self.force(owner, size)
+        return True
+
+    def force(self, owner: QuotaOwner, size: int = 1) -> None:
+        """Reserve ``size`` for ``owner`` regardless of the quota."""
+        self._held[owner] += size
+        self._left -= size
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is reserved."""
+        return not self._held
+
+    def release(self, owner: QuotaOwner, size: int = 1) -> None:
+        self._held[owner] -= size
+        self._left += size
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+class FairQueue(Generic[T]):
+    """Queue in which owners take turns; the items of one owner stay in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[QuotaOwner, deque[T]] = {}
+
+    def put(self, owner: QuotaOwner, item: T) -> None:
+        self._waiting.setdefault(owner, deque()).append(item)
+
+    def pop(self, may: Callable[[QuotaOwner], bool] = lambda _: True) -> T | None:
+        """The next item, of the permitted owner with the oldest last turn; None without one."""
+        owner = next(filter(may, self._waiting), None)
+        if owner is None:
+            return None
+        items = self._waiting.pop(owner)
+        item = items.popleft()
+        if items:
+            self._waiting[owner] = items
+        return item
+
+
+class RejectionReason(StrEnum):
+    """Reason of a rejection: a label of a metric."""
+
+    CROWDED = "crowded"  # too many connections, in total or of one owner
+    MALFORMED = "malformed"  # invalid HTTP
+    NAME = "name"  # a web page, or a name that is not this machine's
+    RATE = "rate"  # the owner exceeds the rate of requests
+    SLOW = "slow"  # the request was not received in time
+    TLS = "tls"  # the handshake failed, or the certificate is not trusted
+    TOKEN = "token"  # noqa: S105 - a reason, no password: no token, or a wrong one
+    TOO_LARGE = "too_large"
+
+
+CountRejection = Callable[[str], None]
+
+
+class RejectionCounter:
+    """Counts rejections by listener and reason. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def counter(self, listener: str) -> CountRejection:
+        """The function with which ``listener`` counts; its counts begin at zero."""
+        with self._lock:
+            for reason in RejectionReason:
+                self._counts.setdefault((listener, reason.value), 0)
+
+        def count(reason: str) -> None:
+            with self._lock:
+                self._counts[listener, str(reason)] += 1
+
+        return count
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+def ignore_rejection(_: str) -> None:
+    """For a listener whose rejections are not counted."""
+
 
 MIB = 1 << 20
 
@@ -68,7 +245,7 @@ class FairLock:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @asynccontextmanager
-    async def of(self, owner: Hashable) -> AsyncIterator[None]:
+    async def of(self, owner: QuotaOwner) -> AsyncIterator[None]:
         """Hold the lock for ``owner`` in the block."""
         if self._held:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,7 +281,7 @@ class ServerCapacity:
         self._rejected: set[LimitedConnection] = set()  # beyond the limit, being answered so
         self._bytes = FairQuota(max(limits.bodies, 2 * limits.body))
         self._answering = FairQuota(limits.connections)
-        self._waiting: FairQueue[tuple[Hashable, asyncio.Future[None]]] = FairQueue()
+        self._waiting: FairQueue[tuple[QuotaOwner, asyncio.Future[None]]] = FairQueue()
         self._scheduled = False
         self._rate_limiter = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
 
@@ -119,7 +296,7 @@ class ServerCapacity:
     def add(
         self,
         connection: LimitedConnection,
-        owner: Hashable,
+        owner: QuotaOwner,
         count: CountRejection = ignore_rejection,
     ) -> bool:
         """Add ``connection``, if need be in the place of another one; whether it is served.
@@ -146,24 +323,13 @@ class ServerCapacity:
         self._limiter.remove(connection)
         self._rejected.discard(connection)
 
-    def set_idle(self, connection: LimitedConnection) -> None:
-        """Mark ``connection`` as the first to be evicted."""
-        self._set_state(connection, ConnectionState.IDLE)
-
-    def set_waiting(self, connection: LimitedConnection) -> bool:
-        """Mark ``connection`` as receiving or sending; whether it was idle before."""
-        return self._set_state(connection, ConnectionState.WAITING) is ConnectionState.IDLE
-
-    def set_busy(self, connection: LimitedConnection) -> None:
-        """Mark ``connection`` as never to be evicted."""
-        self._set_state(connection, ConnectionState.BUSY)
-
-    def _set_state(
+    def set_state(
         self, connection: LimitedConnection, state: ConnectionState
     ) -> ConnectionState | None:
+        """Set the state of ``connection``; the state before, None if it is unknown."""
         return self._limiter.set_state(connection, state, self.clock.monotonic())
 
-    def admits(self, owner: Hashable) -> bool:
+    def admits(self, owner: QuotaOwner) -> bool:
         """True if the rate permits one more request of ``owner`` now."""
         return self._rate_limiter.admits(owner, self.clock.monotonic())
 
@@ -172,15 +338,15 @@ class ServerCapacity:
         """The response to a request beyond the rate."""
         return self.limits.rate_message.format(rate=self.limits.rate)
 
-    def reserve(self, size: int, owner: Hashable) -> bool:
+    def reserve(self, size: int, owner: QuotaOwner) -> bool:
         """Reserve ``size`` bytes for bodies of ``owner``; whether there was room."""
         return self._bytes.acquire(owner, size)
 
-    def release(self, size: int, owner: Hashable) -> None:
+    def release(self, size: int, owner: QuotaOwner) -> None:
         self._bytes.release(owner, size)
 
     @asynccontextmanager
-    async def turn(self, owner: Hashable) -> AsyncIterator[None]:
+    async def turn(self, owner: QuotaOwner) -> AsyncIterator[None]:
         """Wait for the turn of ``owner``; the block handles one of its requests.
 
         The loop starts one handler at a time, and owners take turns: many requests of one owner do

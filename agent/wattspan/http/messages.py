@@ -7,11 +7,10 @@ permits request smuggling. Everything that the RFC permits a server to refuse is
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from wattspan.http.connection_limiter import connection_owner
+from wattspan.http.sockets import Peer
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _REQUEST = re.compile(_TOKEN + rb" [\x21-\x7e]+ (HTTP/[1-9]\.[0-9])")
@@ -62,30 +61,6 @@ def _host_fault(hosts: list[bytes], version: bytes) -> str:
     if len(hosts) > 1 or (not hosts and version == b"HTTP/1.1"):
         return "a request has one Host header"
     return ""
-
-
-class Peer(NamedTuple):
-    """Identity of a sender as proven by the kernel; None is unknown.
-
-    On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
-    the two ends. ``accepted`` is the time of acceptance in monotonic nanoseconds; it distinguishes
-    successive connections with the same ends or pid. ``owner`` is the user who owns the other
-    end of a TCP connection from this host; it is used for quotas only.
-    """
-
-    pid: int | None = None
-    uid: int | None = None
-    address: tuple[str, int] | None = None  # the sender's end of the connection
-    local: tuple[str, int] | None = None  # ours
-    accepted: int | None = None
-    owner: int | None = None
-
-    @property
-    def quota_owner(self) -> Hashable:
-        """The user or host whose quotas apply."""
-        if self.address is not None:
-            return connection_owner(self.address, self.owner)
-        return None if self.uid is None else ("uid", self.uid)
 
 
 @dataclass(frozen=True, slots=True)

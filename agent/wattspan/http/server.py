@@ -16,22 +16,29 @@ from typing import Any
 
 from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
 from wattspan.http.connection import HttpConnection
-from wattspan.http.connection_limiter import (
+from wattspan.http.limits import (
     ConnectionLimiter,
     CountRejection,
     RejectionReason,
+    ServerCapacity,
+    ServerLimits,
+)
+from wattspan.http.messages import Handler
+from wattspan.http.sockets import (
+    BACKLOG,
+    ListeningSocket,
     UidOf,
     connection_owner,
     endpoint,
+    listen_tcp,
+    listen_unix,
     local_user,
     unknown_uid,
 )
-from wattspan.http.limits import ServerCapacity, ServerLimits
-from wattspan.http.messages import Handler
-from wattspan.http.sockets import BACKLOG, ListeningSocket, listen_tcp, listen_unix
 from wattspan.http.tls import TlsContexts
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+from wattspan.util.rate_limited_log import RateLimitedLog
 
 MAX_HANDSHAKES = 256
 """Unfinished TLS handshakes of one listener."""
@@ -88,8 +95,8 @@ class TlsAcceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # most likely no descriptor is free
-                told = {"message": "a connection cannot be accepted", "exception": error}
-                self._loop.call_exception_handler(told)
+                context = {"message": "a connection cannot be accepted", "exception": error}
+                self._loop.call_exception_handler(context)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_ACCEPT_RETRY_DELAY, self._listen)
                 return
@@ -139,9 +146,6 @@ _ACCEPTING = 5
 WORKER_THREADS = 4
 """Threads for work that would block the loop: large requests, reads from disk, rendering."""
 
-MINUTE = 60 * SECOND
-MAX_REMEMBERED_MESSAGES = 50  # messages of the last minute, which are not logged again
-
 Log = Callable[[str], None]
 LimitedProtocolFactory = Callable[[ServerCapacity], asyncio.Protocol]
 _Task = tuple[Future[Any], Callable[[], Any]]
@@ -173,7 +177,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._date = (0, "")
-        self._reported: dict[str, int] = {}  # message to time of its last log entry
+        self._errors = RateLimitedLog(clock.monotonic, log)
 
     def listen_tcp(
         self,
@@ -251,8 +255,8 @@ class HttpServer:
         try:
             self._loop.set_default_executor(_DaemonPool(WORKER_THREADS))
             servers = [
-                await self._serving(listening.socket, partial(make, room), door)
-                for listening, make, door in self._listeners
+                await self._serving(listening.socket, partial(make, room), policy)
+                for listening, make, policy in self._listeners
             ]
         finally:
             ready.set()
@@ -311,14 +315,9 @@ class HttpServer:
 
     def _report_error(self, _: object, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        told = f"The web server: {context['message']}{f' ({error!r})' if error else ''}."
-        now = self._clock.monotonic()
+        message = f"The web server: {context['message']}{f' ({error!r})' if error else ''}."
         # Without free descriptors, the loop reports this a hundred times a second.
-        if now - self._reported.get(told, -MINUTE) >= MINUTE:
-            if len(self._reported) >= MAX_REMEMBERED_MESSAGES:
-                self._reported.clear()
-            self._reported[told] = now
-            self._log(told)
+        self._errors.write(message, key=message)
 
 
 class _DaemonPool(ThreadPoolExecutor):

@@ -1,18 +1,17 @@
-"""Listening sockets, with one sentence for each failure; the peer's credentials."""
+"""Listening sockets, with one sentence for each failure, and the identity of peers."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.http.connection_limiter import UidOf, endpoint, local_user, unknown_uid
-from wattspan.http.messages import Peer
 from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
 from wattspan.util.peer_credentials import peer_credentials
@@ -122,28 +121,6 @@ def _own_socket(bound: int) -> os.stat_result:
     return found
 
 
-def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
-    """The peer of an asyncio transport, as proven by the kernel.
-
-    ``accepted`` is the time of acceptance in monotonic nanoseconds; ``uid_of`` looks up the owners
-    of TCP connections from this host.
-    """
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        return Peer(accepted=accepted)
-    if connection.family == socket.AF_UNIX:
-        try:
-            return Peer(*peer_credentials(connection), accepted=accepted)
-        except OSError:
-            return Peer(accepted=accepted)
-    remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-    if not remote or not local:
-        return Peer(accepted=accepted)
-    remote, local = endpoint(remote), endpoint(local)
-    owner = local_user(remote, local, uid_of)
-    return Peer(address=remote, local=local, accepted=accepted, owner=owner)
-
-
 def _remove_stale_socket(path: Path, refused: str) -> None:
     """Remove a socket file without a listener. ListenError if something else is there."""
     with suppress(FileNotFoundError):
@@ -201,3 +178,96 @@ def _unix_sentence(error: OSError, path: Path) -> str:
     if error.errno is None:  # raised by Python: the path exceeds the length of a socket address
         return "a Unix socket's path has at most 107 bytes; set a shorter [agent] run_dir."
     return f"{error.strerror}; set another [agent] run_dir."
+
+
+# ------------------------------------------------------------------------------------ peers
+
+QuotaOwner = Hashable
+"""A local user, or a host of the network."""
+
+
+def network_peer(address: str) -> QuotaOwner:
+    """The quota owner of an address: a host has a whole /64 of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0].removeprefix("::ffff:"))
+    except ValueError:
+        return address
+    if ip.is_loopback:
+        return "loopback"
+    return int(ip) >> 64 if ip.version == 6 else str(ip)
+
+
+Endpoint = tuple[str, int]
+"""Address and port of one end of a TCP connection."""
+
+UidOf = Callable[[Endpoint, Endpoint], int | None]
+"""Looks up the user who owns the socket at the first end of a TCP connection; None: unknown."""
+
+
+def unknown_uid(_: Endpoint, __: Endpoint) -> None:
+    """For a server without a look-up of TCP connections' owners."""
+
+
+def endpoint(address: tuple[Any, ...]) -> Endpoint:
+    """One end of a TCP connection; an IPv4-mapped IPv6 address becomes an IPv4 address."""
+    return address[0].removeprefix("::ffff:"), address[1]
+
+
+def local_user(remote: Endpoint, local: Endpoint, uid_of: UidOf) -> int | None:
+    """The user who opened a TCP connection from this host; None for other hosts, or if unknown."""
+    own = remote[0] == local[0] or network_peer(remote[0]) == "loopback"
+    return uid_of(remote, local) if own else None
+
+
+def connection_owner(remote: Endpoint, user: int | None) -> QuotaOwner:
+    """The quota owner of a TCP connection: a local user, or else a network peer.
+
+    Connections of unknown users over loopback have one owner together.
+    """
+    return network_peer(remote[0]) if user is None else ("uid", user)
+
+
+class Peer(NamedTuple):
+    """Identity of a sender as proven by the kernel; None is unknown.
+
+    On a Unix socket pid and uid are the peer's credentials. On TCP ``address`` and ``local`` are
+    the two ends. ``accepted`` is the time of acceptance in monotonic nanoseconds; it distinguishes
+    successive connections with the same ends or pid. ``owner`` is the user who owns the other
+    end of a TCP connection from this host; it is used for quotas only.
+    """
+
+    pid: int | None = None
+    uid: int | None = None
+    address: tuple[str, int] | None = None  # the sender's end of the connection
+    local: tuple[str, int] | None = None  # ours
+    accepted: int | None = None
+    owner: int | None = None
+
+    @property
+    def quota_owner(self) -> QuotaOwner:
+        """The user or host whose quotas apply."""
+        if self.address is not None:
+            return connection_owner(self.address, self.owner)
+        return None if self.uid is None else ("uid", self.uid)
+
+
+def transport_peer(transport: Any, accepted: int, uid_of: UidOf = unknown_uid) -> Peer:
+    """The peer of an asyncio transport, as proven by the kernel.
+
+    ``accepted`` is the time of acceptance in monotonic nanoseconds; ``uid_of`` looks up the owners
+    of TCP connections from this host.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return Peer(accepted=accepted)
+    if connection.family == socket.AF_UNIX:
+        try:
+            return Peer(*peer_credentials(connection), accepted=accepted)
+        except OSError:
+            return Peer(accepted=accepted)
+    remote, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    if not remote or not local:
+        return Peer(accepted=accepted)
+    remote, local = endpoint(remote), endpoint(local)
+    owner = local_user(remote, local, uid_of)
+    return Peer(address=remote, local=local, accepted=accepted, owner=owner)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import AccessSettings
-from wattspan.http.connection_limiter import CountRejection, RejectionReason, ignore_rejection
+from wattspan.http.limits import CountRejection, RejectionReason, ignore_rejection
 from wattspan.ports import WattspanError
 from wattspan.util.files import read_regular
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.util.encoding import InvalidBodyError
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from wattspan.http.messages import Peer
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.process_lookup import (
     ContainerProcesses,

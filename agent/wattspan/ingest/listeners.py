@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wattspan.config.tables import SpansSettings
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
-from wattspan.http.connection_limiter import RejectionCounter
+from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import listen_tcp, listen_unix
 from wattspan.http.tls import AccessError

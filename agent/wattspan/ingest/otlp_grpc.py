@@ -20,8 +20,7 @@ from h2.exceptions import FlowControlError, H2Error
 from h2.settings import SettingCodes, Settings
 
 from wattspan.http.access_policy import AccessPolicy
-from wattspan.http.connection_limiter import RejectionReason
-from wattspan.http.limits import ServerCapacity
+from wattspan.http.limits import ConnectionState, RejectionReason, ServerCapacity
 from wattspan.ingest.export_request import (
     MalformedRequestError,
     ReceiverBusyError,
@@ -102,7 +101,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
         self._http2.increment_flow_control_window(_WINDOW - _DEFAULT_WINDOW)
         self._flush()
         if self._capacity.add(self, self._owner, self._policy.count_rejection):
-            self._capacity.set_idle(self)
+            self._capacity.set_state(self, ConnectionState.IDLE)
         else:
             self.close()
 
@@ -115,7 +114,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
             self._policy.count_rejection(RejectionReason.MALFORMED)
             self.close()
         if self._calls:
-            self._capacity.set_waiting(self)
+            self._capacity.set_state(self, ConnectionState.WAITING)
         if self._transport.get_write_buffer_size() > _MAX_UNREAD:
             self.close()
 
@@ -276,7 +275,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
         call.reserved = 0
         self._calls.pop(call.stream, None)
         if not self._calls and not self._transport.is_closing():
-            self._capacity.set_idle(self)
+            self._capacity.set_state(self, ConnectionState.IDLE)
 
     def _cancel(self, call: _Call) -> None:
         if call.task is not None:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import NamedTuple
 
-from wattspan.http.connection_limiter import FairQuota
-from wattspan.http.limits import FairLock
-from wattspan.http.messages import Peer
+from wattspan.http.limits import FairLock, FairQuota
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
     ReceiverBusyError,

@@ -23,7 +23,7 @@ from wattspan.clock import SystemClock
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import CoverEnergy, RateAccumulator
-from wattspan.http.connection_limiter import RejectionCounter
+from wattspan.http.limits import RejectionCounter
 from wattspan.model import (
     MILLISECOND,
     SECOND,

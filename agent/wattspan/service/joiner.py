@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from wattspan.config import SpansSettings
-from wattspan.http.connection_limiter import FairQuota
+from wattspan.http.limits import FairQuota
 from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, ResourceSpanRecords
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock

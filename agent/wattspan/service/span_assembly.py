@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan import __version__
-from wattspan.http.connection_limiter import Endpoint, RejectionCounter
+from wattspan.http.limits import RejectionCounter
+from wattspan.http.sockets import Endpoint
 from wattspan.model import Checkpoint, SourceHealth, SpanAccounts
 from wattspan.ports import Clock, ListenError
 from wattspan.service.agent import ServiceGroup

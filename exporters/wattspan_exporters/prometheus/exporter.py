@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
-from wattspan.http.connection_limiter import RejectionReason
-from wattspan.http.limits import ServerLimits
+from wattspan.http.limits import RejectionReason, ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.http.tls import AccessError
 from wattspan.model import SECOND
