@@ -133,26 +133,9 @@ def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
     # No session is resumed: a revoked certificate must not outlive its revocation.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
-    certificate = _readable("tls_certificate", settings.tls_certificate, where)
-    key = _readable("tls_key", settings.tls_key, where) if settings.tls_key else certificate
-
-    def no_passphrase() -> str:
-        """Called for an encrypted key only, for which OpenSSL would prompt on the terminal."""
-        raise AccessError(
-            f"{what} over TLS: the key is encrypted; give tls_key {where} a key without a "
-            "passphrase, readable by the agent's user only."
-        )
-
-    try:
-        context.load_cert_chain(certificate, key, password=no_passphrase)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            cause = f"the key in {key} does not belong to the certificate in {certificate}"
-        else:
-            cause = f"{certificate} and {key} do not hold a certificate and a key in PEM form"
-        raise AccessError(f"{what} over TLS: {cause}; correct {where}.") from None
+    load_certificate(context, settings.tls_certificate, settings.tls_key, what, where)
     if settings.tls_client_ca:
-        authority = _readable("tls_client_ca", settings.tls_client_ca, where)
+        authority = readable_pem("tls_client_ca", settings.tls_client_ca, where)
         try:
             context.load_verify_locations(authority)
         except ssl.SSLError:
@@ -164,7 +147,33 @@ def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
     return context
 
 
-def _readable(setting: str, path: str, where: str) -> str:
+def load_certificate(
+    context: ssl.SSLContext, certificate: str, key: str, what: str, where: str
+) -> None:
+    """Load a certificate and its key, by default from the same file; AccessError."""
+    key = key or certificate
+
+    def no_passphrase() -> str:
+        """Called for an encrypted key only, for which OpenSSL would prompt on the terminal."""
+        raise AccessError(
+            f"{what} over TLS: the key is encrypted; give tls_key {where} a key without a "
+            "passphrase, readable by the agent's user only."
+        )
+
+    readable_pem("tls_certificate", certificate, where)
+    readable_pem("tls_key", key, where)
+    try:
+        context.load_cert_chain(certificate, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            cause = f"the key in {key} does not belong to the certificate in {certificate}"
+        else:
+            cause = f"{certificate} and {key} do not hold a certificate and a key in PEM form"
+        raise AccessError(f"{what} over TLS: {cause}; correct {where}.") from None
+
+
+def readable_pem(setting: str, path: str, where: str) -> str:
+    """``path``; AccessError if it is unreadable or too large."""
     try:
         read_regular(path, MAX_PEM_BYTES)
     except OSError as error:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from wattspan.http.tls import MAX_PEM_BYTES
+from wattspan.http.tls import AccessError, load_certificate, readable_pem, unreadable_error
 from wattspan.model import SECOND, Snapshot, SourceHealth
 from wattspan.otlp.destination import (
     METRICS,
@@ -82,8 +82,12 @@ def read_headers(path: str) -> dict[str, str]:
         return {}
     try:
         lines = read_regular(path).content.decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable("headers_file", path, error) from None
+    except OSError as error:
+        raise unreadable_error(path, error, "headers_file", _TABLE_NAME) from None
+    except UnicodeDecodeError:
+        raise ExporterError(
+            f"Cannot read {path}: it is not text; correct headers_file {_TABLE_NAME}."
+        ) from None
     found: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -100,48 +104,24 @@ def read_headers(path: str) -> dict[str, str]:
 
 
 def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
-    """A function that makes the TLS context; ExporterError now for invalid files."""
+    """A function that makes the TLS context; AccessError now for invalid files."""
 
     def context() -> ssl.SSLContext:
-        made = ssl.create_default_context(cafile=settings.tls_ca or None)
+        authority = settings.tls_ca and readable_pem("tls_ca", settings.tls_ca, _TABLE_NAME)
+        try:
+            made = ssl.create_default_context(cafile=authority or None)
+        except ssl.SSLError:
+            raise AccessError(
+                f"Cannot push metrics over TLS: {authority} holds no certificate in PEM form; "
+                f"correct tls_ca {_TABLE_NAME}."
+            ) from None
         if settings.tls_certificate:
-            key = settings.tls_key or settings.tls_certificate
-            made.load_cert_chain(settings.tls_certificate, key, password=_no_passphrase)
+            own = settings.tls_certificate, settings.tls_key
+            load_certificate(made, *own, "Cannot push metrics", _TABLE_NAME)
         return made
 
-    for setting in ("tls_ca", "tls_certificate", "tls_key"):
-        if path := getattr(settings, setting):
-            try:
-                read_regular(path, MAX_PEM_BYTES)
-            except OSError as error:
-                raise _unreadable(setting, path, error) from None
-    try:
-        context()
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            cause = "the key of tls_key does not belong to the certificate of tls_certificate"
-        else:
-            cause = "a file of tls_ca, tls_certificate or tls_key is not valid PEM"
-        raise ExporterError(
-            f"Cannot push metrics over TLS: {cause}; correct it {_TABLE_NAME}."
-        ) from None
+    context()
     return context
-
-
-def _unreadable(setting: str, path: str, error: OSError | UnicodeDecodeError) -> ExporterError:
-    why = (getattr(error, "strerror", None) or "it is not text").lower()
-    return ExporterError(
-        f"Cannot read {path}: {why}; correct {setting} {_TABLE_NAME} or let the agent's user "
-        "read the file."
-    )
-
-
-def _no_passphrase() -> str:
-    """Called for an encrypted key, for which OpenSSL would ask on a terminal."""
-    raise ExporterError(
-        f"Cannot push metrics over TLS: the key is encrypted; give tls_key {_TABLE_NAME} a key "
-        "without a passphrase, readable by the agent's user only."
-    )
 
 
 def otlp_faults(settings: OtlpSettings) -> Iterator[str]:
