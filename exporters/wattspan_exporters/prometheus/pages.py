@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from hashlib import sha256
 from html import escape
-from typing import NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -37,7 +35,6 @@ from wattspan_exporters.prometheus.renderer import (
     OPENMETRICS_END,
     ExpositionFormat,
     Renderer,
-    format_number,
 )
 
 
@@ -100,52 +97,38 @@ class SelfMetrics:
         )
 
 
-class AcceptOffer(NamedTuple):
-    """One element of an Accept header."""
+_PARAMETER = re.compile(r';\s*([^=;\s]+)\s*=\s*"?([^";]*)')
 
-    value: str
-    parameters: dict[str, str]
-    quality: float
+_SERVED = {
+    "application/openmetrics-text": (ExpositionFormat.OPENMETRICS, "1.0.0"),
+    "text/plain": (ExpositionFormat.TEXT, "0.0.4"),
+    "text/*": (ExpositionFormat.TEXT, "0.0.4"),
+    "*/*": (ExpositionFormat.TEXT, "0.0.4"),
+}
+"""Format and version by the value of an Accept header."""
 
 
 def choose_format(accept: str) -> ExpositionFormat:
     """The format with the highest quality; plain text if the client accepts none of them."""
-    wanted = [
-        (offer.quality, form) for offer in _offers(accept) if (form := _offered_format(offer))
-    ]
-    best = max((quality for quality, _ in wanted), default=0.0)
-    if best <= 0:
-        return ExpositionFormat.TEXT
-    return next(form for quality, form in wanted if quality == best)
+    chosen, best = ExpositionFormat.TEXT, 0.0
+    for value, parameters, quality in _offers(accept):
+        form, version = _SERVED.get(value, (None, ""))
+        if form and quality > best and parameters.get("version", version) == version:
+            chosen, best = form, quality
+    return chosen
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
     """True if a client accepts gzip; a quality of gzip overrides that of ``*``."""
-    said = {offer.value: offer.quality for offer in _offers(accept_encoding)}
-    return said.get("gzip", said.get("*", 0.0)) > 0
+    qualities = {value: quality for value, _, quality in _offers(accept_encoding)}
+    return qualities.get("gzip", qualities.get("*", 0.0)) > 0
 
 
-def _offered_format(offer: AcceptOffer) -> ExpositionFormat | None:
-    version = offer.parameters.get("version")
-    if offer.value == "application/openmetrics-text":
-        return ExpositionFormat.OPENMETRICS if version in (None, "1.0.0") else None
-    if offer.value in ("text/plain", "text/*", "*/*"):
-        return ExpositionFormat.TEXT if version in (None, "0.0.4") else None
-    return None
-
-
-def _offers(header: str) -> list[AcceptOffer]:
-    return [_offer(element) for element in header.split(",") if element.strip()]
-
-
-def _offer(element: str) -> AcceptOffer:
-    value, *rest = (part.strip() for part in element.split(";"))
-    parameters = {
-        name.strip().lower(): text.strip().strip('"')
-        for name, separator, text in (part.partition("=") for part in rest)
-        if separator
-    }
-    return AcceptOffer(value.lower(), parameters, _quality(parameters.get("q", "1")))
+def _offers(header: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Value, parameters and quality of each element of an Accept header."""
+    for element in header.lower().split(","):
+        parameters = {name: text.strip() for name, text in _PARAMETER.findall(element)}
+        yield element.partition(";")[0].strip(), parameters, _quality(parameters.get("q", "1"))
 
 
 def _quality(text: str) -> float:
@@ -178,12 +161,8 @@ class MetricsPages:
         site: LivePage | None = None,
         aliases: Sequence[Metric] = (),
     ) -> None:
-        self._view, self._clock, self._version, self._self_metrics = (
-            view,
-            clock,
-            version,
-            self_metrics,
-        )
+        self._view, self._clock = view, clock
+        self._version, self._self_metrics = version, self_metrics
         self._site = site
         self._renderer = Renderer((*CATALOGUE, *aliases))
         self._lock = threading.Lock()
@@ -211,7 +190,7 @@ class MetricsPages:
             if page is not None:
                 return page
         if path == "/":
-            return _landing(self._view(), self._version)
+            return _links(self._view(), self._version)
         return plain_response(404, "There is nothing here; the metrics are at /metrics.")
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
@@ -269,36 +248,14 @@ def _negotiated(content_type: str, body: bytes, zipped: bool, **more: str) -> Ht
     return HttpResponse(200, body, content_type, headers)
 
 
-_STYLE = (
-    "body{font:1rem/1.5 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem}"
-    "strong{background:#fd0;color:#000;padding:0 .3em}"
-)
-
-
-def _landing(snapshot: Snapshot, version: str) -> HttpResponse:
-    """The page without the live page: no script, no external resource."""
-    cover = snapshot.cover
-    powers = [account.power for account in cover if account.power is not None]
-    watts = f"{format_number(sum(powers), 3)} W now" if powers else "power not known yet"
-    joules = format_number(sum(account.energy for account in cover), 6)
-    notice = (
-        "<p><strong>Emulated host</strong>: these figures are true of no machine.</p>"
-        if snapshot.emulated
-        else ""
-    )
+def _links(snapshot: Snapshot, version: str) -> HttpResponse:
+    """The page of links, without the live page: no script, no external resource."""
+    emulated = "<p><strong>Emulated host</strong></p>" if snapshot.emulated else ""
     page = (
         '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>wattspan</title>'
-        f"<style>{_STYLE}</style><h1>wattspan</h1>{notice}"
-        f"<p>Where the joules of {escape(sanitize(snapshot.host))} go: {len(cover)} domains, "
-        f"{watts}, {joules} J counted.</p>"
+        f"<h1>wattspan on {escape(sanitize(snapshot.host))}</h1>{emulated}"
         '<ul><li><a href="/metrics">Metrics</a> for Prometheus, as text or OpenMetrics</li>'
         '<li><a href="/healthz">Health</a></li></ul>'
         f"<p>Version {escape(version)}</p></html>\n"
     )
-    style = b64encode(sha256(_STYLE.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
-    return HttpResponse(200, page.encode(), "text/html; charset=utf-8", headers)
+    return HttpResponse(200, page.encode(), "text/html; charset=utf-8", SECURITY_HEADERS)
