@@ -23,8 +23,7 @@ from wattspan.model import (
 )
 from wattspan.spans.values import Span
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.job_policy import MISSING_AFTER
-from wattspan.tuning.tuner import MAX_JOBS
+from wattspan.tuning.tuner import MAX_JOBS, MISSING_AFTER
 from wattspan.tuning.work_units import MAX_DETECTED_JOBS as SEARCHED
 
 HOUR = 3600

@@ -12,7 +12,7 @@ from wattspan.tuning.decisions.values import (
     TunerPolicy,
     WorkUnit,
 )
-from wattspan.tuning.host_view import MAX_STALL, DeviceSampler, HostView
+from wattspan.tuning.host_view import MAX_STALL, DeviceSampler, DeviceUsers, HostView
 
 ORIGINAL, CAP = 700_000, 600_000
 BOARD = KnobRange("gpu:0", ORIGINAL, 200_000)
@@ -23,7 +23,7 @@ TURN = SECOND // 2
 def host(now: int, requested: int) -> HostView:
     at = Instant(now, now)
     row = CapRow(KnobState(KEY, "board", requested=requested))
-    return HostView(at, Snapshot(at, 0, "host"), {}, now, {KEY: row})
+    return HostView(at, Snapshot(at, 0, "host"), {}, None, DeviceUsers(), {KEY: row})
 
 
 def sampler() -> DeviceSampler:

@@ -29,6 +29,12 @@ from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
 _THERMAL_THROTTLES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
 """Causes of throttling other than a power cap."""
 
+_MIN_DEVICE_SHARE = 0.7
+"""Share of a package's CPU time that the job must have for the package to be capped for it."""
+
+_KNOB_STEP = {Knob.GPU_POWER: 1_000, Knob.CPU_POWER: 1_000, Knob.GPU_CLOCK: 15}
+"""The resolution of a knob, in its unit."""
+
 _REFUSAL_REASONS = {
     "no_permission": DecisionReason.NO_PERMISSION,
     "not_allowed": DecisionReason.NO_PERMISSION,
@@ -45,100 +51,6 @@ _REFUSAL_REASONS = {
 def refusal_reason(refusal: str) -> DecisionReason:
     """The decision reason for a refusal of the capper; "" is no answer."""
     return _REFUSAL_REASONS.get(refusal, DecisionReason.NO_CAPPER)
-
-
-@dataclass(frozen=True, slots=True)
-class HostView:
-    """The host at ``now``; the energy of every device is known up to ``settled``.
-
-    ``rows`` are the capper's, by key. They are empty while it does not answer; ``trouble`` is the
-    reason then.
-    """
-
-    now: Instant
-    snapshot: Snapshot
-    domains: Mapping[str, Domain]
-    settled: int
-    rows: Mapping[CapKey, CapRow] = field(default_factory=dict)
-    trouble: DecisionReason | None = None
-
-    @property
-    def gpu_indices(self) -> dict[str, int]:
-        """The driver's index of each GPU, by domain id."""
-        gpus = [gpu.domain_id for gpu in self.snapshot.gpus if gpu.domain_id in self.domains]
-        return {device: index for index, device in enumerate(gpus)}
-
-    def gpu(self, device: str) -> GpuStatus | None:
-        return next((one for one in self.snapshot.gpus if one.domain_id == device), None)
-
-    def draw(self, device: str) -> int | None:
-        """The present power of a device in milliwatts."""
-        gpu = self.gpu(device)
-        if gpu is not None and gpu.power_instant is not None:
-            return gpu.power_instant
-        for account in self.snapshot.domains:
-            if account.domain.id == device:
-                return account.power
-        return None
-
-    def knob(self, key: CapKey) -> KnobState | None:
-        """A knob's state from the capper, or else from the device's own limits."""
-        row = self.rows.get(key)
-        if row is not None:
-            return row.state
-        gpu = self.gpu(key.device)
-        if key.knob is not Knob.GPU_POWER or gpu is None:
-            return None
-        limits, domain = gpu.limits, self.domains.get(key.device)
-        return KnobState(
-            key,
-            domain.name if domain is not None else key.device,
-            limits.minimum,
-            limits.default,
-            limits.maximum,
-            limits.requested,
-            limits.enforced,
-        )
-
-    def vetoes(self, knob: Knob, devices: Collection[str]) -> set[DecisionReason]:
-        """Reasons in the state of the devices not to tune them."""
-        reasons: set[DecisionReason] = set()
-        for device in devices:
-            row, gpu = self.rows.get(CapKey(knob, device)), self.gpu(device)
-            if row is not None and row.foreign:
-                reasons.add(DecisionReason.FOREIGN_WRITER)
-            if gpu is not None and gpu.mig:
-                reasons.add(DecisionReason.MIG)
-            if gpu is not None and _THERMAL_THROTTLES.intersection(gpu.throttling or ()):
-                reasons.add(DecisionReason.THROTTLED)
-        return reasons
-
-    def devices_of(self, knob: Knob, used: Collection[str]) -> list[str]:
-        """The domains that have ``knob`` among those of the resources ``used``."""
-        kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
-        return sorted(
-            one.id for one in self.domains.values() if one.hw_type is kind and one.resource in used
-        )
-
-    def allowed(self, device: str, gpus: Sequence[str]) -> bool:
-        """True if the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
-        if not gpus or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
-            return True
-        return bool(self._names(device).intersection(gpus))
-
-    def unknown_gpus(self, gpus: Sequence[str]) -> tuple[str, ...]:
-        """The ``gpus`` that are neither UUID nor index of a GPU of this host."""
-        known = set().union(*map(self._names, self.gpu_indices))
-        return tuple(one for one in gpus if one not in known)
-
-    def display_name(self, device: str) -> str:
-        """A device's name for operators: with its index, if it is a GPU."""
-        index = self.gpu_indices.get(device)
-        name = device.removeprefix("gpu:")
-        return name if index is None else f"GPU {index} ({name})"
-
-    def _names(self, device: str) -> set[str]:
-        return {device, device.removeprefix("gpu:"), str(self.gpu_indices.get(device))}
 
 
 RECENT_USE = 10 * SECOND
@@ -205,6 +117,154 @@ class DeviceUsers:
         return use
 
 
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The host at ``now``; ``rows`` are the capper's, by key.
+
+    They are empty while it does not answer; ``trouble`` is the reason then.
+    """
+
+    now: Instant
+    snapshot: Snapshot
+    domains: Mapping[str, Domain]
+    energies: EnergyQueries
+    users: DeviceUsers
+    rows: Mapping[CapKey, CapRow] = field(default_factory=dict)
+    trouble: DecisionReason | None = None
+
+    @property
+    def gpu_indices(self) -> dict[str, int]:
+        """The driver's index of each GPU, by domain id."""
+        gpus = [gpu.domain_id for gpu in self.snapshot.gpus if gpu.domain_id in self.domains]
+        return {device: index for index, device in enumerate(gpus)}
+
+    def gpu(self, device: str) -> GpuStatus | None:
+        return next((one for one in self.snapshot.gpus if one.domain_id == device), None)
+
+    def draw(self, device: str) -> int | None:
+        """The present power of a device in milliwatts."""
+        gpu = self.gpu(device)
+        if gpu is not None and gpu.power_instant is not None:
+            return gpu.power_instant
+        for account in self.snapshot.domains:
+            if account.domain.id == device:
+                return account.power
+        return None
+
+    def knob(self, key: CapKey) -> KnobState | None:
+        """A knob's state from the capper, or else from the device's own limits."""
+        row = self.rows.get(key)
+        if row is not None:
+            return row.state
+        gpu = self.gpu(key.device)
+        if key.knob is not Knob.GPU_POWER or gpu is None:
+            return None
+        limits, domain = gpu.limits, self.domains.get(key.device)
+        return KnobState(
+            key,
+            domain.name if domain is not None else key.device,
+            limits.minimum,
+            limits.default,
+            limits.maximum,
+            limits.requested,
+            limits.enforced,
+        )
+
+    def imposed_limit(self, key: CapKey) -> int | None:
+        """The limit that the operator or the host's power budget imposes, in the knob's unit."""
+        row = self.rows.get(key)
+        if row is None:
+            return None
+        fixed = row.wanted if row.expires is None else None  # tuned limits have a lease
+        return min((value for value in (fixed, row.ceiling) if value is not None), default=None)
+
+    def range(self, key: CapKey, lowest: float, floor: int, rank: int) -> KnobRange | None:
+        """The permitted settings of a device; None if they are unknown.
+
+        ``lowest`` is the lowest setting relative to the default, ``floor`` in milliwatts.
+        """
+        state, row = self.knob(key), self.rows.get(key)
+        if state is None:
+            return None
+        original = (row.original if row is not None else None) or state.requested
+        original = original or state.maximum or state.default
+        if original is None:
+            return None
+        imposed = self.imposed_limit(key)
+        if imposed is not None:  # it is in force with and without a tuner
+            original = min(original, imposed)
+        if state.enforced and not (row is not None and row.wanted):
+            # limited from outside this operating system
+            original = min(original, state.enforced)
+        least = max(
+            state.minimum or 0,
+            round(lowest * (state.default or original)),
+            floor if key.knob is not Knob.GPU_CLOCK else 0,
+        )
+        return KnobRange(key.device, original, min(least, original), _KNOB_STEP[key.knob], rank)
+
+    def is_usable(self, key: CapKey) -> bool:
+        """True if the capper can write the knob."""
+        row = self.rows.get(key)
+        return row is not None and row.usable
+
+    def other_holder(self, key: CapKey, job: str) -> str:
+        """The other tuning job that holds a cap; "" for none."""
+        row = self.rows.get(key)
+        if row is None or row.expires is None or row.holder == job:
+            return ""
+        return row.holder
+
+    def is_shared(self, key: CapKey, job: Collection[Payer]) -> bool:
+        """True if a cap would slow down others than ``job``: of a GPU, or of much of a package."""
+        resource = self.domains[key.device].resource if key.device in self.domains else None
+        if resource is None:
+            return False
+        if key.knob is Knob.CPU_POWER:
+            return self.users.share(resource, job, self.now.mono) < _MIN_DEVICE_SHARE
+        return not self.users.of(resource, self.now.mono).issubset(job)
+
+    def vetoes(self, knob: Knob, devices: Collection[str]) -> set[DecisionReason]:
+        """Reasons in the state of the devices not to tune them."""
+        reasons: set[DecisionReason] = set()
+        for device in devices:
+            row, gpu = self.rows.get(CapKey(knob, device)), self.gpu(device)
+            if row is not None and row.foreign:
+                reasons.add(DecisionReason.FOREIGN_WRITER)
+            if gpu is not None and gpu.mig:
+                reasons.add(DecisionReason.MIG)
+            if gpu is not None and _THERMAL_THROTTLES.intersection(gpu.throttling or ()):
+                reasons.add(DecisionReason.THROTTLED)
+        return reasons
+
+    def devices_of(self, knob: Knob, used: Collection[str]) -> list[str]:
+        """The domains that have ``knob`` among those of the resources ``used``."""
+        kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
+        return sorted(
+            one.id for one in self.domains.values() if one.hw_type is kind and one.resource in used
+        )
+
+    def allowed(self, device: str, gpus: Sequence[str]) -> bool:
+        """True if the configured ``gpus`` permit caps on a device; they only restrict GPUs."""
+        if not gpus or (device in self.domains and self.domains[device].hw_type is HwType.CPU):
+            return True
+        return bool(self._names(device).intersection(gpus))
+
+    def unknown_gpus(self, gpus: Sequence[str]) -> tuple[str, ...]:
+        """The ``gpus`` that are neither UUID nor index of a GPU of this host."""
+        known = set().union(*map(self._names, self.gpu_indices))
+        return tuple(one for one in gpus if one not in known)
+
+    def display_name(self, device: str) -> str:
+        """A device's name for operators: with its index, if it is a GPU."""
+        index = self.gpu_indices.get(device)
+        name = device.removeprefix("gpu:")
+        return name if index is None else f"GPU {index} ({name})"
+
+    def _names(self, device: str) -> set[str]:
+        return {device, device.removeprefix("gpu:"), str(self.gpu_indices.get(device))}
+
+
 _MAX_HISTORY = 600 * SECOND
 """Energy that was not read for this time may have left the energy history."""
 
@@ -243,13 +303,13 @@ class DeviceSampler:
             self.changed = last if last is not None and expired else host.now.mono
             self.in_force = in_force
 
-    def read_energy(self, host: HostView, energies: EnergyQueries) -> tuple[EnergyPoint, ...]:
+    def read_energy(self, host: HostView) -> tuple[EnergyPoint, ...]:
         """A further point of the devices' cumulative energy, if more has settled."""
-        start, end = self.settled, host.settled
+        start, end = self.settled, host.energies.settled()
         if end - start < 50 * MILLISECOND:
             return ()
         start = max(start, end - _MAX_HISTORY)
         for one in self.ranges:
-            self._energy += sum(energies.device(one.device, start, end).energy.values())
+            self._energy += sum(host.energies.device(one.device, start, end).energy.values())
         self.settled = end
         return (EnergyPoint(end, self._energy),)

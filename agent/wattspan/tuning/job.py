@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from wattspan.config import TunedJobSettings
+from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -22,7 +22,6 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.ports import EnergyQueries
 from wattspan.spans.values import Span
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import TunerState
@@ -31,13 +30,13 @@ from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     Fingerprint,
     KnobRange,
+    Objective,
     Observation,
     TunerPolicy,
     WorkloadKind,
     WorkUnit,
 )
-from wattspan.tuning.host_view import DeviceSampler, DeviceUsers, HostView
-from wattspan.tuning.job_policy import JobPolicy, knobs_usable
+from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.work_units import ReceivedSpans, WorkCounter
 from wattspan.util.backoff import RetryBackoff
 
@@ -66,9 +65,6 @@ _FAMILY_INTERVAL = 5 * SECOND
 _FORGET_REFUSALS = 3600 * SECOND
 """After this time without a refusal of the capper, delays begin at the shortest again."""
 
-_MIN_DEVICE_SHARE = 0.7
-"""Share of a package's CPU time that the job must have for the package to be capped for it."""
-
 _STATES = {
     Move.PROBE: TuningState.EXPLORING,
     Move.HOLD: TuningState.HOLDING,
@@ -76,6 +72,48 @@ _STATES = {
     Move.DECLINE: TuningState.DECLINED,
 }
 _WAITING_REASONS = frozenset({DecisionReason.WAITING, DecisionReason.NO_SIGNAL})
+
+
+@dataclass(frozen=True, slots=True)
+class JobPolicy:
+    """The configuration of all jobs of this host."""
+
+    settings: AutotuneSettings
+    floor: int = 0  # milliwatts: no cap of any kind is lower
+    seed: int = 0
+
+    def budget(self, job: TunedJobSettings) -> float:
+        return self.settings.max_slowdown if job.max_slowdown is None else job.max_slowdown
+
+    def tuner_policy(
+        self,
+        job: TunedJobSettings,
+        kind: WorkloadKind,
+        knob: Knob,
+        ranges: Sequence[KnobRange],
+        *,
+        apply: bool,
+    ) -> TunerPolicy:
+        settings = self.settings
+        return TunerPolicy(
+            knob=knob,
+            kind=kind,
+            max_slowdown=self.budget(job),
+            confidence=settings.confidence,
+            objective=Objective(settings.objective),
+            eta=settings.eta,
+            max_power=sum(one.original for one in ranges),
+            latency=job.latency or None,
+            percentile=job.percentile,
+            apply=apply,
+            slack=bool(job.compute),
+            block_units=settings.block_units,
+            block_time=settings.block,
+            settle_units=settings.settle_units,
+            settle_time=settings.settle,
+            dwell=settings.dwell,
+            seed=self.seed,
+        )
 
 
 @dataclass(slots=True)
@@ -258,8 +296,6 @@ class TuningJob:
     def decide(
         self,
         host: HostView,
-        energies: EnergyQueries,
-        device_users: DeviceUsers,
         *,
         may_explore: bool,
         recall: Callable[[TuningJob], CertifiedLevels | None],
@@ -272,14 +308,12 @@ class TuningJob:
         """
         declined: Decision | None = None
         if not self.ended:
-            self._update_members(host.now.mono, energies)
-            declined = self._blocked(refusal, host) or self._prepare(host, device_users, recall)
+            self._update_members(host)
+            declined = self._blocked(refusal, host) or self._prepare(host, recall)
         if declined is not None or self._state is None:
             self._units.clear()
             return self._set_decision(declined or self.decision, host.now)
-        self._state, decision = step(
-            self._state, self._observe(host, energies, device_users, may_explore=may_explore)
-        )
+        self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
         self._report = report(self._state)
         self.savings.update(self._report)
         if decision.reason is DecisionReason.ADVICE:
@@ -362,64 +396,75 @@ class TuningJob:
         return None
 
     def _prepare(
-        self,
-        host: HostView,
-        device_users: DeviceUsers,
-        recall: Callable[[TuningJob], CertifiedLevels | None],
+        self, host: HostView, recall: Callable[[TuningJob], CertifiedLevels | None]
     ) -> Decision | None:
         """Create a tuner for the job's devices, if they have changed; or the reason against it."""
         if self._state is None and not self.ranks:
             return self.decision
-        policy = self._job_policy
-        used = device_users.used_by(self._members, host.now.mono)
+        policy, settings = self._job_policy, self._job_policy.settings
+        used = host.users.used_by(self._members, host.now.mono)
         position, devices = self._choose_devices(host, used)
-        knob = policy.settings.knobs[position]
-        refused = [one for one in devices if not host.allowed(one, policy.settings.gpus)]
+        keys = [CapKey(settings.knobs[position], one) for one in devices]
+        refused = [one for one in devices if not host.allowed(one, settings.gpus)]
         if refused:
             return self._decline(
                 DecisionReason.NOT_ALLOWED,
                 f"{self.name} uses {host.display_name(refused[0])}, which is not in [autotune] "
-                f"gpus ({', '.join(policy.settings.gpus)}).",
+                f"gpus ({', '.join(settings.gpus)}).",
             )
-        holder = next(filter(None, (self._other_holder(host, knob, one) for one in devices)), "")
+        holder = next(filter(None, (host.other_holder(key, self.name) for key in keys)), "")
         if holder:
             return self._decline(
                 DecisionReason.HELD,
                 f"{self.name} is not tuned: {holder} holds the cap of one of its devices; see "
                 "`wattspan caps status`.",
             )
-        apply = self._may_apply and host.trouble is None and knobs_usable(host, knob, devices)
-        ceilings = policy.ceilings(host, knob, devices)
+        apply = self._may_apply and host.trouble is None and all(map(host.is_usable, keys))
+        ceilings = tuple(map(host.imposed_limit, keys))
         chosen = position, tuple(devices), apply, ceilings
         present = self._position, self.devices, self._policy.apply, self._ceilings
         if devices and self._state is not None and chosen == present:
             return None
-        ranges = policy.ranges(host, knob, devices, used, self._members)
-        if not ranges:
+        known = [
+            host.range(key, settings.floor, policy.floor, self._lowest_rank(host, key.device, used))
+            for key in keys
+        ]
+        ranges = tuple(one for one in known if one is not None)
+        if not ranges or len(ranges) < len(known):
             return self._decline(
                 DecisionReason.NO_DEVICE,
-                f"{self.name} uses no device with a readable range of the knob {knob}; "
-                "`wattspan doctor` lists the knobs of this host.",
+                f"{self.name} uses no device with a readable range of the knob "
+                f"{settings.knobs[position]}; `wattspan doctor` lists the knobs of this host.",
             )
         self._drop_tuner()
         self._position, self._ranges, self._ceilings = position, ranges, ceilings
-        self._policy = policy.tuner_policy(self._settings, self._kind, knob, ranges, apply=apply)
-        self._sampler = DeviceSampler(knob, ranges, host.now.mono, host.settled)
-        self._state = begin(self._policy, ranges, now=host.now.mono, remembered=recall(self))
+        self._policy = policy.tuner_policy(
+            self._settings, self._kind, self.knob, ranges, apply=apply
+        )
+        now, settled = host.now.mono, host.energies.settled()
+        self._sampler = DeviceSampler(self.knob, ranges, now, settled)
+        self._state = begin(self._policy, ranges, now=now, remembered=recall(self))
         return None
 
-    def _update_members(self, now: int, energies: EnergyQueries) -> None:
+    def _lowest_rank(self, host: HostView, device: str, used: Mapping[str, set[Payer]]) -> int:
+        """The lowest rank among the job's processes that use a device."""
+        domain = host.domains.get(device)
+        users = used.get(domain.resource or "", ()) if domain is not None else ()
+        return min((self._members[one] for one in users), default=0)
+
+    def _update_members(self, host: HostView) -> None:
         """Update the processes of the job's families.
 
         The GPU work of a server may be done by another process than the one that sends spans.
         """
+        now = host.now.mono
         if now - self._members_read_at >= _FAMILY_INTERVAL or not (
             self.ranks.keys() <= self._members.keys()
         ):
             self._members_read_at = now
             self._members = dict(self.ranks.items())
             for leader, rank in self.ranks.items():
-                for one in energies.family(leader):
+                for one in host.energies.family(leader):
                     self._members.setdefault(one, rank)
 
     def _choose_devices(
@@ -438,13 +483,6 @@ class TuningJob:
                 break
         return self._position, list(self.devices)
 
-    def _other_holder(self, host: HostView, knob: Knob, device: str) -> str:
-        """The other tuner that holds a device's cap; "" for none."""
-        row = host.rows.get(CapKey(knob, device))
-        if row is None or row.expires is None or row.holder in ("", self.name):
-            return ""
-        return row.holder
-
     def _try_next_knob(self, now: int) -> None:
         """Use the next knob; after the last one, the first again after a long time."""
         settings = self._job_policy.settings
@@ -462,19 +500,13 @@ class TuningJob:
 
     # --------------------------------------------------------------------------- observation
 
-    def _observe(
-        self,
-        host: HostView,
-        energies: EnergyQueries,
-        device_users: DeviceUsers,
-        *,
-        may_explore: bool,
-    ) -> Observation:
+    def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
         units, self._units = sorted(self._units, key=lambda unit: unit.end), []
         vetoes = host.vetoes(self.knob, self.devices)
         if self._work.invalid:
             vetoes.add(DecisionReason.BAD_WORK)
-        if self._shares_devices(host, device_users):
+        keys = [CapKey(self.knob, one) for one in self.devices]
+        if any(host.is_shared(key, self._members) for key in keys):
             vetoes.add(DecisionReason.SHARED)
         if self._may_apply and self._policy.apply and host.trouble is not None:
             vetoes.add(host.trouble)
@@ -482,7 +514,7 @@ class TuningJob:
         return Observation(
             now=host.now.mono,
             units=tuple(units),
-            energy=self._sampler.read_energy(host, energies),
+            energy=self._sampler.read_energy(host),
             in_force=self._sampler.in_force,
             since=self._sampler.changed,
             draw={one: draw for one in self.devices if (draw := host.draw(one)) is not None},
@@ -490,17 +522,3 @@ class TuningJob:
             may_explore=may_explore,
             ended=self.ended,
         )
-
-    def _shares_devices(self, host: HostView, device_users: DeviceUsers) -> bool:
-        """True if a cap would slow down other users of a GPU, or of much of a package."""
-        now = host.now.mono
-        for device in self.devices:
-            resource = host.domains[device].resource if device in host.domains else None
-            if resource is None:
-                continue
-            if self.knob is Knob.CPU_POWER:
-                if device_users.share(resource, self._members, now) < _MIN_DEVICE_SHARE:
-                    return True
-            elif device_users.of(resource, now) - self._members.keys():
-                return True
-        return False
