@@ -43,7 +43,7 @@ def _help(command: click.Command, parent: click.Context | None, name: str) -> It
     yield "```\n"
     if isinstance(command, click.Group):
         for one in command.list_commands(context):
-            if child := command.get_command(context, one):
+            if child := command.resolve_command(context, [one])[1]:
                 yield from _help(child, context, one)
 
 

@@ -43,7 +43,7 @@ def test_help_imports_no_heavy_library() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_summary_in_the_group_equals_the_commands_own(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
+    _, command, _ = cli.resolve_command(click.Context(cli), [name])
     assert command is not None
     assert command.get_short_help_str(100).startswith(COMMANDS[name].rstrip("."))
 
@@ -79,7 +79,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def command() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "get_command", lambda ctx, name: command)
+    monkeypatch.setattr(cli, "resolve_command", lambda _, args: (args[0], command, args[1:]))
 
 
 def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,12 @@ the command runs.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import sys
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from wattspan import __version__
 from wattspan.ports import WattspanError
@@ -57,38 +55,18 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 class LazyGroup(click.Group):
-    """Lists COMMANDS by name and summary, and imports the one that is called."""
+    """Lists COMMANDS in their order, and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"wattspan.cli.{cmd_name}").command
-        return command
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in COMMANDS and name[:1].isalnum() and not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f" Did you mean {similar[0]!r}?" if similar else ""
-            ctx.fail(f"No such command {name!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        options = click.Command("", params=self.params).shell_complete(ctx, incomplete)
-        return [
-            CompletionItem(name, help=summary)
-            for name, summary in COMMANDS.items()
-            if name.startswith(incomplete)
-        ] + options
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            command = importlib.import_module(f"wattspan.cli.{name}").command
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -121,6 +99,7 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
 
 @click.group(
     cls=LazyGroup,
+    commands=[click.Command(name, short_help=summary) for name, summary in COMMANDS.items()],
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
