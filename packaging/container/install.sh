@@ -1,8 +1,8 @@
 #!/bin/sh
-# What the image's build stage runs: an environment in DIR with the program and nothing but wheels
-# whose hashes are known. `install.sh SOURCES DIR`; PYTHON chooses the interpreter.
+# Build stage of the image: an environment in DIR with the program, from wheels with known hashes
+# only. `install.sh SOURCES DIR`; PYTHON selects the interpreter.
 #
-# It is a script of its own so that it can be tried without a container engine.
+# A separate script, so that tests run it without a container engine.
 set -eu
 sources=$1 target=$2
 python=${PYTHON:-python3}
@@ -23,6 +23,6 @@ install() {
 }
 install --require-hashes --only-binary :all: --requirement "$sources/requirements/package.txt"
 install --no-index --no-deps "$wheels"/wattspan-*.whl
-# Compiled once, here: whoever runs it may not write.
+# Compiled here, because the container's user cannot write.
 "$target/bin/python" -m compileall -q -j 1 --invalidation-mode unchecked-hash "$target/lib"
 "$target/bin/wattspan" --version
