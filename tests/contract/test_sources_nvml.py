@@ -23,7 +23,8 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.source import NvmlSettings, new_session
+from wattspan.sources.nvml.session import NvmlSession
+from wattspan.sources.nvml.source import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
@@ -39,7 +40,7 @@ class Host:
         directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, directory, emulated=True)
         nvml = EmulatedNvml(path, self.clock)
-        self.session = new_session(nvml, NvmlSettings(), context)
+        self.session = NvmlSession(nvml, NvmlSettings(), context)
         self.batch = Batch(())
         self.readings: list[Reading] = []
         self.usages: list[Usage] = []
@@ -90,7 +91,7 @@ def test_emulated_library_in_place_of_the_real_one_is_labelled_emulated(host: Ho
     """With the emulated library preloaded, the agent has no information that it is emulated."""
     context = SourceContext(host.clock, FakeDirectory(), emulated=False)
     nvml = EmulatedNvml(host.gpus.path, host.clock)
-    session = new_session(nvml, NvmlSettings(), context)
+    session = NvmlSession(nvml, NvmlSettings(), context)
     assert {d.provenance for d in session.sample().domains} == {Provenance.EMULATED}
     session.close()
 

@@ -16,7 +16,8 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import RequestServing, SteadyLoad, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.source import NvmlSettings, new_session
+from wattspan.sources.nvml.session import NvmlSession
+from wattspan.sources.nvml.source import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)
@@ -30,7 +31,7 @@ class Agent:
         self.gpus = EmulatedGpus(path, boards, self.clock)
         directory = FakeDirectory([PayerInfo(payer, "job") for payer in (TRAIN, SERVE, HOLD)])
         context = SourceContext(self.clock, directory, emulated=True)
-        self.session = new_session(EmulatedNvml(path, self.clock), NvmlSettings(), context)
+        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), context)
         self.readings: dict[str, list[Reading]] = defaultdict(list)
         self.spent: dict[tuple[str, Consumer], int] = defaultdict(int)
         self.batch = Batch(())

@@ -19,7 +19,8 @@ from wattspan.clock import SystemClock
 from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import EMULATED_UUID
-from wattspan.sources.nvml.source import NvmlSettings, new_session
+from wattspan.sources.nvml.session import NvmlSession
+from wattspan.sources.nvml.source import NvmlSettings
 from wattspan.testing import FakeDirectory
 
 pytestmark = pytest.mark.exhaustive
@@ -143,7 +144,7 @@ def test_power_fields_answer_by_scope(nvml: Any, gpu: Any, record_property: Reco
 
 def test_source_reads_the_board_without_failures(nvml: Any, record_property: Record) -> None:
     context = SourceContext(CLOCK, FakeDirectory())
-    session = new_session(nvml, NvmlSettings(), context)
+    session = NvmlSession(nvml, NvmlSettings(), context)
     batches: list[Batch] = []
     due, taken = CLOCK.monotonic(), []
     for _ in range(100):

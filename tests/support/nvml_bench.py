@@ -8,9 +8,8 @@ from typing import Any
 from support.fake_nvml import FakeGpu, FakeNvml
 from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.device import SamplingIntervals
 from wattspan.sources.nvml.session import NvmlSession
-from wattspan.sources.nvml.source import STATUS_EVERY_TURNS, NvmlSettings
+from wattspan.sources.nvml.source import NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)
@@ -27,14 +26,7 @@ class Bench:
         self.nvml = FakeNvml(self.clock, *self.gpus)
         self.directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
         context = SourceContext(self.clock, self.directory, emulated=emulated)
-        settings = NvmlSettings()
-        pace = SamplingIntervals(
-            gauges=STATUS_EVERY_TURNS * settings.interval,
-            usage=settings.usage_interval,
-            processes=settings.process_interval,
-            condition=settings.status_interval,
-        )
-        self.session = NvmlSession(self.nvml, context, pace, nested=nested)
+        self.session = NvmlSession(self.nvml, NvmlSettings(), context, nested=nested)
         self.batch = Batch(())
         self.readings: list[Reading] = []
         self.usages: list[Usage] = []

@@ -7,8 +7,6 @@ import pytest
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench
 from wattspan.model import PowerLimits, Trouble
-from wattspan.ports import SourceContext
-from wattspan.sources.nvml.source import describe_gpus
 
 NO_FIELDS = {"nvmlDeviceGetFieldValues": 13}
 
@@ -172,18 +170,3 @@ def test_field_of_an_unknown_type_is_unknown() -> None:
     bench.turn()
     assert bench.statuses[0].limits.default is None
     assert bench.statuses[0].limits.maximum == 700_000
-
-
-def test_report_lists_readable_fields_and_causes_for_the_others() -> None:
-    bench = Bench()
-    bench.nvml.errors |= {"nvmlDeviceGetTemperature": 4, 270: 3}
-    context = SourceContext(bench.clock, bench.directory, nvml=bench.nvml, emulated=True)
-    (report,), failures = describe_gpus(context)
-    assert report.domain.id == "gpu:GPU-a"
-    assert {"energy counter", "average power", "SM clock", "compute processes"} <= report.readable
-    assert report.unreadable == {
-        "temperature": "permission denied",
-        "time throttled by hw_thermal": "this GPU, in its present mode, does not support it",
-    }
-    assert [failure.trouble for failure in failures] == [Trouble.DENIED]
-    assert bench.nvml.initialised == 0

@@ -11,8 +11,7 @@ succeeds although single entries fail. The numbers are those of nvml.h.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wattspan.model import SECOND, Failure, Trouble
 from wattspan.ports import Clock
@@ -96,20 +95,20 @@ def call_failure(thing: str, code: int, domain_id: str | None = None) -> Failure
     return Failure(SOURCE, thing, trouble, cause_of(code), _REMEDIES.get(code, ""), domain_id)
 
 
-class SessionLostError(Exception):
-    """The library must be initialised anew: no handle of it is good any longer."""
+class LostError(Exception):
+    """Calls are impossible because of NVML's error ``code``."""
 
     def __init__(self, code: int) -> None:
         super().__init__(cause_of(code))
         self.code = code
 
 
-class GpuLostError(Exception):
+class SessionLostError(LostError):
+    """The library must be initialised anew: every handle of it is invalid."""
+
+
+class GpuLostError(LostError):
     """The GPU behind a handle no longer answers; the others may."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(cause_of(code))
-        self.code = code
 
 
 class CallTracker:
@@ -142,22 +141,20 @@ class NvmlLibrary:
         self._watch = watch
         self.error: type[Exception] = nvml.NVMLError
 
-    def has(self, name: str) -> bool:
-        return hasattr(self._nvml, name)
-
     def call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self._nvml, name, None)
+        if function is None:
+            raise self.error(FUNCTION_NOT_FOUND)
         self._watch.began(name, self._clock.monotonic())
         try:
-            return getattr(self._nvml, name)(*arguments)
+            return function(*arguments)
         finally:
             self._watch.ended()
 
 
-@dataclass(slots=True)
-class UnavailableField:
-    """A field that is not available, the reason, and the time of the next request for it."""
+class UnavailableField(NamedTuple):
+    """The reason for which a field is not available, and the time of the next request for it."""
 
-    what: str
     code: int
     until: int
 
@@ -171,7 +168,6 @@ class GpuCalls:
         self.handle = handle
         self._refused: dict[str, UnavailableField] = {}
         self._failing: dict[str, int] = {}  # what failed last time, with a code that may pass
-        self._answered: set[str] = set()
         self._unknowns = 0
 
     def ask(self, what: str, name: str, *arguments: Any) -> Any:
@@ -189,8 +185,7 @@ class GpuCalls:
         return None if answer is None else list(answer)
 
     def _ask(self, what: str, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
-        refusal = self._refused.get(what)
-        if refusal is not None and self._clock.monotonic() < refusal.until:
+        if not self.is_due(what):
             return None
         try:
             answer = self._call(name, arguments, nothing)
@@ -210,8 +205,6 @@ class GpuCalls:
             raise GpuLostError(code)
 
     def _call(self, name: str, arguments: tuple[Any, ...], nothing: Any) -> Any:
-        if not self._library.has(name):
-            return self._none_of_it(FUNCTION_NOT_FOUND)
         left = MAX_LIST_RETRIES
         while True:
             try:
@@ -224,14 +217,8 @@ class GpuCalls:
                 if code != INSUFFICIENT_SIZE or left == 0:
                     raise
 
-    def _none_of_it(self, code: int) -> Any:
-        error = self._library.error(code)
-        error.value = code  # type: ignore[attr-defined]
-        raise error
-
     def record_answer(self, what: str) -> None:
         """Record an answer to ``what``, which clears its earlier errors."""
-        self._answered.add(what)
         if self._refused:
             self._refused.pop(what, None)
         if self._failing:
@@ -245,9 +232,8 @@ class GpuCalls:
             raise GpuLostError(code)
         if code in FIELD_ERRORS:
             self._failing.pop(what, None)
-            self._refused[what] = UnavailableField(
-                what, code, self._clock.monotonic() + FIELD_RETRY_INTERVAL
-            )
+            until = self._clock.monotonic() + FIELD_RETRY_INTERVAL
+            self._refused[what] = UnavailableField(code, until)
         else:
             self._failing[what] = code
 
@@ -277,23 +263,12 @@ class GpuCalls:
         A field that the hardware does not have is no failure.
         """
         by_code: dict[int, list[str]] = {}
-        for refusal in self._refused.values():
+        for what, refusal in self._refused.items():
             if refusal.code == NO_PERMISSION:
-                by_code.setdefault(refusal.code, []).append(refusal.what)
+                by_code.setdefault(refusal.code, []).append(what)
         for what, code in self._failing.items():
             by_code.setdefault(code, []).append(what)
         return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
-
-    @property
-    def answered_fields(self) -> frozenset[str]:
-        """All fields that were answered at their last request."""
-        return frozenset(self._answered - self._refused.keys() - self._failing.keys())
-
-    @property
-    def unanswered_fields(self) -> dict[str, str]:
-        """All fields without an answer at their last request, with the causes."""
-        codes = {refusal.what: refusal.code for refusal in self._refused.values()}
-        return {what: cause_of(code) for what, code in sorted({**codes, **self._failing}.items())}
 
 
 def code_of(error: Exception) -> int:

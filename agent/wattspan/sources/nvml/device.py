@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from wattspan.model import (
     MILLISECOND,
@@ -23,21 +22,20 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
+from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import SourceContext
 from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import GpuCalls, NvmlLibrary
+from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
 from wattspan.sources.nvml.energy import EDGE_GUARD, CallInterval, EdgeDetector, EnergyMeter
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
-    BoardCondition,
-    BoardUtilisation,
     PowerGauge,
     PowerReading,
-    read_condition,
+    read_status,
     read_utilisation,
 )
+from wattspan.util.backoff import RetryBackoff
 
-SOURCE = "nvml"
 ENERGY_COUNTER = "energy counter"
 METHOD = "gpu-sm-utilisation"
 TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
@@ -52,18 +50,50 @@ read less often is worth nothing.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingIntervals:
-    """Intervals of the calls in nanoseconds; energy is read at every sample.
+_SECOND = Duration.parse("1s")
+GAUGE_SAMPLES = 2
+"""Samples between two reads of power and utilisation: sensors smooth power over a second,
+utilisation over a sixth. Where power has to be integrated, it is read at every sample.
+"""
 
-    ``gauges`` are power and utilisation, which are smoothed by the sensor. Where power has to be
-    integrated because there is no counter, they are read at every sample too.
-    """
 
-    gauges: int
-    usage: int
-    processes: int
-    condition: int
+class NvmlSettings(Table, frozen=True):
+    """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
+
+    enabled: Annotated[
+        bool | Literal["auto"],
+        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
+    ] = "auto"
+    interval: Annotated[
+        Duration, about("Interval of energy reads, half that of power reads; at least 10ms.")
+    ] = Duration.parse("100ms")
+    usage_interval: Annotated[
+        Duration, about("Interval of reads of the processes' utilisation.", least="10ms")
+    ] = Duration.parse("500ms")
+    process_interval: Annotated[
+        Duration,
+        about("Interval of process lists, which are slow on some drivers; at least 1s."),
+    ] = _SECOND
+    status_interval: Annotated[
+        Duration,
+        about(
+            "Interval of reads of limits, clocks, temperature, memory and throttling.", least="10ms"
+        ),
+    ] = _SECOND
+    deadline: Annotated[
+        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
+    ] = Duration.parse("2s")
+
+    def __post_init__(self) -> None:
+        if self.interval < Duration.parse("10ms"):
+            raise ValueError('interval: no counter moves that often; write "10ms" or more')
+        if self.process_interval < _SECOND:
+            raise ValueError(
+                "process_interval: lists of processes hold up the driver for everybody;"
+                ' write "1s" or more'
+            )
+        if self.deadline <= self.interval:
+            raise ValueError("deadline: it must be longer than the interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +116,6 @@ class GpuIdentity:
         return f"Emulated {label}" if emulated and not already else label
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReport:
-    """The readable and the unreadable properties of one GPU, with the causes."""
-
-    domain: Domain
-    readable: frozenset[str]
-    unreadable: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class GpuFindings:
     """The results of one sample of all GPUs."""
@@ -114,13 +135,15 @@ class GpuSampler:
         handle: Any,
         identity: GpuIdentity,
         context: SourceContext,
-        pace: SamplingIntervals,
+        settings: NvmlSettings,
         *,
         epoch: int,
+        backoff: RetryBackoff,
         nested: bool,
     ) -> None:
         clock = context.clock
         self.identity = identity
+        self.backoff = backoff  # of attempts to recover it
         self._clock = clock
         self._emulated = context.emulated or identity.uuid.startswith(EMULATED_UUID)
         self._nested = nested
@@ -134,13 +157,13 @@ class GpuSampler:
         self._present: frozenset[Payer] = frozenset()
         self._at = clock.now()
         self._power = PowerReading()
-        self._utilisation: BoardUtilisation | None = None
-        self._condition = BoardCondition()
+        self._utilisation: tuple[int, int] | None = None
+        self._mig = False
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
-        self._gauge_pace = CallInterval(pace.gauges, clock)
-        self._condition_pace = CallInterval(pace.condition, clock)
-        self._process_pace = CallInterval(pace.processes, clock)
-        self._usage_pace = CallInterval(pace.usage, clock, MAX_USAGE_INTERVAL)
+        self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
+        self._status_pace = CallInterval(settings.status_interval, clock)
+        self._process_pace = CallInterval(settings.process_interval, clock)
+        self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
         self._defined_by = self._mutable_traits()
         self.domain = self._define()
 
@@ -157,9 +180,9 @@ class GpuSampler:
         energy, self._at = self._energy()
         at = self._at
         usage_due = self._usage_pace.begin(at.mono)
-        condition_due = self._condition_pace.begin(at.mono)
+        status_due = self._status_pace.begin(at.mono)
         counted = energy is not None and self._meter.derived is False
-        forced = usage_due or condition_due or not counted
+        forced = usage_due or status_due or not counted
         looks = self._gauge_pace.begin(at.mono, forced=forced)
         if looks:
             with self._gauge_pace:
@@ -171,11 +194,12 @@ class GpuSampler:
                 self._present = self._processes.list_holders()
         if looks:
             self._measure_use(at, into, settle=usage_due)
-        if condition_due:
-            with self._condition_pace:
-                self._condition = read_condition(self._calls)
-            self._ceiling = self._condition.limits.maximum or self._ceiling
-            into.gpus.append(self._status(at, self._power, self._utilisation))
+        if status_due:
+            with self._status_pace:
+                status = self._status(at)
+            self._ceiling = status.limits.maximum or self._ceiling
+            self._mig = bool(status.mig)
+            into.gpus.append(status)
         self._redefine()
 
     def _count(
@@ -226,7 +250,7 @@ class GpuSampler:
         # A device without any utilisation owes no remainder beside processes that have some;
         # if processes have none either, all of it may have been in use.
         unknown = 0 if named else 100
-        busy = unknown if self._utilisation is None else self._utilisation.gpu
+        busy = unknown if self._utilisation is None else self._utilisation[0]
         self._usage.observe_device(at.mono, busy)
         if settle:
             lag = self._usage.lag if named else 0
@@ -237,41 +261,27 @@ class GpuSampler:
         if usage is not None:
             into.usages.append(usage)
 
-    def report(self) -> GpuReport:
-        """The readable and the unreadable properties in the samples so far."""
-        return GpuReport(self.domain, self._calls.answered_fields, self._calls.unanswered_fields)
-
     def flush_usage(self, into: GpuFindings) -> None:
         """Report the usage so far of a GPU that was lost."""
         if self._usage is not None:
             self._record(self._usage, self._at, into)
 
-    def _status(
-        self, at: Instant, power: PowerReading, utilisation: BoardUtilisation | None
-    ) -> GpuStatus:
-        condition = self._condition
+    def _status(self, at: Instant) -> GpuStatus:
+        """The status at ``at``, of which power and utilisation were read before."""
+        status = read_status(self._calls, self.domain.id, at)
         compared = self._meter.integral.compared
-        integrated = None if compared is None else compared[0]
+        integrated, counted = compared or (None, None)
         if integrated is None and self._meter.derived:
             integrated = self._meter.integral.energy
-        return GpuStatus(
-            domain_id=self.domain.id,
-            at=at,
-            power_average=power.average,
-            power_instant=power.instant,
-            limits=condition.limits,
-            sm_clock_hz=condition.sm_clock_hz,
-            memory_clock_hz=condition.memory_clock_hz,
-            utilisation=None if utilisation is None else utilisation.gpu / 100,
-            memory_utilisation=None if utilisation is None else utilisation.memory / 100,
-            temperature_celsius=condition.temperature_celsius,
-            memory_used=condition.memory_used,
-            memory_total=condition.memory_total,
-            throttled=condition.throttled,
-            throttling=condition.throttling,
-            mig=condition.mig,
+        busy, memory_busy = self._utilisation or (None, None)
+        return replace(
+            status,
+            power_average=self._power.average,
+            power_instant=self._power.instant,
+            utilisation=None if busy is None else busy / 100,
+            memory_utilisation=None if memory_busy is None else memory_busy / 100,
             integrated_energy=integrated,
-            counter_energy=None if compared is None else compared[1],
+            counter_energy=counted,
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
@@ -359,7 +369,7 @@ class GpuSampler:
         if refusal is not None and refusal != calls.NO_PERMISSION:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
-            if self._condition.mig:
+            if self._mig:
                 cause = (
                     "MIG is on, and the driver does not report processes' shares of a divided GPU"
                 )
@@ -388,14 +398,8 @@ class GpuSampler:
         return calls.call_failure(f"{what} of {self.domain.name}", code, self.domain.id)
 
     def _failure(self, what: str, trouble: Trouble, cause: str, remedy: str = "") -> Failure:
-        return Failure(
-            source=SOURCE,
-            thing=f"{what} of {self.domain.name}",
-            trouble=trouble,
-            cause=cause,
-            remedy=remedy,
-            domain_id=self.domain.id,
-        )
+        thing = f"{what} of {self.domain.name}"
+        return Failure(SOURCE, thing, trouble, cause, remedy, self.domain.id)
 
 
 def _rounded(step: int, grain: int = MILLISECOND) -> int:

@@ -6,21 +6,26 @@ Everything here is synchronous and uses the injected clock.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import CallTracker, GpuLostError, NvmlLibrary, SessionLostError
-from wattspan.sources.nvml.device import (
+from wattspan.sources.nvml.calls import (
     SOURCE,
+    CallTracker,
+    GpuLostError,
+    NvmlLibrary,
+    SessionLostError,
+)
+from wattspan.sources.nvml.device import (
     GpuFindings,
     GpuIdentity,
-    GpuReport,
     GpuSampler,
-    SamplingIntervals,
+    NvmlSettings,
 )
+from wattspan.sources.nvml.processes import in_nested_pid_namespace
 from wattspan.util.backoff import RetryBackoff
 from wattspan.util.text import printable
 
@@ -43,19 +48,19 @@ def _new_backoff() -> RetryBackoff:
 
 @dataclass(slots=True)
 class LostGpu:
-    """A GPU that does not answer: its last known properties, and the time of the next attempt."""
+    """A GPU that does not answer, the reason, and the time of the next attempt."""
 
     index: int
-    identity: GpuIdentity | None
-    domain: Domain | None
     code: int
-    backoff: RetryBackoff = field(default_factory=_new_backoff)
+    backoff: RetryBackoff
+    gpu: GpuSampler | None = None  # None: it never answered
 
     @property
     def failure(self) -> Failure:
-        if self.domain is None:
+        if self.gpu is None:
             return calls.call_failure(f"GPU {self.index}", self.code)
-        return calls.call_failure(self.domain.name, self.code, self.domain.id)
+        domain = self.gpu.domain
+        return calls.call_failure(domain.name, self.code, domain.id)
 
 
 class NvmlSession:
@@ -64,24 +69,24 @@ class NvmlSession:
     def __init__(
         self,
         nvml: Any,
+        settings: NvmlSettings,
         context: SourceContext,
-        pace: SamplingIntervals,
-        *,
         watch: CallTracker | None = None,
-        nested: bool = False,
+        *,
+        nested: bool | None = None,
     ) -> None:
+        """``nested``: pids are those of a pid namespace; None to find out."""
         self._clock = context.clock
         self._context = context
-        self._pace = pace
+        self._settings = settings
+        if nested is None:
+            nested = not context.emulated and in_nested_pid_namespace()
         self._nested = nested
         self._library = NvmlLibrary(nvml, context.clock, watch or CallTracker())
         self._initialised = False
         self._driver = ""
         self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
         self._lost: dict[str | int, LostGpu] = {}  # by UUID, or by index where that is not known
-        self._epochs: dict[str, int] = {}  # of GPUs that were lost: their next epoch
-        # Of GPUs with a new handle that have not answered yet.
-        self._recovery_backoff: dict[str, RetryBackoff] = {}
         self._backoff = _new_backoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
@@ -129,10 +134,6 @@ class NvmlSession:
         """True if a counter moves at the time of the samples: another phase would be better."""
         return any(gpu.near_an_edge for gpu in self._gpus.values())
 
-    def reports(self) -> tuple[GpuReport, ...]:
-        """The readable and unreadable properties of each GPU that answers."""
-        return tuple(gpu.report() for gpu in self._gpus.values())
-
     def close(self) -> None:
         """Let go of the GPUs: while a process holds them they cannot be reset or unloaded."""
         self._gpus.clear()
@@ -152,16 +153,14 @@ class NvmlSession:
             except Exception as error:  # noqa: BLE001 - a surprise costs one GPU one turn
                 found.failures.append(_unexpected_failure(gpu.domain.name, error, gpu.domain.id))
             else:
-                self._recovery_backoff.pop(uuid, None)
+                gpu.backoff.reset()
                 found.failures.extend(gpu.failures())
 
     def _lose(self, uuid: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(uuid)
         gpu.flush_usage(found)
-        self._epochs[uuid] = gpu.epoch + 1
-        backoff = self._recovery_backoff.setdefault(uuid, _new_backoff())
-        backoff.failed(self._clock.monotonic())
-        self._lost[uuid] = LostGpu(gpu.identity.index, gpu.identity, gpu.domain, code, backoff)
+        gpu.backoff.failed(self._clock.monotonic())
+        self._lost[uuid] = LostGpu(gpu.identity.index, code, gpu.backoff, gpu)
 
     def _recover_lost(self, now: int, found: GpuFindings) -> None:
         """Try to get a new handle of each lost GPU: the old one is void for good."""
@@ -185,9 +184,9 @@ class NvmlSession:
             self._gpus[gpu.identity.uuid] = gpu
 
     def _handle_of(self, lost: LostGpu) -> Any:
-        if lost.identity is None:
+        if lost.gpu is None:
             return self._library.call("nvmlDeviceGetHandleByIndex", lost.index)
-        return self._library.call("nvmlDeviceGetHandleByUUID", lost.identity.uuid)
+        return self._library.call("nvmlDeviceGetHandleByUUID", lost.gpu.identity.uuid)
 
     def _gpu(self, handle: Any, index: int) -> GpuSampler:
         identity = GpuIdentity(
@@ -197,19 +196,20 @@ class NvmlSession:
             driver=self._driver,
             architecture=self._architecture(handle),
         )
+        lost = self._lost.get(identity.uuid)
+        before = None if lost is None else lost.gpu
         return GpuSampler(
             self._library,
             handle,
             identity,
             self._context,
-            self._pace,
-            epoch=self._epochs.get(identity.uuid, 0),
+            self._settings,
+            epoch=0 if before is None else before.epoch + 1,
+            backoff=_new_backoff() if before is None else before.backoff,
             nested=self._nested,
         )
 
     def _architecture(self, handle: Any) -> int | None:
-        if not self._library.has("nvmlDeviceGetArchitecture"):
-            return None
         try:
             return int(self._library.call("nvmlDeviceGetArchitecture", handle))
         except self._library.error:
@@ -254,7 +254,7 @@ class NvmlSession:
                 code = calls.code_of(error)
                 if code in calls.SESSION_ERRORS:
                     raise
-                unnamed[index] = LostGpu(index, None, None, code)
+                unnamed[index] = LostGpu(index, code, _new_backoff())
                 unnamed[index].backoff.failed(self._clock.monotonic())
                 continue
             known = self._gpus.get(gpu.identity.uuid)
@@ -299,7 +299,7 @@ class NvmlSession:
 
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
-        lost = [entry.domain for entry in self._lost.values() if entry.domain is not None]
+        lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
         domains = (*(gpu.domain for gpu in self._gpus.values()), *lost)
         if len(domains) != len(self._domains) or any(
             one is not other for one, other in zip(domains, self._domains, strict=True)
@@ -310,23 +310,18 @@ class NvmlSession:
 
 def _no_gpu_failure() -> Failure:
     return Failure(
-        source=SOURCE,
-        thing="NVML",
-        trouble=Trouble.ABSENT,
-        cause="the driver is loaded and finds no GPU",
-        remedy="Look at lspci and dmesg; the agent keeps trying.",
+        SOURCE,
+        "NVML",
+        Trouble.ABSENT,
+        "the driver is loaded and finds no GPU",
+        "Look at lspci and dmesg; the agent keeps trying.",
     )
 
 
 def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> Failure:
-    return Failure(
-        source=SOURCE,
-        thing=thing,
-        trouble=Trouble.MALFORMED,
-        cause=f"an unexpected {type(error).__name__}: {error}",
-        remedy="Please report it with the driver's version.",
-        domain_id=domain_id,
-    )
+    cause = f"an unexpected {type(error).__name__}: {error}"
+    remedy = "Please report it with the driver's version."
+    return Failure(SOURCE, thing, Trouble.MALFORMED, cause, remedy, domain_id)
 
 
 def _printable_text(value: Any) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
-from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import (
     Batch,
     Clock,
@@ -21,56 +20,14 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.sources.nvml.calls import CallTracker
-from wattspan.sources.nvml.device import SOURCE, GpuReport, SamplingIntervals
-from wattspan.sources.nvml.processes import in_nested_pid_namespace
+from wattspan.sources.nvml.calls import SOURCE, CallTracker
+from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.sources.nvml.session import NvmlSession
 
 LIBRARY = "libnvidia-ml.so.1"
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
-STATUS_EVERY_TURNS = 2  # intervals; sensors smooth power over a second, utilisation over a sixth
 MAX_STATUSES = 3  # status intervals
 EDGE_DELAY = 13 * MILLISECOND
-_SECOND = Duration.parse("1s")
-
-
-class NvmlSettings(Table, frozen=True):
-    """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
-
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    interval: Annotated[
-        Duration, about("Interval of energy reads, half that of power reads; at least 10ms.")
-    ] = Duration.parse("100ms")
-    usage_interval: Annotated[
-        Duration, about("Interval of reads of the processes' utilisation.", least="10ms")
-    ] = Duration.parse("500ms")
-    process_interval: Annotated[
-        Duration,
-        about("Interval of process lists, which are slow on some drivers; at least 1s."),
-    ] = _SECOND
-    status_interval: Annotated[
-        Duration,
-        about(
-            "Interval of reads of limits, clocks, temperature, memory and throttling.", least="10ms"
-        ),
-    ] = _SECOND
-    deadline: Annotated[
-        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
-    ] = Duration.parse("2s")
-
-    def __post_init__(self) -> None:
-        if self.interval < Duration.parse("10ms"):
-            raise ValueError('interval: no counter moves that often; write "10ms" or more')
-        if self.process_interval < _SECOND:
-            raise ValueError(
-                "process_interval: lists of processes hold up the driver for everybody;"
-                ' write "1s" or more'
-            )
-        if self.deadline <= self.interval:
-            raise ValueError("deadline: it must be longer than the interval")
 
 
 class NvmlSource:
@@ -137,11 +94,11 @@ class NvmlSource:
         if elapsed <= self._settings.deadline:
             return None
         return Failure(
-            source=SOURCE,
-            thing="NVML",
-            trouble=Trouble.STUCK,
-            cause=f"{call} has not returned for {elapsed / 1e9:.0f} s",
-            remedy="Look for Xid messages in dmesg; a driver call cannot be ended from outside.",
+            SOURCE,
+            "NVML",
+            Trouble.STUCK,
+            f"{call} has not returned for {elapsed / 1e9:.0f} s",
+            "Look for Xid messages in dmesg; a driver call cannot be ended from outside.",
         )
 
     def _dead(self) -> Failure | None:
@@ -149,11 +106,11 @@ class NvmlSource:
         if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
             return None
         return Failure(
-            source=SOURCE,
-            thing="NVML",
-            trouble=Trouble.MALFORMED,
-            cause="the thread that calls it has ended",
-            remedy="This is a bug; restart the agent to read GPUs again.",
+            SOURCE,
+            "NVML",
+            Trouble.MALFORMED,
+            "the thread that calls it has ended",
+            "This is a bug; restart the agent to read GPUs again.",
         )
 
     def _work(self) -> None:
@@ -189,40 +146,10 @@ def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource |
             )
         return None
     watch = CallTracker()
-    session = new_session(nvml, settings, context, watch)
+    session = NvmlSession(nvml, settings, context, watch)
     source = NvmlSource(session, watch, context.clock, settings)
     source.start()
     return source
-
-
-def new_session(
-    nvml: Any, settings: NvmlSettings, context: SourceContext, watch: CallTracker | None = None
-) -> NvmlSession:
-    """A session without a thread."""
-    pace = SamplingIntervals(
-        gauges=STATUS_EVERY_TURNS * settings.interval,
-        usage=settings.usage_interval,
-        processes=settings.process_interval,
-        condition=settings.status_interval,
-    )
-    nested = not context.emulated and in_nested_pid_namespace()
-    return NvmlSession(nvml, context, pace, watch=watch, nested=nested)
-
-
-def describe_gpus(context: SourceContext) -> tuple[tuple[GpuReport, ...], tuple[Failure, ...]]:
-    """The properties of every GPU, and the failures of those that cannot be read.
-
-    For `wattspan doctor`: it calls the driver in the caller's own thread, and waits for the driver.
-    """
-    nvml = _nvml_of(context)
-    if nvml is None:
-        return (), ()
-    session = new_session(nvml, NvmlSettings(), context)
-    try:
-        failures = session.sample().failures
-        return session.reports(), failures
-    finally:
-        session.close()
 
 
 def _nvml_of(context: SourceContext) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from wattspan.model import Milliwatts, PowerLimits
+from wattspan.model import GpuStatus, Instant, Milliwatts, PowerLimits
 from wattspan.sources.nvml import calls as fields
 from wattspan.sources.nvml.calls import GpuCalls
 
@@ -98,11 +98,9 @@ def read_limits(calls: GpuCalls) -> PowerLimits:
 
     def limit(number: int, name: str) -> Milliwatts | None:
         value = _plausible_power(values.get(number))
-        return (
-            value
-            if value is not None
-            else _plausible_power(calls.ask(f"{fields.FIELDS[number]} (own call)", name))
-        )
+        if value is None:
+            value = _plausible_power(calls.ask(f"{fields.FIELDS[number]} (own call)", name))
+        return value
 
     return PowerLimits(
         minimum=minimum,
@@ -113,41 +111,22 @@ def read_limits(calls: GpuCalls) -> PowerLimits:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BoardUtilisation:
+def read_utilisation(calls: GpuCalls) -> tuple[int, int] | None:
     """Percent of the last sample period in which any kernel ran, and memory was accessed."""
-
-    gpu: int
-    memory: int
-
-
-def read_utilisation(calls: GpuCalls) -> BoardUtilisation | None:
     rates = calls.ask(UTILISATION, "nvmlDeviceGetUtilizationRates")
     if rates is None or not (0 <= rates.gpu <= 100 and 0 <= rates.memory <= 100):
         return None
-    return BoardUtilisation(int(rates.gpu), int(rates.memory))
+    return int(rates.gpu), int(rates.memory)
 
 
-@dataclass(frozen=True, slots=True)
-class BoardCondition:
+def read_status(calls: GpuCalls, domain_id: str, at: Instant) -> GpuStatus:
     """The slowly changing part of a status, read once a second."""
-
-    limits: PowerLimits = field(default_factory=PowerLimits)
-    sm_clock_hz: int | None = None
-    memory_clock_hz: int | None = None
-    temperature_celsius: int | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    throttled: dict[str, int] = field(default_factory=dict)
-    throttling: tuple[str, ...] | None = None
-    mig: bool | None = None
-
-
-def read_condition(calls: GpuCalls) -> BoardCondition:
     memory = calls.ask("memory", "nvmlDeviceGetMemoryInfo")
     throttled = fields.read_fields(calls, tuple(fields.THROTTLE_FIELDS))
     mig = calls.ask(MIG, "nvmlDeviceGetMigMode")
-    return BoardCondition(
+    return GpuStatus(
+        domain_id,
+        at,
         limits=read_limits(calls),
         sm_clock_hz=_clock(calls, "SM clock", _CLOCK_SM),
         memory_clock_hz=_clock(calls, "memory clock", _CLOCK_MEMORY),
