@@ -20,6 +20,7 @@ from pynvml import NVMLError_GpuIsLost
 
 from support.agent_on_host import Standing
 from support.capper_process import Gpu
+from support.emulated_faults import FaultyHost
 from support.journals import journal_entries
 from support.program import ENVIRONMENT, alive, descendants, wattspan
 from support.requirements import ROOT
@@ -100,7 +101,7 @@ class TunedHost(Limited, Closeable):
     def __init__(self) -> None:
         self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
         self.sockets = Path(self._sockets.name)
-        self.emulated: EmulatedHost = EmulatedHost(profile_named(PROFILE))
+        self.emulated: EmulatedHost = FaultyHost(profile_named(PROFILE))
         self.gpu = Gpu(self.emulated)
         self.gpu.set(ORIGINAL)
         self.emulated.start_jobs(self.sockets / "otlp.sock")
