@@ -23,8 +23,7 @@ from support.fake_nvml import FakeGpu
 from support.gpu_boards import A40, H100
 from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower
-from wattspan.capper.actuators.nvml import NvmlBoards
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
 from wattspan.emulation.gpus import EmulatedGpus

@@ -7,8 +7,7 @@ import pytest
 from support.fake_knobs import KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.actuators import SETTLE_TIMEOUT
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower
-from wattspan.capper.actuators.nvml import NvmlBoards
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.model import Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock

@@ -8,8 +8,7 @@ import pytest
 from support.fake_knobs import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.actuators import READ_INTERVAL, SETTLE_TIMEOUT
-from wattspan.capper.actuators.gpu import GpuPower
-from wattspan.capper.actuators.nvml import REINITIALIZE_AFTER, NvmlBoards
+from wattspan.capper.actuators.gpu import REINITIALIZE_AFTER, GpuPower, NvmlBoards
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError
 from wattspan.testing import ManualClock

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wattspan.capper.actuators.cpu import CpuPower
-from wattspan.capper.actuators.gpu import GpuClock, GpuPower
-from wattspan.capper.actuators.nvml import NvmlBoards, load_pynvml
+from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
+from wattspan.sources.nvml.source import load_binding
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
 SYSFS = Path("/sys")
@@ -36,7 +36,7 @@ def open_actuators(
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
-        nvml = load_pynvml() if nvml is None and not emulated else nvml
+        nvml = load_binding() if nvml is None and not emulated else nvml
         boards = None if nvml is None else NvmlBoards(nvml, clock)
         if boards is not None and Knob.GPU_POWER in knobs:
             found.append(GpuPower(boards, clock))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from wattspan.model import MILLISECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
@@ -68,7 +68,7 @@ def _limited_externally(state: KnobState) -> bool:
 
 
 class DeviceActuator(ABC):
-    """One knob of all devices of a family, read by ``_state`` and listed by ``_ids``."""
+    """One knob of all devices of a family, read by ``_state``."""
 
     knob: Knob
 
@@ -77,18 +77,26 @@ class DeviceActuator(ABC):
         self._last: dict[str, KnobState] = {}
 
     @abstractmethod
-    def _ids(self) -> Iterable[str]:
-        """The ids of all devices that can be identified."""
+    def slots(self) -> int:
+        """Number of device slots. ActuatorError."""
+
+    @abstractmethod
+    def id_at(self, slot: int) -> str | None:
+        """Id of the device in ``slot``; None if it cannot be identified. ActuatorError."""
 
     @abstractmethod
     def _state(self, device: str) -> KnobState:
         """The present state of one device. ActuatorError."""
 
     def devices(self) -> tuple[KnobState, ...]:
+        """The state of all devices that can be read; none while there is no driver."""
         states = []
-        for device in self._ids():
-            with contextlib.suppress(ActuatorError):
-                states.append(self._state(device))
+        with contextlib.suppress(ActuatorError):
+            for slot in range(self.slots()):
+                device = self.id_at(slot)
+                with contextlib.suppress(ActuatorError):
+                    if device is not None:
+                        states.append(self._state(device))
         return tuple(states)
 
     def read(self, device: str) -> KnobState:

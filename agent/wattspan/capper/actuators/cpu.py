@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class CpuPackage:
 
 
 def find_packages(sysfs: Path) -> tuple[CpuPackage, ...]:
-    """Every package that has a long-term limit, in the order of names.
+    """Every package that has a long-term limit, in the order of numbers.
 
     Two drivers (of MSR and of TPMI) may both register a package. Either limit holds, so the
     first is taken and the other counts as a mirror.
@@ -88,7 +88,7 @@ def find_packages(sysfs: Path) -> tuple[CpuPackage, ...]:
             found.setdefault(name, []).append(PowerConstraint(directory, number))
     return tuple(
         CpuPackage(name, limits[0], tuple(limits[1:]))
-        for name, limits in sorted(found.items(), key=lambda entry: _natural_sort_key(entry[0]))
+        for name, limits in sorted(found.items(), key=lambda entry: (len(entry[0]), entry[0]))
         if not limits[0].directory.name.startswith("intel-rapl-mmio")
     )
 
@@ -106,7 +106,7 @@ def _zones(sysfs: Path) -> list[Path]:
     entries = [
         entry for entry in _entries(sysfs / POWERCAP_CLASS) if _DIRECTORY.fullmatch(entry.name)
     ]
-    return sorted(entries, key=lambda entry: ("mmio" in entry.name, _natural_sort_key(entry.name)))
+    return sorted(entries, key=lambda entry: (len(entry.name), entry.name))  # 9, a, f, 10
 
 
 def _long_term(directory: Path) -> int | None:
@@ -122,14 +122,6 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except OSError:
         return []
-
-
-def _natural_sort_key(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key that puts package-2 before package-10, and intel-rapl:9 before intel-rapl:a."""
-    parts = re.split(r"(?<=[-:])([0-9a-f]+)(?![0-9a-z])", text)
-    return tuple(
-        (int(part, 16), "") if place % 2 else (-1, part) for place, part in enumerate(parts)
-    )
 
 
 class CpuPower(PowerActuator):
@@ -170,9 +162,6 @@ class CpuPower(PowerActuator):
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _ids(self) -> Iterable[str]:
-        return [package.id for package in self._find()]
 
     def _put(self, before: KnobState, value: int) -> None:
         """A locked register is reported as ``locked`` if the kernel refuses the write."""

@@ -1,5 +1,9 @@
 """GPU boards' power limits and locked SM clocks, through NVML.
 
+Handles are void once a GPU fell off the bus or the driver was reloaded, and indices change when a
+GPU goes. So a board is identified by the id of its domain, ``gpu:UUID``, and gets a new handle
+whenever the old one turns out to be void.
+
 Power limits, in milliwatts, are set by NVML's first setter: nvidia-ml-py's binding of the second
 one drops the return code and reports success for a refusal.
 
@@ -11,7 +15,9 @@ has not been reloaded since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from dataclasses import dataclass
+from typing import Any
 
 from wattspan.capper.actuators import (
     DeviceActuator,
@@ -19,9 +25,236 @@ from wattspan.capper.actuators import (
     actuator_error,
     format_setting,
 )
-from wattspan.capper.actuators.nvml import NvmlBoards
-from wattspan.model import CapKey, Knob, KnobState, Trouble
-from wattspan.ports import Clock
+from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
+from wattspan.ports import ActuatorError, Clock
+from wattspan.sources.nvml import calls
+from wattspan.sources.nvml.device import EMULATED_UUID
+
+INVALID_ARGUMENT = 2
+_VOID_HANDLE_ERRORS = calls.GPU_ERRORS | {calls.UNKNOWN}
+_LOOK_FOR_XID = "Look for Xid messages in dmesg; it is tried again."
+_REMEDIES = {
+    INVALID_ARGUMENT: "Ask for a value in the device's range, as `wattspan caps status` shows it.",
+    calls.NOT_SUPPORTED: "Virtual GPUs, and many in laptops, leave it to the host: cap them there.",
+    calls.NO_PERMISSION: (
+        "The driver wants CAP_SYS_ADMIN in the host's own user namespace, which root in a "
+        "container does not have by itself; run `wattspan capper` as root on the host."
+    ),
+    calls.DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits then have the defaults.",
+    calls.FUNCTION_NOT_FOUND: "Install a newer one.",
+    calls.GPU_IS_LOST: _LOOK_FOR_XID,
+    calls.RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
+    calls.LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+    calls.UNKNOWN: _LOOK_FOR_XID,
+}
+
+
+def nvml_error(thing: str, code: int) -> ActuatorError:
+    """The failure of ``thing``, as in "set the power limit of GPU 0", by NVML's error ``code``."""
+    trouble, cause = Trouble.RETRY, calls.cause_of(code)
+    if code == INVALID_ARGUMENT:
+        trouble, cause = Trouble.MALFORMED, "the driver rejects the value"
+    elif code == calls.NO_PERMISSION:
+        trouble = Trouble.DENIED
+    elif code in calls.FIELD_ERRORS:
+        trouble = Trouble.ABSENT
+    return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble)
+
+
+GPU_ID_PREFIX = "gpu:"
+REINITIALIZE_AFTER = 30 * SECOND
+"""Interval of library initialisations for a lost board. If no
+other process keeps the driver loaded, an initialisation ends the limits of all other boards."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlBoard:
+    """One GPU. ``handle`` is valid in this session of the library, as long as the GPU answers."""
+
+    id: str
+    index: int
+    model: str
+    handle: Any
+
+    @property
+    def uuid(self) -> str:
+        return self.id.removeprefix(GPU_ID_PREFIX)
+
+    @property
+    def name(self) -> str:
+        label = f"{self.model or 'GPU'} {self.index}"
+        return f"Emulated {label}" if self.uuid.startswith(EMULATED_UUID) else label
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.uuid, str(self.index)
+
+
+class NvmlBoards:
+    """A session with NVML, begun when it is first needed. Belongs to one thread.
+
+    ``generation`` grows whenever the driver was, or may have been, reloaded, and lost its settings.
+    """
+
+    def __init__(self, nvml: Any, clock: Clock) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._begun = False
+        self._reinitialize_at: dict[str, int] = {}  # for each lost board
+        self._boards: dict[str, NvmlBoard] = {}  # with handles that are not known to be void
+        self._names: dict[str, str] = {}  # of all boards ever found
+        self.generation = 0
+
+    def name(self, device: str) -> str:
+        """The name of ``device`` for people; its id if it was never found."""
+        return self._names.get(device, device)
+
+    def board(self, device: str) -> NvmlBoard:
+        """The board; ActuatorError if there is none, or it does not answer."""
+        self._begin()
+        return self._boards.get(device) or self._find(device)
+
+    def slots(self) -> int:
+        """The number of boards that the driver counts. ActuatorError."""
+        code = calls.UNKNOWN
+        for _ in ("this session", "a new session"):
+            self._begin()
+            try:
+                return int(self._nvml.nvmlDeviceGetCount())
+            except self._nvml.NVMLError as error:
+                self.close()
+                code = calls.code_of(error)
+        raise nvml_error("list the GPUs", code)
+
+    def id_at(self, slot: int) -> str | None:
+        """The id of the board with the index ``slot``; None if it cannot be identified."""
+        self._begin()
+        try:
+            return self._describe(slot, self._nvml.nvmlDeviceGetHandleByIndex(slot)).id
+        except self._nvml.NVMLError as error:
+            if (code := calls.code_of(error)) not in calls.SESSION_ERRORS:
+                return None
+            self.close()
+            raise nvml_error("list the GPUs", code) from None
+
+    def ask(self, device: str, thing: str, call: str, *arguments: int) -> Any:
+        """The result of NVML's function ``call`` for one board; ``thing`` names the call in errors.
+
+        A void handle is replaced, and the call repeated once. ActuatorError.
+        """
+        again = False
+        while True:
+            board = self.board(device)
+            function = getattr(self._nvml, call, None)
+            if function is None:
+                raise self._refusal(thing, device, calls.FUNCTION_NOT_FOUND)
+            try:
+                return function(board.handle, *arguments)
+            except self._nvml.NVMLError as error:
+                code = calls.code_of(error)
+                lost = self._is_void(device, code, with_arguments=bool(arguments))
+                if again or not lost:
+                    raise self._refusal(thing, device, code) from None
+                again = True
+
+    def ask_maybe(self, device: str, thing: str, call: str, *arguments: int) -> Any:
+        """The same, or None if this board does not support or permit the call."""
+        try:
+            return self.ask(device, thing, call, *arguments)
+        except ActuatorError as error:
+            if error.trouble in {Trouble.ABSENT, Trouble.DENIED}:
+                return None
+            raise
+
+    def close(self) -> None:
+        """End the session; the next call begins another one."""
+        self._boards.clear()
+        if self._begun:
+            self._begun = False
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+    # ------------------------------------------------------------------------------ session
+
+    def _begin(self) -> None:
+        """Begin the session, unless it has begun."""
+        if self._begun:
+            return
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise nvml_error("reach the GPUs", calls.code_of(error)) from None
+        self._begun = True
+        self.generation += 1
+
+    def _describe(self, index: int, handle: Any) -> NvmlBoard:
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        model = _text(self._nvml.nvmlDeviceGetName(handle))
+        board = NvmlBoard(GPU_ID_PREFIX + uuid, index, model, handle)
+        self._boards[board.id], self._names[board.id] = board, board.name
+        return board
+
+    def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
+        """True if ``code`` means that the handle is void; then it is dropped."""
+        if code in calls.SESSION_ERRORS:
+            self.close()
+            return True
+        # A getter has no argument to reject but its handle.
+        stale = code == INVALID_ARGUMENT and not with_arguments
+        if stale or code in _VOID_HANDLE_ERRORS:
+            self._boards.pop(device, None)
+            return True
+        return False
+
+    def _find(self, device: str) -> NvmlBoard:
+        """A new handle for a board. No other board is called, since that call may hang."""
+        try:
+            board = self._by_uuid(device)
+        except self._nvml.NVMLError as error:
+            code = calls.code_of(error)
+        else:
+            self._reinitialize_at.pop(device, None)
+            return board
+        if device in self._names:
+            return self._find_lost(device, code)
+        if code in calls.SESSION_ERRORS:
+            self.close()
+        if code != calls.NOT_FOUND:
+            raise self._refusal("find", device, code)
+        raise actuator_error(
+            f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
+        )
+
+    def _find_lost(self, device: str, code: int) -> NvmlBoard:
+        """A board that was found before, after an initialisation of the library if one is due."""
+        now = self._clock.monotonic()
+        if code in calls.SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
+            device, now + REINITIALIZE_AFTER
+        ):
+            self._reinitialize_at[device] = now + REINITIALIZE_AFTER
+            self.close()
+            self._begin()
+            with contextlib.suppress(self._nvml.NVMLError):
+                return self._by_uuid(device)
+            for slot in range(self.slots()):
+                if self.id_at(slot) == device:
+                    return self._boards[device]
+        lost = calls.GPU_NOT_FOUND if code == calls.NOT_FOUND else code
+        raise self._refusal("reach", device, lost)
+
+    def _by_uuid(self, device: str) -> NvmlBoard:
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(device.removeprefix(GPU_ID_PREFIX))
+        return self._describe(int(self._nvml.nvmlDeviceGetIndex(handle)), handle)
+
+    def _refusal(self, thing: str, device: str, code: int) -> ActuatorError:
+        return nvml_error(f"{thing} {self.name(device)}", code)
+
+
+def _text(value: Any) -> str:
+    """Old bindings return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
 
 _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
 _SM_CLOCK = 1  # NVML_CLOCK_SM
@@ -42,9 +275,6 @@ class _GpuActuator(DeviceActuator):
 
     def close(self) -> None:
         self._boards.close()
-
-    def _ids(self) -> Iterable[str]:
-        return self._boards.ids()
 
     def _check_range(self, state: KnobState, lowest: int, value: int) -> None:
         """Name the range, which the driver's own refusal does not."""

@@ -154,10 +154,10 @@ def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource |
 
 def _nvml_of(context: SourceContext) -> Any:
     """The NVML to ask: an emulated host's own, and never the real one in its stead."""
-    return context.nvml if context.emulated or context.nvml is not None else _binding()
+    return context.nvml if context.emulated or context.nvml is not None else load_binding()
 
 
-def _binding() -> Any:
+def load_binding() -> Any:
     """The ``pynvml`` module, or None without the library; it costs 6 MB that others can save."""
     try:
         ctypes.CDLL(LIBRARY)
