@@ -13,7 +13,7 @@ from support.books import Books, Totals, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.ports import StoreError
-from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.store import DeferredStore, Store
 
 
 class Late:
@@ -28,12 +28,10 @@ class Late:
         self.path = next(state_dir.glob("*.sqlite"))
         with pytest.raises(StoreError) as refused:
             self.open()
-        self.books = DeferredCheckpointStore(
-            self.open, refused.value, self.said.append, closing=closing
-        )
+        self.books = DeferredStore(self.open, refused.value, self.said.append, closing=closing)
 
-    def open(self) -> CheckpointStore:
-        return CheckpointStore.open(self.state_dir, Settings(), Books().clock)
+    def open(self) -> Store:
+        return Store.open(self.state_dir, Settings(), Books().clock)
 
     def spend(self, joules: int) -> bool:
         opening = self.host.spend({2: joules})
@@ -102,7 +100,7 @@ def test_energy_written_by_another_agent_is_not_repeated(late: Late) -> None:
 def test_checkpoint_of_another_agent_is_left_unchanged(tmp_path: Path) -> None:
     late = Late(tmp_path)
     carried = late.host.spend({2: 100})
-    books = DeferredCheckpointStore(late.open, StoreError("no"), late.said.append, closing=carried)
+    books = DeferredStore(late.open, StoreError("no"), late.said.append, closing=carried)
     late.other.close()
     with closing(books):
         assert books.write(late.host.spend({2: 1}))

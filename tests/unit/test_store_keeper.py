@@ -15,8 +15,7 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint
 from wattspan.ports import StoreError
 from wattspan.storage.async_writer import HANG_AFTER, AsyncWriter
-from wattspan.storage.checkpoints import AlternatingCheckpointFiles
-from wattspan.storage.store import CheckpointStore, Store
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 
@@ -123,10 +122,8 @@ def test_write_error_is_raised_at_the_next_submission() -> None:
 
 
 def test_store_health_reports_a_hanging_disk(disk: Disk, tmp_path: Path) -> None:
-    store = Store.open(tmp_path, Settings(), disk.clock)
-    with closing(
-        CheckpointStore(store, AlternatingCheckpointFiles(store.path), disk.keeper)
-    ) as kept:
+    with closing(Store.open(tmp_path, Settings(), disk.clock)) as kept:
+        kept._writer = disk.keeper
         kept.write_latest(disk.host.spend({1: 1}))
         assert kept.health.up
         disk.hang()
@@ -142,10 +139,10 @@ def test_store_health_reports_a_hanging_disk(disk: Disk, tmp_path: Path) -> None
 
 def test_stored_checkpoint_is_found_after_restart(tmp_path: Path) -> None:
     host = Books()
-    with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
+    with closing(Store.open(tmp_path, Settings(), host.clock)) as kept:
         for _ in range(3):
             kept.write_latest(host.spend({1: 5}))
         with pytest.raises(StoreError):
-            CheckpointStore.open(tmp_path, Settings(), host.clock)
-    with closing(CheckpointStore.open(tmp_path, Settings(), host.clock)) as kept:
+            Store.open(tmp_path, Settings(), host.clock)
+    with closing(Store.open(tmp_path, Settings(), host.clock)) as kept:
         assert totals(kept.previous) == totals(host.now())

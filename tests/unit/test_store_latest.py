@@ -12,7 +12,7 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
 from wattspan.storage.query import HistoryExtract, extract_history
-from wattspan.storage.store import CheckpointStore
+from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
 
@@ -114,24 +114,24 @@ def test_checkpoint_with_the_latest_time_is_used(tmp_path: Path, host: Books) ->
     assert latest_checkpoint(early, late) is late
     assert latest_checkpoint(late, None) is late
     assert latest_checkpoint(None, None) is None
-    store = CheckpointStore.open(tmp_path, Settings(), host.clock)
+    store = Store.open(tmp_path, Settings(), host.clock)
     assert store.previous is None
     assert store.write(early)
     store.write_latest(late)
     store.close()
-    store = CheckpointStore.open(tmp_path, Settings(), host.clock)
+    store = Store.open(tmp_path, Settings(), host.clock)
     assert total(store.previous) == total(late)
     store.close()
 
 
 def test_recreated_history_does_not_start_with_the_full_total(tmp_path: Path, host: Books) -> None:
-    kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
+    kept = Store.open(tmp_path, Settings(), host.clock)
     whole = [host.spend({1: 10}) for _ in range(10)][-1]
     kept.write(whole)
     kept.write_latest(whole)
     kept.close()
     (tmp_path / "wattspan.sqlite").unlink()
-    kept = CheckpointStore.open(tmp_path, Settings(), host.clock)
+    kept = Store.open(tmp_path, Settings(), host.clock)
     assert total(kept.previous) == total(whole)
     later = host.spend({1: 10})
     kept.write(later)

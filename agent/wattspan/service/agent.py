@@ -20,7 +20,7 @@ from wattspan.ports import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import Poller
-from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.store import DeferredStore, Store
 
 STOP_TIMEOUT = 1.5
 """Seconds to wait for a thread. A thread that hangs in a driver is left behind as a daemon."""
@@ -127,7 +127,7 @@ class CheckpointRecorder:
 
     def __init__(
         self,
-        store: CheckpointStore | DeferredCheckpointStore,
+        store: Store | DeferredStore,
         newest: Callable[[], Checkpoint | None],
     ) -> None:
         self._store = store
@@ -166,7 +166,7 @@ class Agent:
         exporters: ExporterGroup,
         services: Sequence[ServiceGroup] = (),
         *,
-        store: CheckpointStore | DeferredCheckpointStore | None = None,
+        store: Store | DeferredStore | None = None,
         record_every: int = 5 * 10**9,
         log: Callable[[str], None],
     ) -> None:

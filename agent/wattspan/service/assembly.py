@@ -52,7 +52,7 @@ from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, Snapshot
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.storage.checkpoints import latest_checkpoint
-from wattspan.storage.store import CheckpointStore, DeferredCheckpointStore
+from wattspan.storage.store import DeferredStore, Store
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -205,14 +205,14 @@ def measure_self() -> AgentUsage:
 
 def _open_store(
     config: Config, clock: SystemClock, log: Log, closing: Checkpoint | None, *, emulated: bool
-) -> CheckpointStore | DeferredCheckpointStore | None:
+) -> Store | DeferredStore | None:
     """The store, or one that opens later; None if it is off. StoreError with ``enabled = true``."""
     if config.store.enabled is False:
         return None
     state_dir = Path(config.agent.state_dir)
 
-    def open_store() -> CheckpointStore:
-        return CheckpointStore.open(state_dir, config.store, clock, emulated=emulated, log=log)
+    def open_store() -> Store:
+        return Store.open(state_dir, config.store, clock, emulated=emulated, log=log)
 
     try:
         return open_store()
@@ -223,7 +223,7 @@ def _open_store(
             f"The agent continues without a store and retries; until the store opens, totals are "
             f"lost with the agent. {error}"
         )
-        return DeferredCheckpointStore(open_store, error, log, closing=closing)
+        return DeferredStore(open_store, error, log, closing=closing)
 
 
 def _boot_id() -> str:

@@ -1,10 +1,11 @@
 """The store: checkpoint and energy history in one SQLite file with one writing agent.
 
-`CheckpointStore` adds the files of the newest checkpoint, which survive any end of the process.
-`DeferredCheckpointStore` handles a store that is not available at the start of the agent, because
-another process holds it or its disk is read-only. The agent then counts from zero and never adds
-the totals of an earlier run later: a jump of a counter would look like a burst of energy. The
-history is complete in both cases.
+The files of the newest checkpoint beside it survive any end of the process.
+
+`DeferredStore` handles a store that is not available at the start of the agent, because another
+process holds it or its disk is read-only. The agent then counts from zero and never adds the totals
+of an earlier run later: a jump of a counter would look like a burst of energy. The history is
+complete in both cases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +54,10 @@ _VACUUM_PAGES = 512
 
 
 class Store:
-    """The open store. One thread writes; any thread may read ``health``.
+    """The open store. One thread calls `write`, another one `write_latest`.
 
-    The store queues nothing: each write is the difference between the current checkpoint and
-    the last one written, whatever time passed in between.
+    The store queues no history: each write is the difference between the current checkpoint and
+    the last one written, for any time in between.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Store:
         self._lock = _take_lock(path)
         try:
             self._begin()
+            self._latest = AlternatingCheckpointFiles(path, log)
         except BaseException as error:
             self._detach()
             self._lock.release()
@@ -87,6 +88,12 @@ class Store:
             if isinstance(error, sqlite3.Error | OSError):
                 raise StoreError(store_failure(error, path, "open")) from None
             raise
+        self._writer = AsyncWriter(self._latest.write, clock)
+        self.previous = latest_checkpoint(self._last, self._latest.previous())
+        """The last checkpoint of the previous run; None in the first run."""
+        if self._last is None:
+            # The history starts there and does not count all earlier energy as new.
+            self._last = self.previous
 
     @classmethod
     def open(
@@ -114,25 +121,17 @@ class Store:
         """Return the last written checkpoint, of this or an earlier run, or None."""
         return self._last
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of another file, if the database has none.
+    def start_new_series(self, since: Checkpoint | None) -> None:
+        """Ignore earlier runs: count from ``since``, or from the next checkpoint.
 
-        The history then starts there and does not count all earlier energy as new.
-        """
-        if self._last is None:
-            self._last = checkpoint
-
-    def start_new_series(self) -> None:
-        """Forget the last checkpoint: the next one starts a new series. The history stays.
-
-        StoreError if the write fails.
+        The history stays. StoreError if the write fails.
         """
         with self._guard:
             try:
                 (self._opened or self._attach()).database.execute("DELETE FROM books")
             except (*DAMAGE_ERRORS, OSError, SchemaError) as error:
                 raise StoreError(store_failure(error, self._path, "write")) from None
-            self._last = None
+            self._last = since
 
     def write(self, checkpoint: Checkpoint) -> bool:
         """Add the energy since the last write to the history, and write the checkpoint.
@@ -160,21 +159,31 @@ class Store:
             self._backoff.reset()
             return True
 
+    def write_latest(self, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint of a snapshot before its publication. Never raises.
+
+        The call waits for a hanging disk only shortly; the write completes later.
+        """
+        self._writer.submit_and_wait(checkpoint)
+
     @property
     def health(self) -> SourceHealth:
-        """Result of the last write, and every corrupt file renamed in this run."""
-        failure, loss = self._failure, self._loss
+        """Result of the last write, a hanging disk, and every corrupt file renamed in this run."""
+        hangs = self._writer.overdue() >= HANG_AFTER
+        failures = (store_hang_failure(self._path) if hangs else None, self._failure, self._loss)
         return SourceHealth(
             source=STORE_SOURCE,
-            up=failure is None,
+            up=self._failure is None and not hangs,
             reads=self._writes,
             failed=self._failed,
-            failures=tuple(one for one in (failure, loss) if one is not None),
+            failures=tuple(one for one in failures if one is not None),
             read_nanoseconds=self._write_nanoseconds,
         )
 
     def close(self) -> None:
-        """Close the file. Write the last checkpoint before."""
+        """Close the files. Write the last checkpoint before."""
+        if self._writer.close():
+            self._latest.close()
         with self._guard:
             if not self._lock.released:
                 self._detach()
@@ -302,84 +311,12 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-class CheckpointStore:
-    """Checkpoints that survive any end of the process.
-
-    One thread calls `write`, another thread calls `write_latest`.
-    """
-
-    def __init__(
-        self, store: Store, latest: AlternatingCheckpointFiles, writer: AsyncWriter[Checkpoint]
-    ) -> None:
-        """Use :meth:`open`."""
-        self._store, self._latest, self._writer = store, latest, writer
-        self.previous: Checkpoint | None = latest_checkpoint(
-            store.last_checkpoint(), latest.previous()
-        )
-        """The last checkpoint of the previous run; None in the first run."""
-        if self.previous is not None:
-            store.resume(self.previous)
-
-    @classmethod
-    def open(
-        cls,
-        state_dir: Path,
-        settings: StoreSettings,
-        clock: Clock,
-        *,
-        emulated: bool = False,
-        log: Callable[[str], None] = lambda _: None,
-    ) -> CheckpointStore:
-        """Open or create the store in ``state_dir``; see :meth:`Store.open`."""
-        store = Store.open(state_dir, settings, clock, emulated=emulated, log=log)
-        try:
-            latest = AlternatingCheckpointFiles(store.path, log)
-            return cls(store, latest, AsyncWriter(latest.write, clock))
-        except OSError as error:
-            store.close()
-            raise StoreError(store_failure(error, store.path, "open")) from None
-
-    def start_new_series(self, since: Checkpoint | None) -> None:
-        """Ignore earlier runs: count from ``since``, or from the next checkpoint.
-
-        StoreError if the write fails.
-        """
-        self._store.start_new_series()
-        if since is not None:
-            self._store.resume(since)
-
-    @property
-    def health(self) -> SourceHealth:
-        """Health of the store, with a failure if its disk hangs."""
-        health, overdue = self._store.health, self._writer.overdue()
-        if overdue < HANG_AFTER:
-            return health
-        hangs = store_hang_failure(self._store.path)
-        return replace(health, up=False, failures=(hangs, *health.failures))
-
-    def write_latest(self, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint of a snapshot before its publication. Never raises.
-
-        The call waits for a hanging disk only shortly; the write completes later.
-        """
-        self._writer.submit_and_wait(checkpoint)
-
-    def write(self, checkpoint: Checkpoint) -> bool:
-        """Add the energy since the last write to the history; see :meth:`Store.write`."""
-        return self._store.write(checkpoint)
-
-    def close(self) -> None:
-        if self._writer.close():
-            self._latest.close()
-        self._store.close()
-
-
-class DeferredCheckpointStore:
+class DeferredStore:
     """Tries to open the store at every write until that succeeds."""
 
     def __init__(
         self,
-        open_store: Callable[[], CheckpointStore],
+        open_store: Callable[[], Store],
         refusal: StoreError,
         log: Callable[[str], None],
         *,
@@ -393,7 +330,7 @@ class DeferredCheckpointStore:
         self._open_store = open_store
         self._log = log
         self._closing = closing
-        self._store: CheckpointStore | None = None
+        self._store: Store | None = None
         self._closed = False
         self._first: Checkpoint | None = None
         self._failure, self._failed = _open_failure(refusal), 1
@@ -409,7 +346,7 @@ class DeferredCheckpointStore:
         return SourceHealth(STORE_SOURCE, False, 0, self._failed, (self._failure,))
 
     def write_latest(self, checkpoint: Checkpoint) -> None:
-        """Write the checkpoint once the store is open; see `CheckpointStore.write_latest`."""
+        """Write the checkpoint once the store is open; see `Store.write_latest`."""
         store = self._store
         if store is not None:
             store.write_latest(checkpoint)
@@ -427,9 +364,9 @@ class DeferredCheckpointStore:
         if self._store is not None:
             self._store.close()
 
-    def _try_open(self, checkpoint: Checkpoint, first: Checkpoint) -> CheckpointStore | None:
+    def _try_open(self, checkpoint: Checkpoint, first: Checkpoint) -> Store | None:
         """Return the store if it opens now."""
-        store: CheckpointStore | None = None
+        store: Store | None = None
         try:
             store = self._open_store()
             # Energy that another agent of this host wrote meanwhile must not be written again.
