@@ -38,7 +38,6 @@ class ExitRecord(NamedTuple):
     command: str
     user_id: int | None
     certain: bool = True
-    footprint: int = 0  # peak memory in bytes
 
 
 @dataclass(slots=True)
@@ -179,17 +178,8 @@ _VERSION = struct.Struct("=H")
 _CPU_VIRTUAL = struct.Struct("=Q")  # cpu_run_virtual_total: the scheduler's nanoseconds
 _ACCT = struct.Struct("=IIII")  # ac_uid ac_gid ac_pid ac_ppid
 _TIMES = struct.Struct("=QQQ")  # ac_etime ac_utime ac_stime, microseconds
-_MEMORY = struct.Struct("=Q")  # hiwater_rss, KiB
 _GROUP = struct.Struct("=I4xQ")  # ac_tgid ac_tgetime
-_AT_FLAG, _AT_VIRTUAL, _AT_COMM, _AT_ACCT, _AT_TIMES, _AT_MEMORY, _AT_GROUP = (
-    8,
-    72,
-    80,
-    120,
-    144,
-    200,
-    368,
-)
+_AT_FLAG, _AT_VIRTUAL, _AT_COMM, _AT_ACCT, _AT_TIMES, _AT_GROUP = 8, 72, 80, 120, 144, 368
 _LAST_OF_GROUP = 0x20  # AGROUP
 _GROUP_SINCE_VERSION = 12  # the version that brought ac_tgid and AGROUP
 
@@ -205,7 +195,7 @@ def parse_exit(payload: bytes) -> ExitRecord | None:
     for kind, value in netlink.attributes(payload[_GENL.size :]):
         parts = dict(netlink.attributes(value))
         stats = parts.get(_STATS, b"")
-        if len(stats) < _AT_MEMORY + _MEMORY.size:
+        if len(stats) < _AT_TIMES + _TIMES.size:
             continue
         if kind == _AGGR_PID:
             task = _task(stats)
@@ -234,8 +224,7 @@ def _task(stats: bytes) -> ExitRecord | None:
             return None  # other threads of the process live
         pid, elapsed = _GROUP.unpack_from(stats, _AT_GROUP)
     comm = stats[_AT_COMM : _AT_COMM + 32].split(b"\0", 1)[0].decode("utf-8", "replace")
-    memory = _MEMORY.unpack_from(stats, _AT_MEMORY)[0] * 1024
-    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, comm, user_id, certain, memory)
+    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, comm, user_id, certain)
 
 
 def _cpu_of(stats: bytes) -> int:

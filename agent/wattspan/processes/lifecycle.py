@@ -109,13 +109,6 @@ class CpuCharge(NamedTuple):
     row: TrackedProcess | None = None
 
 
-class ExitedProcess(NamedTuple):
-    """A process with a reported exit: its charge, and its peak memory in bytes."""
-
-    charge: CpuCharge
-    footprint: int
-
-
 class LifecycleUpdate:
     """The events and results of one poll."""
 
@@ -126,7 +119,7 @@ class LifecycleUpdate:
         self.charges: list[CpuCharge] = []
         self.infos: list[PayerInfo] = []
         self.exited: list[Payer] = []
-        self.ended: dict[str, list[ExitedProcess]] = {}  # by cgroup
+        self.ended: dict[str, list[CpuCharge]] = {}  # charges of exited processes by cgroup
         self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # processed pids
         self.tracked: set[int] = set()  # pids whose tracking began in this poll
@@ -228,8 +221,7 @@ class LifecycleTracker:
         update.exited.append(row.consumer)
         update.texts[pid] = row.cgroup_text
         if total is not None and row.info is not None:
-            size = record.footprint if record is not None else row.footprint
-            update.ended.setdefault(row.cgroup_text, []).append(ExitedProcess(charge, size))
+            update.ended.setdefault(row.cgroup_text, []).append(charge)
 
     def _describe_exited(
         self, update: LifecycleUpdate, row: TrackedProcess, record: ExitRecord
@@ -253,8 +245,7 @@ class LifecycleTracker:
         )
         records = update.events.exits.get(pid)
         if stat.exiting and records:
-            final = records.pop()
-            row.exit_cpu, row.footprint = final.cpu, final.footprint
+            row.exit_cpu = records.pop().cpu
         self._table.add(row)
         if update.before is not None and (born or self._since_scan(stat)):
             self._work(update, row, value)
@@ -272,7 +263,6 @@ class LifecycleTracker:
             if row is not None and pid not in update.tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
-                    row.footprint = records[-1].footprint
             else:
                 for final in records:
                     if final.certain or pid in update.events.born:
@@ -298,7 +288,7 @@ class LifecycleTracker:
         charge = CpuCharge(consumer, record.cpu, text)
         update.charges.append(charge)
         update.exited.append(consumer)
-        update.ended.setdefault(text, []).append(ExitedProcess(charge, record.footprint))
+        update.ended.setdefault(text, []).append(charge)
 
     def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
         user = user_name(record.user_id) if record.user_id is not None else ""

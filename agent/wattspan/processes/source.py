@@ -28,7 +28,6 @@ from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
     CpuDeltas,
-    ExitedProcess,
     LifecycleTracker,
     LifecycleUpdate,
     ProcessScanner,
@@ -50,9 +49,6 @@ RESCAN_INTERVAL = SECOND
 
 AUDIT_BATCH = 20
 """Number of known processes that each scan describes again, in turn."""
-
-BASE_FOOTPRINT = 4 << 20
-"""The end of a process costs as much as freeing its memory and this number of bytes."""
 
 _MAX_AUDITED = 4096
 
@@ -251,7 +247,7 @@ class CpuUsageSource:
             return
         update.exited.extend(self._removed)
         self._removed.clear()
-        ended: dict[str, list[ExitedProcess]] = {}
+        ended: dict[str, list[CpuCharge]] = {}
         for text, some in update.ended.items():
             covering = self._covering(text)
             if covering is not None:
@@ -269,16 +265,15 @@ class CpuUsageSource:
             self._new_cgroups.clear()
 
     def _charge_excess(
-        self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[ExitedProcess]
+        self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[CpuCharge]
     ) -> None:
-        """Charge the excess to exited processes, as the cost of their exit: mostly freeing memory.
+        """Charge the excess to exited processes in equal parts, as the cost of their exits.
 
         If an unreported process may have run, charge it to the cgroup's remainder.
         """
         silent = self._exit_events is None or update.events.lost or update.tails_unknown
         if ended and not silent:
-            weights = [BASE_FOOTPRINT + footprint for _, footprint in ended]
-            for (charge, _), part in zip(ended, split(excess, weights), strict=True):
+            for charge, part in zip(ended, split(excess, [1] * len(ended)), strict=True):
                 if part:
                     update.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
             return

@@ -43,7 +43,6 @@ class TrackedProcess:
     info: PayerInfo | None = None  # None until it has used a CPU
     cgroup_text: str = ""  # its /proc/PID/cgroup
     reviewed: bool = False  # a second description is scheduled or done
-    footprint: int = 0  # peak memory at its exit in bytes
     exit_cpu: int | None = None  # CPU time of its exit record, until its clock is gone
     weights: dict[int, float] | None = None  # by socket
     next_placement: int = 0  # monotonic time of the next sample of its socket
