@@ -97,7 +97,7 @@ class FakeKernel:
         self.clock.advance(ns=self.costs)
         return list(self.processes)
 
-    def owner(self, pid: int) -> int | None:
+    def user_id(self, pid: int) -> int | None:
         return min(self.processes[pid].living.users)
 
     def cgroup(self, pid: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Consumer
-from wattspan.processes.inspector import ProcessInspector, TcpConnections, holds_socket
+from wattspan.processes.inspector import ProcessInspector, TcpConnections
 
 
 @pytest.mark.parametrize("end", [("127.0.0.1", 1), ("192.0.2.1", 40000), ("sock", 1), ("", 0)])
@@ -20,15 +20,15 @@ def test_process_holds_the_sockets_of_its_descriptors(tmp_path: Path) -> None:
     (tmp_path / "50/fd").mkdir(parents=True)
     (tmp_path / "50/fd/0").symlink_to("/dev/null")
     (tmp_path / "50/fd/3").symlink_to("socket:[555]")
-    assert holds_socket(tmp_path, 50, 555)
-    assert holds_socket(tmp_path, 50, 55) is False
-    assert holds_socket(tmp_path, 51, 555) is False
+    assert ProcessInspector(tmp_path).holds(50, 555)
+    assert ProcessInspector(tmp_path).holds(50, 55) is False
+    assert ProcessInspector(tmp_path).holds(51, 555) is False
 
 
 def test_unreadable_descriptors_give_no_identity(tmp_path: Path) -> None:
     (tmp_path / "50").mkdir()
     (tmp_path / "50/fd").write_text("no folder: as good as a refusal")
-    assert holds_socket(tmp_path, 50, 555) is None
+    assert ProcessInspector(tmp_path).holds(50, 555) is None
 
 
 STAT = "50 (app) S 7 1 1 0 -1 {flags} 1 0 0 0 5 6 0 0 20 0 3 0 98765 1 1 184 0 0 0 0 0 0 0 0\n"

@@ -127,7 +127,7 @@ class SenderResolver:
         kernel, inode = self._kernel, owner.inode
         heirs: dict[Consumer, LiveProcess] = {}
         for pid in sorted(kernel.pids(), reverse=True):
-            if kernel.owner(pid) in (owner.user, 0) and kernel.holds(pid, inode):
+            if kernel.user_id(pid) in (owner.user, 0) and kernel.holds(pid, inode):
                 eldest = self._eldest(pid, inode)
                 if eldest is None:
                     continue

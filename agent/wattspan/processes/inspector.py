@@ -113,25 +113,6 @@ def _packed_endpoints(end: _Endpoint6, other: _Endpoint6, *, plain: bool) -> byt
     return _ENDPOINTS.pack(end[1], other[1], here, there)
 
 
-def holds_socket(root: Path, pid: int, inode: int) -> bool | None:
-    """True if the process has the socket open; None if its descriptors are not visible."""
-    name = f"socket:[{inode}]"
-    folder = f"{root}/{pid}/fd"
-    try:
-        descriptors = os.listdir(folder)  # noqa: PTH208 - many names, no paths
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    for descriptor in descriptors:
-        try:
-            if os.readlink(f"{folder}/{descriptor}") == name:  # noqa: PTH115
-                return True
-        except OSError:
-            continue  # closed meanwhile
-    return False
-
-
 def _address(text: str) -> ipaddress.IPv6Address:
     """``text`` as an IPv6 address, IPv4 mapped, without its zone."""
     plain = ipaddress.ip_address(text.partition("%")[0])
@@ -152,23 +133,17 @@ class LiveProcess(NamedTuple):
     kernel: bool
 
 
-class ProcessInspector:
-    """Reads processes below one procfs root: None for one that is gone or hidden."""
+class ProcessInspector(ProcFs):
+    """The processes below one procfs root and their connections, for the identity of senders."""
 
     def __init__(self, root: Path = Path("/proc")) -> None:
-        self._root = root
-        self._procfs = ProcFs(root)
+        super().__init__(root)
         self._connections = TcpConnections()
-
-    def identify(self, pid: int) -> Consumer | None:
-        """The present process of ``pid``."""
-        stat = self._procfs.stat(pid)
-        return Consumer(pid, stat.started) if stat is not None else None
 
     def look(self, pid: int) -> LiveProcess | None:
         """The present process of ``pid``, with its users and namespaces."""
-        stat = self._procfs.stat(pid)
-        status = self._procfs.status(pid) if stat is not None else None
+        stat = self.stat(pid)
+        status = self.status(pid) if stat is not None else None
         if stat is None or status is None or _numbers(status, b"\nTgid:") != (pid,):
             return None  # threads have directories too, and are no processes
         return LiveProcess(
@@ -181,27 +156,30 @@ class ProcessInspector:
             stat.kernel,
         )
 
-    def pids(self) -> list[int]:
-        return self._procfs.pids()
-
-    def owner(self, pid: int) -> int | None:
-        """The user of the process; cheaper than ``look``."""
-        return self._procfs.user_id(pid)
-
-    def cgroup(self, pid: int) -> str:
-        """The text of ``/proc/PID/cgroup``; "" if there is none."""
-        return self._procfs.cgroup(pid) or ""
-
     def owner_of(self, end: Endpoint, other: Endpoint) -> SocketOwner | None:
         """The owner of the socket at ``end``; see `TcpConnections.owner_of`."""
         return self._connections.owner_of(end, other)
 
     def holds(self, pid: int, inode: int) -> bool | None:
-        """True if a process has a socket open; None if its descriptors are not visible."""
-        return holds_socket(self._root, pid, inode)
+        """True if the process has the socket open; None if its descriptors are not visible."""
+        name = f"socket:[{inode}]"
+        folder = f"{self._root}/{pid}/fd"
+        try:
+            descriptors = os.listdir(folder)  # noqa: PTH208 - many names, no paths
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
+        for descriptor in descriptors:
+            try:
+                if os.readlink(f"{folder}/{descriptor}") == name:  # noqa: PTH115
+                    return True
+            except OSError:
+                continue  # closed meanwhile
+        return False
 
     def close(self) -> None:
-        self._procfs.close()
+        super().close()
         self._connections.close()
 
 

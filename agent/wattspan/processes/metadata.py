@@ -125,8 +125,7 @@ class HostProcesses:
         self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()
 
     def identify(self, pid: int) -> Consumer | None:
-        stat = self._procfs.stat(pid)
-        return Consumer(pid, stat.started) if stat is not None else None
+        return self._procfs.identify(pid)
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
         stat = self._procfs.stat(consumer.pid)

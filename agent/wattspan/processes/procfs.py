@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from wattspan.model import Consumer
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TICK = 1_000_000_000 // TICKS_PER_SECOND
 """Nanoseconds of one USER_HZ tick, the unit of a process's start time."""
@@ -100,6 +102,11 @@ class ProcFs:
             return parse_stat(raw)
         except ValueError:
             return None
+
+    def identify(self, pid: int) -> Consumer | None:
+        """The present process of ``pid``."""
+        stat = self.stat(pid)
+        return Consumer(pid, stat.started) if stat is not None else None
 
     def cgroup(self, pid: int) -> str | None:
         """The text of ``/proc/PID/cgroup``."""
