@@ -33,7 +33,7 @@ from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.convert import convert
-from wattspan_exporters.files.rows import CsvEncoder, format_time
+from wattspan_exporters.files.rows import CSV, format_time
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +136,7 @@ def test_cells_are_never_formulas(changes: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with desk(Path(folder), format="csv") as it:
             it.turn(**changes)
-        text = it.closed[0].read_bytes().removeprefix(CsvEncoder.header)
+        text = it.closed[0].read_bytes().removeprefix(CSV.header)
     for cell in cells(text.decode()):
         number = cell.lstrip("-").replace(".", "", 1).isdecimal()
         assert number or cell[:1] not in set("=+-@\t\r\n")

@@ -17,8 +17,8 @@ from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample
 from wattspan_exporters.files import DEFAULT_METRICS
 from wattspan_exporters.files.rows import (
     COLUMNS,
-    CsvEncoder,
-    JsonLinesEncoder,
+    CSV,
+    JSON_LINES,
     RowEncoder,
     format_time,
 )
@@ -32,7 +32,7 @@ def lines(encoder: RowEncoder, snapshot: Snapshot) -> list[str]:
 
 
 def objects(snapshot: Snapshot, metrics: Sequence[Metric] = CATALOGUE) -> list[dict[str, object]]:
-    return [json.loads(line) for line in lines(JsonLinesEncoder(metrics), snapshot)]
+    return [json.loads(line) for line in lines(RowEncoder(metrics, JSON_LINES), snapshot)]
 
 
 def drawn(*samples: Sample, unit: str = "J") -> Metric:
@@ -41,7 +41,7 @@ def drawn(*samples: Sample, unit: str = "J") -> Metric:
 
 def test_every_row_has_every_column_in_the_same_order() -> None:
     assert {tuple(row) for row in objects(full_host())} == {tuple(NAMES)}
-    assert CsvEncoder.header.decode() == ",".join(NAMES) + "\n"
+    assert CSV.header.decode() == ",".join(NAMES) + "\n"
 
 
 def test_row_has_time_host_metric_and_provenance() -> None:
@@ -72,9 +72,9 @@ def test_attributes_without_a_column_are_one_json_object() -> None:
 )
 def test_whole_value_is_exact(microjoules: int, text: str) -> None:
     metric = drawn((("x",), microjoules))
-    (line,) = lines(JsonLinesEncoder([metric]), full_host())
+    (line,) = lines(RowEncoder([metric], JSON_LINES), full_host())
     assert f'"value":{text},"whole":{microjoules},' in line
-    (cells,) = csv.reader(lines(CsvEncoder([metric]), full_host()))
+    (cells,) = csv.reader(lines(RowEncoder([metric], CSV), full_host()))
     row = dict(zip(NAMES, cells, strict=True))
     assert (row["value"], row["whole"]) == (text, str(microjoules))
 
@@ -107,7 +107,7 @@ def test_hostile_name_is_one_cell(name: str) -> None:
     metrics = select_metrics(["wattspan.process.energy"], TABLE)
     row = objects(snapshot, metrics)[0]
     heading, *rows = csv.reader(
-        (CsvEncoder.header + CsvEncoder(metrics).encode(snapshot).data)
+        (CSV.header + RowEncoder(metrics, CSV).encode(snapshot).data)
         .decode()
         .splitlines(keepends=True),
         strict=True,
@@ -121,14 +121,14 @@ def test_hostile_name_is_one_cell(name: str) -> None:
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "'=1", "＝1"])
 def test_csv_cells_are_never_formulas_and_are_reversible(name: str) -> None:
     snapshot = replace(full_host(), processes=(process(7, name, "", {}, {CPU: 3}),))
-    encoder = CsvEncoder(select_metrics(["wattspan.process.energy"], TABLE))
+    encoder = RowEncoder(select_metrics(["wattspan.process.energy"], TABLE), CSV)
     cells = next(csv.reader(lines(encoder, snapshot)))
     assert cells[NAMES.index("command")] == f"'{name}"
     assert escape_formula(name).removeprefix("'") == name
 
 
 def test_ended_series_are_removed() -> None:
-    encoder = JsonLinesEncoder(select_metrics(["wattspan.process.energy"], TABLE))
+    encoder = RowEncoder(select_metrics(["wattspan.process.energy"], TABLE), JSON_LINES)
     for n in range(100):
         crowd = tuple(process(100 * n + pid, "x", "", {}, {CPU: 1}) for pid in range(100))
         encoder.encode(replace(full_host(), processes=crowd))

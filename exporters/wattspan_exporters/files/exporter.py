@@ -32,7 +32,7 @@ from wattspan_exporters.files.parts import (
     host_component,
     trim_part,
 )
-from wattspan_exporters.files.rows import CsvEncoder, EncodedRows, JsonLinesEncoder, RowEncoder
+from wattspan_exporters.files.rows import CSV, JSON_LINES, EncodedRows, RowEncoder
 
 
 def configured_metrics(settings: FilesSettings) -> Sequence[Metric]:
@@ -61,10 +61,8 @@ class SnapshotWriter:
         self._settings = settings
         self._path = Path(settings.directory)
         self._log = log
-        metrics = configured_metrics(settings)
-        self._encoder: RowEncoder = (CsvEncoder if settings.format == "csv" else JsonLinesEncoder)(
-            metrics
-        )
+        self._form = CSV if settings.format == "csv" else JSON_LINES
+        self._encoder = RowEncoder(configured_metrics(settings), self._form)
         packed = ".gz" if settings.compression == "gzip" else ""
         self._suffix = f"{settings.format}{packed}"
         self._part: PartFile | None = None
@@ -148,7 +146,7 @@ class SnapshotWriter:
         folder = ExportDirectory(self._path)
         try:
             name = FileName(snapshot.at.wall // 1000, self._host, self._suffix)
-            return PartFile(folder, name, self._encoder.header, snapshot.at.mono)
+            return PartFile(folder, name, self._form.header, snapshot.at.mono)
         except BaseException:
             folder.close()
             raise

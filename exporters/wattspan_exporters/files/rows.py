@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from wattspan.model import Instant, Snapshot
+from wattspan.model import Snapshot
 from wattspan.util.tabular import escape_formula
 from wattspan_exporters.catalogue.definition import Labels, Metric, cache_must_shrink, sanitize
 from wattspan_exporters.prometheus.renderer import format_number
@@ -63,7 +62,41 @@ COLUMNS = (*_SERIES, *_ATTRIBUTES, Column(OTHER_ATTRIBUTES))
 
 _LARGEST = 2**63
 
-_NUMERIC = frozenset(column.name for column in COLUMNS if column.kind is not ColumnType.TEXT)
+_NUMERIC = frozenset(
+    column.name for column in COLUMNS if column.kind in (ColumnType.INTEGER, ColumnType.NUMBER)
+)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _csv(text: str) -> str:
+    cell = escape_formula(text)
+    return f'"{cell.replace(chr(34), chr(34) * 2)}"' if set(cell) & set(',"\r\n') else cell
+
+
+class RowFormat(NamedTuple):
+    """A text format of rows; ``key`` is the text before a cell, ``text`` encodes a text cell."""
+
+    header: bytes
+    opening: str
+    closing: str
+    null: str
+    key: Callable[[str], str]
+    text: Callable[[str], str]
+
+
+JSON_LINES = RowFormat(b"", "{", "}\n", "null", '"{}":'.format, _json)
+"""One JSON object a line, with every column."""
+
+CSV = RowFormat(
+    (",".join(column.name for column in COLUMNS) + "\n").encode(),
+    *("", "\n", ""),
+    lambda _: "",
+    _csv,
+)
+"""RFC 4180 with a header; null is an empty cell, and no cell is a formula."""
 
 
 class EncodedRows(NamedTuple):
@@ -73,16 +106,15 @@ class EncodedRows(NamedTuple):
     lines: int
 
 
-class RowEncoder(ABC):
+class RowEncoder:
     """Encodes the series of snapshots; caches the text around the value of each series.
 
     For one thread.
     """
 
-    header: bytes = b""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
+    def __init__(self, metrics: Sequence[Metric], form: RowFormat) -> None:
         self._metrics = tuple(metrics)
+        self._form = form
         self._kept: dict[str, dict[Labels, tuple[str, str]]] = {m.name: {} for m in metrics}
 
     @property
@@ -91,15 +123,20 @@ class RowEncoder(ABC):
 
     def encode(self, snapshot: Snapshot) -> EncodedRows:
         """The rows of a snapshot, with the values that a scrape shows."""
-        stamp = self._stamp(snapshot.at, sanitize(snapshot.host))
+        at = snapshot.at
+        cells = self._cells(
+            timestamp=format_time(at.wall),
+            monotonic_ns=str(at.mono),
+            host=sanitize(snapshot.host),
+        )
         lines: list[str] = []
         for metric in self._metrics:
-            lines.extend(self._lines(metric, snapshot, stamp))
+            lines.extend(self._lines(metric, snapshot, f"{self._form.opening}{cells},"))
         return EncodedRows("".join(lines).encode(), len(lines))
 
     def _lines(self, metric: Metric, snapshot: Snapshot, stamp: str) -> Iterator[str]:
         kept, decimals = self._kept[metric.name], metric.decimals
-        between = self._between
+        between = f",{self._form.key('whole')}"
         seen: dict[Labels, tuple[str, str]] = {}
         for labels, value in metric.draw(snapshot):
             if labels in seen:  # a duplicate series
@@ -114,70 +151,30 @@ class RowEncoder(ABC):
             self._kept[metric.name] = seen
 
     def _figures(self, value: int | float, decimals: int) -> tuple[str, str]:
+        null = self._form.null
         if isinstance(value, int):  # bool is one
             whole = int(value)
-            exact = str(whole) if -_LARGEST <= whole < _LARGEST else self._null
+            exact = str(whole) if -_LARGEST <= whole < _LARGEST else null
             return format_number(whole, decimals), exact
-        if not math.isfinite(value):  # JSON has no NaN and no infinity
-            return self._null, self._null
-        return format_number(value, decimals), self._null
+        # JSON has no NaN and no infinity
+        return (format_number(value, decimals) if math.isfinite(value) else null), null
 
-    @property
-    @abstractmethod
-    def _null(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def _between(self) -> str:
-        """The text between ``value`` and ``whole``."""
-
-    @abstractmethod
-    def _stamp(self, at: Instant, host: str) -> str:
-        """The columns up to ``host``."""
-
-    @abstractmethod
     def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
         """The text from ``metric`` up to the value, and the text after ``whole``."""
+        series = self._cells(metric=metric.name, instrument=metric.instrument, unit=metric.unit)
+        after = self._cells(**attributes(metric, labels))
+        return f"{series},{self._form.key('value')}", f",{after}{self._form.closing}"
 
-
-class JsonLinesEncoder(RowEncoder):
-    """One JSON object a line, with every column."""
-
-    _null = "null"
-    _between = ',"whole":'
-
-    def _stamp(self, at: Instant, host: str) -> str:
-        named = f'"host":{_json(host)}'
-        return f'{{"timestamp":"{format_time(at.wall)}","monotonic_ns":{at.mono},{named}'
-
-    def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
-        series = {"metric": metric.name, "instrument": metric.instrument, "unit": metric.unit}
-        before = "".join(f',"{name}":{self._cell(name, text)}' for name, text in series.items())
-        cells = attributes(metric, labels)
-        after = "".join(f',"{name}":{self._cell(name, text)}' for name, text in cells.items())
-        return f'{before},"value":', f"{after}}}\n"
-
-    def _cell(self, name: str, text: str) -> str:
-        if not text:
-            return self._null
-        return text if name in _NUMERIC else _json(text)
-
-
-class CsvEncoder(RowEncoder):
-    """RFC 4180 with a header; null is an empty cell, and no cell is a formula."""
-
-    header = (",".join(column.name for column in COLUMNS) + "\n").encode()
-
-    _null = ""
-    _between = ","
-
-    def _stamp(self, at: Instant, host: str) -> str:
-        return f"{format_time(at.wall)},{at.mono},{_csv(host)}"
-
-    def _around(self, metric: Metric, labels: Labels) -> tuple[str, str]:
-        before = ",".join(map(_csv, (metric.name, metric.instrument, metric.unit)))
-        after = ",".join(map(_csv, attributes(metric, labels).values()))
-        return f",{before},", f",{after}\n"
+    def _cells(self, **cells: str) -> str:
+        """Consecutive cells; "" is null."""
+        form = self._form
+        return ",".join(
+            [
+                form.key(name)
+                + (form.null if not text else text if name in _NUMERIC else form.text(text))
+                for name, text in cells.items()
+            ]
+        )
 
 
 def attributes(metric: Metric, labels: Labels) -> Mapping[str, str]:
@@ -196,12 +193,3 @@ def format_time(wall: int) -> str:
     """Unix nanoseconds as RFC 3339 in UTC, to the microsecond, rounded down."""
     seconds, nanoseconds = divmod(wall, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06d}Z"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _csv(text: str) -> str:
-    cell = escape_formula(text)
-    return f'"{cell.replace(chr(34), chr(34) * 2)}"' if set(cell) & set(',"\r\n') else cell
