@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from wattspan import __version__
 from wattspan.ports import WattspanError
@@ -32,7 +33,7 @@ COMMANDS = {
     "config": "Check or show the configuration.",
     "completion": "Print the completion script of a shell.",
 }
-"""The commands in the order of the help. Each is ``wattspan.cli.NAME:command``."""
+"""The commands in the order of the help: ``wattspan.cli.NAME:command``, and ``completion``."""
 
 EPILOG = """\b
 Exit codes:
@@ -64,7 +65,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
+        if command is not None and command.callback is None:
             command = importlib.import_module(f"wattspan.cli.{name}").command
         return name, command, rest
 
@@ -109,6 +110,22 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
 def cli(context: click.Context, debug: bool) -> None:
     """Measure, attribute and reduce the energy of this host."""
     context.obj = {"debug": debug}
+
+
+_PLACES = {
+    "bash": "wattspan completion bash > ~/.local/share/bash-completion/completions/wattspan",
+    "zsh": 'wattspan completion zsh > "${fpath[1]}/_wattspan"',
+    "fish": "wattspan completion fish > ~/.config/fish/completions/wattspan.fish",
+}
+
+
+@cli.command(epilog="\b\nTo install it:\n" + "\n".join(f"  {p}" for p in _PLACES.values()))
+@click.argument("shell", type=click.Choice(list(_PLACES)))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - click has these three since 8.0
+    click.echo(kind(cli, {}, "wattspan", "_WATTSPAN_COMPLETE").source())
 
 
 def main() -> None:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wattspan.capper.actuators import format_setting
+from wattspan.capper.client import TIMEOUT, CapperClient
 from wattspan.capper.protocol import cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
     config_options,
+    echo_error,
     echo_json,
     json_option,
     load_without_plugins,
@@ -56,19 +58,12 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
     Exits with 6 if no capper answers.
     """
     config = load_without_plugins(config_file, settings)
-    from wattspan.capper.client import CapperClient
     from wattspan.clock import SystemClock
     from wattspan.service.configuration import capper_socket
 
     clock = SystemClock()
     # A capper that systemd starts for this connection takes a while to wake the driver first.
-    client = CapperClient(capper_socket(config), clock, who="wattspan caps status", timeout=10.0)
-    try:
-        client.rows()
-    finally:
-        client.close()
-    state = client.state
-    assert state is not None  # noqa: S101 - it has just answered
+    state = capper_state(capper_socket(config), clock, "wattspan caps status", timeout=10.0)
     if as_json:
         import msgspec
 
@@ -76,6 +71,17 @@ def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -
         return
     for line in state_lines(state, clock):
         click.echo(printable(line))
+
+
+def capper_state(path: Path, clock: Clock, who: str, timeout: float = TIMEOUT) -> StateReply:
+    """The state of the capper at ``path``; CapsError."""
+    client = CapperClient(path, clock, who=who, timeout=timeout)
+    try:
+        client.rows()
+        assert client.state is not None  # noqa: S101 - it has just answered
+        return client.state
+    finally:
+        client.close()
 
 
 @command.command()
@@ -113,7 +119,7 @@ def restore(
     if not certain and report.by == "journal":
         place = capper_directory(Path(config.agent.state_dir), emulated=emulated is not None)
         warning = f"{place} was only guessed to be the capper's directory. {_NAME_STATE_DIRECTORY}"
-        click.echo(f"wattspan: {warning}", err=True)
+        echo_error(warning)
         if not report.restored:
             troubles.append(warning)
     if as_json:
@@ -171,13 +177,10 @@ def load_usable(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Co
     if not faults:
         return config, True
     certain = config.agent.state_dir != AgentSettings().state_dir
-    for fault in faults:
-        click.echo(f"wattspan: {printable(fault)}", err=True)
-    click.echo(
-        f"wattspan: Limits are restored nevertheless, by the journal in"
-        f" {config.agent.state_dir}, {'the state directory' if certain else 'the default'}.",
-        err=True,
-    )
+    kind = "the state directory" if certain else "the default"
+    place = f"{config.agent.state_dir}, {kind}"
+    for sentence in (*faults, f"Limits are restored nevertheless, by the journal in {place}."):
+        echo_error(sentence)
     return config, certain
 
 
@@ -197,7 +200,7 @@ def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
         # All knobs: the configuration may have changed since a cap was set.
         lambda: open_isolated_actuators(tuple(Knob), emulated, clock),
         clock,
-        lambda sentence: click.echo(f"wattspan: {printable(sentence)}", err=True),
+        echo_error,
         ended="SERVICE_RESULT" in os.environ,
     )
 

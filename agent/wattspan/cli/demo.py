@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from dataclasses import replace
@@ -12,13 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from wattspan import __version__
-from wattspan.cli.options import DurationType
+from wattspan.cli.options import DurationType, echo_error
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.model import SECOND, Knob
-from wattspan.model.settings import Duration
-from wattspan.ports import ExporterError, WattspanError
+from wattspan.model.settings import Duration, Listen
+from wattspan.ports import WattspanError
 from wattspan.service.systemd import stop_on_signals
-from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.api.snapshot import SnapshotDocument
@@ -194,26 +194,14 @@ def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) 
 
 def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     """A running agent at ``listen`` or, if its port is in use, at a free port."""
-    try:
-        return _agent(host, listen, tune=tune)
-    except ExporterError as first:
-        address = listen.rpartition(":")[0]
-        try:
-            return _agent(host, f"{address}:0", tune=tune)
-        except ExporterError:
-            raise first from None
-
-
-def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
+    from wattspan.cli.doctor.network import listen_error
     from wattspan.service.assembly import build_agent
 
+    with contextlib.suppress(ValueError):  # reported with the configuration
+        if listen_error(Listen.parse(listen)) == os.strerror(errno.EADDRINUSE).lower():
+            listen = f"{listen.rpartition(':')[0]}:0"
     loaded = _configuration(host, listen, tune=tune)
-    agent = build_agent(
-        loaded.config,
-        loaded.plugins,
-        log=lambda sentence: click.echo(f"wattspan: {printable(sentence)}", err=True),
-        emulated=host,
-    )
+    agent = build_agent(loaded.config, loaded.plugins, log=echo_error, emulated=host)
     agent.start()
     return agent
 

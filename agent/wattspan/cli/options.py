@@ -108,9 +108,14 @@ def load_without_plugins(
     return config
 
 
+def echo_error(sentence: str) -> None:
+    """Print a sentence on standard error."""
+    click.echo(f"wattspan: {printable(sentence)}", err=True)
+
+
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
-        click.echo(f"wattspan: warning: {printable(sentence)}", err=True)
+        echo_error(f"warning: {sentence}")
 
 
 def _assignments(settings: Iterable[str]) -> dict[str, FlagValue]:

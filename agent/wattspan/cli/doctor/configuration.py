@@ -131,12 +131,10 @@ def _directory(key: str, path: Path, problem: Callable[[str, str, str], Finding]
         return failure(key, f"{path} is not a directory", remedy)
     writable = os.access(existing, os.W_OK | os.X_OK)
     if existing == path:
-        if writable:
-            return ok(key, f"{path} can be written")
-        return problem(key, f"{path} cannot be written by this user", remedy)
-    if writable:
-        return ok(key, f"{path} will be created")
-    return problem(key, f"{path} is missing and cannot be created by this user", remedy)
+        state = "can be written" if writable else "cannot be written by this user"
+    else:
+        state = "will be created" if writable else "is missing and cannot be created by this user"
+    return ok(key, f"{path} {state}") if writable else problem(key, f"{path} {state}", remedy)
 
 
 # --------------------------------------------------------------------------------------- rates

@@ -6,9 +6,11 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from wattspan.capper.client import CapperClient, capper_start_command, has_capper_unit
+from wattspan.capper.client import capper_start_command, has_capper_unit
 from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
 from wattspan.capper.paths import capper_directory
+from wattspan.capper.protocol import StateReply, cap_row
+from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import (
     Finding,
     Severity,
@@ -152,14 +154,12 @@ class CapperProbe:
         self.path = path
         self.rows: dict[CapKey, CapRow] = {}
         self.error = CapsError("")
-        client = CapperClient(path, clock, who="wattspan doctor")
+        self.state: StateReply | None = None
         try:
-            self.rows = {row.state.key: row for row in client.rows()}
+            self.state = capper_state(path, clock, "wattspan doctor")
+            self.rows = {row.state.key: row for row in map(cap_row, self.state.rows)}
         except CapsError as error:
             self.error = error
-        finally:
-            client.close()
-        self.state = client.state
 
     @property
     def answers(self) -> bool:

@@ -16,6 +16,7 @@ from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_l
 from wattspan.cli.options import (
     DurationType,
     config_options,
+    echo_error,
     emulate_option,
     emulation_flags,
     json_option,
@@ -30,7 +31,6 @@ from wattspan.ports import Clock, SourceError
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Measurement, read_measurement, request_json
 from wattspan.service.configuration import LoadedConfiguration, agent_directories
-from wattspan.util.text import printable
 
 READ_INTERVAL = 10 * SECOND
 """A long run is read in periods, while the agent still remembers which processes belong to it."""
@@ -223,14 +223,10 @@ def _measurement_client(
             yield client
             return
     try:
-        with standalone_agent(loaded, clock, _print_warning) as own:
+        with standalone_agent(loaded, clock, echo_error) as own:
             yield own
     except SourceError as error:
         raise SourceError(f"{unavailable}{error}") from None
-
-
-def _print_warning(sentence: str) -> None:
-    click.echo(f"wattspan: {printable(sentence)}", err=True)
 
 
 def _flags(interval: Duration | None, emulate: str | None) -> dict[str, FlagValue]:

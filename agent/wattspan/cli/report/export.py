@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from wattspan.cli.options import echo_error
 from wattspan.config import Config
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
@@ -26,7 +27,6 @@ from wattspan.storage.deltas import SPAN, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
-from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.footprint.cost import RatePeriod
@@ -55,7 +55,7 @@ def _valuation(kind: str, table: RateSettings) -> Weighting | None:
         try:
             return Weighting(kind, unit, read_schedule(Path(table.schedule)).periods_between)
         except ConfigError as error:
-            click.echo(f"wattspan: {printable(str(error))}", err=True)
+            echo_error(str(error))
             return Weighting(kind, unit, _constant_rate(None), steady=True)
     return Weighting(kind, unit) if table.url or table.file else None
 

@@ -16,6 +16,7 @@ import click
 from wattspan.cli.options import (
     F,
     config_options,
+    echo_error,
     echo_json,
     json_option,
     load_configuration,
@@ -242,8 +243,7 @@ def _stored_history(
     known = read_decisions(path)
     if not known:
         raise why
-    note = f"No agent answers; these decisions are from {path}."
-    click.echo(f"wattspan: {printable(note)}", err=True)
+    echo_error(f"No agent answers; these decisions are from {path}.")
     if job:
         job = _unambiguous(job, [one.job for one in known])
     decisions = select_decisions(known, job, int(parameters["limit"]), since)
