@@ -32,10 +32,7 @@ class TunedJobSettings(Table, frozen=True):
     ] = ""
     compute: Annotated[
         str,
-        about(
-            "Name of the span of a rank's own computation in a synchronous job. It lets the tuner "
-            "cap ranks that wait for others lower."
-        ),
+        about("Span of a rank's own computation in a synchronous job, to cap waiting ranks lower."),
     ] = ""
     kind: Annotated[
         Literal["auto", "steps", "requests"],
@@ -43,10 +40,7 @@ class TunedJobSettings(Table, frozen=True):
     ] = "auto"
     latency: Annotated[
         Duration,
-        about(
-            "For requests: upper limit of the latency at `percentile`; 0 takes it from the "
-            "original setting."
-        ),
+        about("For requests: latency limit at `percentile`; 0: that of the original setting."),
     ] = Duration(0)
     percentile: Annotated[
         float,
@@ -264,8 +258,7 @@ class CapsSettings(Table, frozen=True):
     capper: Annotated[
         BoolOrAuto,
         about(
-            "Let `wattspan run` start a capper if caps are configured and no capper answers; "
-            "`auto`: if it has the right to write limits."
+            "Let `wattspan run` start a capper if caps need one; `auto`: if it may write limits."
         ),
     ] = "auto"
     users: Annotated[
@@ -281,18 +274,12 @@ class CapsSettings(Table, frozen=True):
     ] = ()
     lease: Annotated[
         Duration,
-        about(
-            "Time until the capper restores the limits of a tuner that stopped renewing.",
-            least="1s",
-            most="10m",
-        ),
+        about("Time until the limits of a silent tuner are restored.", least="1s", most="10m"),
     ] = Duration.parse("10s")
     largest_step: Annotated[
         float,
         about(
-            "Largest reduction of a cap in one step, as a fraction of the default limit.",
-            least=0.01,
-            most=1,
+            "Largest step down of a cap, as a fraction of the default limit.", least=0.01, most=1
         ),
     ] = 0.25
     floor_watts: Annotated[
@@ -303,20 +290,11 @@ class CapsSettings(Table, frozen=True):
         tuple[FixedCapSettings, ...], about("Caps without tuning, `[[caps.fixed]]`.")
     ] = ()
     budget_watts: Annotated[
-        int,
-        about(
-            "Power budget of all devices that can be capped, divided by priority; 0 for none.",
-            least=0,
-            most=1_000_000,
-        ),
+        int, about("Power budget of all devices with a knob; 0 for none.", least=0, most=1_000_000)
     ] = 0
     reserve_watts: Annotated[
         int,
-        about(
-            "Part of that budget for devices that cannot be capped, in watts.",
-            least=0,
-            most=1_000_000,
-        ),
+        about("Watts of that budget for devices that cannot be capped.", least=0, most=1_000_000),
     ] = 0
     budget_file: Annotated[
         str,
@@ -331,11 +309,7 @@ class CapsSettings(Table, frozen=True):
         tuple[PrioritySettings, ...], about("Priorities of devices, `[[caps.priority]]`.")
     ] = ()
     log_size: Annotated[
-        Size,
-        about(
-            "Half of the disk limit of the audit log, for all of its files together.",
-            least="64KiB",
-        ),
+        Size, about("Half of the disk limit of all audit log files together.", least="64KiB")
     ] = Size.parse("4MiB")
 
     def contradictions(self) -> Iterator[tuple[str, str]]:

@@ -51,12 +51,7 @@ class RateSettings(Table, frozen=True):
     ] = Duration.parse("1m")
     max_age: Annotated[
         Duration,
-        about(
-            "Validity of the last answer, and largest age of the file. After that the rate is "
-            "unknown.",
-            least="1s",
-            most="30d",
-        ),
+        about("Age above which the answer, or the file, is ignored.", least="1s", most="30d"),
     ] = Duration.parse("15m")
     timeout: Annotated[
         Duration, about("Timeout of a query to the server.", least="100ms", most="1m")

@@ -22,26 +22,16 @@ class AgentSettings(Table, frozen=True):
 
     interval: Annotated[
         Duration,
-        about(
-            "Sampling interval of energy counters and process accounting.", least="10ms", most="1m"
-        ),
+        about("Sampling interval of counters and process accounting.", least="10ms", most="1m"),
     ] = Duration.parse("100ms")
     state_dir: Annotated[
         str, about("Directory of data that outlives a restart. Only the agent writes there.")
     ] = "/var/lib/wattspan"
     run_dir: Annotated[
-        str,
-        about(
-            "Directory of the agent's Unix sockets; the system empties it at boot. The agent "
-            "refuses a directory that another user owns or can write."
-        ),
+        str, about("Directory of the Unix sockets. No other user may own or write it.")
     ] = "/run/wattspan"
     api: Annotated[
-        bool,
-        about(
-            "Serve energy queries on a Unix socket in the run directory. `wattspan measure` and "
-            "`wattspan.window` use it."
-        ),
+        bool, about("Serve queries of `wattspan measure` and `wattspan.window` on a Unix socket.")
     ] = True
     api_resolution: Annotated[
         Duration,
@@ -73,12 +63,7 @@ class AgentSettings(Table, frozen=True):
     ] = Duration.parse("5m")
     history_bytes: Annotated[
         Size,
-        about(
-            "Memory limit of that history. The agent drops the oldest entries first and counts "
-            "them.",
-            least="1MiB",
-            most="4GiB",
-        ),
+        about("Memory limit of that history; the oldest is dropped.", least="1MiB", most="4GiB"),
     ] = Size.parse("16MiB")
 
 
@@ -86,12 +71,7 @@ class ProcessesSettings(Table, frozen=True):
     """Naming and limits of processes and groups, and the attribution of idle energy."""
 
     top: Annotated[
-        int,
-        about(
-            "Number of processes with a series of their own; the sum of the rest is `other`.",
-            least=0,
-            most=10_000,
-        ),
+        int, about("Processes with a series; `other` is the sum of the rest.", least=0, most=10_000)
     ] = 50
     names: Annotated[
         NamePolicy,
@@ -149,36 +129,20 @@ class StoreSettings(Table, frozen=True):
     ] = Duration.parse("1830d")
     max_size: Annotated[
         Size,
-        about(
-            "Disk limit of the store. The store removes the oldest data first.",
-            least="1MiB",
-            most="64GiB",
-        ),
+        about("Disk limit of the store; the oldest data goes first.", least="1MiB", most="64GiB"),
     ] = Size.parse("256MiB")
     processes: Annotated[
-        int,
-        about(
-            "Number of commands with a row in one bucket; the sum of the rest is `other`.",
-            least=1,
-            most=10_000,
-        ),
+        int, about("Commands with a row in one bucket; `other` is the rest.", least=1, most=10_000)
     ] = 50
     groups: Annotated[
         int,
         about(
-            "Number of groups of one kind with a row in one bucket; the sum of the rest is "
-            "`other`.",
-            least=1,
-            most=10_000,
+            "Groups of a kind with a row in a bucket; `other` is the rest.", least=1, most=10_000
         ),
     ] = 250
     spans: Annotated[
         int,
-        about(
-            "Number of span names with a row in one bucket; the sum of the rest is `other`.",
-            least=1,
-            most=10_000,
-        ),
+        about("Span names with a row in one bucket; `other` is the rest.", least=1, most=10_000),
     ] = 250
 
 
@@ -230,11 +194,7 @@ class SpansSettings(AccessSettings, frozen=True):
         ),
     ] = Listen("")
     unix: Annotated[
-        bool,
-        about(
-            "Receive spans on Unix sockets in the run directory, where the kernel proves the "
-            "identity of the sender."
-        ),
+        bool, about("Receive spans on Unix sockets, where the kernel proves the sender's identity.")
     ] = True
     weight: Annotated[
         str,
@@ -245,11 +205,7 @@ class SpansSettings(AccessSettings, frozen=True):
     ] = "cpu"
     names: Annotated[
         int,
-        about(
-            "Number of pairs of service and span name with a series; the rest share `other`.",
-            least=1,
-            most=100_000,
-        ),
+        about("Service-span name pairs with a series; `other` is the rest.", least=1, most=100_000),
     ] = 500
     resolution: Annotated[
         Duration,
@@ -261,13 +217,7 @@ class SpansSettings(AccessSettings, frozen=True):
         ),
     ] = Duration.parse("10ms")
     max_request: Annotated[
-        Size,
-        about(
-            "Size limit of a request after decompression. The largest CPU time and memory of one "
-            "request grow in proportion.",
-            least="64KiB",
-            most="1GiB",
-        ),
+        Size, about("Size limit of a request after decompression.", least="64KiB", most="1GiB")
     ] = Size.parse("16MiB")
     buffer: Annotated[
         Size,
@@ -280,11 +230,7 @@ class SpansSettings(AccessSettings, frozen=True):
     ] = Size.parse("128MiB")
     open_spans: Annotated[
         int,
-        about(
-            "Number of announced open spans that the agent tracks, of all processes.",
-            least=1,
-            most=10**7,
-        ),
+        about("Announced open spans of all processes that the agent tracks.", least=1, most=10**7),
     ] = 100_000
     forward: Annotated[
         str,
@@ -315,11 +261,7 @@ class SpansSettings(AccessSettings, frozen=True):
         about("Keep that queue on disk, in the state directory, across restarts."),
     ] = False
     forward_decisions: Annotated[
-        bool,
-        about(
-            "Send the tuner's decisions and the capper's audit log to that collector as log "
-            "records."
-        ),
+        bool, about("Send decisions and the capper's audit log to the collector as log records.")
     ] = True
 
 
