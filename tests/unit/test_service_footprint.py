@@ -60,7 +60,7 @@ def test_footprint_is_absent_without_rates() -> None:
     none = footprints()
     assert none.report(shot(KILOWATT_HOUR)) == Footprint()
     assert none.services.parts == []
-    assert none.health() == ()
+    assert list(none.services.health()) == []
 
 
 def test_failing_rate_counts_energy_as_unknown() -> None:
@@ -138,7 +138,7 @@ def test_schedule_applies_the_rate_at_the_time_of_booking(tmp_path: Path) -> Non
         (3 * 10**9, 4 * 10**9, 0),
         (None, 4 * 10**9, KILOWATT_HOUR),
     ]
-    assert [health.source for health in prints.health()] == ["cost"]
+    assert [health.source for health in prints.services.health()] == ["cost"]
     assert len(prints.services.parts) == 1
 
 

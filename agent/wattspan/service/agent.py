@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
@@ -34,12 +34,14 @@ class ServiceGroup:
     """Parts with threads of their own, started in order and stopped in reverse.
 
     If a part cannot start, the parts before it are stopped; an error of one does not keep the
-    others from stopping. ``addresses`` are known once all have started.
+    others from stopping. ``addresses`` are known once all have started. ``health_checks`` return
+    the health of parts, from any thread.
     """
 
     name: str
     parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
+    health_checks: list[Callable[[], Iterable[SourceHealth]]] = field(default_factory=list)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def add(self, start: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -56,6 +58,10 @@ class ServiceGroup:
             thread.join()
 
         self.add(thread.start, end)
+
+    def health(self) -> Iterator[SourceHealth]:
+        """The health of all parts that report it."""
+        return (health for check in self.health_checks for health in check())
 
     def start(self) -> None:
         """Start all parts; the first error is passed on."""

@@ -153,6 +153,7 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
+        services = (footprint.services, spans.services, tuning.services)
         poller = Poller(
             clock,
             ledger,
@@ -167,8 +168,7 @@ def build_agent(
                 health=lambda: (
                     *broken,
                     *((store.health,) if store is not None else ()),
-                    *spans.health(),
-                    *footprint.health(),
+                    *(one for group in services for one in group.health()),
                     *health(),
                     *exporters.health(),
                 ),
@@ -186,7 +186,7 @@ def build_agent(
         return Agent(
             poller,
             exporters,
-            (footprint.services, spans.services, tuning.services),
+            services,
             store=store,
             record_every=config.store.interval,
             log=log,
@@ -247,16 +247,17 @@ class FootprintTracker:
         from wattspan.footprint.price_and_carbon import PolledRate, open_rate
 
         self.services = ServiceGroup("footprint")
-        self._lookups: list[PolledRate] = []
         self._rates: dict[str, tuple[ConstantRate | PolledRate, RateAccumulator]] = {}
         self._cover = CoverEnergy(checkpoint.accounts if checkpoint is not None else ())
         before = checkpoint.footprint if checkpoint is not None else Footprint()
+        lookups: list[PolledRate] = []
+        self.services.health_checks.append(lambda: [lookup.health() for lookup in lookups])
         tables: dict[str, RateSettings] = {"cost": config.cost, "carbon": config.carbon}
         for name, table in tables.items():
             rate = open_rate(name, table, clock)
             if isinstance(rate, PolledRate):
-                self._lookups.append(rate)
                 self.services.add(rate.start, rate.stop)
+                lookups.append(rate)
             if rate is not None:
                 total = RateAccumulator(table.unit, rate.origin, getattr(before, name))
                 self._rates[name] = rate, total
@@ -272,10 +273,6 @@ class FootprintTracker:
                 for name, (rate, total) in self._rates.items()
             }
         )
-
-    def health(self) -> tuple[SourceHealth, ...]:
-        """The health of the rates that are looked up."""
-        return tuple(lookup.health() for lookup in self._lookups)
 
 
 def _rate_at(rate: ConstantRate | PolledRate, at: Instant) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wattspan import __version__
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.sockets import Endpoint
-from wattspan.model import Checkpoint, SourceHealth, SpanAccounts
+from wattspan.model import Checkpoint, SpanAccounts
 from wattspan.ports import Clock, ListenError
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
@@ -88,11 +88,6 @@ class SpanAssembly:
         if core.config.spans.enabled or core.config.agent.api:
             self._add_server()
 
-    def health(self) -> tuple[SourceHealth, ...]:
-        """The health of the forwarder and of tuning."""
-        forwarder = () if self._forwarder is None else (self._forwarder.health(),)
-        return (*forwarder, *self._tuning.health())
-
     def accounts(self) -> SpanAccounts:
         """The newest totals of spans. Safe from any thread."""
         return SpanAccounts() if self._joiner is None else self._joiner.accounts()
@@ -108,8 +103,9 @@ class SpanAssembly:
         self.services.add(sampler.start, sampler.stop)
         inspector = ProcessInspector()
         self.services.add(lambda: None, inspector.close)
-        if self._forwarder is not None:
-            self.services.add(self._forwarder.start, self._forwarder.stop)
+        if (forwarder := self._forwarder) is not None:
+            self.services.add(forwarder.start, forwarder.stop)
+            self.services.health_checks.append(lambda: (forwarder.health(),))
         joiner = SpanJoiner(
             self._core.clock,
             self._core.history,

@@ -135,29 +135,20 @@ def agent_status(snapshot: Snapshot, addresses: Sequence[str], note: str = "") -
 
     ``note`` precedes them.
     """
-    parts = (_served(addresses), _counters(snapshot), _missing(snapshot))
-    told = f"{'; '.join(part for part in parts if part)}."
+    domains = [account.domain for account in snapshot.domains if account.present]
+    down = [health.source for health in snapshot.health if not health.up]
+    parts = [
+        f"serving {_abbreviated_list(addresses)}" if addresses else "serving nobody",
+        f"{len(domains)} energy counter{'s' * (len(domains) > 1)} of "
+        + _abbreviated_list(sorted({domain.source for domain in domains}))
+        if domains
+        else "no energy counter answers",
+        *([f"missing: {_abbreviated_list(down)}"] if down else []),
+    ]
     label = "EMULATED: " if snapshot.emulated else ""
     if len(note) > _LONGEST_NOTE:
         note = note[: _LONGEST_NOTE - 1] + "…"
-    return " ".join(part for part in (note, f"{label}{told}") if part)
-
-
-def _served(addresses: Sequence[str]) -> str:
-    return f"serving {_abbreviated_list(addresses)}" if addresses else "serving nobody"
-
-
-def _counters(snapshot: Snapshot) -> str:
-    there = [account.domain for account in snapshot.domains if account.present]
-    if not there:
-        return "no energy counter answers"
-    sources = sorted({domain.source for domain in there})
-    return f"{len(there)} energy counter{'s' * (len(there) > 1)} of {_abbreviated_list(sources)}"
-
-
-def _missing(snapshot: Snapshot) -> str:
-    down = [health.source for health in snapshot.health if not health.up]
-    return f"missing: {_abbreviated_list(down)}" if down else ""
+    return f"{note} {label}{'; '.join(parts)}.".lstrip()
 
 
 def _abbreviated_list(names: Sequence[str]) -> str:

@@ -20,7 +20,6 @@ from wattspan.model import (
     Consumer,
     Knob,
     RecordedDecision,
-    SourceHealth,
     Tick,
     TuningAccounts,
 )
@@ -68,7 +67,6 @@ class TuningAssembly:
     tuner: Tuner | None = None
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
-    capper: CapperHealth | None = None
 
     def __post_init__(self) -> None:
         if self.core.config.autotune.mode != "off":
@@ -78,8 +76,9 @@ class TuningAssembly:
         if self._needs_capper:
             self._add_audit()  # first, so that it sees the capper from its start to its end
             self._add_capper()
-            self.capper = CapperHealth(self._client)
-            self.services.add_thread("wattspan-capper-watch", self.capper.run)
+            capper = CapperHealth(self._client)
+            self.services.add_thread("wattspan-capper-watch", capper.run)
+            self.services.health_checks.append(capper.health)
         if self.tap is not None:
             self._add_tuner(self.tap)
 
@@ -101,14 +100,6 @@ class TuningAssembly:
         if self.records is None:
             return accounts
         return replace(accounts, forwarded=self.records.sent, forward_drops=self.records.drops)
-
-    def health(self) -> tuple[SourceHealth, ...]:
-        """Health of the log forwarding, the capper and the tuner. Safe from any thread."""
-        return (
-            *((self.records.health(),) if self.records is not None else ()),
-            *(self.capper.health() if self.capper is not None else ()),
-            *(self.tuner.health() if self.tuner is not None else ()),
-        )
 
     def history(
         self, job: str = "", limit: int = 100, since: int | None = None
@@ -145,10 +136,11 @@ class TuningAssembly:
         }
         if self._is_emulated:
             resource["wattspan.emulated"] = True
-        self.records = LogForwarder(
+        records = self.records = LogForwarder(
             spans, self.core.clock, self.core.log, resource, version=__version__
         )
-        self.services.add(self.records.start, self.records.stop)
+        self.services.add(records.start, records.stop)
+        self.services.health_checks.append(lambda: (records.health(),))
 
     def _add_audit(self) -> None:
         if self.records is None:
@@ -250,6 +242,7 @@ class TuningAssembly:
             log=self.core.log,
         )
         self.services.add_thread("wattspan-tuner", self.tuner.run)
+        self.services.health_checks.append(self.tuner.health)
 
 
 def _absolute(agent: AgentSettings) -> AgentSettings:
