@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 from dataclasses import replace
@@ -16,8 +15,8 @@ from wattspan import __version__
 from wattspan.cli.options import DurationType, echo_error
 from wattspan.config import AutotuneSettings, CapsSettings, Config, TunedJobSettings
 from wattspan.model import SECOND, Knob
-from wattspan.model.settings import Duration, Listen
-from wattspan.ports import WattspanError
+from wattspan.model.settings import Duration
+from wattspan.ports import ExporterError, WattspanError
 from wattspan.service.systemd import stop_on_signals
 
 if TYPE_CHECKING:
@@ -193,13 +192,19 @@ def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) 
 
 
 def _start(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
-    """A running agent at ``listen`` or, if its port is in use, at a free port."""
-    from wattspan.cli.doctor.network import listen_error
+    """A running agent at ``listen`` or, if that fails, at a free port of the same address."""
+    try:
+        return _agent(host, listen, tune=tune)
+    except ExporterError as first:
+        try:
+            return _agent(host, f"{listen.rpartition(':')[0]}:0", tune=tune)
+        except ExporterError:
+            raise first from None
+
+
+def _agent(host: EmulatedHost, listen: str, *, tune: bool) -> Agent:
     from wattspan.service.assembly import build_agent
 
-    with contextlib.suppress(ValueError):  # reported with the configuration
-        if listen_error(Listen.parse(listen)) == os.strerror(errno.EADDRINUSE).lower():
-            listen = f"{listen.rpartition(':')[0]}:0"
     loaded = _configuration(host, listen, tune=tune)
     agent = build_agent(loaded.config, loaded.plugins, log=echo_error, emulated=host)
     agent.start()
