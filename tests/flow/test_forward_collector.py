@@ -28,7 +28,7 @@ from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND, SECOND, HwType, Provenance
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 CLOCK = SystemClock()
 

@@ -20,7 +20,7 @@ from wattspan.config import SpansSettings
 from wattspan.model import MILLISECOND
 from wattspan.otlp.logs import LogForwarder
 from wattspan.service.decision_events import AuditTail, audit_record
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 CLOCK = SystemClock()
 Collector = Callable[[], AbstractContextManager[HttpCollector | GrpcCollector]]

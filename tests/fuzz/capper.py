@@ -22,7 +22,7 @@ from wattspan.capper.server import CapperSocketServer, _ClientConnection
 from wattspan.config import CapsSettings
 from wattspan.service.decision_events import AuditTail
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 _ORIGINAL, _LEAST, _FLOOR = 650 * W, 200 * W, 420 * W
 _WATCHED = ("wattspan.capper", "wattspan.model.settings")

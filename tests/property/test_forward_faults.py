@@ -20,7 +20,7 @@ from wattspan.otlp.forwarder import Forwarder
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from wattspan.capper.requests import MOVE_BURST, MOVES_PER_SECOND, RequestHandle
 from wattspan.config import CapsSettings, load
 from wattspan.model import SECOND, CapKey, Knob
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 BUSY, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 

@@ -20,7 +20,7 @@ from wattspan.config.control import FixedCapSettings, PrioritySettings
 from wattspan.model import SECOND, Knob
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 ROOT, AGENT, POWER_MANAGER = (
     PeerCredentials(10, 0),

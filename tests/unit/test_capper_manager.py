@@ -11,7 +11,7 @@ from wattspan.capper.planner import ImposedLimits, OperatorLimits
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import Knob, Trouble
 from wattspan.ports import CapsError
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 
 @pytest.fixture

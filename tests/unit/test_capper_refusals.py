@@ -24,7 +24,7 @@ from wattspan.capper.protocol import MAX_NAME_LENGTH, RefusedReply
 from wattspan.capper.requests import RequestHandler
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, Knob
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 ONE, OTHER = PeerCredentials(71, 1001), PeerCredentials(72, 1002)
 SIZE = 64 * 1024

@@ -14,7 +14,7 @@ from wattspan.cli.formatting import local_time
 from wattspan.config import AgentSettings
 from wattspan.model import SECOND, Knob
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import peer_credentials, uids_of
+from wattspan.util.unix_sockets import peer_credentials, uids_of
 
 
 def test_users_are_named_by_name_or_number() -> None:

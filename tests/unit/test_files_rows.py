@@ -11,7 +11,7 @@ from support.scrapes import full_host
 from support.snapshots import CPU, NOON, process
 from wattspan.model import Instant, Snapshot
 from wattspan.ports import ConfigError
-from wattspan.util.tabular import escape_formula
+from wattspan.util.text import escape_formula
 from wattspan_exporters.catalogue import CATALOGUE, select_metrics
 from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample
 from wattspan_exporters.files import DEFAULT_METRICS

@@ -20,7 +20,7 @@ from wattspan.otlp.forwarder import MAX_BATCH_REQUESTS, Forwarder
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.ports import ConfigError
 from wattspan.testing import ManualClock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 AWAY = retry_result("connection refused", "Is it running?")
 BUSY = ExportResult(ExportStatus.AGAIN, "it answered 429", after=7 * SECOND)

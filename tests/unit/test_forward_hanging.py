@@ -27,7 +27,7 @@ from wattspan.otlp.spool import SpooledRequest, SpoolSegment
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, retry_result
 from wattspan.storage.async_writer import HANG_AFTER
 from wattspan.testing import ManualClock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 AWAY = retry_result("connection refused")
 

@@ -25,7 +25,7 @@ from wattspan.otlp.transport import (
     retry_result,
 )
 from wattspan.testing import ManualClock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 RECORD = LogRecord("wattspan.test", 10**18, "It was so.", {"text": "a", "whole": 3})
 AWAY = retry_result("connection refused", "Is it running?")

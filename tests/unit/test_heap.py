@@ -10,9 +10,9 @@ import pytest
 
 PROGRAM = """
 import ctypes, threading
-from wattspan.util import malloc
+from wattspan.util import process
 if {share}:
-    malloc.share_heap()
+    process.share_heap()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 barrier = threading.Barrier(9)

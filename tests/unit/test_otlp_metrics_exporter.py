@@ -15,7 +15,7 @@ from wattspan.model import SECOND, Snapshot
 from wattspan.otlp.destination import METRICS, parse_destination
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, retry_result
 from wattspan.testing import ManualClock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.otlp.encoder import MetricsEncoder
 from wattspan_exporters.otlp.exporter import OtlpExporter

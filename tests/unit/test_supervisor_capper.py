@@ -26,7 +26,7 @@ from wattspan.ports import CapsError, CapTotals, ConfigError
 from wattspan.service.capper_process import CapperHealth
 from wattspan.service.systemd import SystemdNotifier, Watchdog
 from wattspan.testing import ManualClock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 RULES = OperatorLimits(0.6, 0, 1.0)
 

@@ -31,8 +31,8 @@ from wattspan.model import SECOND
 from wattspan.model.settings import Duration, Table, about, convert
 from wattspan.ports import CapsError, Clock
 from wattspan.util.files import read_regular, replace_file
-from wattspan.util.peer_credentials import PeerCredentials, uids_of
 from wattspan.util.text import printable
+from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 VERSION: Final = 2
 MAX_TTL: Final = 24 * 3600 * SECOND

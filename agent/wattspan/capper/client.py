@@ -15,7 +15,7 @@ from wattspan.capper import protocol
 from wattspan.capper.protocol import RefusedReply, StateReply
 from wattspan.model import SECOND, CapKey, CapRow
 from wattspan.ports import CapsError, CapTotals, Clock
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 SOCKET_UNIT: Final = "wattspan-capper.socket"
 _UNITS = (

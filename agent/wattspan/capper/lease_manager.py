@@ -13,7 +13,7 @@ from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.reconciler import FOREIGN_REASONS, KnobErrors, Reconciler
 from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Instant, KnobState
 from wattspan.ports import SUSPENDED, CapsError, Clock
-from wattspan.util.peer_credentials import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials
 
 LISTING_INTERVAL = 10 * SECOND
 """Interval of device discovery, and of reads of devices without a lease."""

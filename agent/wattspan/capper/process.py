@@ -30,7 +30,7 @@ from wattspan.config import Config, changed_keys
 from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.model import MILLISECOND, SECOND, CapRow, Knob
 from wattspan.ports import CapsError, Clock
-from wattspan.util.peer_credentials import PeerCredentials, uids_of
+from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 SOCKET_MODE = 0o666
 """Every user may connect; the server accepts by the credentials that the kernel reports."""

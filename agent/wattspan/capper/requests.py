@@ -17,8 +17,8 @@ from wattspan.config import CapsSettings
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey
 from wattspan.ports import CapsError, Clock
-from wattspan.util.peer_credentials import PeerCredentials
 from wattspan.util.text import printable
+from wattspan.util.unix_sockets import PeerCredentials
 
 MAX_JOBS = 64
 MOVES_PER_SECOND, MOVE_BURST = 2, 60

@@ -24,8 +24,8 @@ from wattspan.capper.requests import RequestHandler
 from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-from wattspan.util.peer_credentials import PeerCredentials, peer_credentials
 from wattspan.util.text import printable
+from wattspan.util.unix_sockets import PeerCredentials, peer_credentials
 
 TICK: Final = SECOND
 MAX_CONNECTIONS: Final = 64

@@ -43,9 +43,9 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
         loaded = load()
         from wattspan.clock import SystemClock
         from wattspan.service.daemon import AgentDaemon
-        from wattspan.util import malloc
+        from wattspan.util.process import share_heap
 
-        malloc.share_heap()
+        share_heap()
         info, warn = loggers(loaded.config.agent.log_level)
         running = AgentDaemon(request, notify, SystemClock(), load=load, info=info, warn=warn)
         running.run(loaded)

@@ -40,7 +40,7 @@ from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
-from wattspan.util.peer_credentials import peer_credentials
+from wattspan.util.unix_sockets import peer_credentials
 
 GPU_STEP = 0.02  # seconds; the boards' own periods are 100 ms
 PERIOD = 10 * MILLISECOND  # of the CPU counters, by default

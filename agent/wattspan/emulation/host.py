@@ -17,7 +17,7 @@ from wattspan.emulation.control import Closeable, ControlClient
 from wattspan.emulation.profiles import HostProfile
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
-from wattspan.util.child_process import module_command
+from wattspan.util.process import module_command
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - counters change a hundred times a second: no disk
 _PREFIX = "wattspan-emulated-"

@@ -33,8 +33,8 @@ from wattspan.emulation.control import ControlClient
 from wattspan.emulation.workloads import CompletedUnit, GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Instant
 from wattspan.ports import WattspanError
-from wattspan.util.child_process import module_command
-from wattspan.util.unix_http import UnixHttpConnection
+from wattspan.util.process import module_command
+from wattspan.util.unix_sockets import UnixHttpConnection
 
 if TYPE_CHECKING:
     from wattspan.emulation.gpus import EmulatedGpus

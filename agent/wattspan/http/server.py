@@ -38,7 +38,7 @@ from wattspan.http.sockets import (
 from wattspan.http.tls import TlsContexts
 from wattspan.model import SECOND
 from wattspan.ports import Clock
-from wattspan.util.rate_limited_log import RateLimitedLog
+from wattspan.util.throttle import RateLimitedLog
 
 MAX_HANDSHAKES = 256
 """Unfinished TLS handshakes of one listener."""

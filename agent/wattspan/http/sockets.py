@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
-from wattspan.util.peer_credentials import peer_credentials
+from wattspan.util.unix_sockets import peer_credentials
 
 BACKLOG = 128
 _RUN_DIR_REMEDY = "set another [agent] run_dir"

@@ -27,8 +27,7 @@ from wattspan.ingest.export_request import (
     RequestTooLargeError,
 )
 from wattspan.ingest.trace_receiver import TraceReceiver
-from wattspan.util.encoding import InvalidBodyError
-from wattspan.util.grpc import FRAME_PREFIX, GrpcStatus, frame_message
+from wattspan.util.encoding import FRAME_PREFIX, GrpcStatus, InvalidBodyError, frame_message
 from wattspan.util.protobuf import encode_export_response, encode_retry_info, encode_status
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"

@@ -12,8 +12,7 @@ import msgspec
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.ingest.export_request import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
-from wattspan.util.encoding import InvalidBodyError
-from wattspan.util.grpc import GrpcStatus
+from wattspan.util.encoding import GrpcStatus, InvalidBodyError
 from wattspan.util.protobuf import encode_export_response, encode_status
 
 TRACES_PATH = "/v1/traces"

@@ -28,7 +28,7 @@ from wattspan.http.sockets import ListeningSocket, listen_unix
 from wattspan.sdk.ring import ENDED, HELLO, MAGIC, READ_FORMAT, RECORD_SIZE, STARTED, VERSION
 from wattspan.spans.values import SpanEnd, SpanStart
 from wattspan.util.files import process_exists
-from wattspan.util.peer_credentials import peer_credentials
+from wattspan.util.unix_sockets import peer_credentials
 
 # -------------------------------------------------------------------------------------- rings
 

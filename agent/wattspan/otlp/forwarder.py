@@ -31,7 +31,7 @@ from wattspan.otlp.transport import (
 )
 from wattspan.ports import Clock
 from wattspan.spans.values import SpanEnergy
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 MAX_BATCH_REQUESTS = 64
 MAX_BATCH_BYTES = 2 << 20

@@ -29,12 +29,14 @@ from wattspan.otlp.transport import (
     result_of_response,
 )
 from wattspan.util.encoding import (
+    FRAME_PREFIX,
     BodyEncodingError,
     BodyTooLongError,
+    GrpcStatus,
+    frame_message,
     gzip_compress,
     gzip_decompress,
 )
-from wattspan.util.grpc import FRAME_PREFIX, GrpcStatus, frame_message
 from wattspan.util.protobuf import retry_delay
 
 # ------------------------------------------------------------------------------------ replies

@@ -21,8 +21,8 @@ from wattspan.otlp.forwarder import Forwarder
 from wattspan.otlp.http_transport import open_transport
 from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, Transport
 from wattspan.ports import Clock
-from wattspan.util.backoff import RetryBackoff
 from wattspan.util.protobuf import serialize
+from wattspan.util.throttle import RetryBackoff
 
 QUEUE_SIZE = Size.parse("1MiB")
 """The size of the queue, about a thousand records."""

@@ -24,10 +24,10 @@ from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.model.settings import Listen
 from wattspan.otlp.destination import SPANS, Destination, Signal
 from wattspan.ports import Clock
-from wattspan.util.grpc import GrpcStatus
+from wattspan.util.encoding import GrpcStatus
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
-from wattspan.util.unix_http import UnixHttpConnection
+from wattspan.util.unix_sockets import UnixHttpConnection
 
 CONNECT_TIMEOUT = 5
 """Seconds for a connection to be made."""

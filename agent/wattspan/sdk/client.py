@@ -17,7 +17,7 @@ from wattspan.sdk import (
     RefusedError,
     run_directories,
 )
-from wattspan.util.unix_http import UnixHttpConnection
+from wattspan.util.unix_sockets import UnixHttpConnection
 
 
 class Energy(dict[str, float]):

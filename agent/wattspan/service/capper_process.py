@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SUSPENDED, Caps, CapsError, Clock
-from wattspan.util.child_process import module_command
+from wattspan.util.process import module_command
 
 CHECK_INTERVAL = 0.5  # seconds
 FIRST_DELAY, MAX_DELAY = SECOND // 2, 60 * SECOND

@@ -21,7 +21,7 @@ from wattspan.model import SECOND, DecisionReason, Knob, RecordedDecision
 from wattspan.otlp.logs import AttributeValue, LogRecord
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import setting_number, unit
-from wattspan.util.rate_limited_log import RateLimitedLog
+from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
     from wattspan.storage.tuning import DecisionLog

@@ -28,7 +28,7 @@ from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.spans.weights import GenerationalCache
-from wattspan.util.rate_limited_log import RateLimitedLog
+from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
     from wattspan.ingest.identity_verification import IdentityResolver

@@ -44,8 +44,8 @@ from wattspan.storage.database import (
 from wattspan.storage.deltas import delta_between
 from wattspan.storage.history import HistoryWriter
 from wattspan.storage.rates import record_rates
-from wattspan.util.backoff import RetryBackoff
 from wattspan.util.files import FileLock
+from wattspan.util.throttle import RetryBackoff
 
 _FIRST_RETRY = SECOND
 _LAST_RETRY = 8 * SECOND

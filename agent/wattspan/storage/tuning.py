@@ -30,8 +30,8 @@ from wattspan.ports import Clock
 from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
-from wattspan.util.rate_limited_log import RateLimitedLog
 from wattspan.util.text import printable
+from wattspan.util.throttle import RateLimitedLog
 
 MAX_LOG_BYTES = 2**20
 """Bytes of one of the two files."""

@@ -38,7 +38,7 @@ from wattspan.tuning.decisions.values import (
 )
 from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.work_units import ReceivedSpans, WorkCounter
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 _MAX_COMPUTE_SPANS = 4096
 """Compute spans of ranks that wait for their unit of work."""

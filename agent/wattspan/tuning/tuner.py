@@ -37,7 +37,7 @@ from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint, Workl
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import JobPolicy, TuningJob
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
-from wattspan.util.rate_limited_log import RateLimitedLog
+from wattspan.util.throttle import RateLimitedLog
 
 TUNER_INTERVAL = SECOND // 2
 PROCESS_GONE_AFTER = 5 * SECOND

@@ -1,8 +1,10 @@
-"""gzip bodies, with bounds on the decompressed size."""
+"""Encodings of bodies: gzip with bounds on the decompressed size, and the frames of gRPC."""
 
 from __future__ import annotations
 
+import struct
 import zlib
+from enum import IntEnum
 
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -74,3 +76,19 @@ def gzip_decompress(body: bytes, most: int) -> bytes:
 
 _MAX_GZIP_MEMBERS = 32
 """No real client sends more; the bytes after each member are copied."""
+
+
+GrpcStatus = IntEnum(
+    "GrpcStatus",
+    "OK CANCELLED UNKNOWN INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS "
+    "PERMISSION_DENIED RESOURCE_EXHAUSTED FAILED_PRECONDITION ABORTED OUT_OF_RANGE UNIMPLEMENTED "
+    "INTERNAL UNAVAILABLE DATA_LOSS UNAUTHENTICATED",
+    start=0,
+)
+
+FRAME_PREFIX = struct.Struct(">BI")
+"""Before each message: the compressed flag, and the length as sent."""
+
+
+def frame_message(message: bytes, *, zipped: bool = False) -> bytes:
+    return FRAME_PREFIX.pack(zipped, len(message)) + message

@@ -19,7 +19,7 @@ from wattspan.ports import (
     SnapshotView,
     error_sentences,
 )
-from wattspan.util.tabular import NO_PYARROW, has_pyarrow
+from wattspan.util.text import NO_PYARROW, has_pyarrow
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import Metric
 from wattspan_exporters.files import FilesSettings

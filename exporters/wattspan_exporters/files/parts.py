@@ -23,8 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from wattspan.ports import WattspanError
-from wattspan.util.child_process import module_command
-from wattspan.util.tabular import NO_PYARROW, has_pyarrow
+from wattspan.util.process import module_command
+from wattspan.util.text import NO_PYARROW, has_pyarrow
 from wattspan_exporters.files.rows import EncodedRows
 
 PART_SUFFIX = ".part"

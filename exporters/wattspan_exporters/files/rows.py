@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from wattspan.model import Snapshot
-from wattspan.util.tabular import escape_formula
+from wattspan.util.text import escape_formula
 from wattspan_exporters.catalogue.definition import Labels, Metric, cache_must_shrink, sanitize
 from wattspan_exporters.prometheus.renderer import format_number
 

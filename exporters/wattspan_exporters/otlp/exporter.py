@@ -43,8 +43,8 @@ from wattspan.ports import (
     SnapshotView,
     error_sentences,
 )
-from wattspan.util.backoff import RetryBackoff
 from wattspan.util.files import read_regular
+from wattspan.util.throttle import RetryBackoff
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.otlp import OtlpSettings
 from wattspan_exporters.otlp.encoder import MetricsEncoder, Value

@@ -26,7 +26,7 @@ from wattspan.storage.breakdown import Breakdown, BreakdownLine
 from wattspan.storage.deltas import SPAN, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
-from wattspan.util.tabular import NO_PYARROW, escape_formula, has_pyarrow
+from wattspan.util.text import NO_PYARROW, escape_formula, has_pyarrow
 
 if TYPE_CHECKING:
     from wattspan.footprint.cost import RatePeriod

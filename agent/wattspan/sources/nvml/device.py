@@ -34,7 +34,7 @@ from wattspan.sources.nvml.status import (
     read_status,
     read_utilisation,
 )
-from wattspan.util.backoff import RetryBackoff
+from wattspan.util.throttle import RetryBackoff
 
 ENERGY_COUNTER = "energy counter"
 METHOD = "gpu-sm-utilisation"

@@ -26,8 +26,8 @@ from wattspan.sources.nvml.device import (
     NvmlSettings,
 )
 from wattspan.sources.nvml.processes import in_nested_pid_namespace
-from wattspan.util.backoff import RetryBackoff
 from wattspan.util.text import printable
+from wattspan.util.throttle import RetryBackoff
 
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND

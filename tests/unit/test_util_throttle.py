@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.util.backoff import RetryBackoff
-from wattspan.util.rate_limited_log import MAX_KEYS, RateLimitedLog
+from wattspan.util.throttle import MAX_KEYS, RateLimitedLog, RetryBackoff
 
 
 def test_delay_doubles_up_to_the_longest() -> None:
@@ -74,5 +73,5 @@ def test_failure_names_the_error_and_the_line_that_raised_it() -> None:
     (line,) = bench.lines
     assert line.startswith(
         "Reading failed: ValueError: invalid literal for int() with base 10: 'x' "
-        "(test_util_backoff.py:"
+        "(test_util_throttle.py:"
     )

@@ -1,4 +1,4 @@
-"""Settings of glibc's malloc: one heap for all threads.
+"""The heap of this process, and the command lines of its child processes.
 
 glibc creates a heap for each thread, up to eight per CPU, so that threads do not wait for each
 other. Python's threads run one at a time, and many mostly empty heaps waste memory: two soaks of
@@ -9,6 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import site
+import sys
+from pathlib import Path
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command that runs a module of ours with this interpreter; start it with ``cwd="/"``.
+
+    The child imports modules from the installation only, never from the working directory, the
+    directories in PYTHONPATH or any other ``PYTHON*`` variable: the child may be privileged, and
+    another user may own the directory. The user's own site directory counts only where the
+    running package was installed in it (``pip install --user``).
+    """
+    return (sys.executable, *_flags(), "-m", module, *arguments)
+
+
+def _flags() -> tuple[str, ...]:
+    in_user_site = site.ENABLE_USER_SITE and Path(__file__).is_relative_to(
+        site.getusersitepackages()
+    )
+    return ("-E", "-P") if in_user_site else ("-I",)
+
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 

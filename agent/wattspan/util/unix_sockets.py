@@ -1,8 +1,8 @@
-"""The process and the user at the other end of a Unix socket, as the kernel reports them."""
+"""Unix sockets: the process and user at the other end, and HTTP/1.1 over one."""
 
 from __future__ import annotations
 
-import pwd
+import http.client
 import socket
 import struct
 from collections.abc import Iterable
@@ -28,6 +28,8 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
 
 def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     """The uids of users, given by name or number, and the names that no user has."""
+    import pwd  # absent on some systems of applications that import this module
+
     uids, unknown = set[int](), []
     for name in names:
         try:
@@ -38,3 +40,20 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
             else:
                 unknown.append(name)
     return frozenset(uids), tuple(unknown)
+
+
+class UnixHttpConnection(http.client.HTTPConnection):
+    """A connection to the server that listens at ``path``; ``timeout`` is in seconds."""
+
+    def __init__(self, path: str, timeout: float | None = None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self._path)
+        except BaseException:
+            self.sock.close()
+            raise
