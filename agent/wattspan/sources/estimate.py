@@ -11,7 +11,7 @@ docs/reference/estimate.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -44,20 +44,11 @@ from wattspan.sources.rapl.sysfs import ENERGY_FILE, scan_zones
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """``idle`` and ``busy`` are milliwatts of one socket; ``curvature`` is the r above, 1 to 2.
-
-    Beyond 2 the curve would fall before full load, below 1 it would start below idle.
-    """
+    """``idle`` and ``busy`` are milliwatts of one socket; ``curvature`` is the r above."""
 
     idle: Milliwatts
     busy: Milliwatts
     curvature: float = 1.4
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.idle <= self.busy:
-            raise ValueError("idle power must lie between 0 and the power at full load")
-        if not 1 <= self.curvature <= 2:
-            raise ValueError("the curvature must lie between 1 and 2")
 
     def power(self, busy: int, capacity: int) -> Milliwatts:
         """The power while ``busy`` of ``capacity`` nanoseconds of CPU time were spent."""
@@ -66,24 +57,16 @@ class LoadModel:
         return Milliwatts(round(self.idle + (self.busy - self.idle) * shape))
 
 
-class ProcStatFile:
-    """``/proc/stat``, held open. Moves in clock ticks: 10 ms."""
+def busy_times(stat: Path) -> dict[int, int]:
+    """Nanoseconds each online CPU has been busy, in steps of clock ticks: 10 ms.
 
-    def __init__(self, path: Path) -> None:
-        """OSError if it cannot be opened."""
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-    def busy(self) -> dict[int, int]:
-        """Nanoseconds each online CPU has been busy; ValueError if the file makes no sense."""
-        ticks = busy_ticks(os.pread(self._fd, 1 << 20, 0))
-        if not ticks:
-            raise ValueError(f"{self.path} names no CPU")
-        return {cpu: busy * self._tick for cpu, busy in ticks.items()}
-
-    def close(self) -> None:
-        os.close(self._fd)
+    OSError if ``stat`` cannot be read, ValueError if it names no CPU.
+    """
+    ticks = busy_ticks(stat.read_bytes())
+    if not ticks:
+        raise ValueError(f"{stat} names no CPU")
+    tick = SECOND // os.sysconf("SC_CLK_TCK")
+    return {cpu: busy * tick for cpu, busy in ticks.items()}
 
 
 def busy_ticks(stat: bytes) -> dict[int, int]:
@@ -122,32 +105,26 @@ class EstimateSettings(Table, frozen=True):
 
     enabled: Annotated[bool, about("Whether to estimate.")] = False
     tdp_watts: Annotated[
-        float, about("Power of one busy socket; required, there is no default.")
+        float, about("Power of one busy socket; required, there is no default.", least=0)
     ] = 0.0
     idle_fraction: Annotated[
-        float, about("Power of an idle socket, as a fraction of `tdp_watts`.")
+        float, about("Power of an idle socket, as a fraction of `tdp_watts`.", least=0, most=1)
     ] = 0.3
     curvature: Annotated[
-        float, about("Curvature of power over load: from 1, a straight line, to 2.")
+        # Beyond 2 the curve would fall before full load, below 1 it would start below idle.
+        float,
+        about("Curvature of power over load; 1 is a straight line.", least=1, most=2),
     ] = 1.4
     dram_gigabytes: Annotated[
-        float, about("The host's memory; 0 leaves memory out of the estimate.")
+        float, about("The host's memory; 0 leaves memory out of the estimate.", least=0)
     ] = 0.0
-    dram_watts_per_gigabyte: Annotated[float, about("Constant power of memory.")] = 0.375
+    dram_watts_per_gigabyte: Annotated[float, about("Constant power of memory.", least=0)] = 0.375
     procfs: Annotated[
         str, about("Mount point of procfs; in a container, that of the host's procfs.")
     ] = "/proc"
     sysfs: Annotated[
         str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
     ] = "/sys"
-
-
-@dataclass(slots=True)
-class _DomainEnergy:
-    """The modelled energy of one domain so far."""
-
-    domain: Domain
-    energy: int = 0  # microjoules
 
 
 class EstimateSource:
@@ -159,9 +136,11 @@ class EstimateSource:
     curve applied to their noise would be biased.
     """
 
+    name = NAME
+
     def __init__(
         self,
-        stat: ProcStatFile,
+        stat: Path,
         clock: Clock,
         model: LoadModel,
         *,
@@ -176,11 +155,11 @@ class EstimateSource:
         self._socket_of = sockets
         self._dram = dram
         self._before: tuple[Instant, dict[int, int]] | None = None
+        reason = ": this host has no counter that can be read"
+        if beside_counters:
+            reason = " although there are counters"
 
         def domain(path: str, hw_type: HwType, resource: str, method: str, what: str) -> Domain:
-            why = f"{what}, estimated from load: this host has no counter that can be read"
-            if beside_counters:
-                why = f"{what}, estimated from load although there are counters"
             return Domain(
                 id=f"{NAME}:{path}",
                 hw_type=hw_type,
@@ -191,69 +170,60 @@ class EstimateSource:
                 resource=None if beside_counters else resource,
                 method="none" if beside_counters else method,
                 resolution=SECOND,
-                why=why,
+                why=f"{what}, estimated from load{reason}",
             )
 
-        self._packages = {
-            socket: _DomainEnergy(
-                domain(f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package")
-            )
+        self._domains: tuple[Domain, ...] = tuple(
+            domain(f"package-{socket}", HwType.CPU, f"cpu:{socket}", "cpu-time", "the package")
             for socket in sorted(set(sockets.values()))
-        }
-        self._memory = (
-            _DomainEnergy(
-                domain("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
-            )
-            if dram
-            else None
         )
-        accounts = [*self._packages.values(), *([self._memory] if self._memory else [])]
-        self._accounts = tuple(accounts)
-        self._domains = tuple(account.domain for account in accounts)
-
-    @property
-    def name(self) -> str:
-        return NAME
+        if dram:
+            memory = ("dram", HwType.MEMORY, "cpu", "cpu-time-proxy", "memory by its size")
+            self._domains += (domain(*memory),)
+        self._energies = [0] * len(self._domains)  # microjoules, in the order of the domains
 
     def read(self) -> Batch:
         at = self._clock.now()
         if self._before is not None and at.mono - self._before[0].mono < SECOND:
             return Batch(self._domains)
         try:
-            busy = self._stat.busy()
+            busy = busy_times(self._stat)
         except (OSError, ValueError) as error:
-            failure = Failure(
-                NAME, str(self._stat.path), Trouble.RETRY, str(error), "It is read again."
-            )
+            failure = Failure(NAME, str(self._stat), Trouble.RETRY, str(error), "It is read again.")
             return Batch(self._domains, failures=(failure,))
         if self._before is not None:
-            self._add(at, busy)
+            then, before = self._before
+            duration = at.mono - then.mono
+            powers = [*self._package_powers(before, busy, duration), self._dram]
+            for place in range(len(self._domains)):
+                self._energies[place] += energy_at(powers[place], duration)
         self._before = (at, busy)
-        readings = tuple(Reading(a.domain.id, at, Microjoules(a.energy)) for a in self._accounts)
+        readings = tuple(
+            Reading(domain.id, at, Microjoules(energy))
+            for domain, energy in zip(self._domains, self._energies, strict=True)
+        )
         return Batch(self._domains, readings)
 
     def close(self) -> None:
-        self._stat.close()
+        """Forget the CPU times: the next read begins anew."""
+        self._before = None
 
-    def _add(self, at: Instant, busy: dict[int, int]) -> None:
-        assert self._before is not None  # noqa: S101 - the caller has looked
-        then, before = self._before
-        duration = at.mono - then.mono
-        for socket, account in self._packages.items():
+    def _package_powers(
+        self, before: Mapping[int, int], busy: Mapping[int, int], duration: int
+    ) -> Iterator[Milliwatts]:
+        """The power of each socket, in order, over ``duration`` nanoseconds."""
+        for socket in sorted(set(self._socket_of.values())):
             cpus = [cpu for cpu in busy if cpu in before and self._socket_of.get(cpu, 0) == socket]
             spent = sum(max(0, busy[cpu] - before[cpu]) for cpu in cpus)
-            power = self._model.power(spent, duration * len(cpus))
-            account.energy += energy_at(power, duration)
-        if self._memory is not None:
-            self._memory.energy += energy_at(self._dram, duration)
+            yield self._model.power(spent, duration * len(cpus))
 
 
 def open_estimate(settings: EstimateSettings, context: SourceContext) -> CounterSource | None:
     """The source; None unless it is enabled.
 
-    ConfigError where the model's figures are missing or cannot be, SourceError where the CPU
-    times cannot be read. Beside readable counters it stays out of the cover: nothing is counted
-    twice, and the estimate can be held against the measurement.
+    ConfigError without ``tdp_watts``, SourceError where the CPU times cannot be read. Beside
+    readable counters it stays out of the cover: nothing is counted twice, and the estimate can be
+    compared with the measurement.
     """
     if not settings.enabled:
         return None
@@ -262,16 +232,12 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
             "Cannot estimate CPU energy: sources.estimate.tdp_watts is not set. Write the "
             "processor's thermal design power in watts, as its maker's data sheet gives it."
         )
-    try:
-        busy = Milliwatts(round(settings.tdp_watts * 1000))
-        idle = Milliwatts(round(busy * settings.idle_fraction))
-        model = LoadModel(idle, busy, settings.curvature)
-    except ValueError as error:
-        raise ConfigError(f"Cannot estimate CPU energy: {error} in [sources.estimate].") from None
+    busy = Milliwatts(round(settings.tdp_watts * 1000))
+    idle = Milliwatts(round(busy * settings.idle_fraction))
     sysfs = context.sysfs or Path(settings.sysfs)
+    stat = Path(settings.procfs) / "stat"
     try:
-        stat = ProcStatFile(Path(settings.procfs) / "stat")
-        cpus = stat.busy()
+        cpus = busy_times(stat)
     except (OSError, ValueError) as error:
         raise SourceError(
             f"Cannot estimate CPU energy: CPU times are not available: {error}. "
@@ -280,7 +246,7 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
     return EstimateSource(
         stat,
         context.clock,
-        model,
+        LoadModel(idle, busy, settings.curvature),
         sockets=sockets_of_cpus(sysfs, cpus),
         dram=round(settings.dram_gigabytes * settings.dram_watts_per_gigabyte * 1000),
         beside_counters=_has_counter(sysfs),
