@@ -1,7 +1,6 @@
-"""wattspan: where do the joules go, and how many can we give back?
+"""wattspan: attribution of energy to processes and spans, and tuning of power limits.
 
-What an application uses is here by name and loaded when it is first used: importing this package
-costs next to nothing.
+Names for applications are loaded at their first use, so that the import of this package is cheap.
 """
 
 from __future__ import annotations

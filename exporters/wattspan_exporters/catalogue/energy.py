@@ -185,7 +185,7 @@ def process_start_times(snapshot: Snapshot) -> Callable[[Labels], int | None]:
             known[_process_labels(row)] = max(least, boot + payer.started * SECOND // _TICKS)
         else:
             known[_process_labels(row)] = least
-    # what is not listed is `other`, an account of the books
+    # An unlisted process is in `other`, an account of the ledger.
     return lambda labels: known.get(labels[1:4], books or None)
 
 

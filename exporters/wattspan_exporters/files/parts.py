@@ -135,7 +135,7 @@ class ExportDirectory:
     def create(self, entry: str) -> int:
         """Create a file for reading and appending; FileExistsError, also for a link."""
         fd = os.open(entry, os.O_RDWR | os.O_APPEND | _CREATE_FLAGS, FILE_MODE, dir_fd=self._fd)
-        os.fchmod(fd, FILE_MODE)  # whatever the umask is
+        os.fchmod(fd, FILE_MODE)  # independent of the umask
         return fd
 
     def reopen(self, entry: str) -> int | None:

@@ -1,7 +1,7 @@
-"""Pushes the newest snapshot at an interval, from a thread of its own.
+"""Pushes of the newest snapshot at an interval by a thread, and the receiver that they go to.
 
 Nothing is queued: sums are cumulative, so the newest push has the totals of all older ones. While
-the receiver is unavailable, the course of the totals and the values of gauges are lost.
+the receiver is unavailable, intermediate totals and values of gauges are lost.
 """
 
 from __future__ import annotations
@@ -259,14 +259,14 @@ class OtlpExporter:
         self._transport, self._encoder = transport, encoder
         self._clock = clock
         self._interval = interval
-        self._condition = DestinationHealth(destination, clock, log)
+        self._receiver_health = DestinationHealth(destination, clock, log)
         self._backoff = backoff or RetryBackoff(SECOND, max(interval, MAX_BACKOFF), random.random)
         self._view: SnapshotView | None = None
         self._pushed: Snapshot | None = None
         self._due = self._tick = clock.monotonic()
-        self._owed = 0  # points of the failed push
+        self._failed_points = 0  # points of the failed push
         self._drops = 0
-        self._bell = threading.Event()
+        self._wake = threading.Event()
         self._stopping = False
         self._worker = threading.Thread(target=self._run, name="wattspan-otlp", daemon=True)
 
@@ -286,7 +286,7 @@ class OtlpExporter:
     @property
     def health(self) -> SourceHealth:
         """The health of the receiver."""
-        return self._condition.health()
+        return self._receiver_health.health()
 
     def start(self, view: SnapshotView) -> None:
         self._view = view
@@ -299,7 +299,7 @@ class OtlpExporter:
             self._transport.close()
             return
         self._stopping = True
-        self._bell.set()
+        self._wake.set()
         self._worker.join(STOP_TIMEOUT / SECOND)
         if self._worker.is_alive():
             self._transport.abort()
@@ -324,10 +324,10 @@ class OtlpExporter:
         while not self._stopping:
             left = self._guarded(self.turn) - self._clock.monotonic()
             if left > 0:
-                self._bell.wait(left / SECOND)
+                self._wake.wait(left / SECOND)
         self._due = 0
         self._guarded(self.turn)  # the last snapshot
-        self._drops += self._owed
+        self._drops += self._failed_points
         self._transport.close()
 
     def _guarded(self, turn: Callable[[], int]) -> int:
@@ -337,14 +337,14 @@ class OtlpExporter:
         except Exception as error:  # noqa: BLE001
             self._due = self._tick
             why = f"a push failed unexpectedly ({type(error).__name__}: {error})"
-            self._condition.failed(retry_result(why, "Report it to the authors of wattspan."))
+            self._receiver_health.failed(retry_result(why, "Report it to the authors of wattspan."))
             return self._due
 
     def _count_ticks(self, now: int) -> None:
         """Count the points of a failed push as dropped, once an interval."""
         ticks = max(0, (now - self._tick) // self._interval + 1)
         self._tick += ticks * self._interval
-        self._drops += ticks * self._owed
+        self._drops += ticks * self._failed_points
 
     def _is_new(self, snapshot: Snapshot) -> bool:
         """True if the points are newer than the pushed ones: none is sent twice or out of order."""
@@ -364,15 +364,17 @@ class OtlpExporter:
                 self._drops += rejected
                 return
             rejected += min(answer.rejected, request.points)
-            self._condition.answered(answer, request.points)
-        self._pushed, self._owed = snapshot, 0
+            self._receiver_health.answered(answer, request.points)
+        self._pushed, self._failed_points = snapshot, 0
         self._drops += rejected
         self._backoff.reset()
         self._due = self._tick
 
     def _failed(self, answer: ExportResult, points: int) -> None:
-        self._owed = points
-        self._condition.failed(replace(answer, verdict=ExportStatus.AGAIN))  # whatever its status
+        self._failed_points = points
+        self._receiver_health.failed(
+            replace(answer, verdict=ExportStatus.AGAIN)
+        )  # all failures are retried
         if answer.verdict is ExportStatus.TOO_LARGE and self._encoder.limit > MIN_REQUEST_BYTES:
             self._encoder.limit //= 2
         self._due = self._backoff.failed(self._clock.monotonic(), answer.after)

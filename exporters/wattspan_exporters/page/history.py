@@ -187,8 +187,8 @@ class PowerHistory:
             self._marks.clear()
             self._first = self._next = at
         cover = {account.domain.id: account for account in snapshot.cover}
-        for gone in self._rings.keys() - cover.keys():
-            del self._rings[gone]
+        for removed in self._rings.keys() - cover.keys():
+            del self._rings[removed]
         for name, account in cover.items():
             ring = self._rings.get(name)
             if ring is None:

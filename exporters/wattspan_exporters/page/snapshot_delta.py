@@ -199,9 +199,9 @@ def _devices(before: Snapshot, after: Snapshot) -> dict[str, DeviceDelta] | None
     devices: dict[str, DeviceDelta] = {}
     for account in after.domains:
         domain = account.domain
-        past = old.pop(domain.id, None)
+        earlier = old.pop(domain.id, None)
         # A new account began at zero.
-        since = past or DomainAccount(domain)
+        since = earlier or DomainAccount(domain)
         grown = tuple(map(sub, _ACCOUNTS(account), _ACCOUNTS(since)))
         if min(grown) < 0:
             return None
@@ -245,12 +245,12 @@ def _processes(
     old = {row.info.payer: row.energy for row in before}
     processes: dict[Payer, ProcessDelta] = {}
     for row in after:
-        past = old.get(row.info.payer)
-        if past == row.energy:
+        earlier = old.get(row.info.payer)
+        if earlier == row.energy:
             continue
         parts = grown = _parts(row.energy)
-        if past is not None:
-            grown = tuple(map(sub, parts, _parts(past)))
+        if earlier is not None:
+            grown = tuple(map(sub, parts, _parts(earlier)))
             if min(grown) < 0:
                 grown = parts
         if any(grown):
@@ -264,12 +264,12 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
     old = {(row.service, row.name): row for row in before}
     spans: dict[SpanKey, SpanDelta] = {}
     for row in after:
-        past = old.get((row.service, row.name))
-        if past is row:
+        earlier = old.get((row.service, row.name))
+        if earlier is row:
             continue
         now = _span_delta(row)
-        if past is not None and row.count >= past.count:
-            was = _span_delta(past)
+        if earlier is not None and row.count >= earlier.count:
+            was = _span_delta(earlier)
             now = SpanDelta(
                 tuple(map(sub, now.parts, was.parts)),
                 now.calls - was.calls,

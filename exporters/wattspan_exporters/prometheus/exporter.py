@@ -17,14 +17,14 @@ from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages, SelfM
 
 _WHERE = "[exporters.prometheus]"
 
-EXPOSURE_RISK = "whoever reaches it sees every process and what it spends"
+EXPOSURE_RISK = "every client can read the names and the energy of all processes"
 """The consequence of a listener for metrics that is open to the network."""
 
 MAX_BODY = 4096
 """Bytes of a request's body, which is ignored."""
 
 REMEMBER_SECONDS = 1.0
-"""Interval of the page's look at the newest snapshot."""
+"""Interval at which the page's history records the newest snapshot."""
 
 
 class PrometheusExporter:

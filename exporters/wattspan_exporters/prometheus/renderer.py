@@ -103,8 +103,7 @@ class _SeriesLine:
 class Renderer:
     """Renders snapshots; keeps the line of each series, and rewrites only changed lines.
 
-    At most about twice the lines of the newest snapshot are kept, so memory is bounded by what
-    the snapshot is bounded by. Not to be used by two threads at once.
+    At most about twice the lines of the newest snapshot are kept. For one thread at a time.
     """
 
     def __init__(self, metrics: Sequence[Metric] = CATALOGUE) -> None:
