@@ -260,17 +260,6 @@ def test_jobs_that_have_ended_make_room() -> None:
 # ---------------------------------------------------------------------------- whom it may concern
 
 
-def test_gpu_that_the_host_does_not_have_is_named_at_the_start() -> None:
-    host = Host(settings=quick(gpus=("0", "GPU-nowhere")))
-    host.train()
-    host.run(10)
-    (line,) = host.logged
-    assert line == (
-        "[autotune] gpus names GPU-nowhere, which this host does not have; it has GPU 0 (GPU-0)."
-    )
-    assert tuning_job(host).decision.reason is not DecisionReason.NOT_ALLOWED
-
-
 @pytest.mark.parametrize("named", ["training", "unit:training"])
 def test_only_jobs_of_the_named_groups_are_tuned(named: str) -> None:
     host = Host(

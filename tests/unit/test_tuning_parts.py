@@ -323,9 +323,9 @@ def test_parabola_terms_are_nonnegative(times: tuple[float, float]) -> None:
         point(320_000, times[1], variance=1e-2),
     ]
     curve = fit_curve(points, TOP)
-    assert curve.linear >= 0
-    assert curve.square >= 0
-    assert curve.linear == 0 or curve.square == 0
+    assert curve.slowdown.linear >= 0
+    assert curve.slowdown.square >= 0
+    assert curve.slowdown.linear == 0 or curve.slowdown.square == 0
 
 
 # ------------------------------------------------------------------------------------ spending

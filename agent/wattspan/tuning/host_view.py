@@ -250,11 +250,6 @@ class HostView:
             return True
         return bool(self._names(device).intersection(gpus))
 
-    def unknown_gpus(self, gpus: Sequence[str]) -> tuple[str, ...]:
-        """The ``gpus`` that are neither UUID nor index of a GPU of this host."""
-        known = set().union(*map(self._names, self.gpu_indices))
-        return tuple(one for one in gpus if one not in known)
-
     def display_name(self, device: str) -> str:
         """A device's name for operators: with its index, if it is a GPU."""
         index = self.gpu_indices.get(device)

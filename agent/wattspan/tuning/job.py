@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.model import (
@@ -22,7 +23,6 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
-from wattspan.spans.values import Span
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import TunerState
 from wattspan.tuning.decisions.step import begin, step
@@ -34,20 +34,10 @@ from wattspan.tuning.decisions.values import (
     Observation,
     TunerPolicy,
     WorkloadKind,
-    WorkUnit,
 )
 from wattspan.tuning.host_view import DeviceSampler, HostView
-from wattspan.tuning.work_units import ReceivedSpans, WorkCounter
+from wattspan.tuning.work_units import JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
-
-_MAX_COMPUTE_SPANS = 4096
-"""Compute spans of ranks that wait for their unit of work."""
-
-_MAX_RECENT_UNITS = 2048
-"""Units that are recognised when a sender repeats them: several batches."""
-
-_MAX_FUTURE = SECOND
-"""Permitted distance of a unit's end ahead of the clock, for clocks that are corrected."""
 
 _FINAL_REASONS = frozenset(
     {
@@ -59,6 +49,9 @@ _FINAL_REASONS = frozenset(
     }
 )
 """Reasons against one knob that need not hold for another."""
+
+_FAILURES = frozenset({DecisionReason.OVER_BUDGET, DecisionReason.TAIL})
+"""Reasons of a release by which a certified setting fails."""
 
 _FAMILY_INTERVAL = 5 * SECOND
 
@@ -137,38 +130,44 @@ class CumulativeSavings:
         self._closed = self.saved, self.exploration, self.units
 
 
+class CertifiedStore(Protocol):
+    """Stores certified settings by fingerprint."""
+
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
+
+    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None: ...
+
+    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
+
+
 class TuningJob:
-    """Belongs to the tuner's thread."""
+    """Belongs to the tuner's thread. ``settings`` are None for a detected job."""
 
     def __init__(
         self,
-        name: str,
         service: str,
         span: str,
-        settings: TunedJobSettings,
+        settings: TunedJobSettings | None,
         policy: JobPolicy,
+        certified: CertifiedStore,
         *,
         kind: WorkloadKind,
-        detected: bool,
         now: Instant,
         savings: CumulativeSavings | None = None,
     ) -> None:
-        self.name, self.service, self.span = name, service, span
-        self._settings, self._job_policy = settings, policy
-        self._detected, self._kind = detected, kind
+        self.name, self.service, self.span = f"{service}/{span}", service, span
+        self._settings = settings or TunedJobSettings(service=service, span=span)
+        self._detected, self._kind = settings is None, kind
+        self._job_policy, self._certified = policy, certified
         self.ranks: dict[Consumer, int] = {}
-        self._work = WorkCounter(settings.work)
-        self._compute_times: OrderedDict[bytes, int] = OrderedDict()  # by id of the unit's span
+        self._units = JobUnits(span, self._settings)
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._members_read_at = 0
-        self._units: list[WorkUnit] = []
-        self._recent: OrderedDict[int, None] = OrderedDict()
         self._position = self._first = 0  # in ``knobs``: the present one, the first worth trying
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
         self._state: TunerState | None = None
-        self._policy = TunerPolicy()
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
@@ -177,52 +176,20 @@ class TuningJob:
         self._since = now
         self.last_alive = now.mono
         self.held: dict[CapKey, int] = {}  # by the capper, for this job
-        self.fingerprint: Fingerprint | None = None
+        self._fingerprint: Fingerprint | None = None
         self.ended = False
         self.decision = Decision(
             Move.DECLINE,
             DecisionReason.NO_SIGNAL,
-            f"The tuner waits for units of work of {name}.",
+            f"The tuner waits for units of work of {self.name}.",
         )
 
     # ------------------------------------------------------------------------------- units
 
     def add_spans(self, received: ReceivedSpans, now: int) -> None:
-        """Add the units of work among the spans of one of the job's processes.
-
-        Units that end in the future, or were received before, are ignored.
-        """
+        """Add the units of work among the spans of one of the job's processes."""
         rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
-        compute_name = self._settings.compute
-        if compute_name:  # first: in a batch, units may precede their parts
-            for span in received.spans:
-                if span.name == compute_name:
-                    self._add_compute_time(span)
-        for span, record in zip(received.spans, received.records, strict=True):
-            if span.name != self.span:
-                continue
-            if not span.start < span.end <= now + _MAX_FUTURE or self._is_repeated(span):
-                continue
-            work = self._work.of(span, record)
-            if work is not None:
-                compute = self._compute_times.pop(span.id, None) if compute_name else None
-                self._units.append(WorkUnit(span.start, span.end, work, rank, compute))
-
-    def _add_compute_time(self, span: Span) -> None:
-        times = self._compute_times
-        times[span.parent] = times.pop(span.parent, 0) + span.end - span.start
-        if len(times) > _MAX_COMPUTE_SPANS:
-            times.popitem(last=False)
-
-    def _is_repeated(self, span: Span) -> bool:
-        """True if the span was received before; senders repeat requests that were not answered."""
-        key = hash((span.trace, span.id))
-        if key in self._recent:
-            return True
-        self._recent[key] = None
-        if len(self._recent) > _MAX_RECENT_UNITS:
-            self._recent.popitem(last=False)
-        return False
+        self._units.add(received, rank, now)
 
     def keep_ranks(self, living: Collection[Consumer]) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
@@ -251,22 +218,14 @@ class TuningJob:
     @property
     def applied(self) -> bool:
         """True if decisions are applied; else they are advice."""
-        return self._policy.apply and self._state is not None
+        return self._state is not None and self._state.policy.apply
 
     @property
     def caps(self) -> dict[CapKey, int]:
         """The caps to hold now."""
-        if not self._policy.apply:
+        if not self.applied:
             return {}
         return {CapKey(self.knob, one): value for one, value in self.decision.caps.items()}
-
-    @property
-    def certified(self) -> CertifiedLevels | None:
-        """The certified setting, for the next run of the same job."""
-        return certified_levels(self._state) if self._state is not None else None
-
-    def identify(self, fingerprint: Fingerprint) -> None:
-        self.fingerprint = replace(fingerprint, service=self.service, span=self.span)
 
     def row(self) -> TuningRow:
         """The job's state for exporters, the API and the page."""
@@ -296,22 +255,22 @@ class TuningJob:
     def decide(
         self,
         host: HostView,
+        command: Callable[[Consumer], str],
         *,
         may_explore: bool,
-        recall: Callable[[TuningJob], CertifiedLevels | None],
         refusal: str = "",
     ) -> Decision:
         """Take the next step of the tuner; returns the decision that holds from now on.
 
-        ``refusal`` is a sentence why the job must not be tuned. ``recall`` looks up the setting
-        that was certified for the same job before.
+        ``command`` identifies the program of a process. ``refusal`` is a sentence why the job must
+        not be tuned.
         """
         declined: Decision | None = None
         if not self.ended:
             self._update_members(host)
-            declined = self._blocked(refusal, host) or self._prepare(host, recall)
+            declined = self._blocked(refusal, host) or self._prepare(host, command)
         if declined is not None or self._state is None:
-            self._units.clear()
+            self._units.drain()
             return self._set_decision(declined or self.decision, host.now)
         self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
         self._report = report(self._state)
@@ -395,9 +354,7 @@ class TuningJob:
             self._use_knob(0)  # the job's power may have changed since
         return None
 
-    def _prepare(
-        self, host: HostView, recall: Callable[[TuningJob], CertifiedLevels | None]
-    ) -> Decision | None:
+    def _prepare(self, host: HostView, command: Callable[[Consumer], str]) -> Decision | None:
         """Create a tuner for the job's devices, if they have changed; or the reason against it."""
         if self._state is None and not self.ranks:
             return self.decision
@@ -422,7 +379,7 @@ class TuningJob:
         apply = self._may_apply and host.trouble is None and all(map(host.is_usable, keys))
         ceilings = tuple(map(host.imposed_limit, keys))
         chosen = position, tuple(devices), apply, ceilings
-        present = self._position, self.devices, self._policy.apply, self._ceilings
+        present = self._position, self.devices, self.applied, self._ceilings
         if devices and self._state is not None and chosen == present:
             return None
         known = [
@@ -438,12 +395,14 @@ class TuningJob:
             )
         self._drop_tuner()
         self._position, self._ranges, self._ceilings = position, ranges, ceilings
-        self._policy = policy.tuner_policy(
-            self._settings, self._kind, self.knob, ranges, apply=apply
-        )
         now, settled = host.now.mono, host.energies.settled()
         self._sampler = DeviceSampler(self.knob, ranges, now, settled)
-        self._state = begin(self._policy, ranges, now=now, remembered=recall(self))
+        self._state = begin(
+            policy.tuner_policy(self._settings, self._kind, self.knob, ranges, apply=apply),
+            ranges,
+            now=now,
+            remembered=self._recall(host, command),
+        )
         return None
 
     def _lowest_rank(self, host: HostView, device: str, used: Mapping[str, set[Payer]]) -> int:
@@ -498,22 +457,53 @@ class TuningJob:
         self._ranges = ()
         self._round_ends = 0
 
+    # ------------------------------------------------------------------ certified settings
+
+    def _recall(self, host: HostView, command: Callable[[Consumer], str]) -> CertifiedLevels | None:
+        """The setting that was certified for the same job before."""
+        if self._fingerprint is None:
+            gpus = [one for one in host.snapshot.gpus if one.domain_id in self.devices]
+            leader = next(iter(self.ranks), None)
+            self._fingerprint = Fingerprint(
+                command=command(leader) if leader is not None else "",
+                model=gpus[0].model if gpus else "",
+                driver=gpus[0].driver if gpus else "",
+                devices=len(self.devices),
+                service=self.service,
+                span=self.span,
+            )
+        return self._certified.recall(self._fingerprint, self.knob)
+
+    def store_certified(self) -> None:
+        """Store the certified setting, if there is one, for the next run of the same job."""
+        setting = certified_levels(self._state) if self._state is not None else None
+        if setting is not None and self._fingerprint is not None:
+            self._certified.certified(self._fingerprint, self.knob, setting)
+
+    def store_result(self) -> None:
+        """Store the success or failure of a certified setting that a new decision reports."""
+        move, reason = self.decision.move, self.decision.reason
+        if reason is DecisionReason.CERTIFIED:
+            self.store_certified()
+        failed = move is Move.RELEASE and reason in _FAILURES
+        if failed and self._fingerprint is not None:
+            self._certified.failed(self._fingerprint, self.knob)
+
     # --------------------------------------------------------------------------- observation
 
     def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
-        units, self._units = sorted(self._units, key=lambda unit: unit.end), []
         vetoes = host.vetoes(self.knob, self.devices)
-        if self._work.invalid:
+        if self._units.invalid:
             vetoes.add(DecisionReason.BAD_WORK)
         keys = [CapKey(self.knob, one) for one in self.devices]
         if any(host.is_shared(key, self._members) for key in keys):
             vetoes.add(DecisionReason.SHARED)
-        if self._may_apply and self._policy.apply and host.trouble is not None:
+        if self._may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
         self._sampler.read_caps(host)
         return Observation(
             now=host.now.mono,
-            units=tuple(units),
+            units=tuple(self._units.drain()),
             energy=self._sampler.read_energy(host),
             in_force=self._sampler.in_force,
             since=self._sampler.changed,

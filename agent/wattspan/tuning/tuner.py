@@ -22,7 +22,6 @@ from wattspan.model import (
     DecisionReason,
     Failure,
     Instant,
-    Knob,
     Move,
     RecordedDecision,
     Snapshot,
@@ -33,9 +32,9 @@ from wattspan.model import (
     TuningState,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
-from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint, WorkloadKind
+from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import JobPolicy, TuningJob
+from wattspan.tuning.job import CertifiedStore, JobPolicy, TuningJob
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
@@ -55,8 +54,6 @@ HANG_TIMEOUT = 30 * SECOND
 MAX_JOBS = 64
 """Known jobs; ended ones are removed first, then new ones are ignored."""
 
-_FORGOTTEN_REASONS = frozenset({DecisionReason.OVER_BUDGET, DecisionReason.TAIL})
-
 Log = Callable[[str], None]
 
 
@@ -64,16 +61,6 @@ class DecisionStore(Protocol):
     """Stores each decision once."""
 
     def add(self, decided: RecordedDecision) -> object: ...
-
-
-class CertifiedStore(Protocol):
-    """Stores certified settings by fingerprint."""
-
-    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
-
-    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None: ...
-
-    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
 
 
 class Tuner:
@@ -114,7 +101,7 @@ class Tuner:
         self._trouble_text = ""
         self._trouble_log = RateLimitedLog(clock.monotonic, log, TROUBLE_LOG_INTERVAL)
         self._failures = RateLimitedLog(clock.monotonic, log)
-        self._checked_gpus = self._logged_full = False
+        self._logged_full = False
         self._accounts = TuningAccounts(settings.mode)
         self._completed_at: int | None = None
         self._pass_completed = False
@@ -173,7 +160,6 @@ class Tuner:
             self._rows,
             self._trouble,
         )
-        self._check_gpus(host)
         self._update_living(now)
         self._choose_explorer()
         for job in self._jobs.values():
@@ -184,7 +170,7 @@ class Tuner:
     def finish(self) -> None:
         """Restore every cap and store what was certified."""
         for job in self._jobs.values():
-            self._store_certified(job)
+            job.store_certified()
             job.held = {}
         if self._caps is not None:
             try:
@@ -218,13 +204,12 @@ class Tuner:
             return
         settings = matching_job(self._settings.job, service, span)
         self._jobs[name] = TuningJob(
-            name,
             service,
             span,
-            settings or TunedJobSettings(service=service, span=span),
+            settings,
             self._job_policy,
+            self._certified,
             kind=kind,
-            detected=settings is None,
             now=now,
             savings=previous.savings if previous is not None else None,
         )
@@ -253,7 +238,7 @@ class Tuner:
                 job.last_alive = now.mono
             if not job.ended and now.mono - job.last_alive > PROCESS_GONE_AFTER:
                 job.ended = True
-                self._store_certified(job)
+                job.store_certified()
 
     def _choose_explorer(self) -> None:
         """One job explores at a time, until it has finished exploring."""
@@ -264,18 +249,6 @@ class Tuner:
         start = jobs.index(explorer) + 1 if explorer in jobs else 0
         self._explorer = next((one for one in jobs[start:] + jobs[:start] if one.exploring), None)
 
-    def _check_gpus(self, host: HostView) -> None:
-        """Log once which configured GPUs do not exist, when GPUs are known."""
-        if self._checked_gpus or not host.gpu_indices:
-            return
-        self._checked_gpus = True
-        unknown = host.unknown_gpus(self._settings.gpus)
-        if unknown:
-            self._log(
-                f"[autotune] gpus names {', '.join(unknown)}, which this host does not have; "
-                f"it has {', '.join(map(host.display_name, host.gpu_indices))}."
-            )
-
     # ---------------------------------------------------------------------------- decisions
 
     def _step_job(self, job: TuningJob, host: HostView) -> None:
@@ -283,8 +256,8 @@ class Tuner:
         try:
             job.decide(
                 host,
+                self._command,
                 may_explore=self._explorer in (None, job),
-                recall=self._recall,
                 refusal=self._permissions.refusal(job.name, job.ranks),
             )
         except Exception as error:  # noqa: BLE001 - one job must not affect the others
@@ -297,14 +270,7 @@ class Tuner:
         self._decisions.add(
             RecordedDecision(host.now, job.name, job.decided_knob, decision, job.applied)
         )
-        if decision.reason is DecisionReason.CERTIFIED:
-            self._store_certified(job)
-        if (
-            decision.move is Move.RELEASE
-            and decision.reason in _FORGOTTEN_REASONS
-            and job.fingerprint is not None
-        ):
-            self._certified.failed(job.fingerprint, job.knob)
+        job.store_result()
 
     def _apply(self, job: TuningJob, now: Instant) -> None:
         """Let the capper hold the job's caps, or restore the limits."""
@@ -361,27 +327,6 @@ class Tuner:
         self._rows = {row.state.key: row for row in rows}
         if self._caps is not None:
             self._totals = self._caps.totals
-
-    # ------------------------------------------------------------------- certified settings
-
-    def _recall(self, job: TuningJob) -> CertifiedLevels | None:
-        if job.fingerprint is None:
-            gpus = [one for one in self._snapshot().gpus if one.domain_id in job.devices]
-            leader = next(iter(job.ranks), None)
-            job.identify(
-                Fingerprint(
-                    command=self._command(leader) if leader is not None else "",
-                    model=gpus[0].model if gpus else "",
-                    driver=gpus[0].driver if gpus else "",
-                    devices=len(job.devices),
-                )
-            )
-        assert job.fingerprint is not None  # noqa: S101 - identified above
-        return self._certified.recall(job.fingerprint, job.knob)
-
-    def _store_certified(self, job: TuningJob) -> None:
-        if job.certified is not None and job.fingerprint is not None:
-            self._certified.certified(job.fingerprint, job.knob, job.certified)
 
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.config import TunedJobSettings
@@ -16,7 +15,16 @@ from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span
 from wattspan.tuning.decisions.unit_detection import UnitDetector, majority_result
-from wattspan.tuning.decisions.values import WorkloadKind
+from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
+
+_MAX_COMPUTE_SPANS = 4096
+"""Compute spans of ranks that wait for their unit of work."""
+
+_MAX_RECENT_UNITS = 2048
+"""Units that are recognised when a sender repeats them: several batches."""
+
+_MAX_FUTURE = SECOND
+"""Permitted distance of a unit's end ahead of the clock, for clocks that are corrected."""
 
 MAX_WAITING_SPANS = 200_000
 """Spans in the queue; the oldest are dropped. The tuner has not run for minutes then."""
@@ -68,33 +76,80 @@ class ReceivedSpanQueue:
         return drained
 
 
-@dataclass(slots=True)
-class WorkCounter:
-    """Work of units by the configured attribute, and whether their counts are ``invalid``."""
+class JobUnits:
+    """The units of work of one job, from the spans of its processes."""
 
-    attribute: str
-    _invalid: deque[bool] = field(default_factory=lambda: deque(maxlen=_WORK_COUNT_UNITS))
+    def __init__(self, span: str, settings: TunedJobSettings) -> None:
+        self._span, self._settings = span, settings
+        self._units: list[WorkUnit] = []
+        self._compute_times: OrderedDict[bytes, int] = OrderedDict()  # by id of the unit's span
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._invalid: deque[bool] = deque(maxlen=_WORK_COUNT_UNITS)
 
-    def of(self, span: Span, record: SpanRecord) -> int | None:
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
+        """Add the units of one rank.
+
+        Units that end in the future, or were received before, are ignored.
+        """
+        compute_name = self._settings.compute
+        if compute_name:  # first: in a batch, units may precede their parts
+            for span in received.spans:
+                if span.name == compute_name:
+                    self._add_compute_time(span)
+        for span, record in zip(received.spans, received.records, strict=True):
+            if span.name != self._span:
+                continue
+            if not span.start < span.end <= now + _MAX_FUTURE or self._is_repeated(span):
+                continue
+            work = self._work(span, record)
+            if work is not None:
+                compute = self._compute_times.pop(span.id, None) if compute_name else None
+                self._units.append(WorkUnit(span.start, span.end, work, rank, compute))
+
+    def drain(self) -> list[WorkUnit]:
+        """Remove and return the units in the order of their ends."""
+        units, self._units = self._units, []
+        return sorted(units, key=lambda unit: unit.end)
+
+    @property
+    def invalid(self) -> bool:
+        """True if so many units have no valid work count that their durations mean nothing."""
+        return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
+
+    def _add_compute_time(self, span: Span) -> None:
+        times = self._compute_times
+        times[span.parent] = times.pop(span.parent, 0) + span.end - span.start
+        if len(times) > _MAX_COMPUTE_SPANS:
+            times.popitem(last=False)
+
+    def _is_repeated(self, span: Span) -> bool:
+        """True if the span was received before; senders repeat requests that were not answered."""
+        key = hash((span.trace, span.id))
+        if key in self._recent:
+            return True
+        self._recent[key] = None
+        if len(self._recent) > _MAX_RECENT_UNITS:
+            self._recent.popitem(last=False)
+        return False
+
+    def _work(self, span: Span, record: SpanRecord) -> int | None:
         """The work of one unit, at least 1; None if its span has no valid count.
 
         Attributes are counted in millionths: they may be fractions, and only ratios matter.
         """
-        if not self.attribute:
+        attribute = self._settings.work
+        if not attribute:
             return 1
         # Generating tokens takes much longer than reading them; without any, those read count.
-        tokens = span.tokens_out or span.tokens_in
-        work = tokens if self.attribute == "tokens" else record.work
+        work = (span.tokens_out or span.tokens_in) if attribute == "tokens" else record.work
         # In this order: every comparison with NaN is false.
         valid = work is not None and 0 < work < _MAX_WORK
         millionths = round(work * 1_000_000) if work is not None and valid else 0
         self._invalid.append(not millionths)
         return millionths or None
-
-    @property
-    def invalid(self) -> bool:
-        """True if so many units have no valid count that their durations mean nothing."""
-        return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
 
 
 def matching_job(

@@ -135,14 +135,13 @@ def add_energy(
         samples = samples._replace(points=_thinned(samples.points + tuple(points)))
     if not waiting:
         return _drop_used_points(samples) if points else samples, []
-    ready = [_with_energy(one, samples.points) for one in waiting]
-    count = 0
-    while count < len(ready) and (
-        ready[count] is not None or now - waiting[count].end > ENERGY_TIMEOUT
-    ):
-        count += 1
-    blocks = [ready[at] or waiting[at] for at in range(count)]
-    return _drop_used_points(samples._replace(waiting=tuple(waiting[count:]))), blocks
+    blocks: list[Block] = []
+    for block in waiting:
+        ready = _with_energy(block, samples.points)
+        if ready is None and now - block.end <= ENERGY_TIMEOUT:
+            break
+        blocks.append(ready or block)
+    return _drop_used_points(samples._replace(waiting=tuple(waiting[len(blocks) :]))), blocks
 
 
 def _run(

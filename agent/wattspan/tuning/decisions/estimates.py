@@ -62,17 +62,15 @@ def add_block(
     two uncapped ones around it, otherwise an uncapped run with two capped ones; no block is used
     twice.
     """
-    present = pairing.present
-    if present is not None and present.tail[-1].period == block.period:
-        if not _near(present.tail[-1], block):
-            return Pairing(present=BlockRun((block,), (block,), 1)), None
+    present, alone = pairing.present, BlockRun((block,), (block,), 1)
+    if present is None or not _near(present.tail[-1], block):
+        return Pairing(present=alone), None
+    if present.tail[-1].period == block.period:
         head = (*present.head, block) if present.count < 4 else present.head
         present = BlockRun(head, (*present.tail[-3:], block), present.count + 1)
         pairing = replace(pairing, present=present)
-    elif present is not None and _near(present.tail[-1], block):
-        pairing = Pairing(pairing.middle, present, BlockRun((block,), (block,), 1))
     else:
-        return Pairing(present=BlockRun((block,), (block,), 1)), None
+        pairing = Pairing(pairing.middle, present, alone)
     return _compare(pairing, top, reach, screening=screening)
 
 
@@ -263,65 +261,70 @@ class ResponsePoint(NamedTuple):
     variance: float
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCurve:
-    """Predictions for every level below ``origin``, at which caps have no effect yet."""
+class _Fit(NamedTuple):
+    """A parabola of the depth, and its corrections at each of the curve's levels."""
 
-    origin: float
     linear: float
     square: float
-    levels: tuple[float, ...]  # ascending, the origin last
     bends: tuple[float, ...]
-    power_linear: float = 0.0
-    power_square: float = 0.0
-    power_bends: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCurve:
+    """Predictions for every level below ``origin``, at which caps have no effect yet.
+
+    ``slowdown`` is the rise of the log time per work, ``relief`` the fall of the log power.
+    """
+
+    origin: float
+    levels: tuple[float, ...]  # ascending, the origin last
+    slowdown: _Fit
+    relief: _Fit
 
     def time(self, level: float) -> float:
         """The predicted log ratio of time per work."""
-        x = max(self.origin - level, 0.0) / self.origin
-        return max(self.linear * x + self.square * x * x + self._along(self.bends, level), 0.0)
+        return max(self._at(self.slowdown, level), 0.0)
 
     def power(self, level: float) -> float:
         """The predicted log ratio of mean power."""
-        x = max(self.origin - level, 0.0) / self.origin
-        fallen = self.power_linear * x + self.power_square * x * x
-        return self._along(self.power_bends, level) - fallen
+        return -self._at(self.relief, level)
 
-    def _along(self, values: tuple[float, ...], level: float) -> float:
-        levels = self.levels
+    def _at(self, fit: _Fit, level: float) -> float:
         if level >= self.origin:
             return 0.0
-        right = bisect_left(levels, level)
+        x = (self.origin - level) / self.origin
+        parabola = fit.linear * x + fit.square * x * x
+        right = bisect_left(self.levels, level)
         if right == 0:  # below every level that was tried
-            return values[0]
-        low, high = levels[right - 1], levels[right]
-        part = (level - low) / (high - low)
-        return values[right - 1] + part * (values[right] - values[right - 1])
+            return parabola + fit.bends[0]
+        low, high = self.levels[right - 1], self.levels[right]
+        before, after = fit.bends[right - 1], fit.bends[right]
+        return parabola + (before + (level - low) / (high - low) * (after - before))
 
 
 def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
     """The curve through ``points``; those at or above the origin are ignored."""
     used = sorted(point for point in points if point.level < origin)
     depths = [(origin - one.level) / origin for one in used]
-    weights = [1 / one.variance for one in used]
-    linear, square = _parabola(list(zip(depths, [one.time for one in used], weights, strict=True)))
-    falls = [-one.power for one in used]
-    power_linear, power_square = _parabola(list(zip(depths, falls, weights, strict=True)))
-    bends, power_bends = [], []
-    for x, one in zip(depths, used, strict=True):
-        weight = _CURVE_MODEL_ERROR**2 / (_CURVE_MODEL_ERROR**2 + one.variance)
-        bends.append(weight * (one.time - linear * x - square * x * x))
-        power_bends.append(weight * (one.power + power_linear * x + power_square * x * x))
+    variances = [one.variance for one in used]
     return ResponseCurve(
         origin,
-        linear,
-        square,
         (*(float(one.level) for one in used), origin),
-        (*bends, 0.0),
-        power_linear,
-        power_square,
-        (*power_bends, 0.0),
+        _fit(depths, [one.time for one in used], variances),
+        _fit(depths, [-one.power for one in used], variances),
     )
+
+
+def _fit(depths: Sequence[float], values: Sequence[float], variances: Sequence[float]) -> _Fit:
+    terms = list(zip(depths, values, variances, strict=True))
+    linear, square = _parabola([(x, value, 1 / variance) for x, value, variance in terms])
+    bends = [
+        _CURVE_MODEL_ERROR**2
+        / (_CURVE_MODEL_ERROR**2 + variance)
+        * (value - linear * x - square * x * x)
+        for x, value, variance in terms
+    ]
+    return _Fit(linear, square, (*bends, 0.0))
 
 
 def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

@@ -5,34 +5,12 @@ from __future__ import annotations
 import math
 
 from wattspan.model import DecisionReason, Move, Nanoseconds
-from wattspan.tuning.decisions import search
+from wattspan.tuning.decisions import report, safety, search
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
 from wattspan.tuning.decisions.ranks import RankSlack
-from wattspan.tuning.decisions.report import (
-    advice_decision,
-    decline_decision,
-    hold_decision,
-    probe_decision,
-    release_decision,
-)
-from wattspan.tuning.decisions.safety import (
-    comparison_impossible,
-    decline_and_pause,
-    latency_holds,
-    latency_missed,
-    release_and_pause,
-)
-from wattspan.tuning.decisions.search import (
-    MAX_CANDIDATES,
-    MIN_BASELINE_BLOCKS,
-    ProbePlan,
-    TunerPhase,
-    TunerState,
-    affordable,
-    block_time,
-    pair_deviation,
-    random_choice,
-)
+from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
+from wattspan.tuning.decisions.safety import decline_and_pause, release_and_pause
+from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, pairs_needed
 from wattspan.tuning.decisions.values import Observation
 
@@ -64,7 +42,7 @@ def decide(state: TunerState, observation: Observation) -> TunerState:
     if state.phase is not TunerPhase.HOLD:
         if not observation.may_explore:
             return _return_to_original(state, observation)
-        cause = comparison_impossible(state, observation.now)
+        cause = safety.comparison_impossible(state, observation.now)
         if cause is not None:
             return decline_and_pause(state, observation.now, *cause)
     if state.phase is TunerPhase.SCREEN:
@@ -106,7 +84,7 @@ def relearn(state: TunerState) -> TunerState:
     """Start anew: the job may have changed. What may still hold is kept."""
     estimates = Estimates(
         variance=state.estimates.variance,
-        blocks=MIN_BASELINE_BLOCKS - 2,
+        blocks=search.MIN_BASELINE_BLOCKS - 2,
         power=state.estimates.power,
     )
     shape = search.fitted_curve(state)
@@ -145,12 +123,12 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         return state
     if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
         return decline_and_pause(state, now, DecisionReason.NO_ROOM)
-    cause = comparison_impossible(state, now)
+    cause = safety.comparison_impossible(state, now)
     if cause is not None:
         decision = decline_decision(*cause)
         unchanged = state.decision.sentence == decision.sentence
         return state if unchanged else state._replace(decision=decision)
-    if estimates.blocks < MIN_BASELINE_BLOCKS:
+    if estimates.blocks < search.MIN_BASELINE_BLOCKS:
         if state.decision.reason is DecisionReason.BASELINE:
             return state
         return _probe(state, DecisionReason.BASELINE, state.top)
@@ -158,14 +136,14 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         return decline_and_pause(
             state, now, DecisionReason.NO_SIGNAL, "the energy of its devices is unknown"
         )
-    needed = pairs_needed(0.5 * state.budget, pair_deviation(state), state.error)
+    needed = pairs_needed(0.5 * state.budget, search.pair_deviation(state), state.error)
     if needed > _MAX_NEEDED_PAIRS:
         return decline_and_pause(state, now, DecisionReason.TOO_NOISY)
     if not policy.apply:
         if state.decision.reason is DecisionReason.ADVICE:
             return state
         first = state.resume_level or search.start_level(state)
-        return state._replace(decision=advice_decision(state, first, max(needed, 12.0)))
+        return state._replace(decision=report.advice_decision(state, first, max(needed, 12.0)))
     if not observation.may_explore:
         return _return_to_original(state, observation)
     if state.resume_level is not None:
@@ -197,7 +175,7 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
     elif not _compared(state):
         shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
         return state if shown else _probe(state, DecisionReason.SCREENING, level)
-    if not affordable(state, level, 2 * block_time(state), _SCREENING_SHARE):
+    if not search.affordable(state, level, 2 * search.block_time(state), _SCREENING_SHARE):
         return state
     return _probe(_request_level(state, now, level, 1), DecisionReason.SCREENING, level)
 
@@ -217,7 +195,7 @@ def _choose_candidate(state: TunerState, observation: Observation) -> TunerState
     if not _monotone(state):
         return decline_and_pause(state, now, DecisionReason.NOT_MONOTONE)
     lowest = levels[min(levels)]
-    if abs(lowest.power.mean) < 0.01 and lowest.time.mean < 0.01 + pair_deviation(state):
+    if abs(lowest.power.mean) < 0.01 and lowest.time.mean < 0.01 + search.pair_deviation(state):
         return decline_and_pause(state, now, DecisionReason.INERT)
     target = search.certifiable_slowdown(state, search.first_pairs(state))
     level = search.candidate(state, target)
@@ -229,7 +207,7 @@ def _choose_candidate(state: TunerState, observation: Observation) -> TunerState
 def _monotone(state: TunerState) -> bool:
     """True if no lower level was significantly faster than a higher one."""
     ordered = sorted(state.estimates.levels.items(), reverse=True)
-    deviation = pair_deviation(state)
+    deviation = search.pair_deviation(state)
     for position, (_, high) in enumerate(ordered):
         for _, low in ordered[position + 1 :]:
             error = deviation * math.sqrt(1 / high.time.n + 1 / low.time.n)
@@ -263,11 +241,11 @@ def _alternate(state: TunerState, observation: Observation, level: int) -> Tuner
         return _show_certification(
             _request_level(state, observation.now, state.top, search.free_blocks(state))
         )
-    duration = block_time(state)
-    state, extra = random_choice(state, 2)
+    duration = search.block_time(state)
+    state, extra = search.random_choice(state, 2)
     # The first certification should be early; later, only the cost of blocks matters.
     for blocks in (6, 4, 2) if state.certified is None else (14, 8, 4, 2):
-        if affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
+        if search.affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
             state = _request_level(state, observation.now, level, blocks + extra)
             break
     return _show_certification(state)
@@ -291,7 +269,7 @@ def _safety_release(state: TunerState, observation: Observation) -> TunerState |
     broken = time.lower(1 - state.policy.confidence) > state.budget
     if state.cusum.alarmed or (state.phase is TunerPhase.HOLD and broken):
         return _release_over_budget(state, observation)
-    if latency_missed(state):
+    if safety.latency_missed(state):
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
     if state.phase is TunerPhase.HOLD and state.level_shift.changed:
         return _restart_for_changed_job(state, observation)
@@ -310,7 +288,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
         return _alternate(state, observation, level)
     state = state._replace(judged_pairs=time.n)
     certain = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
-    if certain and latency_holds(state, level) and search.step_time_certified(state, level):
+    if certain and safety.latency_holds(state, level) and search.step_time_certified(state, level):
         return _certified(state, observation, level)
     if time.n >= 6:
         mean, error = search.expected_slowdown(state, level)
@@ -346,7 +324,7 @@ def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
     level = state.chosen
     state = state._replace(failed_candidates=state.failed_candidates + 1)
     following = None
-    if state.certified is None and state.failed_candidates < MAX_CANDIDATES:
+    if state.certified is None and state.failed_candidates < search.MAX_CANDIDATES:
         pairs = max(search.first_pairs(state), state.judged_pairs)
         above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
         following = search.candidate(state, search.certifiable_slowdown(state, pairs), above)
@@ -412,9 +390,9 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     if state.plan.level == state.top != level:
         if not complete:
             return state
-        state, extra = random_choice(state, 4)
+        state, extra = search.random_choice(state, 4)
         state = _request_level(state, now, level, _hold_blocks(state) + extra)
-        return state._replace(decision=hold_decision(state, level, estimate))
+        return state._replace(decision=report.hold_decision(state, level, estimate))
     suspected = state.level_shift.suspected or state.cusum.suspicious
     soon = suspected and state.samples.full_blocks >= 3 and state.samples.level == level
     if state.plan.level != level or complete or soon:
@@ -422,7 +400,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         return _probe(state, DecisionReason.SENTINEL, level)
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
         return state
-    return state._replace(decision=hold_decision(state, level, estimate))
+    return state._replace(decision=report.hold_decision(state, level, estimate))
 
 
 def _hold_blocks(state: TunerState) -> int:
@@ -437,9 +415,9 @@ def _hold_blocks(state: TunerState) -> int:
 def _lower_candidate(state: TunerState) -> int | None:
     """A lower level worth certifying, now that more is known."""
     level = state.certified
-    if level is None or state.failed_candidates >= MAX_CANDIDATES or level <= state.ladder.bottom:
+    if level is None or level <= state.ladder.bottom or level in state.ladder.lowered:
         return None
-    if level in state.ladder.lowered or state.refinements >= _MAX_REFINEMENTS:
+    if state.failed_candidates >= search.MAX_CANDIDATES or state.refinements >= _MAX_REFINEMENTS:
         return None
     time = state.estimates.at(level).time
     if time.n < state.refined_pairs + _REFINE_PAIRS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.model import SECOND, DecisionReason
+from wattspan.model import SECOND, Decision, DecisionReason
 from wattspan.tuning.decisions.report import decline_decision, release_decision
 from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.serving import ServingComparison
@@ -72,15 +72,9 @@ def _pause(state: TunerState, now: int, reason: DecisionReason, rest_until: int)
     """Release until ``rest_until``; a certified level is certified again afterwards."""
     level = state.plan.level
     released = level if level != state.top else state.held or level
-    return state._replace(
-        phase=TunerPhase.REST,
-        plan=ProbePlan(state.top, 1),
-        previous_level=level,
-        requested_at=now,
-        decision=release_decision(state, reason, released),
-        rest_until=rest_until,
-        resume_level=state.certified if state.certified is not None else state.resume_level,
-    )
+    decision = release_decision(state, reason, released)
+    resume_level = state.certified if state.certified is not None else state.resume_level
+    return _rest(state, now, rest_until, decision)._replace(resume_level=resume_level)
 
 
 def decline_and_pause(
@@ -88,17 +82,20 @@ def decline_and_pause(
 ) -> TunerState:
     """End the search for a long time, because the reason will hardly change soon."""
     pause = state.policy.dwell << min(state.retries + 1, _MAX_PAUSE_DOUBLINGS)
+    state = _rest(state, now, now + pause, decline_decision(reason, cause))
+    return state._replace(
+        retries=state.retries + 1, resume_level=None, candidate=None, certified=None
+    )
+
+
+def _rest(state: TunerState, now: int, until: int, decision: Decision) -> TunerState:
     return state._replace(
         phase=TunerPhase.REST,
         plan=ProbePlan(state.top, 1),
         previous_level=state.plan.level,
         requested_at=now,
-        decision=decline_decision(reason, cause),
-        rest_until=now + pause,
-        retries=state.retries + 1,
-        resume_level=None,
-        candidate=None,
-        certified=None,
+        decision=decision,
+        rest_until=until,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND
@@ -58,30 +59,20 @@ class DetectionResult(NamedTuple):
     rare: frozenset[str] = frozenset()
 
 
+@dataclass(slots=True)
 class _NameStatistics:
     """Sums over all spans of one name."""
 
-    __slots__ = (
-        "end",
-        "first",
-        "inside",
-        "overlapped",
-        "overlaps",
-        "spans",
-        "squares",
-        "start",
-        "time",
-    )
-
-    def __init__(self, start: int) -> None:
-        self.first = start
-        self.start = self.end = start  # of the span that ended last
-        self.spans = 0
-        self.time = 0
-        self.squares = 0.0  # of durations in seconds: large integers are slow
-        self.overlaps = 0
-        self.overlapped = 0
-        self.inside: dict[str, list[int]] = {}  # by outer name: spans outside of it, inside of it
+    first: int
+    start: int = 0  # of the span that ended last
+    end: int = 0
+    spans: int = 0
+    time: int = 0
+    squares: float = 0.0  # of durations in seconds: large integers are slow
+    overlaps: int = 0
+    overlapped: int = 0
+    inside: dict[str, list[int]] = field(default_factory=dict)
+    """By outer name: spans outside of it, inside of it."""
 
     @property
     def mean(self) -> float:
@@ -131,7 +122,7 @@ class UnitDetector:
         if stats is None:
             if len(self._names) >= MAX_NAMES:
                 return
-            stats = self._names[name] = _NameStatistics(start)
+            stats = self._names[name] = _NameStatistics(start, start, start)
         spans = stats.spans
         if spans < _FULLY_OBSERVED or not spans & _SAMPLING_MASK:
             self._observe_nesting(name, stats, start, end)
