@@ -162,9 +162,7 @@ def test_names_are_sanitised_in_terminal_and_log(name: str) -> None:
     console = Console(width=200, height=60, color_system=None)
     with console.capture() as captured:
         console.print(
-            render_snapshot(
-                document(snapshot), ViewOptions(width=200, height=60, notice=name, note=name)
-            )
+            render_snapshot(document(snapshot), ViewOptions(width=200, height=60, notice=name))
         )
     assert "held down" in captured.get()
     assert not CONTROL.search(captured.get())

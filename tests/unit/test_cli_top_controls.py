@@ -25,24 +25,11 @@ def test_key_s_cycles_through_the_orders() -> None:
         SortKey.NAME,
         SortKey.WATTS,
     ]
-    assert typed(ViewOptions(), "s", "S") == ViewOptions()
 
 
-def test_spans_cannot_be_sorted_by_watts() -> None:
-    spans = ViewOptions(by=ViewSection.SPAN)
-    assert spans.order is SortKey.JOULES
-    assert [typed(spans, *"s" * n).order for n in range(3)] == [
-        SortKey.JOULES,
-        SortKey.NAME,
-        SortKey.JOULES,
-    ]
-    assert typed(spans, "s", "S").order is SortKey.JOULES
-    assert typed(spans, "tab").order is SortKey.WATTS
-
-
-def test_tab_and_backtab_cycle_through_the_sections() -> None:
+def test_tab_cycles_through_the_sections() -> None:
     assert typed(ViewOptions(), "tab").by is ViewSection.PROCESS
-    assert typed(ViewOptions(), "tab", "backtab") == ViewOptions()
+    assert typed(ViewOptions(), *["tab"] * len(ViewSection)) == ViewOptions()
 
 
 def test_filter_is_typed_and_kept() -> None:

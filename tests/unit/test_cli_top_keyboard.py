@@ -15,7 +15,7 @@ from wattspan.cli.top.controls import Keyboard, decode
         ("\x1bOA", ["up"]),
         ("\x1b[5~x", ["pageup", "x"]),
         ("\x1b", ["escape"]),
-        ("\x1b[Z\t\r", ["backtab", "tab", "enter"]),
+        ("\t\r", ["tab", "enter"]),
         ("é/", ["é", "/"]),
         ("\x1b[1;5C", []),
         ("\x1b[", []),

@@ -187,7 +187,7 @@ def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) 
             keys=keys,
             interval=SECOND,
             running=lambda: not agent.wait(0) and left(PRINT_INTERVAL) > 0,
-            note=lambda: f"{where}  Running jobs: {jobs}.",
+            notice=lambda: f"{where}  Running jobs: {jobs}.",
         )
 
 

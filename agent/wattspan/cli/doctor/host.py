@@ -69,8 +69,6 @@ def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Fi
             f"{powercap} is missing: the kernel offers no CPU energy counters",
             "Load intel_rapl_msr; a kernel built without CONFIG_POWERCAP has none.",
         )
-    if (root / "sys/bus/event_source/devices/power").is_dir():
-        yield note("perf", "the kernel has energy events as well; wattspan does not use them")
 
 
 def capabilities(root: Path = Path("/")) -> list[str]:

@@ -47,20 +47,7 @@ class ViewOptions:
     editing: bool = False  # typed characters go into the filter
     help: bool = False
     brief: bool = False  # without a height: only the largest rows
-    notice: str = ""  # a warning above the figures
-    note: str = ""  # information above the figures
-
-    @property
-    def sorts(self) -> list[SortKey]:
-        """The possible orders of the rows; spans have no watts."""
-        return [
-            sort for sort in SortKey if self.by is not ViewSection.SPAN or sort is not SortKey.WATTS
-        ]
-
-    @property
-    def order(self) -> SortKey:
-        """The order of the rows."""
-        return self.sort if self.sort in self.sorts else SortKey.JOULES
+    notice: str = ""  # a line above the figures
 
 
 def handle_key(options: ViewOptions, key: str) -> ViewOptions | None:
@@ -75,13 +62,9 @@ def handle_key(options: ViewOptions, key: str) -> ViewOptions | None:
         case "q" | "Q":
             return None
         case "s":
-            return replace(options, sort=_next(options.sorts, options.order), offset=0)
-        case "S":
-            return replace(options, sort=_next(options.sorts[::-1], options.order), offset=0)
+            return replace(options, sort=_next(list(SortKey), options.sort), offset=0)
         case "tab":
             return replace(options, by=_next(list(ViewSection), options.by), offset=0)
-        case "backtab":
-            return replace(options, by=_next(list(ViewSection)[::-1], options.by), offset=0)
         case "/":
             return replace(options, editing=True)
         case "escape":
@@ -119,7 +102,7 @@ def _next(choices: list[E], present: E) -> E:
 _SEQUENCES = {
     "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down",
     "\x1b[5~": "pageup", "\x1b[6~": "pagedown", "\x1b[H": "home", "\x1b[1~": "home",
-    "\x1b[Z": "backtab", "\x1b": "escape", "\t": "tab", "\r": "enter", "\n": "enter",
+    "\x1b": "escape", "\t": "tab", "\r": "enter", "\n": "enter",
     "\x7f": "backspace", "\x08": "backspace", "\x03": "ctrl-c", "\x04": "ctrl-d",
 }  # fmt: skip
 

@@ -184,11 +184,7 @@ def _notices(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rende
     if document.emulated:
         yield Text(f" {BANNER} ", style="bold reverse magenta", no_wrap=True, overflow="ellipsis")
     if options.notice:
-        yield Text(
-            printable(f"! {options.notice}"), style="bold yellow", no_wrap=True, overflow="ellipsis"
-        )
-    if options.note:
-        yield Text(printable(options.note), no_wrap=True, overflow="ellipsis")
+        yield Text(printable(options.notice), style="bold", no_wrap=True, overflow="ellipsis")
 
 
 # ---------------------------------------------------------------------------- below the tables
@@ -230,7 +226,7 @@ def _keys(options: ViewOptions) -> Iterator[RenderableType]:
     if options.editing:
         yield Text(f"/{options.filter}_   enter keeps it, escape clears it", style="reverse")
     elif options.keys:
-        parts = f"q quit   tab {options.by}   s {options.order}   / filter   ? help"
+        parts = f"q quit   tab {options.by}   s {options.sort}   / filter   ? help"
         if options.filter:
             parts += f"   only {options.filter!r}"
         yield Text(parts, style="reverse", no_wrap=True, overflow="ellipsis")
@@ -249,7 +245,6 @@ def watch(
     interval: int,
     running: Callable[[], bool] = lambda: True,
     notice: Callable[[], str] = lambda: "",
-    note: Callable[[], str] = lambda: "",
 ) -> None:
     """Show ``view`` every ``interval`` nanoseconds, until a key quits or ``running`` ends.
 
@@ -260,7 +255,7 @@ def watch(
             document = view()
             due = clock.monotonic() + interval
             while True:
-                shown = fit_to_console(replace(options, note=note()), console, notice())
+                shown = fit_to_console(options, console, notice())
                 screen.update(render_snapshot(document, shown), refresh=True)
                 typed = keys.wait((due - clock.monotonic()) / 1e9)
                 for key in typed:
@@ -279,7 +274,7 @@ def fit_to_console(options: ViewOptions, console: Console, notice: str = "") -> 
         width=console.width,
         height=console.height if console.is_terminal else None,
         keys=console.is_terminal,
-        notice=notice or options.notice,
+        notice=notice,
     )
 
 
