@@ -1,7 +1,7 @@
 // The page: polls the agent and draws each section independently of the others.
 
 import { byId, html, keep, set, write } from "./page/elements.js";
-import { Drawing, Readout } from "./page/drawing.js";
+import { Drawing, showReadout } from "./page/drawing.js";
 import * as figures from "./page/figures.js";
 import { split, analyse } from "./page/flow.js";
 import { List } from "./page/list.js";
@@ -9,7 +9,7 @@ import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { drawAgent, drawFigures, drawHealth } from "./page/summary.js";
 import { devicesOf, devicesTable, spansTable } from "./page/tables.js";
-import { Tuner } from "./page/tuner.js";
+import { drawTuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without a response until the page reports it
 const OLD = 15; // seconds: largest age of figures that are not reported as old
@@ -21,16 +21,14 @@ let answered = performance.now(); // time of the last response, or of the return
 let flow = null; // the displayed flow: now, or the last hour
 let selected = null; // the node with displayed figures
 
-const readout = new Readout(byId("readout"), byId("told"));
 const drawing = new Drawing(byId("drawing"), (node, chosen) => {
   selected = node;
-  readout.show(node, flow, chosen);
+  showReadout(node, flow, chosen);
 });
-const list = new List(byId("list"));
-const power = new Power(byId("power"), byId("power-readout"));
+const list = new List();
+const power = new Power();
 const devices = devicesTable(byId("devices"));
 const spans = spansTable(byId("spans"));
-const tuner = new Tuner(byId("tuner"), byId("tuner-mode"));
 
 function drawHead() {
   write(byId("host"), figures.name(data.snapshot.host_name, 80));
@@ -79,7 +77,7 @@ const parts = [
   () => power.draw(data.power, room("power-title")),
   () => devices.draw(devicesOf(data.snapshot)),
   () => spans.draw(data.hour_spans),
-  () => tuner.draw(data.snapshot.tuning),
+  () => drawTuner(data.snapshot.tuning),
   () => drawHealth(byId("health"), data.snapshot.sources),
   () => drawAgent(byId("agent"), data.snapshot.agent, data.agent_cpu),
   drawAge,
@@ -126,7 +124,7 @@ for (const choice of [byId("stretch"), byId("form")]) {
   choice.addEventListener("change", () => {
     if (!data) return;
     drawFlow();
-    readout.show(selected, flow, false);
+    showReadout(selected, flow, false);
   });
 }
 

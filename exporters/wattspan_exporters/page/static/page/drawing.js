@@ -1,6 +1,6 @@
 // The flow as a drawing: bars and ribbons, kept by id so that changes are animated.
 
-import { html, keep, set, svg, write } from "./elements.js";
+import { byId, keep, set, svg, write } from "./elements.js";
 import * as figures from "./figures.js";
 import { TITLES, paths } from "./flow.js";
 import { NODE, Order, layout } from "./layout.js";
@@ -202,40 +202,26 @@ const LAYER_NAMES = {
   group: "group", process: "process", span: "span",
 };
 
-
 function description(node, total) {
   const portion = figures.share(node.watts, total);
   return `${label(node)}, ${LAYER_NAMES[node.layer]}: ${figures.watts(node.watts)}, ${portion} of the host`;
 }
 
 /** The sentence above the drawing: exact figures of one node, or a hint. */
-export class Readout {
-  constructor(parent, live) {
-    this.parent = parent;
-    this.live = live;
-    this.name = html("bdi", { class: "name" });
-    this.facts = html("span");
-    parent.append(this.name, " ", this.facts);
-  }
-
-  show(node, flow, chosen) {
-    if (!node) {
-      write(this.name, "");
-      write(this.facts, "Hover over a bar, tap it, or reach it with Tab and the arrow keys for its exact figures.");
-      if (chosen) write(this.live, "");
-      return;
-    }
+export function showReadout(node, flow, chosen) {
+  let facts = ["Hover over a bar, tap it, or reach it with Tab and the arrow keys for its exact figures."];
+  if (node) {
     // Watts are energy divided by its own time, which differs slightly from the displayed period.
     const lasted = node.watts > 0 ? node.joules / node.watts : flow.seconds;
-    const facts = [
+    facts = [
       node.detail && node.detail !== node.name ? figures.name(node.detail, 80) : LAYER_NAMES[node.layer],
       figures.watts(node.watts),
       `${figures.joules(node.joules)} in ${figures.duration(lasted)}`,
       `${figures.share(node.watts, flow.total)} of the host`,
       node.provenance,
     ].filter((fact, index, all) => fact && all.indexOf(fact) === index);
-    write(this.name, label(node));
-    write(this.facts, facts.join(" · "));
-    if (chosen) write(this.live, `${label(node)}: ${facts.join(", ")}`);
   }
+  write(byId("readout-name"), node ? label(node) : "");
+  write(byId("readout-facts"), facts.join(" · "));
+  if (chosen) write(byId("told"), node ? `${label(node)}: ${facts.join(", ")}` : "");
 }

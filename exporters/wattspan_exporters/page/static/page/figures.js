@@ -6,16 +6,19 @@ const PREFIXES = [
 const UNKNOWN = "–";
 const SPACE = "\u00a0"; // between figure and unit
 
+/** `format` for known values, a dash for null. */
+const known = (format) => (value, ...more) =>
+  (value === null || value === undefined ? UNKNOWN : format(value, ...more));
+
 /** 1234.5, "W" -> "1.23 kW"; values from 1 up to `plain` have no prefix. */
-export function si(value, unit, plain = 1) {
-  if (value === null || value === undefined) return UNKNOWN;
+export const si = known((value, unit, plain = 1) => {
   const size = Math.abs(value);
   if (size === 0) return `0${SPACE}${unit}`;
   if (size >= 1 && size < plain) return `${digits(value)}${SPACE}${unit}`;
   const rounded = Number(size.toPrecision(3));
   const [scale, prefix] = PREFIXES.find(([limit]) => rounded >= limit) ?? PREFIXES.at(-1);
   return `${digits(value / scale)}${SPACE}${prefix}${unit}`;
-}
+});
 
 function digits(value) {
   const size = Math.abs(value);
@@ -24,12 +27,10 @@ function digits(value) {
 }
 
 /** Watts to a tenth below a hundred, whole above: the resolution of counters within seconds. */
-export function watts(value) {
-  if (value === null || value === undefined) return UNKNOWN;
-  if (value >= 9999.5) return si(value, "W");
-  if (value < 0.05) return si(value, "W");
+export const watts = known((value) => {
+  if (value >= 9999.5 || value < 0.05) return si(value, "W");
   return `${value.toFixed(value < 99.95 ? 1 : 0)}${SPACE}W`;
-}
+});
 
 export const joules = (value) => si(value, "J", 1000);
 
@@ -42,23 +43,15 @@ export function share(part, whole) {
 }
 
 /** A fraction as a percentage with one digit; null is unknown. */
-export function percent(fraction) {
-  return fraction === null || fraction === undefined
-    ? UNKNOWN
-    : `${(100 * fraction).toFixed(1)}${SPACE}%`;
-}
+export const percent = known((fraction) => `${(100 * fraction).toFixed(1)}${SPACE}%`);
 
-export const celsius = (value) =>
-  value === null || value === undefined ? UNKNOWN : `${Math.round(value)}${SPACE}°C`;
+export const celsius = known((value) => `${Math.round(value)}${SPACE}°C`);
 
-export function count(value) {
-  if (value === null || value === undefined) return UNKNOWN;
-  return value < 1e5 ? value.toLocaleString("en").replaceAll(",", SPACE) : si(value, "").trim();
-}
+export const count = known((value) =>
+  (value < 1e5 ? value.toLocaleString("en").replaceAll(",", SPACE) : si(value, "").trim()));
 
 /** 75 -> "75 s", 3600 -> "1 h", 4500 -> "1 h 15 min". */
-export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return UNKNOWN;
+export const duration = known((seconds) => {
   if (seconds < 1) return si(seconds, "s");
   if (seconds < 10) return `${Number(seconds.toFixed(1))}${SPACE}s`;
   if (seconds < 99.5) return `${Math.round(seconds)}${SPACE}s`;
@@ -67,23 +60,20 @@ export function duration(seconds) {
   const [hours, rest] = [Math.floor(minutes / 60), minutes % 60];
   if (hours >= 48) return `${Math.floor(hours / 24)}${SPACE}d`;
   return rest ? `${hours}${SPACE}h ${rest}${SPACE}min` : `${hours}${SPACE}h`;
-}
+});
 
 /** Durations of calls; short ones keep their digits. */
 export const seconds = (value) =>
   value !== null && value < 100 ? si(value, "s") : duration(value);
 
-export function bytes(value) {
-  return value === null ? UNKNOWN : `${Math.round(value / 2 ** 20)}${SPACE}MiB`;
-}
+export const bytes = known((value) => `${Math.round(value / 2 ** 20)}${SPACE}MiB`);
 
 /** An amount of money; small amounts keep two digits. */
-export function money(value, currency) {
-  if (value === null || value === undefined) return UNKNOWN;
+export const money = known((value, currency) => {
   const small = Math.abs(value) > 0 && Math.abs(value) < 0.1;
   const shown = small ? Number(value.toPrecision(2)).toString() : value.toFixed(2);
   return `${shown}${SPACE}${currency}`;
-}
+});
 
 export function clock(unix, withSeconds = false) {
   const options = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
@@ -93,8 +83,8 @@ export function clock(unix, withSeconds = false) {
 
 /** A name of bounded length, never empty. */
 export function name(text, length = 120) {
-  const said = text.trim() || "(no name)";
-  return said.length > length ? short(said, length) : said;
+  const shown = text.trim() || "(no name)";
+  return shown.length > length ? short(shown, length) : shown;
 }
 
 /** A sentence of bounded length. */

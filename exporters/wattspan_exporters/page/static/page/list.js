@@ -1,6 +1,6 @@
 // The flow as nested lists with bars.
 
-import { html, keep, set, style, write } from "./elements.js";
+import { byId, html, keep, set, style, write } from "./elements.js";
 import * as figures from "./figures.js";
 import { label } from "./drawing.js";
 import { KINDS, LAYERS, atLayer, parts } from "./flow.js";
@@ -8,27 +8,16 @@ import { Order } from "./layout.js";
 
 export class List {
   #order = new Order();
-  #from = html("ul", { class: "tree" });
-  #to = html("ul", { class: "tree" });
-
-  constructor(parent) {
-    parent.append(
-      html("h3", { id: "list-from" }, "Power of devices"), this.#from,
-      html("h3", { id: "list-to" }, "Power by group and process"), this.#to,
-    );
-    set(this.#from, { "aria-labelledby": "list-from" });
-    set(this.#to, { "aria-labelledby": "list-to" });
-  }
 
   draw(flow) {
     const entry = (node, watts = node.watts) => ({ node, watts, total: flow.total });
     const devices = this.#order.of("device", atLayer(flow, "device"), flow.total);
-    this.#fill(this.#from, devices.map((node) => ({
+    this.#fill(byId("devices-tree"), devices.map((node) => ({
       ...entry(node), parts: ofDevice(node), children: [],
     })));
     const groups = this.#order.of("group", atLayer(flow, "group"), flow.total);
     const ends = atLayer(flow, "type").filter((node) => node.layer === "rest");
-    this.#fill(this.#to, [
+    this.#fill(byId("groups-tree"), [
       ...groups.map((node) => this.#entry(entry(node), flow)),
       ...ends.map((node) => ({ ...entry(node), parts: parts(node), children: [] })),
     ]);

@@ -13,17 +13,11 @@ export class Power {
   #seen = "";
   #kind = ""; // the devices of the plot
   #plot = null;
-  #parent = html("div", { "aria-hidden": "true" });
-  #slider = html("div", {
-    class: "chart", role: "slider", tabindex: 0, "aria-label": "Power at a time", "aria-valuemin": 0,
-  }, this.#parent);
-  #legend = html("ul", { class: "legend", "aria-label": "Power of each device" });
-  #when = html("span", { class: "name" });
-  #total = html("span");
+  #parent = byId("plot");
+  #slider = byId("chart");
+  #legend = byId("legend");
 
-  constructor(parent, readout) {
-    parent.append(this.#slider, this.#legend);
-    readout.append(this.#when, " ", this.#total);
+  constructor() {
     this.#slider.addEventListener("blur", () => this.#move(null));
     this.#slider.addEventListener("keydown", (event) => this.#key(event));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#plot?.redraw());
@@ -91,24 +85,14 @@ export class Power {
   }
 
   #hatch(plot) {
-    const { ctx: pen, bbox } = plot;
+    const pen = plot.ctx;
     pen.save();
     pen.globalAlpha = 0.5;
-    pen.strokeStyle = getComputedStyle(this.#parent).color;
+    pen.fillStyle = pen.createPattern(hatchTile(getComputedStyle(this.#parent).color), "repeat");
     for (const { from, to } of this.#data.gaps) {
       const [left, right] = [this.#data.times[from] - this.#data.step, this.#data.times[to]]
         .map((time) => plot.valToPos(time, "x", true));
-      pen.save();
-      pen.beginPath();
-      pen.rect(left, bbox.top, Math.max(2, right - left), bbox.height);
-      pen.clip();
-      pen.beginPath();
-      for (let x = left - bbox.height; x < right; x += 8) {
-        pen.moveTo(x, bbox.top + bbox.height);
-        pen.lineTo(x + bbox.height, bbox.top);
-      }
-      pen.stroke();
-      pen.restore();
+      pen.fillRect(left, plot.bbox.top, Math.max(2, right - left), plot.bbox.height);
     }
     pen.restore();
   }
@@ -137,8 +121,8 @@ export class Power {
     const time = figures.clock(times[place], true);
     const sum = known.length ? `${unknown ? "at least " : ""}${figures.watts(total)}` : "no figure";
     const missing = unknown ? ` (${unknown} of ${series.length} devices without a figure)` : "";
-    write(this.#when, time);
-    write(this.#total, `${sum} in total${missing}`);
+    write(byId("power-time"), time);
+    write(byId("power-total"), `${sum} in total${missing}`);
     set(this.#slider, {
       "aria-valuemax": length - 1, "aria-valuenow": place,
       "aria-valuetext": `${time}: ${sum} in total${missing}`,
@@ -165,6 +149,15 @@ export class Power {
     this.#move(to === null ? null : Math.min(last, Math.max(0, to)));
     event.preventDefault();
   }
+}
+
+/** A square of 8 pixels with a diagonal line. */
+function hatchTile(colour) {
+  const tile = new OffscreenCanvas(8, 8);
+  const pen = tile.getContext("2d");
+  pen.fillStyle = colour;
+  for (let x = 0; x < 8; x += 1) pen.fillRect(x, 7 - x, 1, 1);
+  return tile;
 }
 
 /** The upper edges of the areas; null where the device is unknown. */

@@ -1,26 +1,16 @@
 // The tuner: state, decision and slowdown of each job.
 
-import { html, keep, set, svg, write } from "./elements.js";
+import { byId, html, keep, set, svg, write } from "./elements.js";
 import * as figures from "./figures.js";
 
 const WIDE = 220;
 
-export class Tuner {
-  #jobs = html("ul", { class: "jobs" });
-  #note = html("p", { class: "note" });
-
-  constructor(parent, mode) {
-    this.mode = mode;
-    parent.append(this.#note, this.#jobs);
-  }
-
-  draw(tuning) {
-    write(this.mode, tuning.mode);
-    set(this.mode, { class: `badge ${tuning.mode}` });
-    write(this.#note, note(tuning));
-    this.#note.hidden = !this.#note.textContent;
-    keep(this.#jobs, tuning.jobs, (job) => `${job.job} ${job.knob}`, makeJob, update);
-  }
+export function drawTuner(tuning) {
+  write(byId("tuner-mode"), tuning.mode);
+  set(byId("tuner-mode"), { class: `badge ${tuning.mode}` });
+  write(byId("tuner-note"), note(tuning));
+  byId("tuner-note").hidden = !byId("tuner-note").textContent;
+  keep(byId("jobs"), tuning.jobs, (job) => `${job.job} ${job.knob}`, makeJob, update);
 }
 
 function note({ mode, jobs, capper }) {
