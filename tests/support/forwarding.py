@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
 import threading
 from collections import deque
@@ -182,7 +181,7 @@ class HangingSpool(Spool):
 def kill(disk: AsyncSpool) -> None:
     """End the spooling process after all writes; data in the kernel is lost."""
     disk._writer.close(60)
-    os.close(disk._spool._lock)
+    disk._spool._lock.release()
     for segment in disk._spool._segments:
         segment.close()
 

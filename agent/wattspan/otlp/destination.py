@@ -25,17 +25,16 @@ class Signal(NamedTuple):
     """One kind of telemetry.
 
     ``name`` identifies its export in the agent's health, ``things`` is its noun in messages.
-    ``path`` and ``method`` belong to OTLP/HTTP and OTLP/gRPC, ``rejected`` is the field of a
-    response in JSON. ``patience`` tells the operator what happens while the collector is
-    unavailable, ``loss`` what happens to items left at the end. A message is repeated after
-    ``quiet`` nanoseconds at the earliest. ``address`` and ``headers`` are settings in ``table``.
+    ``path`` and ``method`` belong to OTLP/HTTP and OTLP/gRPC. ``patience`` is the state of items
+    while the collector is unavailable, ``loss`` that of items left at the end. A message is
+    repeated after ``quiet`` nanoseconds at the earliest. ``address`` and ``headers`` are settings
+    in ``table``.
     """
 
     name: str
     things: str
     path: str
     method: str
-    rejected: str
     patience: str
     loss: str
     quiet: int
@@ -64,7 +63,6 @@ SPANS = Signal(
     things="spans",
     path="/v1/traces",
     method="/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-    rejected="rejectedSpans",
     patience="Spans wait meanwhile, within `forward_queue`.",
     loss="[spans] forward_spool = true keeps them on disk over a restart.",
     quiet=600 * SECOND,
@@ -75,7 +73,6 @@ LOGS = Signal(
     things="log records",
     path="/v1/logs",
     method="/opentelemetry.proto.collector.logs.v1.LogsService/Export",
-    rejected="rejectedLogRecords",
     patience="The newest wait meanwhile.",
     loss="the agent's history of decisions and the capper's audit log have them.",
     quiet=3600 * SECOND,
@@ -86,7 +83,6 @@ METRICS = Signal(
     things="metrics",
     path="/v1/metrics",
     method="/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
-    rejected="rejectedDataPoints",
     patience="The newest are pushed as soon as they can be, and no total is lost.",
     loss="the next run goes on with the same totals.",
     quiet=600 * SECOND,
@@ -264,45 +260,34 @@ def _same_listener(destination: Destination, listener: Destination) -> bool:
         return Path(destination.socket).resolve() == Path(listener.socket).resolve()
     if destination.port != listener.port:
         return False
-    ours = {_unmapped(address) for address in _addresses(listener.host)}
-    theirs = {_unmapped(address) for address in _addresses(destination.host)}
+    ours, theirs = _addresses(listener.host), _addresses(destination.host)
     if any(address.is_unspecified for address in ours):
         return any(map(_is_local, theirs))
-    return bool(ours & {_loopback_if_unspecified(address) for address in theirs})
+    # On Linux a connection to 0.0.0.0 or :: reaches the loopback address.
+    loopback = {4: ipaddress.ip_address("127.0.0.1"), 6: ipaddress.ip_address("::1")}
+    return bool(ours & {loopback[one.version] if one.is_unspecified else one for one in theirs})
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def _addresses(host: str) -> list[_Address]:
-    """All addresses of a host; none for an unknown name."""
+def _addresses(host: str) -> set[_Address]:
+    """All addresses of a host, IPv4 unmapped; none for an unknown name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return []
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-
-
-def _unmapped(address: _Address) -> _Address:
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
-
-
-def _loopback_if_unspecified(address: _Address) -> _Address:
-    """On Linux a connection to 0.0.0.0 or :: reaches the loopback address."""
-    if not address.is_unspecified:
-        return address
-    return ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+        return set()
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return {getattr(one, "ipv4_mapped", None) or one for one in addresses}
 
 
 def _is_local(address: _Address) -> bool:
     """True if the address belongs to this host, which alone can bind it."""
-    if address.is_loopback or address.is_unspecified:
-        return True
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
+        with socket.create_server(
+            (str(address), 0),
+            family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+        ):
+            return True
     except OSError:
         return False
-    return True

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND, HwType, Provenance, SourceHealth
@@ -33,16 +33,12 @@ from wattspan.ports import Clock
 from wattspan.spans.values import SpanEnergy
 from wattspan.util.throttle import RetryBackoff
 
+if TYPE_CHECKING:
+    from wattspan.ingest.export_request import ExportRequest
+
 MAX_BATCH_REQUESTS = 64
 MAX_BATCH_BYTES = 2 << 20
 """Limit of waiting requests that are sent as one: half the default limit of gRPC collectors."""
-
-
-class ReceivedRequest(Protocol):
-    """A received request; ``message`` is None if it is not to be forwarded."""
-
-    @property
-    def message(self) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ class Forwarder:
 
     # ------------------------------------------------------------------- called from any thread
 
-    def offer(self, delivery: ReceivedRequest, energies: Sequence[SpanEnergy | None]) -> None:
+    def offer(self, delivery: ExportRequest, energies: Sequence[SpanEnergy | None]) -> None:
         """Queue a request with the energies of its spans. Waits neither for network nor disk."""
         if delivery.message is None or not energies:
             return

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from wattspan.model import Failure
 from wattspan.otlp.destination import SPANS
@@ -33,28 +32,6 @@ MAX_MEMORY = 64 << 20
 
 SHUTDOWN_TIMEOUT = 5.0
 """Seconds for the last writes, and for syncing them, on a disk that responds."""
-
-
-class SpoolPort(Protocol):
-    """The disk of the queue. No call waits; callers hold the lock of the queue."""
-
-    def restored(self) -> Iterable[SpooledRequest]:
-        """The requests of an earlier run, oldest first. Called once, before anything else."""
-        ...
-
-    def keep(
-        self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
-    ) -> None:
-        """Write the state of a request at the time of the write: that it waits, and its rest.
-
-        ``on_stored`` is called under the lock when a new request is on disk; never if the disk
-        cannot store it.
-        """
-        ...
-
-    def spare(self, request: QueuedRequest) -> None:
-        """Nothing of the request waits: if it is not on disk, it need not be written."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +70,7 @@ class RequestQueue:
     def __init__(
         self,
         limit: int,
-        disk: SpoolPort | None = None,
+        disk: AsyncSpool | None = None,
         *,
         dropped: Callable[[int], None],
         memory: int = MAX_MEMORY,
@@ -238,7 +215,10 @@ class RequestQueue:
 
 
 class AsyncSpool:
-    """A SpoolPort: writes the newest state of each request in a thread."""
+    """Writes the newest state of each request to the spool, in a thread.
+
+    No call waits but ``wait`` and ``close``. Callers hold the lock of the queue.
+    """
 
     def __init__(
         self,
@@ -255,14 +235,21 @@ class AsyncSpool:
         self._writer = AsyncWriter[Callable[[], None]](operator.call, clock, name="wattspan-spool")
 
     def restored(self) -> Iterable[SpooledRequest]:
+        """The requests of an earlier run, oldest first. Called once, before anything else."""
         return self._spool.restored()
 
     def keep(
         self, request: QueuedRequest, on_stored: Callable[[QueuedRequest, SpooledRequest], None]
     ) -> None:
+        """Write the state of a request at the time of the write: that it waits, and its rest.
+
+        ``on_stored`` is called under the lock when a new request is on disk; never if the disk
+        cannot store it.
+        """
         self._writer.submit(partial(self._write, request, on_stored), request)
 
     def spare(self, request: QueuedRequest) -> None:
+        """Nothing of the request waits: if it is not on disk, it need not be written."""
         self._writer.cancel(request)
 
     def wait(self, requests: Iterable[QueuedRequest]) -> None:

@@ -15,7 +15,6 @@ this, because a hanging disk blocks its callers.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import struct
 import threading
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from wattspan.otlp.transport import describe_os_error
+from wattspan.util.files import FileLock, LockHeldError
 
 _MAGIC = 0x4E505357  # "WSPN"
 _CHECKED = struct.Struct("<IIII")
@@ -186,36 +186,25 @@ class Spool:
         self._writing: SpoolSegment | None = None
         self._next = 1
         self._failing = False
-        self._lock = -1
-        self.usable = self._lock_folder()
+        self._lock = self._lock_folder()
 
-    def _lock_folder(self) -> bool:
+    def _lock_folder(self) -> FileLock | None:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            return FileLock(self.folder / "lock")
+        except LockHeldError:
             cause, remedy = "another agent uses it", "Give each agent a state_dir of its own."
         except OSError as error:
             cause, remedy = describe_os_error(error), "Make it writable for the agent."
-        else:
-            return True
-        self._unlock()
         self._log(
             f"Cannot keep waiting spans in {self.folder}: {cause}. They wait in memory, and do "
             f"not outlive a restart. {remedy}"
         )
-        return False
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._lock)
-        self._lock = -1
+        return None
 
     def restored(self) -> Iterable[SpooledRequest]:
         """The records of an earlier run, oldest first. Called once, before ``keep``."""
-        if not self.usable:
+        if self._lock is None:
             return
         for path in self._earlier():
             try:
@@ -247,7 +236,7 @@ class Spool:
 
     def keep(self, body: bytes, spans: int, settled: int = 0) -> SpooledRequest | None:
         """Store a request, the first spans of which are settled; None if the disk fails."""
-        if not self.usable:
+        if self._lock is None:
             return None
         try:
             record = self._current_segment(len(body)).append(body, spans, settled)
@@ -292,5 +281,6 @@ class Spool:
             else:
                 segment.remove()
         self._segments.clear()
-        self._unlock()
-        self.usable = False
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None

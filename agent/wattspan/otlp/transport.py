@@ -7,7 +7,6 @@ RESOURCE_EXHAUSTED with a delay. All others are final.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import socket
 import ssl
@@ -294,8 +293,8 @@ def result_of_http(
 ) -> ExportResult:
     """The result of an HTTP response; ``now`` is Unix nanoseconds."""
     if 200 <= status < 300:
-        if "json" in content_type:
-            return _accepted(*_partial_success_of_json(body, signal), signal)
+        if "json" in content_type:  # against the specification; its content is not read
+            return ExportResult(ExportStatus.TAKEN)
         if body and "protobuf" not in content_type:
             return _invalid_response(signal)
         return result_of_response(body, signal)
@@ -352,29 +351,17 @@ def result_of_response(body: bytes, signal: Signal = SPANS) -> ExportResult:
     if response is None:
         return _invalid_response(signal)
     partial = response.partial_success
-    return _accepted(partial.rejected, partial.error_message, signal)
+    message: str | bytes = partial.error_message  # bytes if it is not UTF-8
+    text = _single_line(message if isinstance(message, str) else message.decode(errors="replace"))
+    why = f"it warns: {text}" if text else ""
+    rejected = min(max(0, partial.rejected), _MAX_REJECTED)
+    if rejected:
+        why = f"it rejected {rejected} {signal.things}" + (f" ({text})" if text else "")
+    return ExportResult(ExportStatus.TAKEN, why, rejected=rejected)
 
 
 def _invalid_response(signal: Signal) -> ExportResult:
     return ExportResult(ExportStatus.TAKEN, "it does not answer as OTLP does", signal.elsewhere)
-
-
-def _partial_success_of_json(body: bytes, signal: Signal) -> tuple[int, str]:
-    """The rejected count and the message of a response in JSON, which some send to protobuf."""
-    try:
-        partial = json.loads(body or b"{}")["partialSuccess"]
-        return int(partial.get(signal.rejected, 0)), str(partial.get("errorMessage", ""))
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-        return 0, ""
-
-
-def _accepted(rejected: int, message: str | bytes, signal: Signal) -> ExportResult:
-    text = _single_line(message if isinstance(message, str) else message.decode(errors="replace"))
-    why = f"it warns: {text}" if text else ""
-    if rejected > 0:
-        rejected = min(rejected, _MAX_REJECTED)
-        why = f"it rejected {rejected} {signal.things}" + (f" ({text})" if text else "")
-    return ExportResult(ExportStatus.TAKEN, why, rejected=max(0, rejected))
 
 
 def parse_retry_after(retry_after: str, now: int) -> int | None:
