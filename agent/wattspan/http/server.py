@@ -192,7 +192,7 @@ class HttpServer:
     ) -> str:
         """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
         listening = listen_tcp(host, port, what=what, setting=setting, verb=verb)
-        return self.add(listening, self._http(handler, policy), policy)
+        return self.add(listening, self.http(handler, policy), policy)
 
     def listen_unix(
         self,
@@ -204,7 +204,7 @@ class HttpServer:
         policy: AccessPolicy = OPEN_ACCESS,
     ) -> str:
         """Listen on a Unix socket; its path. Users with write permission may connect."""
-        return self.add(listen_unix(path, mode, what=what), self._http(handler, policy), policy)
+        return self.add(listen_unix(path, mode, what=what), self.http(handler, policy), policy)
 
     def add(
         self,
@@ -217,8 +217,6 @@ class HttpServer:
         They add and remove themselves at the ServerCapacity, and check the tokens of ``policy``;
         TLS is handled here.
         """
-        if listening.warning:
-            self._log(listening.warning)
         self._open.callback(listening.remove)
         self._open.enter_context(closing(listening.socket))
         self._listeners.append((listening, make, policy))
@@ -303,7 +301,8 @@ class HttpServer:
             guest.close()
         await asyncio.sleep(0)  # the loop closes their sockets
 
-    def _http(self, handler: Handler, policy: AccessPolicy) -> LimitedProtocolFactory:
+    def http(self, handler: Handler, policy: AccessPolicy) -> LimitedProtocolFactory:
+        """The HTTP connections of ``handler``, for ``add``."""
         return lambda room: HttpConnection(handler, room, self._date_header, self._log, policy)
 
     def _date_header(self) -> str:

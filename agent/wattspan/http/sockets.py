@@ -26,7 +26,6 @@ class ListeningSocket(NamedTuple):
     socket: socket.socket
     address: str
     remove: Callable[[], None]  # removes the file of a closed socket
-    warning: str = ""  # one sentence for the operator
 
 
 def listen_tcp(

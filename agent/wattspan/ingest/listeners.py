@@ -10,11 +10,12 @@ from wattspan.config.tables import SpansSettings
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
-from wattspan.http.sockets import listen_tcp, listen_unix
+from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
 from wattspan.http.tls import AccessError
 from wattspan.ingest.export_request import SpanSink, WorkAttribute
 from wattspan.ingest.otlp_http import TRACES_PATH, OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
+from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
 
 HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
@@ -24,7 +25,10 @@ EXPOSURE_RISK = "any client that reaches it may send spans and be believed"
 
 Log = Callable[[str], None]
 
-_HTTP, _GRPC = "OTLP/HTTP", "OTLP/gRPC"
+_PROTOCOLS = (  # key, title, protocol of TLS (ALPN), Unix socket, path
+    ("http", "OTLP/HTTP", "http/1.1", HTTP_SOCKET, TRACES_PATH),
+    ("grpc", "OTLP/gRPC", "h2", GRPC_SOCKET, ""),
+)
 _BUILTIN_WEIGHTS = ("equal", "cpu")
 
 
@@ -57,61 +61,43 @@ def open_receivers(
         work=work,
         keep=bool(settings.forward),
     )
+    refusals = refusals or RejectionCounter()
+    http = OtlpHttpHandler(receiver)
+    factories = {
+        "http": lambda policy: server.http(http, policy),
+        "grpc": lambda policy: _grpc(receiver, log, policy),
+    }
     opened = []
 
     def attempt(
-        key: str,
-        scheme: str,
-        listen: Callable[[], str],
-        path: str = "",
-        exposed: str = "",
-    ) -> None:
+        key: str, url: str, listen: Callable[[], ListeningSocket], policy: AccessPolicy
+    ) -> bool:
+        """Open a listener; ``url`` has braces in place of its address."""
+        make = factories[url[:4]](policy)
         try:
-            opened.append(f"{scheme}://{listen()}{path}")
+            opened.append(url.format(server.add(listen(), make, policy)))
         except ListenError as error:
             if asked(key):
                 raise
             log(f"The agent continues without this listener: {error}")
-            return
-        if exposed:
-            log(exposed)
+            return False
+        return True
 
-    warn = partial(exposure_warning, settings=settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
-    refusals = refusals or RejectionCounter()
     unix_policy = AccessPolicy(refusals.counter("unix"))
-    http = OtlpHttpHandler(receiver)
-    if settings.http:
-        policy = _tcp_policy(settings, "http", "http/1.1", log, refusals)
-        tcp = partial(server.listen_tcp, settings.http.host, settings.http.port, http)
-        attempt(
-            "http",
-            f"http{'s' * (policy.tls is not None)}",
-            partial(tcp, what=_HTTP, setting="[spans] http", policy=policy),
-            TRACES_PATH,
-            warn(settings.http),
-        )
-    if settings.unix:
-        unix = partial(
-            server.listen_unix, run_dir / HTTP_SOCKET, http, what=_HTTP, policy=unix_policy
-        )
-        attempt("unix", "http+unix", unix)
-    if settings.grpc:
-        policy = _tcp_policy(settings, "grpc", "h2", log, refusals)
-        grpc, grpc_unix = _grpc(receiver, log, policy), _grpc(receiver, log, unix_policy)
-
-        def tcp_grpc() -> str:
-            host, port = settings.grpc.host, settings.grpc.port
-            listening = listen_tcp(host, port, what=_GRPC, setting="[spans] grpc")
-            return server.add(listening, grpc, policy)
-
-        def unix_grpc() -> str:
-            return server.add(listen_unix(run_dir / GRPC_SOCKET, 0o666, what=_GRPC), grpc_unix)
-
-        attempt(
-            "grpc", f"grpc{'s' * (policy.tls is not None)}", tcp_grpc, exposed=warn(settings.grpc)
-        )
-        if settings.unix:
-            attempt("unix", "grpc+unix", unix_grpc)
+    for key, title, alpn, name, path in _PROTOCOLS:
+        address: Listen = getattr(settings, key)
+        if address:
+            policy = _tcp_policy(settings, key, alpn, log, refusals)
+            listen = partial(
+                listen_tcp, address.host, address.port, what=title, setting=f"{CONFIG_TABLE} {key}"
+            )
+            exposed = exposure_warning(address, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
+            tls = "s" * (policy.tls is not None)
+            if attempt(key, f"{key}{tls}://{{}}{path}", listen, policy) and exposed:
+                log(exposed)
+        if settings.unix and (address or key == "http"):
+            listen = partial(listen_unix, run_dir / name, 0o666, what=title)
+            attempt("unix", f"{key}+unix://{{}}", listen, unix_policy)
     return tuple(opened)
 
 
