@@ -11,7 +11,7 @@ from typing import Any, cast
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
 from wattspan.capper.actuators.cpu import find_packages
-from wattspan.ingest.process_lookup import container_id
+from wattspan.ingest.identity_verification import container_id
 from wattspan.model import NamePolicy
 from wattspan.processes import netlink
 from wattspan.processes.cgroups import (
@@ -252,7 +252,7 @@ def _look(proc: Path) -> None:
     watched=(
         "wattspan.processes.metadata",
         "wattspan.processes.cgroups",
-        "wattspan.ingest.process_lookup",
+        "wattspan.ingest.identity_verification",
     ),
     samples=(
         b"0::/system.slice/docker-" + _HEX + b".scope\n",

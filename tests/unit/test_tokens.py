@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.config.tables import SpansSettings
-from wattspan.http.access_policy import TokenCheck, token_check
-from wattspan.http.tls import AccessError, FileReloader
+from wattspan.http.access_policy import AccessError, FileReloader, TokenCheck, token_check
 
 TOKEN, OTHER = "0123456789abcdef-first", "0123456789abcdef-other"
 
@@ -117,7 +116,7 @@ def test_invalid_token_file_keeps_the_last_tokens(tmp_path: Path) -> None:
     path.chmod(0o644)
     assert [admits(f"Bearer {TOKEN}") for _ in range(3)] == [True] * 3
     assert len(log) == 1
-    assert log[0].startswith("What was in force before stays in force: Cannot use the tokens in")
+    assert log[0].startswith("The previous content stays in force: Cannot use the tokens in")
     assert TOKEN not in log[0]
 
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from support.certificates import Authority
 from wattspan.config.tables import SpansSettings
+from wattspan.http.access_policy import TlsContexts, server_tls
 from wattspan.http.server import TlsAcceptor
-from wattspan.http.tls import TlsContexts, server_tls
 from wattspan.testing import ManualClock
 
 GREEDY, HONEST = "192.0.2.1", "198.51.100.7"

@@ -10,8 +10,7 @@ import pytest
 
 from support.certificates import Authority, Pair
 from wattspan.config.tables import SpansSettings
-from wattspan.http.access_policy import exposure_warning
-from wattspan.http.tls import AccessError, TlsContexts, server_tls
+from wattspan.http.access_policy import AccessError, TlsContexts, exposure_warning, server_tls
 from wattspan.model.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import plugin
 
@@ -22,7 +21,7 @@ def contexts(pair: Pair, ca: Path | None = None, log: list[str] | None = None) -
     )
     told = log if log is not None else []
     found = server_tls(
-        settings, what="Cannot receive spans", where="in [spans]", log=told.append, speaks=("h2",)
+        settings, what="Cannot receive spans", where="in [spans]", log=told.append, protocol="h2"
     )
     assert found is not None
     return found

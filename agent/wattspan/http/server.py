@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy
+from wattspan.http.access_policy import OPEN_ACCESS, AccessPolicy, TlsContexts
 from wattspan.http.connection import HttpConnection
 from wattspan.http.limits import (
     ConnectionLimiter,
@@ -35,7 +35,6 @@ from wattspan.http.sockets import (
     local_user,
     unknown_uid,
 )
-from wattspan.http.tls import TlsContexts
 from wattspan.model import SECOND
 from wattspan.ports import Clock
 from wattspan.util.throttle import RateLimitedLog

@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from wattspan.config.tables import SpansSettings
-from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
+from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
-from wattspan.http.tls import AccessError
 from wattspan.ingest.export_request import SpanSink, WorkAttribute
 from wattspan.ingest.otlp_http import TRACES_PATH, OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver

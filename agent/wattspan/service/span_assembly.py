@@ -39,7 +39,7 @@ class ConnectionOwnerLookup:
     """
 
     def __init__(self, clock: Clock) -> None:
-        from wattspan.ingest.process_lookup import LookupBudget
+        from wattspan.ingest.identity_verification import LookupBudget
 
         self._budget = LookupBudget(clock, _LOOKUP_TIME_SHARE)
         self._lock = threading.Lock()

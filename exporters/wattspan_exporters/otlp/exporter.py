@@ -16,7 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from wattspan.http.tls import AccessError, load_certificate, readable_pem, unreadable_error
+from wattspan.http.access_policy import (
+    AccessError,
+    load_certificate,
+    readable_pem,
+    unreadable_error,
+)
 from wattspan.model import SECOND, Snapshot, SourceHealth
 from wattspan.otlp.destination import (
     METRICS,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
+from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionReason, ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.http.tls import AccessError
 from wattspan.model import SECOND
 from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.catalogue.gpu import DCGM

@@ -11,8 +11,7 @@ from typing import cast
 from wattspan.cli.agent_client import is_local_agent
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.config import AccessSettings, Config
-from wattspan.http.access_policy import exposure_warning, token_check
-from wattspan.http.tls import AccessError, server_tls
+from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
 from wattspan.model.settings import Listen, Table
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
