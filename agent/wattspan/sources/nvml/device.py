@@ -164,7 +164,6 @@ class GpuSampler:
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._process_pace = CallInterval(settings.process_interval, clock)
         self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
-        self._defined_by = self._mutable_traits()
         self.domain = self._define()
 
     @property
@@ -200,7 +199,9 @@ class GpuSampler:
             self._ceiling = status.limits.maximum or self._ceiling
             self._mig = bool(status.mig)
             into.gpus.append(status)
-        self._redefine()
+        domain = self._define()
+        if domain != self.domain:  # the same object while nothing changes: callers compare
+            self.domain = domain
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
@@ -319,23 +320,6 @@ class GpuSampler:
     @property
     def _usage_step(self) -> int:
         return 0 if self._usage is None else _rounded(self._usage.step, 50 * MILLISECOND)
-
-    def _redefine(self) -> None:
-        """A new domain only if something about it changed, so that callers may compare."""
-        traits = self._mutable_traits()
-        if traits != self._defined_by:
-            self._defined_by = traits
-            self.domain = self._define()
-
-    def _mutable_traits(self) -> tuple[object, ...]:
-        return (
-            self._meter.derived,
-            self._resolution,
-            self._edges.period is None,
-            self._usage_step,
-            self._ceiling,
-            self._processes.named,
-        )
 
     # ------------------------------------------------------------------ failures
 

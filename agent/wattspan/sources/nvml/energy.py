@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from types import TracebackType
 
 from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules
 from wattspan.ports import Clock
@@ -64,12 +63,7 @@ class CallInterval:
     def __enter__(self) -> None:
         self._asked = self._clock.monotonic()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._costs.append(self._clock.monotonic() - self._asked)
         cost = min(self._costs)
         due = self._began if self._due is None else self._due

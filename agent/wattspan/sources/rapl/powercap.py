@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Reading
+from wattspan.model import MILLISECOND, SECOND, Failure, Microjoules, Reading
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
@@ -135,7 +135,8 @@ class PowercapSource(RaplSource):
         for name in self._topology.orphans:
             self._counters[name].close_with(ORPHAN.failure(self._counters[name].path))
         if found.masked:
-            wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=_listed(found.masked)))
+            names = ", ".join(found.masked[:4]) + (" and more" if len(found.masked) > 4 else "")
+            wrong.append(MASKED.failure(self._sysfs / POWERCAP_CLASS, names=names))
         elif not found.zones:
             wrong.append(NO_ZONES.failure(self._sysfs / POWERCAP_CLASS))
         self._standing = (*wrong, *self._vanished.values())
@@ -176,7 +177,9 @@ class PowercapSource(RaplSource):
                 self._epochs[domain_id] = self._epochs.get(domain_id, -1) + 1
             counter.assign(domains[domain_id], self._epochs[domain_id])
             self._counter_of[domain_id] = counter
-        self._topology = _reuse_domains(before, after)
+        # Unchanged domains stay the same object: callers compare.
+        same = before.domains == after.domains
+        self._topology = replace(after, domains=before.domains) if same else after
         self._remember_vanished(before)
 
     def _sampled(self) -> list[Zone]:
@@ -194,27 +197,15 @@ class PowercapSource(RaplSource):
 
     def _remember_vanished(self, before: ZoneTopology) -> None:
         present = {domain.id for domain in self._topology.domains}
-        for domain in before.domains:
-            if domain.id not in present:
-                self._vanished[domain.id] = VANISHED.failure(
-                    self._path_of(domain, before), domain.id
-                )
-        for domain_id in present & self._vanished.keys():
-            del self._vanished[domain_id]
-
-    def _path_of(self, domain: Domain, topology: ZoneTopology) -> Path:
-        directory = next(d for d, name in topology.domain_of.items() if name == domain.id)
-        return self._sysfs / POWERCAP_CLASS / directory / ENERGY_FILE
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:4]) + (" and more" if len(names) > 4 else "")
-
-
-def _reuse_domains(before: ZoneTopology, after: ZoneTopology) -> ZoneTopology:
-    """``after``, with the very tuple of ``before`` where the domains are the same."""
-    same = before.domains == after.domains
-    return replace(after, domains=before.domains) if same else after
+        gone = {
+            domain.id: VANISHED.failure(self._counter_of[domain.id].path, domain.id)
+            for domain in before.domains
+        }
+        self._vanished = {
+            domain_id: failure
+            for domain_id, failure in {**self._vanished, **gone}.items()
+            if domain_id not in present
+        }
 
 
 class RaplSettings(Table, frozen=True):
