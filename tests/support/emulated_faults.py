@@ -18,7 +18,7 @@ from typing import Any
 
 from wattspan.emulation import gpu_file
 from wattspan.emulation.engine import PERIOD, HostEngine, main
-from wattspan.emulation.gpu_engine import Controls, Throttle
+from wattspan.emulation.gpu_engine import Controls, GpuState, Throttle
 from wattspan.emulation.gpu_file import GpuRecord
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
@@ -92,7 +92,7 @@ class GpuFaults:
 
     def reset_counter(self, gpu: int, start: int = 0) -> None:
         """The energy counter begins again at ``start`` picojoules, as when a driver reloads."""
-        self._gpus.change_state(
+        self._change_state(
             gpu, lambda state: replace(state, origin=state.energy - start, latched=state.energy)
         )
 
@@ -119,7 +119,7 @@ class GpuFaults:
 
     def cap_latency(self, gpu: int, nanoseconds: int) -> None:
         """The time between the request for a limit and its effect, from now on."""
-        self._gpus.change_state(
+        self._change_state(
             gpu, lambda state: replace(state, board=replace(state.board, cap_latency=nanoseconds))
         )
 
@@ -130,7 +130,13 @@ class GpuFaults:
         record.xid_serial = (record.xid_serial + 1) & 0xFFFF_FFFF
 
     def _revise(self, gpu: int, change: Callable[[Controls], Controls]) -> None:
-        self._gpus.change_controls(gpu, change)
+        with self._gpus._lock:
+            self._gpus.outside[gpu] = change(self._gpus.outside[gpu])
+            self._gpus._advance(gpu)
+
+    def _change_state(self, gpu: int, change: Callable[[GpuState], GpuState]) -> None:
+        with self._gpus._lock:
+            self._gpus._advance(gpu, change)
 
     def _record(self, gpu: int) -> GpuRecord:
         return self._gpus.file.record(gpu)

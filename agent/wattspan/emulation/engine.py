@@ -21,6 +21,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         moments = [
             {
                 "zones": zones[place],
-                "gpus": [
-                    {"energy": board[place].energy, "processes": board[place].processes}
-                    for board in boards
-                ],
+                "gpus": [asdict(board[place]) for board in boards],
             }
             for place in range(len(times))
         ]

@@ -168,7 +168,6 @@ FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
 
 KINDS = ("compute", "graphics", "mps")
 NO_INSTANCE = 0xFFFF_FFFF
-ENVIRONMENT = "WATTSPAN_EMULATED_GPUS"  # names the file for the C library
 
 _READ_TIMEOUT = 2.0  # seconds a reader waits for a writer before it calls the state torn
 _RETRY_INTERVAL = 0.0005

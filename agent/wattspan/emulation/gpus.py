@@ -84,7 +84,8 @@ class EmulatedGpus(Closeable):
         self._work_logs: dict[tuple[int, int], WorkLog] = {}
         self._lock = threading.RLock()
         self._until_exit: set[tuple[int, int]] = set()
-        self._outside = [Controls(limit=board.limits[1]) for board in boards]
+        # Requests of the world outside NVML; limit and clock are those of clients.
+        self.outside = [Controls(limit=board.limits[1]) for board in boards]
         born = clock.monotonic()
         self._gpus = [new_gpu(board, born) for board in boards]
         self._logs = [EnergyLog[int](MAX_LOG_ENTRIES) for _ in boards]
@@ -183,11 +184,6 @@ class EmulatedGpus(Closeable):
         with self._lock:
             self._advance(gpu, lambda state: changed(state, pid, change))
 
-    def change_state(self, gpu: int, change: Callable[[GpuState], GpuState]) -> None:
-        """Bring a GPU to the present and then change its state."""
-        with self._lock:
-            self._advance(gpu, change)
-
     def work_log(self, gpu: int, pid: int) -> WorkLog:
         """The finished units of work of a process on a GPU, also after its exit."""
         with self._lock:
@@ -252,13 +248,8 @@ class EmulatedGpus(Closeable):
             if not _alive(pid):
                 self.detach(gpu, pid)
 
-    def change_controls(self, gpu: int, change: Callable[[Controls], Controls]) -> None:
-        """Change what the world outside NVML asks of a GPU."""
-        with self._lock:
-            self._outside[gpu] = change(self._outside[gpu])
-            self._advance(gpu)
-
     def _advance(self, index: int, change: Callable[[GpuState], GpuState] | None = None) -> None:
+        """Bring a GPU to the present and then change its state; the lock is held."""
         record = self.file.record(index)
         with self.file.writing(index) as live:
             now = self._clock.now()
@@ -281,7 +272,7 @@ class EmulatedGpus(Closeable):
         record = self.file.record(index)
         lock = int(record.clock_request) & 0xFF_FFFF
         return replace(
-            self._outside[index],
+            self.outside[index],
             limit=int(record.limit_request) & 0xFFFF_FFFF,
             lock_mhz=lock or None,
         )

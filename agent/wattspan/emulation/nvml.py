@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
@@ -149,58 +149,13 @@ def _error(code: int) -> Exception:
     return error
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-_HOST_CALLS: dict[str, Callable[..., Any]] = {
-    "nvmlSystemGetDriverVersion": lambda file: file.header.driver_version.decode(),
-}
-_GPU_CALLS: dict[str, Callable[..., Any]] = {
-    "nvmlDeviceGetIndex": lambda gpu: gpu.index,
-    "nvmlDeviceGetName": lambda gpu: gpu.identity.name.decode(),
-    "nvmlDeviceGetUUID": lambda gpu: gpu.identity.uuid.decode(),
-    "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,
-    "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: gpu.identity.limit_default,
-    "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [
-        gpu.identity.limit_min,
-        gpu.identity.limit_max,
-    ],
-    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: gpu.live.enforced,
-    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.live.clock),
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.identity.clock_max),
-    "nvmlDeviceGetSupportedMemoryClocks": lambda gpu: [gpu.identity.memory_clock],
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.live.reasons,
-}
-"""Simple calls; the decorators add the others."""
-
-
-def _host_call(name: str) -> Callable[[_F], _F]:
-    """Register an NVML function without a handle."""
-
-    def register(call: _F) -> _F:
-        _HOST_CALLS[name] = call
-        return call
-
-    return register
-
-
-def _gpu_call(name: str) -> Callable[[_F], _F]:
-    """Register an NVML function of a GPU."""
-
-    def register(call: _F) -> _F:
-        _GPU_CALLS[name] = call
-        return call
-
-    return register
-
-
 # ------------------------------------------------------------------------------------ identity
 
 
-@_host_call("nvmlDeviceGetCount")
 def _count(file: GpuFile) -> int:
     return int(file.header.gpus)
 
 
-@_host_call("nvmlDeviceGetHandleByIndex")
 def _handle_by_index(file: GpuFile, index: int) -> int:
     if not 0 <= index < _count(file):
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -209,7 +164,6 @@ def _handle_by_index(file: GpuFile, index: int) -> int:
     return index
 
 
-@_host_call("nvmlDeviceGetHandleByUUID")
 def _handle_by_uuid(file: GpuFile, uuid: str | bytes) -> int:
     wanted = uuid.encode() if isinstance(uuid, str) else uuid
     for index in range(_count(file)):
@@ -218,7 +172,6 @@ def _handle_by_uuid(file: GpuFile, uuid: str | bytes) -> int:
     raise _error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-@_gpu_call("nvmlDeviceGetMigMode")
 def _mig_mode(gpu: _Gpu) -> list[int]:
     if (gpu.identity.compute_major, gpu.identity.compute_minor) not in _WITH_MIG:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -247,11 +200,6 @@ def _list_processes(kind: str) -> Callable[[_Gpu], list[Any]]:
     return listed
 
 
-for _kind, _label in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
-    _gpu_call(f"nvmlDeviceGet{_label}RunningProcesses")(_list_processes(_kind))
-
-
-@_gpu_call("nvmlDeviceGetProcessUtilization")
 def _process_utilisation(gpu: _Gpu, last_seen: int) -> list[Any]:
     """Samples newer than ``last_seen``, of processes that used the GPU."""
     gpu.refuse_if(FAULT_NO_PROCESSES)
@@ -281,7 +229,6 @@ def _structure(kind: str, **values: int) -> Any:
 # ------------------------------------------------------------------------------------ readings
 
 
-@_gpu_call("nvmlDeviceGetTotalEnergyConsumption")
 def _energy(gpu: _Gpu) -> int:
     """Millijoules since the driver was loaded."""
     gpu.refuse_if(FAULT_NO_COUNTER)
@@ -302,12 +249,10 @@ def _instant_power(gpu: _Gpu) -> int:
     return int(gpu.live.power_instant)
 
 
-@_gpu_call("nvmlDeviceGetPowerUsage")
 def _power_usage(gpu: _Gpu) -> int:
     return _average_power(gpu) if gpu.identity.usage_is_average else _instant_power(gpu)
 
 
-@_gpu_call("nvmlDeviceGetPowerManagementLimit")
 def _requested_limit(gpu: _Gpu) -> int:
     return int(gpu.record.limit_request & 0xFFFF_FFFF)
 
@@ -331,7 +276,6 @@ _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
 """By NVML's field number: the type of the value, and how it is read."""
 
 
-@_gpu_call("nvmlDeviceGetFieldValues")
 def _field_values(gpu: _Gpu, fields: list[int | tuple[int, int]]) -> list[Any]:
     """Succeeds as a whole; each entry has a return code of its own."""
     return [
@@ -361,7 +305,6 @@ def _clock(gpu: _Gpu, kind: int, graphics: int) -> int:
     return graphics
 
 
-@_gpu_call("nvmlDeviceGetSupportedGraphicsClocks")
 def _graphics_clocks(gpu: _Gpu, memory: int) -> list[int]:
     identity = gpu.identity
     if memory != identity.memory_clock:
@@ -369,7 +312,6 @@ def _graphics_clocks(gpu: _Gpu, memory: int) -> list[int]:
     return list(range(identity.clock_min, identity.clock_max + 1, identity.clock_step))[::-1]
 
 
-@_gpu_call("nvmlDeviceGetUtilizationRates")
 def _utilisation(gpu: _Gpu) -> Any:
     if gpu.record.mig:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -377,14 +319,12 @@ def _utilisation(gpu: _Gpu) -> Any:
     return _structure("c_nvmlUtilization_t", gpu=live.utilisation, memory=live.memory_utilisation)
 
 
-@_gpu_call("nvmlDeviceGetTemperature")
 def _temperature(gpu: _Gpu, sensor: int) -> int:
     if sensor != pynvml.NVML_TEMPERATURE_GPU:
         raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return int(gpu.live.temperature)
 
 
-@_gpu_call("nvmlDeviceGetMemoryInfo")
 def _memory_info(gpu: _Gpu) -> Any:
     total, used = gpu.identity.memory_total, gpu.live.memory_used
     return _structure("c_nvmlMemory_t", total=total, used=used, free=total - used)
@@ -393,7 +333,6 @@ def _memory_info(gpu: _Gpu) -> Any:
 # ------------------------------------------------------------------------------------ controls
 
 
-@_gpu_call("nvmlDeviceSetPowerManagementLimit")
 def _set_limit(gpu: _Gpu, milliwatts: int) -> None:
     identity, record = gpu.identity, gpu.record
     gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
@@ -403,7 +342,6 @@ def _set_limit(gpu: _Gpu, milliwatts: int) -> None:
         record.request_limit(milliwatts)
 
 
-@_gpu_call("nvmlDeviceSetGpuLockedClocks")
 def _lock_clocks(gpu: _Gpu, lowest: int, highest: int) -> None:
     _refuse_locking(gpu)
     if not 0 < highest <= _LARGEST_CLOCK or lowest > highest:
@@ -411,7 +349,6 @@ def _lock_clocks(gpu: _Gpu, lowest: int, highest: int) -> None:
     gpu.record.clock_request = lowest << 24 | highest
 
 
-@_gpu_call("nvmlDeviceResetGpuLockedClocks")
 def _reset_clocks(gpu: _Gpu) -> None:
     _refuse_locking(gpu)
     gpu.record.clock_request = 0
@@ -421,3 +358,43 @@ def _refuse_locking(gpu: _Gpu) -> None:
     if gpu.identity.architecture < _VOLTA:
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     gpu.refuse_if(FAULT_NO_PERMISSION, pynvml.NVML_ERROR_NO_PERMISSION)
+
+
+_HOST_CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlSystemGetDriverVersion": lambda file: file.header.driver_version.decode(),
+    "nvmlDeviceGetCount": _count,
+    "nvmlDeviceGetHandleByIndex": _handle_by_index,
+    "nvmlDeviceGetHandleByUUID": _handle_by_uuid,
+}
+_GPU_CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlDeviceGetIndex": lambda gpu: gpu.index,
+    "nvmlDeviceGetName": lambda gpu: gpu.identity.name.decode(),
+    "nvmlDeviceGetUUID": lambda gpu: gpu.identity.uuid.decode(),
+    "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,
+    "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: gpu.identity.limit_default,
+    "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [
+        gpu.identity.limit_min,
+        gpu.identity.limit_max,
+    ],
+    "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: gpu.live.enforced,
+    "nvmlDeviceGetClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.live.clock),
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.identity.clock_max),
+    "nvmlDeviceGetSupportedMemoryClocks": lambda gpu: [gpu.identity.memory_clock],
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.live.reasons,
+    "nvmlDeviceGetComputeRunningProcesses": _list_processes("compute"),
+    "nvmlDeviceGetGraphicsRunningProcesses": _list_processes("graphics"),
+    "nvmlDeviceGetMPSComputeRunningProcesses": _list_processes("mps"),
+    "nvmlDeviceGetMigMode": _mig_mode,
+    "nvmlDeviceGetProcessUtilization": _process_utilisation,
+    "nvmlDeviceGetTotalEnergyConsumption": _energy,
+    "nvmlDeviceGetPowerUsage": _power_usage,
+    "nvmlDeviceGetPowerManagementLimit": _requested_limit,
+    "nvmlDeviceGetFieldValues": _field_values,
+    "nvmlDeviceGetSupportedGraphicsClocks": _graphics_clocks,
+    "nvmlDeviceGetUtilizationRates": _utilisation,
+    "nvmlDeviceGetTemperature": _temperature,
+    "nvmlDeviceGetMemoryInfo": _memory_info,
+    "nvmlDeviceSetPowerManagementLimit": _set_limit,
+    "nvmlDeviceSetGpuLockedClocks": _lock_clocks,
+    "nvmlDeviceResetGpuLockedClocks": _reset_clocks,
+}

@@ -318,37 +318,28 @@ class PowercapEngine:
         self._start = clock.monotonic()
         self._load_start = tuple(load())
         self._cpus = [tree.socket_of_cpu.count(s) for s in range(tree.layout.sockets)]
-        self._elapsed = 0
-        self._busy: tuple[int, ...] = tuple(0 for _ in self._load_start)
+        self.elapsed = 0  # nanoseconds up to the last step
+        self.busy: tuple[int, ...] = tuple(0 for _ in self._load_start)
         self.limits = PackageLimits(tree, law)
-        self._charged: tuple[int, ...] = self._busy
+        # The part of ``busy`` whose active energy was spent; less than all of it under limits.
+        self.charged: tuple[int, ...] = self.busy
         self._zero = {zone.directory: zone.start for zone in tree.layout.zones}  # in steps
         self._write_all()
 
     def step(self) -> None:
         """Bring every counter up to now, if one of its update periods has passed."""
         elapsed = (self._clock.monotonic() - self._start) // self._period * self._period
-        if elapsed <= self._elapsed:
+        if elapsed <= self.elapsed:
             return
         busy = tuple(now - then for now, then in zip(self._load(), self._load_start, strict=True))
-        worked = tuple(now - then for now, then in zip(busy, self._busy, strict=True))
-        parts = self.limits.power_shares(elapsed - self._elapsed, worked)
-        self._charged = tuple(
+        worked = tuple(now - then for now, then in zip(busy, self.busy, strict=True))
+        parts = self.limits.power_shares(elapsed - self.elapsed, worked)
+        self.charged = tuple(
             paid + (now if part == 1.0 else int(now * part))
-            for paid, now, part in zip(self._charged, worked, parts, strict=True)
+            for paid, now, part in zip(self.charged, worked, parts, strict=True)
         )
-        self._elapsed, self._busy = elapsed, busy
+        self.elapsed, self.busy = elapsed, busy
         self._write_all()
-
-    @property
-    def busy(self) -> tuple[int, ...]:
-        """CPU nanoseconds on each socket since the engine was made, up to the last step."""
-        return self._busy
-
-    @property
-    def charged(self) -> tuple[int, ...]:
-        """The part of ``busy`` whose active energy was spent; less than all of it under limits."""
-        return self._charged
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -356,14 +347,9 @@ class PowercapEngine:
         return self.limits.speeds
 
     @property
-    def elapsed(self) -> int:
-        """Nanoseconds since the engine was made, up to the last step."""
-        return self._elapsed
-
-    @property
     def at(self) -> int:
         """The monotonic time of the last step."""
-        return self._start + self._elapsed
+        return self._start + self.elapsed
 
     def energy(self, zone: str) -> Microjoules:
         """The energy of the hardware behind ``zone`` since the start, regardless of faults."""
@@ -380,7 +366,7 @@ class PowercapEngine:
     # ------------------------------------------------------------------------------ values
 
     def _picojoules(self, zone: EmulatedZone) -> int:
-        return self.law.picojoules(zone.meter, self._elapsed, self._busy, self._cpus, self._charged)
+        return self.law.picojoules(zone.meter, self.elapsed, self.busy, self._cpus, self.charged)
 
     def _steps(self, zone: EmulatedZone) -> int:
         return self._picojoules(zone) // (zone.step * 1000)
