@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from wattspan.cli.tune.explanation import (
     cap_text,
     explain_facts,
     explain_lines,
-    markdown,
     meaning,
     why_not_higher,
     why_not_lower,
@@ -53,6 +53,14 @@ def test_every_reason_is_explained_in_sentences(reason: DecisionReason) -> None:
         assert sentence[0].isupper() or sentence.startswith("`")
         assert sentence.endswith(".")
         assert len(sentence) > 1
+
+
+def markdown() -> Iterator[str]:
+    """Lines of the table of all reasons."""
+    yield "| reason | meaning | next | remedy |"
+    yield "|---|---|---|---|"
+    for reason, each in REASON_EXPLANATIONS.items():
+        yield f"| `{reason}` | {meaning(reason)} | {each.then} | {each.do or 'none'} |"
 
 
 def test_explanation_has_the_table_of_all_reasons() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,20 +43,10 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-def ok(what: str, detail: str = "") -> Finding:
-    return Finding(Severity.OK, what, detail)
-
-
-def note(what: str, detail: str = "", remedy: str = "") -> Finding:
-    return Finding(Severity.NOTE, what, detail, remedy)
-
-
-def warning(what: str, detail: str = "", remedy: str = "") -> Finding:
-    return Finding(Severity.WARN, what, detail, remedy)
-
-
-def failure(what: str, detail: str = "", remedy: str = "") -> Finding:
-    return Finding(Severity.FAIL, what, detail, remedy)
+ok = partial(Finding, Severity.OK)
+note = partial(Finding, Severity.NOTE)
+warning = partial(Finding, Severity.WARN)
+failure = partial(Finding, Severity.FAIL)
 
 
 class Diagnosis(Struct, frozen=True):

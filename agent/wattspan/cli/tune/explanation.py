@@ -177,14 +177,6 @@ def meaning(reason: DecisionReason) -> str:
     return REASON_EXPLANATIONS[reason].means or f"{cause[:1].upper()}{cause[1:]}."
 
 
-def markdown() -> Iterator[str]:
-    """Lines of the table of all reasons."""
-    yield "| reason | meaning | next | remedy |"
-    yield "|---|---|---|---|"
-    for reason, each in REASON_EXPLANATIONS.items():
-        yield f"| `{reason}` | {meaning(reason)} | {each.then} | {each.do or 'none'} |"
-
-
 # ------------------------------------------------------------------------------------ one job
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,7 +18,7 @@ from wattspan.model import (
     TuningRow,
 )
 from wattspan.tuning.serialization import unit
-from wattspan.util.text import printable
+from wattspan.util.text import clean_label, printable
 
 _MAX_NAME = 40
 
@@ -162,7 +163,7 @@ def history_lines(decisions: Sequence[RecordedDecision], width: int | None) -> l
     cells = [
         (
             local_time(one.at.wall // 10**9),
-            truncate(one.job),
+            clean_label(one.job, _MAX_NAME),
             one.decision.move.value,
             one.decision.reason.value,
             _requested_settings(one),
@@ -187,7 +188,7 @@ def _fitting_table(
     """The lines of the table, with as many columns as fit."""
     cells = [
         {
-            "JOB": truncate(row.job),
+            "JOB": clean_label(row.job, _MAX_NAME),
             "STATE": state_text(row),
             "SETTING": against_original(row, accounts.caps),
             "SLOWER": percent(row.slowdown),
@@ -225,20 +226,11 @@ def _with_sentences(
             yield from wrap_lines(sentence, width, "  ")
 
 
-def truncate(text: str) -> str:
-    """A name on one line of at most 40 characters."""
-    shown = printable(text)
-    return shown if len(shown) <= _MAX_NAME else f"{shown[: _MAX_NAME - 1]}…"
-
-
 def wrap_lines(text: str, width: int | None, indent: str) -> Iterator[str]:
     """``text`` in lines of at most ``width``; in one line without a width."""
-    if width is None:
-        yield f"{indent}{text}".rstrip()
-        return
     yield from textwrap.wrap(
         text,
-        max(40, width),
+        sys.maxsize if width is None else max(40, width),
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
