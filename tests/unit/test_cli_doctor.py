@@ -8,12 +8,6 @@ import pytest
 
 from support.exporting import serving
 from support.query_server import QueryServer
-from wattspan.cli.doctor.configuration import (
-    allowed_owners,
-    examine_configuration,
-    examine_directories,
-    other_writers,
-)
 from wattspan.cli.doctor.findings import (
     NO_COUNTER_ADVICE,
     Diagnosis,
@@ -21,7 +15,16 @@ from wattspan.cli.doctor.findings import (
     Severity,
     render,
 )
-from wattspan.cli.doctor.host import container, examine_agent, examine_host, hypervisor
+from wattspan.cli.doctor.host import (
+    allowed_owners,
+    container,
+    examine_agent,
+    examine_configuration,
+    examine_directories,
+    examine_host,
+    hypervisor,
+    other_writers,
+)
 from wattspan.cli.doctor.network import examine_ports
 from wattspan.cli.doctor.sources import examine_sources
 from wattspan.cli.formatting import text_lines

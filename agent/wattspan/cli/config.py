@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from wattspan.cli.doctor.configuration import schedule_faults
+from wattspan.cli.doctor.host import schedule_faults
 from wattspan.cli.doctor.network import access_error, tcp_listeners
 from wattspan.cli.options import (
     config_options,

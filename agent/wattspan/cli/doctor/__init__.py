@@ -11,13 +11,15 @@ import click
 from msgspec.structs import replace
 
 from wattspan import __version__
-from wattspan.cli.doctor.configuration import (
+from wattspan.cli.doctor.findings import Diagnosis, Finding, render
+from wattspan.cli.doctor.host import (
+    examine_agent,
     examine_configuration,
     examine_directories,
     examine_footprint,
+    examine_host,
+    examine_processes,
 )
-from wattspan.cli.doctor.findings import Diagnosis, Finding, render
-from wattspan.cli.doctor.host import examine_agent, examine_host, examine_processes
 from wattspan.cli.doctor.network import (
     examine_exporters,
     examine_ports,

@@ -1,10 +1,12 @@
-"""Checks of the host, of the means to observe processes, and of a running agent."""
+"""Checks of the host, a running agent, the configuration, its directories and the energy rates."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,11 +19,17 @@ from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
 from wattspan.config import Config
-from wattspan.ports import SourceError
+from wattspan.config.footprint import RateSettings
+from wattspan.config.loading import DEFAULT_PATH
+from wattspan.footprint.cost import BILLION
+from wattspan.http.sockets import directory_fault
+from wattspan.model.settings import Size
+from wattspan.plugins import Plugins
+from wattspan.ports import Clock, ConfigError, SourceError
 from wattspan.processes import open_processes
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
-from wattspan.service.configuration import agent_directories
+from wattspan.service.configuration import agent_directories, run_directory
 
 _CAPABILITIES = {
     2: "CAP_DAC_READ_SEARCH",
@@ -151,3 +159,166 @@ def examine_agent(config: Config) -> Iterator[Finding]:
         yield warning(name, detail, remedy)
     for source in snapshot.sources:
         yield from (warning(source.source, sentence) for sentence in source.failures)
+
+
+# ------------------------------------------------------------------------------- configuration
+
+_REMEDY = (
+    "Correct it: no agent and no capper starts with it. Check it with `wattspan config check`. "
+    "The default is used for it below."
+)
+
+
+def examine_configuration(
+    config: Config,
+    plugins: Plugins,
+    owners: Collection[int] | None = None,
+    faults: Iterable[str] = (),
+) -> Iterator[Finding]:
+    """Faults and warnings of the settings, and the users who can change the file.
+
+    ``owners`` are the users who may own the file, by default ``allowed_owners``.
+    """
+    if owners is None:
+        owners = allowed_owners(config.path, os.geteuid())
+    broken = [failure("broken", fault, _REMEDY) for fault in faults]
+    yield from broken
+    if config.path is not None:
+        yield from _check_file(config.path, owners)
+    elif not broken:
+        yield ok("file", "no file, the defaults apply")
+    yield from (warning("environment", sentence) for sentence in config.warnings)
+    for plugin in plugins.broken:
+        if not plugin.table.startswith("sources."):
+            yield failure(f"[{plugin.table}]", plugin.cause, plugin.remedy)
+
+
+def allowed_owners(path: Path | None, euid: int) -> frozenset[int]:
+    """Root and the calling user; root only for the system's file, which root's capper reads."""
+    return frozenset({0} if path == DEFAULT_PATH else {0, euid})
+
+
+def _check_file(path: Path, owners: Collection[int]) -> Iterator[Finding]:
+    # A user who can write a directory can replace the file in it, and a link has one of its own.
+    places = dict.fromkeys((path.resolve(), path.resolve().parent, path.parent.resolve()))
+    warnings = [one for place in places for one in _writable_by_others(place, owners)]
+    yield from warnings or [ok("file", f"{path}")]
+
+
+def _writable_by_others(path: Path, owners: Collection[int]) -> Iterator[Finding]:
+    try:
+        found, read_only = path.stat(), bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return
+    risk = "and a capper of root obeys its settings"
+    if who := other_writers(found.st_mode, read_only=read_only):
+        yield warning(
+            "file", f"{path} can be changed by {who}, {risk}", f"Run `chmod go-w {path}`."
+        )
+    if found.st_uid not in owners:
+        yield warning(
+            "file",
+            f"{path} belongs to user {found.st_uid}, who can change it, {risk}",
+            f"Run `chown root {path}`.",
+        )
+
+
+def other_writers(mode: int, *, read_only: bool) -> str:
+    """The users besides the owner who can change a file, or replace files of a directory.
+
+    ``read_only``: the file system is mounted read-only. Kubernetes mounts a ConfigMap so, as a
+    directory with write permission for everybody.
+    """
+    # In a sticky directory, such as /tmp, only owners can replace files.
+    if read_only or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+        return ""
+    others = {stat.S_IWGRP: "its group", stat.S_IWOTH: "everybody"}
+    return " and ".join(name for bit, name in others.items() if mode & bit)
+
+
+# --------------------------------------------------------------------------------- directories
+
+
+def examine_directories(config: Config) -> Iterator[Finding]:
+    """Check that the agent can write its directories. Creates nothing."""
+    yield from _state_directory(config, Path(config.agent.state_dir))
+    run_dir = run_directory(config)
+    finding = _directory("run_dir", run_dir, note)
+    if run_dir.is_dir() and not finding.remedy:
+        found = run_dir.stat()
+        if fault := directory_fault(run_dir, found, {found.st_uid}):
+            remedy = f"{fault.remedy[0].upper()}{fault.remedy[1:]}."
+            finding = failure("run_dir", fault.cause, remedy)
+    yield finding
+
+
+def _state_directory(config: Config, path: Path) -> Iterator[Finding]:
+    finding = _directory("state_dir", path, warning)
+    yield finding
+    if finding.remedy or config.store.enabled is False:
+        return
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if free < config.store.max_size:
+        left = Size(free // 2**20 * 2**20)
+        yield warning(
+            "disk space",
+            f"{left} left at {existing}, less than store.max_size, {config.store.max_size}",
+            "Free some, or set store.max_size lower.",
+        )
+
+
+def _directory(key: str, path: Path, problem: Callable[[str, str, str], Finding]) -> Finding:
+    remedy = f"Create it for the user that runs wattspan, or set agent.{key} to another."
+    existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+    if existing == path and not path.is_dir():
+        return failure(key, f"{path} is not a directory", remedy)
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    if existing == path:
+        state = "can be written" if writable else "cannot be written by this user"
+    else:
+        state = "will be created" if writable else "is missing and cannot be created by this user"
+    return ok(key, f"{path} {state}") if writable else problem(key, f"{path} {state}", remedy)
+
+
+# --------------------------------------------------------------------------------------- rates
+
+
+def examine_footprint(config: Config, clock: Clock) -> Iterator[Finding]:
+    """The present rates of [cost] and [carbon]; requests them if a server is configured."""
+    yield from _check_rate("cost", config.cost, clock)
+    yield from _check_rate("carbon", config.carbon, clock)
+
+
+def _check_rate(name: str, table: RateSettings, clock: Clock) -> Iterator[Finding]:
+    from wattspan.footprint.price_and_carbon import PolledRate, open_rate
+
+    if faults := schedule_faults(table):
+        yield from (failure(name, fault.rstrip(".")) for fault in faults)
+        return
+    rate = open_rate(name, table, clock)
+    if rate is None:
+        yield note(name, f"not configured: [{name}] is empty")
+        return
+    if isinstance(rate, PolledRate):
+        rate.poll()
+        for one in rate.health().failures:
+            yield warning(name, f"cannot {one.verb} {one.thing}: {one.cause}", one.remedy)
+    now = rate.at(clock.now())
+    origin = f"by {name}.{table.rate_keys[0]}"
+    if now is not None:
+        yield ok(name, f"{now / BILLION:.10g} {table.unit}/kWh now, {origin}")
+    elif table.schedule:
+        yield note(name, f"unknown now, {origin}: no period holds at this time")
+
+
+def schedule_faults(table: RateSettings) -> list[str]:
+    """The faults of the tariff file of ``table``."""
+    from wattspan.footprint.tariff_file import read_schedule
+
+    try:
+        if table.schedule:
+            read_schedule(Path(table.schedule))
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
