@@ -37,12 +37,12 @@ class Capability:
 SAFETY_SCAN = 10 * SECOND
 """Interval of full scans of the process table if the kernel reports births."""
 
-_REAL_SYSFS = Path("/sys")
+_PROCFS, _SYSFS = Path("/proc"), Path("/sys")
 _T = TypeVar("_T")
 
 
 class HostUsage(NamedTuple):
-    """The usage source and the process directory of this host, and how they observe processes."""
+    """The usage source and the process directory of this host, and their capabilities."""
 
     usage: CpuUsageSource
     directory: HostProcesses
@@ -52,20 +52,18 @@ class HostUsage(NamedTuple):
 def open_processes(
     clock: SystemClock,
     *,
-    procfs: Path = Path("/proc"),
-    sysfs: Path = _REAL_SYSFS,
-    cgroup: Path = Path("/sys/fs/cgroup"),
+    sysfs: Path = _SYSFS,
     events: Literal["auto"] | bool = "auto",
     names: NamePolicy = NamePolicy.COMMAND,
 ) -> HostUsage:
     """The usage source and the process directory of this host.
 
-    ``sysfs`` is needed for the sockets of CPUs only, so an emulated host may bring its own.
-    ``events``: ``"auto"`` uses the kernel's reports if permitted, True requires them (SourceError),
-    False does not use them.
+    ``sysfs`` shows the sockets of CPUs, those of an emulated host for example. ``events``:
+    ``"auto"`` uses the reports of the kernel if permitted, True requires them (SourceError), False
+    does not use them.
     """
     births, births_error = _try_open(open_process_connector, events)
-    possible = CpuTopology(_REAL_SYSFS).possible
+    possible = CpuTopology(_SYSFS).possible
     finals, finals_error = _try_open(lambda: open_taskstats(possible), events)
     if events is True and (births_error or finals_error):
         for channel in (births, finals):
@@ -75,12 +73,12 @@ def open_processes(
             f"Cannot have process events: {births_error or finals_error}. "
             "Grant CAP_NET_ADMIN in the initial user and pid namespaces, or set events to auto."
         )
-    hierarchy = find_hierarchy(cgroup)
+    hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
     clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
     total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
-    busy = open_busy_clock(procfs, hierarchy)
-    processes = ProcFs(procfs)
+    busy = open_busy_clock(_PROCFS, hierarchy)
+    processes = ProcFs()
     source = CpuUsageSource(
         clock,
         processes,
@@ -127,7 +125,7 @@ def open_processes(
             "Make /proc/stat readable (ProcSubset=all).",
         ),
     )
-    return HostUsage(source, HostProcesses(ProcFs(procfs), names), capabilities)
+    return HostUsage(source, HostProcesses(ProcFs(), names), capabilities)
 
 
 _NETLINK_REMEDY = (
@@ -136,7 +134,7 @@ _NETLINK_REMEDY = (
 
 
 def _capability(name: str, present: str | None, missing: str, remedy: str) -> Capability:
-    """``present`` describes the capability; None where it is missing."""
+    """``present`` describes the capability; None if it is missing."""
     if present is None:
         return Capability(name, False, missing, remedy)
     return Capability(name, True, present)

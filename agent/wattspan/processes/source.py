@@ -83,7 +83,6 @@ class CpuUsageSource:
         self._topology = topology
         self._busy = busy
         self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
-        self._scan_every = scan_every
         self._table = ProcessTable(read_clock)
         self._lifecycle = LifecycleTracker(processes, self._table, names)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
