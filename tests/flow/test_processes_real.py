@@ -139,7 +139,6 @@ def test_hundreds_of_children_shorter_than_a_poll_are_all_charged_by_name() -> N
         named = [p for p in watch.spent if watch.infos[p].parent == os.getpid()]
         assert len(named) >= 250
         assert watch.of_children(os.getpid()) == pytest.approx(truth, rel=0.1)
-        assert watch.host.usage.overruns == 0
 
 
 @rooted

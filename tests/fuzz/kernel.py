@@ -13,7 +13,7 @@ from fuzz.supply import Supply, folder, one_line
 from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.identity_verification import container_id
 from wattspan.model import NamePolicy
-from wattspan.processes import netlink
+from wattspan.processes import kernel_events as netlink
 from wattspan.processes.cgroups import (
     MAX_LABEL,
     CgroupClocks,

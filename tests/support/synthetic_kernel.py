@@ -28,7 +28,6 @@ class Channel:
     def __init__(self) -> None:
         self.waiting: list[object] = []
         self.losing = False
-        self.overruns = 0
         self._lost = False
 
     def send(self, note: object) -> None:
@@ -47,7 +46,6 @@ class Channel:
                 news.exited.add(note)
         self.waiting.clear()
         if self._lost:
-            self.overruns += 1
             news.lost, self._lost = True, False
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from wattspan.otlp.destination import SPANS
 from wattspan.otlp.transport import ExportStatus, result_of_http
 from wattspan.processes.cpus import parse_cpu_list
 from wattspan.processes.inspector import ProcessInspector
-from wattspan.processes.netlink import raise_error
+from wattspan.processes.kernel_events import raise_error
 from wattspan.sources.nvml.session import MAX_GPUS
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.model import Consumer
-from wattspan.processes import netlink
+from wattspan.processes.kernel_events import (
+    ERROR,
+    MAX_DATAGRAM,
+    REQUEST,
+    message,
+    messages,
+    open_netlink,
+    raise_error,
+)
 from wattspan.processes.procfs import TICK, ProcFs
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -60,7 +68,7 @@ class TcpConnections:
             return None
         try:
             if self._link is None:
-                self._link = netlink.open_netlink(_SOCK_DIAG)
+                self._link = open_netlink(_SOCK_DIAG)
                 self._link.settimeout(_REPLY_TIMEOUT)
             found = self.find(self._link, here, there)
         except OSError:
@@ -80,12 +88,12 @@ class TcpConnections:
         request = (
             _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + ends + _ANY_INTERFACE
         )
-        link.send(netlink.message(_BY_FAMILY, netlink.REQUEST, request, sequence=self._sequence))
-        datagram = link.recv(netlink.MAX_DATAGRAM)
-        for kind, payload in netlink.messages(datagram):
-            if kind == netlink.ERROR:
+        link.send(message(_BY_FAMILY, REQUEST, request, sequence=self._sequence))
+        datagram = link.recv(MAX_DATAGRAM)
+        for kind, payload in messages(datagram):
+            if kind == ERROR:
                 try:
-                    netlink.raise_error(payload)
+                    raise_error(payload)
                 except FileNotFoundError:
                     return None
             else:

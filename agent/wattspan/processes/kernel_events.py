@@ -1,5 +1,7 @@
 """Kernel events of processes: the process connector (fork, exec, exit) and taskstats (CPU time).
 
+Both use netlink, whose messages and attributes are coded here as well.
+
 Layout of the connector from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``.
 A subscription needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces.
 
@@ -15,12 +17,80 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from wattspan.processes import netlink
+GENERIC = 16  # NETLINK_GENERIC
+CONNECTOR = 11  # NETLINK_CONNECTOR
+ERROR = 2  # NLMSG_ERROR
+REQUEST, ACK = 1, 4
+_SO_RCVBUFFORCE = 33
+_HEADER = struct.Struct("=IHHII")
+_CODE = struct.Struct("=i")
+_ATTRIBUTE = struct.Struct("=HH")
+_BUFFER = 4 << 20  # enough for some thousand exits between two polls; allocated on demand
+MAX_DATAGRAM = 8192
+"""Longer than all expected messages; a small buffer is cheap to allocate for each read."""
+
+
+def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
+    """A bound netlink socket with a receive buffer large enough for bursts.
+
+    OSError if the kernel does not permit or support it.
+    """
+    link = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
+    try:
+        link.bind((0, groups))
+        try:
+            link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except OSError:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def message(kind: int, flags: int, payload: bytes, sequence: int = 1) -> bytes:
+    return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, 0) + payload
+
+
+def messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
+    """The (type, payload) of every whole message in a datagram; a cut one ends it."""
+    at = 0
+    while at + _HEADER.size <= len(datagram):
+        length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
+        if length < _HEADER.size or at + length > len(datagram):
+            return
+        yield kind, datagram[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
+
+
+def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """The (type, value) of every whole attribute; a cut one ends it."""
+    at = 0
+    while at + _ATTRIBUTE.size <= len(payload):
+        length, kind = _ATTRIBUTE.unpack_from(payload, at)
+        if length < _ATTRIBUTE.size or at + length > len(payload):
+            return
+        yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+
+
+def raise_error(payload: bytes) -> None:
+    """Raise the error of an NLMSG_ERROR; return for an acknowledgement."""
+    if len(payload) < _CODE.size:
+        raise OSError(errno.EBADMSG, "the kernel's error message is truncated")
+    code = -_CODE.unpack_from(payload)[0]
+    if code:
+        raise OSError(code, os.strerror(code) if code in errno.errorcode else "unknown error")
 
 
 class ExitRecord(NamedTuple):
@@ -76,22 +146,19 @@ class EventChannel:
     def __init__(self, link: socket.socket, record: Callable[[bytes, ProcessEvents], None]) -> None:
         """``record`` adds the events of one datagram."""
         self._link, self._record = link, record
-        self.overruns = 0
-        """Number of times at which the kernel dropped messages because the buffer was full."""
 
     def drain(self, events: ProcessEvents) -> None:
         """Add everything reported so far to ``events``; never waits, never raises."""
         receive, record = self._link.recvfrom, self._record
         while True:
             try:
-                datagram, sender = receive(netlink.MAX_DATAGRAM)
+                datagram, sender = receive(MAX_DATAGRAM)
             except BlockingIOError:
                 return
             except OSError as error:
                 events.lost = True
                 if error.errno != errno.ENOBUFS:
                     return
-                self.overruns += 1
                 continue
             if sender[0] == 0:  # only messages of the kernel are trustworthy
                 record(datagram, events)
@@ -105,7 +172,7 @@ _CN = struct.Struct("=IIIIHH")  # idx val seq ack len flags
 # idx val, then what, then the four numbers an event may have: of a fork parent_pid parent_tgid
 # child_pid child_tgid, of the others process_pid process_tgid and more.
 _EVENT = struct.Struct("=II12xI12xIIII")
-_MIN_EVENT = netlink.HEADER + _EVENT.size
+_MIN_EVENT = _HEADER.size + _EVENT.size
 _NONE, _FORKED, _EXECED, _EXITED = 0, 0x1, 0x2, 0x80000000
 _LISTEN = 1  # PROC_CN_MCAST_LISTEN
 _ACK_TIMEOUT_MS = 500  # milliseconds for the kernel's answer to a subscription
@@ -118,7 +185,7 @@ def record_event(datagram: bytes, events: ProcessEvents) -> None:
     """
     if len(datagram) < _MIN_EVENT:
         return
-    index, value, what, first, second, third, fourth = _EVENT.unpack_from(datagram, netlink.HEADER)
+    index, value, what, first, second, third, fourth = _EVENT.unpack_from(datagram, _HEADER.size)
     if index != _PROC_GROUP or value != 1:
         return
     if what == _FORKED:
@@ -135,16 +202,16 @@ def acknowledgement(datagram: bytes) -> int | None:
     """The error number of an acknowledged subscription, 0 for success; None for other messages."""
     if len(datagram) < _MIN_EVENT:
         return None
-    index, value, what, error, *_ = _EVENT.unpack_from(datagram, netlink.HEADER)
+    index, value, what, error, *_ = _EVENT.unpack_from(datagram, _HEADER.size)
     return error if (index, value, what) == (_PROC_GROUP, 1, _NONE) else None
 
 
 def open_process_connector() -> EventChannel:
     """Subscribe to the process connector; OSError if the kernel does not permit or answer it."""
-    link = netlink.open_netlink(netlink.CONNECTOR, _PROC_GROUP)
+    link = open_netlink(CONNECTOR, _PROC_GROUP)
     try:
         request = _CN.pack(_PROC_GROUP, 1, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
-        link.send(netlink.message(3, 0, request))
+        link.send(message(3, 0, request))
         _await_acknowledgement(link)
         link.setblocking(False)
     except OSError:
@@ -160,7 +227,7 @@ def _await_acknowledgement(link: socket.socket) -> None:
     for _ in range(1000):  # events of others may come first
         if not ready.poll(_ACK_TIMEOUT_MS):
             raise TimeoutError("the kernel does not answer; are these the initial namespaces?")
-        error = acknowledgement(link.recv(netlink.MAX_DATAGRAM))
+        error = acknowledgement(link.recv(MAX_DATAGRAM))
         if error is not None:
             if error:
                 raise OSError(error, os.strerror(error))
@@ -192,8 +259,8 @@ def parse_exit(payload: bytes) -> ExitRecord | None:
     """
     task: ExitRecord | None = None
     total: tuple[int, int] | None = None
-    for kind, value in netlink.attributes(payload[_GENL.size :]):
-        parts = dict(netlink.attributes(value))
+    for kind, value in attributes(payload[_GENL.size :]):
+        parts = dict(attributes(value))
         stats = parts.get(_STATS, b"")
         if len(stats) < _AT_TIMES + _TIMES.size:
             continue
@@ -208,7 +275,7 @@ def parse_exit(payload: bytes) -> ExitRecord | None:
 
 def record_exits(family: int, datagram: bytes, events: ProcessEvents) -> None:
     """Add the exits of a datagram of the taskstats ``family``."""
-    for kind, payload in netlink.messages(datagram):
+    for kind, payload in messages(datagram):
         record = parse_exit(payload) if kind == family else None
         if record is not None:
             events.add_exit(record)
@@ -238,16 +305,16 @@ def open_taskstats(cpus: str) -> EventChannel:
 
     OSError if the kernel does not permit it or if its layout is unknown.
     """
-    link = netlink.open_netlink(netlink.GENERIC)
+    link = open_netlink(GENERIC)
     try:
         link.settimeout(_REPLY_TIMEOUT)
-        name = netlink.attribute(_FAMILY_NAME, b"TASKSTATS\0")
+        name = attribute(_FAMILY_NAME, b"TASKSTATS\0")
         answer = _request_stats(link, _CONTROL, _GENL.pack(_GET_FAMILY, 1, 0) + name)
-        family = struct.unpack("=H", dict(netlink.attributes(answer[4:]))[_FAMILY_ID][:2])[0]
+        family = struct.unpack("=H", dict(attributes(answer[4:]))[_FAMILY_ID][:2])[0]
         _check_layout(link, family)
-        mask = netlink.attribute(_REGISTER_MASK, cpus.encode() + b"\0")
-        flags = netlink.REQUEST | netlink.ACK
-        link.send(netlink.message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
+        mask = attribute(_REGISTER_MASK, cpus.encode() + b"\0")
+        flags = REQUEST | ACK
+        link.send(message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
         _acknowledged(link)
         link.setblocking(False)
     except (KeyError, struct.error) as error:
@@ -260,19 +327,19 @@ def open_taskstats(cpus: str) -> EventChannel:
 
 
 def _request_stats(link: socket.socket, kind: int, payload: bytes) -> bytes:
-    link.send(netlink.message(kind, netlink.REQUEST, payload))
-    for answer, body in netlink.messages(link.recv(netlink.MAX_DATAGRAM)):
-        if answer == netlink.ERROR:
-            netlink.raise_error(body)
+    link.send(message(kind, REQUEST, payload))
+    for answer, body in messages(link.recv(MAX_DATAGRAM)):
+        if answer == ERROR:
+            raise_error(body)
         return body
     raise OSError(errno.EPROTO, "the kernel's answer is empty")
 
 
 def _check_layout(link: socket.socket, family: int) -> None:
     """Verify the layout: query this process, and compare the pid in the answer."""
-    own = netlink.attribute(_ASK_PID, struct.pack("=I", os.getpid()))
+    own = attribute(_ASK_PID, struct.pack("=I", os.getpid()))
     answer = _request_stats(link, family, _GENL.pack(_GET, 1, 0) + own)
-    stats = dict(netlink.attributes(dict(netlink.attributes(answer[4:]))[_AGGR_PID]))[_STATS]
+    stats = dict(attributes(dict(attributes(answer[4:]))[_AGGR_PID]))[_STATS]
     if _ACCT.unpack_from(stats, _AT_ACCT)[2] != os.getpid():
         version = _VERSION.unpack_from(stats)[0]
         raise OSError(errno.EPROTO, f"taskstats version {version} has another layout")
@@ -281,8 +348,8 @@ def _check_layout(link: socket.socket, family: int) -> None:
 def _acknowledged(link: socket.socket) -> None:
     """Wait for the acknowledgement; ignore exits before it."""
     for _ in range(10_000):
-        for kind, payload in netlink.messages(link.recv(netlink.MAX_DATAGRAM)):
-            if kind == netlink.ERROR:
-                netlink.raise_error(payload)
+        for kind, payload in messages(link.recv(MAX_DATAGRAM)):
+            if kind == ERROR:
+                raise_error(payload)
                 return
     raise OSError(errno.EPROTO, "the kernel does not acknowledge the subscription")

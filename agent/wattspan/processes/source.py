@@ -99,13 +99,6 @@ class CpuUsageSource:
         self._next_cgroup_read = 0
         self._next_topology = 0
 
-    @property
-    def overruns(self) -> int:
-        """The number of overruns of the kernel's event buffers; a scan follows each."""
-        return sum(
-            one.overruns for one in (self._fork_events, self._exit_events) if one is not None
-        )
-
     def poll(self) -> UsageBatch:
         before = self._before
         if before is None:
