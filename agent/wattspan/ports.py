@@ -385,9 +385,9 @@ class StoreError(WattspanError):
 
     exit_code = 5
 
-    def __init__(self, said: Failure | str) -> None:
-        super().__init__(str(said))
-        self.failure = said if isinstance(said, Failure) else None
+    def __init__(self, message: Failure | str) -> None:
+        super().__init__(str(message))
+        self.failure = message if isinstance(message, Failure) else None
 
 
 class ActuatorError(WattspanError):
@@ -402,7 +402,7 @@ class ActuatorError(WattspanError):
 SUSPENDED = (
     "All limits were restored by `wattspan caps restore`; none is set until the capper restarts."
 )
-"""The message about caps that are wanted meanwhile."""
+"""The message for requests of caps after a restore."""
 
 
 class CapsError(WattspanError):

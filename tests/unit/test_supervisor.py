@@ -54,15 +54,15 @@ def test_abstract_address_is_understood_as_well() -> None:
 def test_notify_without_a_service_manager_is_a_no_op() -> None:
     SystemdNotifier({})("READY=1")
     SystemdNotifier({"NOTIFY_SOCKET": "/nowhere/at/all"})("READY=1")
-    assert not SystemdNotifier({}).heard
+    assert not SystemdNotifier({}).available
 
 
 def test_child_of_a_service_does_not_notify() -> None:
     with ServiceManager(watchdog=3) as manager:
         environ = {**manager.environ, "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-        notify = SystemdNotifier.taken(environ)
+        notify = SystemdNotifier.from_environment(environ)
         assert environ == {"HOME": "/"}
-        assert (notify.heard, notify.period) == (True, 3 * SECOND)
+        assert (notify.available, notify.period) == (True, 3 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_status_lists_listeners_sources_and_failures() -> None:
 
 def test_empty_status_has_a_message() -> None:
     assert (
-        agent_status(Snapshot(NOW, 1, "host"), []) == "serving nobody; no energy counter answers."
+        agent_status(Snapshot(NOW, 1, "host"), []) == "no listener; no energy counter answers."
     )
 
 
@@ -257,13 +257,13 @@ def test_sighup_reloads_with_a_service_manager() -> None:
 
 def test_reload_requests_are_coalesced_per_running_reload() -> None:
     request, told = StopRequest(), list[str]()
-    request.ask_reload()
+    request.request_reload()
     request.register(lambda: told.append("stop"), lambda: told.append("reload"))
     assert told == ["reload"]
     assert [request.take_reload(), request.take_reload()] == [True, False]
-    request.ask_reload()
+    request.request_reload()
     assert request.take_reload()
-    assert not request.asked
+    assert not request.requested
 
 
 # -------------------------------------------------------------------------------- changed keys

@@ -53,12 +53,15 @@ def command(
     """
     from wattspan.service.systemd import SystemdNotifier, Watchdog, inherited_unix_socket
 
-    notify, listening = SystemdNotifier.taken(os.environ), inherited_unix_socket(os.environ)
+    notify, listening = (
+        SystemdNotifier.from_environment(os.environ),
+        inherited_unix_socket(os.environ),
+    )
 
     def load() -> Config:
         return load_without_plugins(config_file, settings)
 
-    reload = hangup_reloads(managed=notify.heard)
+    reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
         from wattspan.capper.paths import capper_socket_path, open_capper_host
         from wattspan.capper.process import Capper, enabled_knobs
@@ -79,7 +82,7 @@ def command(
                 )
             raise
         tell, warn = loggers(config.agent.log_level)
-        notify.patience(STARTUP_TIMEOUT)
+        notify.extend_timeout(STARTUP_TIMEOUT)
         status = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
         capper = Capper(
             open_capper_host(Path(config.agent.state_dir), emulated),
@@ -115,7 +118,7 @@ class CapperStatus:
         if not self.begun:
             self.ready()
         self.watchdog()
-        if self.notify.heard:
+        if self.notify.available:
             self.notify.status(self._sentence())
 
     def ready(self) -> None:
@@ -124,7 +127,7 @@ class CapperStatus:
 
     def ending(self) -> None:
         self.notify.stopping()
-        self.notify.patience(STARTUP_TIMEOUT)
+        self.notify.extend_timeout(STARTUP_TIMEOUT)
 
     def _sentence(self) -> str:
         return f"{self.not_applied} {self.status()}".strip()

@@ -120,10 +120,10 @@ def command(
             host = stack.enter_context(EmulatedHost(chosen))
         except WattspanError:
             # Ctrl-C in a terminal also ends a host that is not in its own session yet.
-            if request.asked:
+            if request.requested:
                 return
             raise
-        if request.asked:
+        if request.requested:
             return
         agent = _start(host, listen, tune=not no_tune)
         stack.callback(agent.stop)

@@ -34,12 +34,12 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
     """
     from wattspan.service.systemd import SystemdNotifier
 
-    notify = SystemdNotifier.taken(os.environ)
+    notify = SystemdNotifier.from_environment(os.environ)
 
     def load() -> LoadedConfiguration:
         return load_configuration(config_file, settings, emulation_flags(emulate))
 
-    with stop_on_signals(reload=hangup_reloads(managed=notify.heard)) as request:
+    with stop_on_signals(reload=hangup_reloads(managed=notify.available)) as request:
         loaded = load()
         from wattspan.clock import SystemClock
         from wattspan.service.daemon import AgentDaemon

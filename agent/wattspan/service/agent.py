@@ -186,7 +186,7 @@ class Agent:
         self._stop = threading.Event()
         self._ended = False
         # A queue, not an Event: a signal handler may interrupt the main thread inside its lock.
-        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._serving: list[ServiceGroup] = []
         self.failure: BaseException | None = None
@@ -219,7 +219,7 @@ class Agent:
         try:
             self._poller.turn()
             self._poller.publish()
-            # First of all: a part that starts slowly, such as a capper, must not delay a tick.
+            # The poller first: a part that starts slowly, such as a capper, must not delay a tick.
             self._run("poller", lambda: self._poller.run(self._stop))
             self._exporters.start(self._poller.view)
             for service in self._services:
@@ -239,12 +239,12 @@ class Agent:
         """
         if not self._ended:
             with suppress(queue.Empty):
-                self._ended = self._bell.get(timeout=timeout)
+                self._ended = self._wakeups.get(timeout=timeout)
         return self._ended
 
     def request_stop(self) -> None:
         """Make ``wait`` return True from now on. Safe in a signal handler."""
-        self._bell.put(True)
+        self._wakeups.put(True)
 
     def fail(self, part: str, error: BaseException) -> None:
         """End because of an unexpected error in a part."""
@@ -254,7 +254,7 @@ class Agent:
 
     def wake(self) -> None:
         """Make ``wait`` return once. Safe in a signal handler."""
-        self._bell.put(False)
+        self._wakeups.put(False)
 
     def stop(self) -> None:
         """Stop all parts and store the last checkpoint, whichever part fails. Idempotent."""

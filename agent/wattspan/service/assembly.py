@@ -77,7 +77,7 @@ def build_agent(
     plugins: Plugins,
     *,
     log: Log,
-    tell: Log = lambda _: None,
+    info: Log = lambda _: None,
     emulated: EmulatedHost | None = None,
     closing: Checkpoint | None = None,
     health: Callable[[], tuple[SourceHealth, ...]] = lambda: (),
@@ -102,7 +102,7 @@ def build_agent(
         undo.callback(processes.usage.close)
         for means in processes.capabilities if config.processes.events else ():
             if not means.active:
-                tell(f"Without {means.name}: {means.detail}. {means.remedy}")
+                info(f"Without {means.name}: {means.detail}. {means.remedy}")
         context = SourceContext(
             clock=clock,
             directory=processes.directory,
@@ -299,13 +299,15 @@ class StandaloneAgent:
 
     def wait_until_ready(self) -> None:
         """Return when every counter has been read twice, or after STARTUP_TIMEOUT."""
-        begun = self._clock.monotonic()
+        started = self._clock.monotonic()
         history = self._agent.history
 
         def all_known() -> bool:
             now = self._clock.monotonic()
-            known = (history.device(one, begun - SECOND, now).covered for one in history.domains())
-            return history.settled() > begun and all(covered > 0 for covered in known)
+            known = (
+                history.device(one, started - SECOND, now).covered for one in history.domains()
+            )
+            return history.settled() > started and all(covered > 0 for covered in known)
 
         self._wait_for(all_known, STARTUP_TIMEOUT)
 

@@ -135,11 +135,13 @@ class AgentDaemon:
         finally:
             if running is not None:
                 self._notify.stopping()
-                self._notify.patience(STEP_TIMEOUT)
+                self._notify.extend_timeout(STEP_TIMEOUT)
                 self._end(running)
             self._hosts.keep_only()
         if running.agent.failure is not None:
-            raise WattspanError("The agent ended because a part of it failed, as said above.")
+            raise WattspanError(
+                "The agent ended because a part of it failed; the log above names the cause."
+            )
 
     # -------------------------------------------------------------------------- start and stop
 
@@ -152,17 +154,17 @@ class AgentDaemon:
             emulated = self._hosts.get(config.emulation)
         except WattspanError:
             # Ctrl-C on a terminal also ends an emulated host that has no session of its own yet.
-            if self._request.asked:
+            if self._request.requested:
                 raise _StopRequestedError from None
             raise
-        if self._request.asked:
+        if self._request.requested:
             raise _StopRequestedError
         self._progress()
         agent = build_agent(
             config,
             loaded.plugins,
             log=self._warn,
-            tell=notes.append,  # logged after a successful start: an error stands alone
+            info=notes.append,  # logged after a successful start: an error stands alone
             emulated=emulated,
             closing=self._closings.get(config.emulation),
             health=lambda: self._health,
@@ -273,7 +275,7 @@ class AgentDaemon:
 
     def _progress(self) -> None:
         """Begin another step of a start or an end, with its own timeout."""
-        self._notify.patience(STEP_TIMEOUT)
+        self._notify.extend_timeout(STEP_TIMEOUT)
         self._notify.alive()
 
     def _status(self, running: RunningAgent) -> str:

@@ -28,13 +28,13 @@ from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
 
 SETTLEMENT_TIMEOUT = 5 * SECOND
-"""A domain without settlement for longer is not waited for: it is gone, or its driver hangs."""
+"""A domain without settlement for longer is absent or its driver hangs: queries do not wait."""
 
 MAX_KNOWN_PARENTS = 20_000
 """Processes with a remembered parent, so that a family is known after its members' exits."""
 
 BACKFILL = 60 * SECOND
-"""The past that a new profile includes: spans are sent seconds after their end."""
+"""The period before its start that a new profile includes: spans arrive after their end."""
 
 
 Samples = Callable[[], Iterable[tuple[int, int]]] | None

@@ -63,7 +63,7 @@ MAX_PROCESSES = 1024
 """Sending processes that are watched; the one without spans for longest is released."""
 
 BYTES_PER_SPAN = 700
-"""Memory of a waiting span beside its part of the request, measured."""
+"""Measured memory of a waiting span, without its part of the request."""
 
 _TUPLE: Any = tuple.__new__
 _START, _END = attrgetter("start"), attrgetter("end")

@@ -32,7 +32,7 @@ _LOOKUP_TIME_SHARE = 4
 
 
 class ConnectionOwnerLookup:
-    """The user who owns a TCP socket of this host; None if unknown. Safe from any thread.
+    """Finds the user of a TCP socket of this host; None if unknown. Safe from any thread.
 
     If the kernel does not support a direct query, the table of all connections is read, which takes
     milliseconds; beyond the share of time for lookups the result is None.

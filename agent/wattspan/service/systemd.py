@@ -29,7 +29,7 @@ _SEND_TIMEOUT = 1.0  # seconds that a service manager may take to make room for 
 
 
 class SystemdNotifier:
-    """One datagram a message to ``$NOTIFY_SOCKET``. Safe from any thread; never raises."""
+    """Sends messages as datagrams to ``$NOTIFY_SOCKET``. Safe from any thread; never raises."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         where = environ.get("NOTIFY_SOCKET", "")
@@ -39,15 +39,15 @@ class SystemdNotifier:
         self._status = ""
 
     @classmethod
-    def taken(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
-        """From ``environ``, whose variables are removed: child processes must not notify."""
+    def from_environment(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
+        """The notifier of ``environ``; removes its variables: child processes must not notify."""
         notify = cls(dict(environ))
         for name in _NOTIFY_VARIABLES:
             environ.pop(name, None)
         return notify
 
     @property
-    def heard(self) -> bool:
+    def available(self) -> bool:
         """True if there is a service manager."""
         return bool(self._address)
 
@@ -83,7 +83,7 @@ class SystemdNotifier:
         """Report the start of the end."""
         self("STOPPING=1", status_assignment("Stopping."))
 
-    def patience(self, span: int) -> None:
+    def extend_timeout(self, span: int) -> None:
         """Extend the timeout of a start or an end to ``span`` nanoseconds from now."""
         self(f"EXTEND_TIMEOUT_USEC={span // 1000}")
 
@@ -118,12 +118,10 @@ def status_assignment(sentence: str) -> str:
 
 def _period(environ: Mapping[str, str]) -> int | None:
     """``WATCHDOG_USEC`` in nanoseconds, if it is valid and of this process."""
-    told, whom = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if whom and whom != str(os.getpid()):
+    period, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if pid not in ("", str(os.getpid())) or not (period.isascii() and period.isdecimal()):
         return None
-    if not (told.isascii() and told.isdecimal()) or not int(told):
-        return None
-    return int(told) * (SECOND // 10**6)
+    return int(period) * (SECOND // 10**6) or None
 
 
 _NAMED = 3  # addresses and sources that are named; the others are counted
@@ -138,7 +136,7 @@ def agent_status(snapshot: Snapshot, addresses: Sequence[str], note: str = "") -
     domains = [account.domain for account in snapshot.domains if account.present]
     down = [health.source for health in snapshot.health if not health.up]
     parts = [
-        f"serving {_abbreviated_list(addresses)}" if addresses else "serving nobody",
+        f"serving {_abbreviated_list(addresses)}" if addresses else "no listener",
         f"{len(domains)} energy counter{'s' * (len(domains) > 1)} of "
         + _abbreviated_list(sorted({domain.source for domain in domains}))
         if domains
@@ -170,8 +168,8 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.reload_asked = False
+        self.requested = False
+        self.reload_requested = False
         self._on_stop: Callable[[], None] | None = None
         self._on_reload: Callable[[], None] | None = None
 
@@ -180,33 +178,33 @@ class StopRequest:
     ) -> None:
         """Set the callbacks, which may run in a signal handler; past requests call them at once."""
         self._on_stop, self._on_reload = on_stop, on_reload
-        if self.asked:
+        if self.requested:
             on_stop()
-        if self.reload_asked and on_reload is not None:
+        if self.reload_requested and on_reload is not None:
             on_reload()
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """End the program."""
-        self.asked = True
+        self.requested = True
         if self._on_stop is not None:
             self._on_stop()
 
-    def ask_reload(self) -> None:
+    def request_reload(self) -> None:
         """Reload the configuration."""
-        self.reload_asked = True
+        self.reload_requested = True
         if self._on_reload is not None:
             self._on_reload()
 
     def take_reload(self) -> bool:
         """True if a reload was requested since the last call."""
-        asked, self.reload_asked = self.reload_asked, False
+        asked, self.reload_requested = self.reload_requested, False
         return asked
 
 
 def hangup_reloads(*, managed: bool) -> bool:
     """True if SIGHUP requests a reload: under a service manager, or without a terminal.
 
-    On a terminal it means that the terminal is gone, and ends the program.
+    On a terminal, SIGHUP means that the terminal has closed, and ends the program.
     """
     if managed:
         return True
@@ -236,14 +234,14 @@ def stop_on_signals(*, patiently: bool = False, reload: bool = False) -> Iterato
         now = clock.monotonic()
         if asked_at is None:
             asked_at = now
-            request.ask()
+            request.request_stop()
         elif not patiently and now - asked_at >= REPEATED_SIGNAL_DELAY:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     def handle_hangup(number: int, frame: object) -> None:
         if reload:
-            request.ask_reload()
+            request.request_reload()
         else:
             handle(number, frame)
 

@@ -74,7 +74,7 @@ class TuningAssembly:
         if self._needs_capper or self.tap is not None:
             self._add_records()
         if self._needs_capper:
-            self._add_audit()  # first, so that it sees the capper from its start to its end
+            self._add_audit()  # before the capper, whose start and end it records
             self._add_capper()
             capper = CapperHealth(self._client)
             self.services.add_thread("wattspan-capper-watch", capper.run)

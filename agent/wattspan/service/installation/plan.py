@@ -290,9 +290,9 @@ def _remove_file(file: ServiceFile, content: FileContent) -> Action:
     return Keep(file.path, _keep_reason(content)[0])
 
 
-def _remove_empty_directories(gone: Sequence[ServiceFile]) -> Iterator[Action]:
+def _remove_empty_directories(removed: Sequence[ServiceFile]) -> Iterator[Action]:
     """Yield the directories that may be empty now, deepest first, below LOCAL_LIB."""
-    folders = dict.fromkeys(f.folder for f in gone)
+    folders = dict.fromkeys(f.folder for f in removed)
     parents = dict.fromkeys(
         folder.rpartition("/")[0]
         for folder in folders
@@ -347,7 +347,7 @@ class LimitNotRestoredError(InstallationError):
 
 
 def apply_plan(
-    plan: Sequence[Action], root: Path, say: Callable[[str], None], run: Runner
+    plan: Sequence[Action], root: Path, report: Callable[[str], None], run: Runner
 ) -> tuple[str, ...]:
     """Perform the actions and return the errors of optional ones.
 
@@ -358,7 +358,7 @@ def apply_plan(
         error = _perform(action, root, run)
         if not error:
             if not (isinstance(action, RemoveFolder) and path_below(root, action.path).exists()):
-                say(action.sentence(done=True))
+                report(action.sentence(done=True))
             continue
         if isinstance(action, Run) and action.required:
             restoring = action.command[-2:] == ("caps", "restore")

@@ -143,7 +143,7 @@ def _writer(step: PathComponent, trusted: TrustedOwners) -> str:
     if step.uid not in trusted.users:
         return f"user {step.uid}"
     if stat.S_ISLNK(step.mode):
-        return ""  # a link's own mode says nothing
+        return ""  # the mode of a link has no effect
     if step.mode & stat.S_IWOTH:
         return "every user"
     others = step.mode & stat.S_IWGRP and step.gid not in trusted.groups
