@@ -237,8 +237,8 @@ def test_old_systemd_warning_names_ignored_settings(
 def test_version_is_that_of_the_running_host_and_of_no_other_root(
     tmp_path: Path, told: str, version: int | None
 ) -> None:
-    assert inspect_host(Path("/"), (), lambda: told).systemd == version
-    assert inspect_host(tmp_path, (), lambda: told).systemd is None
+    assert inspect_host(Path("/"), (), lambda _: told).systemd == version
+    assert inspect_host(tmp_path, (), lambda _: told).systemd is None
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
         Note,
         action_facts,
         apply_plan,
-        system_runner,
+        run_command,
     )
 
     def echo(text: str) -> None:
@@ -162,7 +162,7 @@ def _carry_out(actions: Sequence[Action], root: Path, *, dry_run: bool, as_json:
             echo(action.sentence(done=False))
         echo("Nothing was changed.")
     else:
-        failed = apply_plan(actions, root, echo, system_runner(os.environ))
+        failed = apply_plan(actions, root, echo, run_command)
         if all(isinstance(action, Note) for action in actions):
             echo("There was nothing to do.")
     if as_json:

@@ -194,17 +194,27 @@ class InstallationState:
     systemd: int | None = None
 
 
-def systemctl_version() -> str:
-    """Return the output of `systemctl --version`; "" without systemd."""
-    return _systemctl("--version")
+def _systemctl(*arguments: str) -> str:
+    """Return the output of systemctl; "" without systemd or an answer."""
+    try:
+        return subprocess.run(  # noqa: S603 - constant commands, no shell
+            ["systemctl", *arguments],  # noqa: S607 - the host's own
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def inspect_host(
-    root: Path, files: Sequence[ServiceFile], version: Callable[[], str] = systemctl_version
+    root: Path, files: Sequence[ServiceFile], systemctl: Callable[[str], str] = _systemctl
 ) -> InstallationState:
     """Return the state of the service files below ``root``."""
     live = root == Path("/")
-    version_match = re.match(r"systemd (\d+)", version()) if live else None
+    version_match = re.match(r"systemd (\d+)", systemctl("--version")) if live else None
     units = [f for f in files if f.unit]
     vendor = dict.fromkeys(f"{place}/{f.name}" for f in units for place in _VENDOR)
     above = [f"{_ADMINISTRATOR[f.folder]}/{f.name}" for f in files]
@@ -260,7 +270,7 @@ def file_content(path: Path) -> FileContent:
 _STATE_TEXT = {
     FileState.ABSENT: "not installed",
     FileState.CURRENT: "current",
-    FileState.OUTDATED: ("outdated; `wattspan service install` updates it"),
+    FileState.OUTDATED: "outdated; `wattspan service install` updates it",
     FileState.EDITED: "edited since its installation",
     FileState.FOREIGN: "not written by wattspan",
 }
@@ -326,18 +336,3 @@ def service_status(root: Path, files: Sequence[ServiceFile], program: str) -> Se
             for name in (unit_names(files) if found.booted else ())
         },
     )
-
-
-def _systemctl(*arguments: str) -> str:
-    """Return the output of systemctl; "" without systemd or an answer."""
-    try:
-        return subprocess.run(  # noqa: S603 - constant commands, no shell
-            ["systemctl", *arguments],  # noqa: S607 - the host's own
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from wattspan.service.installation.files import (
     file_state,
     path_below,
 )
+from wattspan.util.files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +331,6 @@ def _remove_state(found: InstallationState, *, purge: bool) -> Iterator[Action]:
 
 # ------------------------------------------------------------------------------------ execution
 
-Runner = Callable[[Sequence[str]], str]
-"""Runs a command; returns "" after success, else the cause of the failure."""
-
 LIMIT_NOT_RESTORED = 6
 
 
@@ -347,11 +345,15 @@ class LimitNotRestoredError(InstallationError):
 
 
 def apply_plan(
-    plan: Sequence[Action], root: Path, report: Callable[[str], None], run: Runner
+    plan: Sequence[Action],
+    root: Path,
+    report: Callable[[str], None],
+    run: Callable[[Sequence[str]], str],
 ) -> tuple[str, ...]:
     """Perform the actions and return the errors of optional ones.
 
-    Raises InstallationError if a required action fails.
+    ``run`` runs a command; it returns "" after success, else the cause of the failure. Raises
+    InstallationError if a required action fails.
     """
     failed = []
     for action in plan:
@@ -369,14 +371,15 @@ def apply_plan(
     return tuple(failed)
 
 
-def _perform(action: Action, root: Path, run: Runner) -> str:
+def _perform(action: Action, root: Path, run: Callable[[Sequence[str]], str]) -> str:
     """Perform one action; return the error as a sentence, "" after success."""
     try:
         match action:
+            case Write() | Remove() if content_below(root, action.path) != action.found:
+                raise OSError(0, "it has changed since the inspection; run the command again")  # noqa: TRY301
             case Write():
-                _write(root, action.path, action.text, action.found)
+                _write(path_below(root, action.path), action.text)
             case Remove():
-                _require_unchanged(root, action.path, action.found)
                 path_below(root, action.path).unlink()
             case RemoveFolder() if escapes_root(root, action.path):
                 return f"{action.path} leaves this root through a symbolic link."
@@ -396,58 +399,41 @@ def _perform(action: Action, root: Path, run: Runner) -> str:
     return ""
 
 
-def _write(root: Path, name: str, text: str, found: FileContent) -> None:
-    """Write the file atomically with mode 0644, unless it changed since the inspection."""
-    _require_unchanged(root, name, found)
-    path = path_below(root, name)
+def _write(path: Path, text: str) -> None:
+    """Write the file atomically with mode 0644, and missing directories with mode 0755."""
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir()
         folder.chmod(0o755)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("xb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        _require_unchanged(root, name, found)
-        draft.rename(path)
+        replace_file(path, text.encode(), draft)
+        path.chmod(0o644)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _require_unchanged(root: Path, path: str, found: FileContent) -> None:
-    if content_below(root, path) != found:
-        raise OSError(0, "it has changed since the inspection; run the command again")
 
 
 _PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
 
 
-def system_runner(environ: Mapping[str, str]) -> Runner:
-    """Return a runner of commands with only the basic environment variables of the caller."""
-    variables = {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
-
-    def run(command: Sequence[str]) -> str:
-        try:
-            done = subprocess.run(  # noqa: S603 - our own commands, no shell
-                list(command),
-                env=variables,
-                cwd="/",
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=120,
-            )
-        except FileNotFoundError:
-            return f"{command[0]} is not installed"
-        except OSError as error:
-            return str(error.strerror)
-        except subprocess.TimeoutExpired:
-            return "it did not end within two minutes"
-        lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
-        message = lines[-1].strip().rstrip(".") if lines else "no message"
-        return f"exit code {done.returncode}, {message}" if done.returncode else ""
-
-    return run
+def run_command(command: Sequence[str]) -> str:
+    """Run a command with only the basic environment variables of the caller."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own commands, no shell
+            list(command),
+            env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    except FileNotFoundError:
+        return f"{command[0]} is not installed"
+    except OSError as error:
+        return str(error.strerror)
+    except subprocess.TimeoutExpired:
+        return "it did not end within two minutes"
+    lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
+    message = lines[-1].strip().rstrip(".") if lines else "no message"
+    return f"exit code {done.returncode}, {message}" if done.returncode else ""
