@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.config import (
-    Config,
-    FixedCapSettings,
-    FlagValue,
-    PrioritySettings,
-    SettingOrigin,
-    TunedJobSettings,
-    load,
-)
+from wattspan.config import Config, FlagValue, SettingOrigin, TunedJobSettings, load
+from wattspan.config.control import FixedCapSettings, PrioritySettings
 from wattspan.config.writing import to_toml
 from wattspan.model import Knob
 from wattspan.model.settings import Duration

@@ -161,9 +161,7 @@ def test_status_lists_listeners_sources_and_failures() -> None:
 
 
 def test_empty_status_has_a_message() -> None:
-    assert (
-        agent_status(Snapshot(NOW, 1, "host"), []) == "no listener; no energy counter answers."
-    )
+    assert agent_status(Snapshot(NOW, 1, "host"), []) == "no listener; no energy counter answers."
 
 
 def test_status_names_emulation() -> None:

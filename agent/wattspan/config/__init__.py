@@ -1,15 +1,8 @@
-"""The configuration: flag over environment over file over default, and where each came from."""
+"""The configuration: flag over environment over file over default, with the origin of values."""
 
-from wattspan.config.control import (
-    AutotuneSettings,
-    CapsSettings,
-    FixedCapSettings,
-    PrioritySettings,
-    TunedJobSettings,
-)
+from wattspan.config.control import AutotuneSettings, CapsSettings, TunedJobSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
-from wattspan.config.loading import DEFAULT_PATH, changed_keys, environment_variable, load
-from wattspan.config.loading import ENVIRONMENT_PREFIX as ENVIRONMENT_PREFIX
+from wattspan.config.loading import changed_keys, environment_variable, load
 from wattspan.config.tables import (
     TABLES,
     AccessSettings,
@@ -18,15 +11,12 @@ from wattspan.config.tables import (
     ConfigSchema,
     EmulationSettings,
     FlagValue,
-    ProcessesSettings,
     SettingOrigin,
     SpansSettings,
     StoreSettings,
 )
 
 __all__ = [
-    "DEFAULT_PATH",
-    "ENVIRONMENT_PREFIX",
     "TABLES",
     "AccessSettings",
     "AgentSettings",
@@ -37,10 +27,7 @@ __all__ = [
     "ConfigSchema",
     "CostSettings",
     "EmulationSettings",
-    "FixedCapSettings",
     "FlagValue",
-    "PrioritySettings",
-    "ProcessesSettings",
     "SettingOrigin",
     "SpansSettings",
     "StoreSettings",
