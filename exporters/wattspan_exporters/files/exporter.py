@@ -54,7 +54,7 @@ def files_faults(settings: FilesSettings) -> Iterator[str]:
 class SnapshotWriter:
     """Writes snapshots. For one thread. An error of the disk costs the rows of a snapshot.
 
-    ``drops`` counts lost rows, ``removed`` files that were removed to make room.
+    ``drops`` counts lost rows.
     """
 
     def __init__(self, settings: FilesSettings, log: Callable[[str], None]) -> None:
@@ -72,7 +72,6 @@ class SnapshotWriter:
         self._turns = self._failed = 0
         self._written = -1
         self.drops = 0
-        self.removed = 0
 
     def turn(self, snapshot: Snapshot) -> None:
         """Write a snapshot, unless it is written already."""
@@ -210,7 +209,6 @@ class SnapshotWriter:
             folder.remove(oldest.entry)
             folder.remove(oldest.name.draft)
             size -= oldest.size
-            self.removed += 1
 
     def _fail(self, verb: str, thing: str, cause: str, remedy: str) -> None:
         """Record a failure; logs it unless the last one has the same verb and cause."""
@@ -263,11 +261,6 @@ class FilesExporter:
     def drops(self) -> int:
         """Lost rows."""
         return self._writer.drops
-
-    @property
-    def removed(self) -> int:
-        """Files that were removed to make room."""
-        return self._writer.removed
 
     @property
     def health(self) -> SourceHealth:

@@ -117,12 +117,6 @@ class ExportDirectory:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> ExportDirectory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def moved(self) -> bool:
         """True if the directory at the path was replaced, removed or mounted over."""
