@@ -242,20 +242,15 @@ GRACE_SECONDS = 20.0
 class FilesExporter:
     """Writes in a thread that takes the newest snapshot at each interval; has no queue."""
 
+    name = "files"
+    address: str | None = None
+
     def __init__(self, settings: FilesSettings, context: ExporterContext) -> None:
         check_format(settings)
         self._settings, self._context = settings, context
         self._writer = SnapshotWriter(settings, context.log)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def name(self) -> str:
-        return "files"
-
-    @property
-    def address(self) -> None:
-        return None
 
     @property
     def drops(self) -> int:

@@ -250,6 +250,9 @@ STOP_TIMEOUT = 2 * SECOND
 class OtlpExporter:
     """Pushes in a thread, one request at a time. ``turn`` makes one push; tests call it."""
 
+    name = "otlp"
+    address: str | None = None
+
     def __init__(
         self,
         destination: Destination,
@@ -274,14 +277,6 @@ class OtlpExporter:
         self._wake = threading.Event()
         self._stopping = False
         self._worker = threading.Thread(target=self._run, name="wattspan-otlp", daemon=True)
-
-    @property
-    def name(self) -> str:
-        return "otlp"
-
-    @property
-    def address(self) -> str | None:
-        return None
 
     @property
     def drops(self) -> int:

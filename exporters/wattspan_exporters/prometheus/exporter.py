@@ -29,21 +29,15 @@ REMEMBER_SECONDS = 1.0
 class PrometheusExporter:
     """Serves ``/metrics``, ``/v1/snapshot``, ``/healthz`` and the live page."""
 
+    name = "prometheus"
+    address: str | None = None
+    """The URL of the metrics; None until started."""
+
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
         self._self_metrics = SelfMetrics(context.version)
         self._rejected = context.refusals(self.name)
         self._server: HttpServer | None = None
-        self._address: str | None = None
-
-    @property
-    def name(self) -> str:
-        return "prometheus"
-
-    @property
-    def address(self) -> str | None:
-        """The URL of the metrics; None until started."""
-        return self._address
 
     @property
     def drops(self) -> int:
@@ -99,12 +93,12 @@ class PrometheusExporter:
         self._server = server
         scheme = "http" if policy.tls is None else "https"
         host = at if listen.host else f"{socket.gethostname()}{at}"
-        self._address = f"{scheme}://{host}/metrics"
+        self.address = f"{scheme}://{host}/metrics"
 
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
-        self._server = self._address = None
+        self._server = self.address = None
 
     def _policy(self) -> AccessPolicy:
         listen = self._settings.listen
