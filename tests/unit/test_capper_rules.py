@@ -7,7 +7,7 @@ import pytest
 from support.capper_bench import W, entry
 from wattspan.capper.lease_manager import CapGrant, LeaseRegistry
 from wattspan.capper.ownership import SettingOwner, setting_owner
-from wattspan.capper.planner import CapBounds, OperatorLimits, cap_bounds, limit_step
+from wattspan.capper.planner import CapBounds, OperatorLimits, WriteCause, cap_bounds, limit_step
 from wattspan.model import SECOND, CapKey, Instant, Knob, KnobState
 
 KEY = CapKey(Knob.GPU_POWER, "gpu0")
@@ -104,13 +104,13 @@ OTHER = CapKey(Knob.GPU_POWER, "gpu1")
 
 def grant(job: str, *keys: CapKey) -> CapGrant:
     caps = dict.fromkeys(keys, 500 * W)
-    return CapGrant(job, "why", Instant(0, 0), caps, caps)
+    return CapGrant(1, WriteCause(job, "why"), Instant(0, 0), caps, caps)
 
 
 def test_unrenewed_lease_expires_as_a_whole() -> None:
     leases = LeaseRegistry(10 * SECOND)
-    leases.grant(1, grant("a", KEY), length=0, now=0)
-    leases.grant(1, grant("b", OTHER), length=0, now=4 * SECOND)
+    leases.grant(grant("a", KEY), length=0, now=0)
+    leases.grant(grant("b", OTHER), length=0, now=4 * SECOND)
     leases.renew(1, 9 * SECOND)
     assert leases.expire(18 * SECOND) == {}
     assert [cause.job for cause in leases.expire(19 * SECOND).values()] == ["a", "b"]
@@ -119,7 +119,7 @@ def test_unrenewed_lease_expires_as_a_whole() -> None:
 
 def test_expired_lease_cannot_be_renewed() -> None:
     leases = LeaseRegistry(10 * SECOND)
-    leases.grant(1, grant("a", KEY), length=0, now=0)
+    leases.grant(grant("a", KEY), length=0, now=0)
     leases.expire(10 * SECOND)
     leases.renew(1, 10 * SECOND)
     assert leases.holding(KEY) is None
@@ -127,16 +127,16 @@ def test_expired_lease_cannot_be_renewed() -> None:
 
 def test_lease_is_never_longer_than_the_configured_one() -> None:
     leases = LeaseRegistry(10 * SECOND)
-    leases.grant(1, grant("a", KEY), length=3600 * SECOND, now=0)
+    leases.grant(grant("a", KEY), length=3600 * SECOND, now=0)
     assert leases.next_expiry == 10 * SECOND
-    leases.grant(1, grant("a", KEY), length=2 * SECOND, now=0)
+    leases.grant(grant("a", KEY), length=2 * SECOND, now=0)
     assert leases.next_expiry == 2 * SECOND
 
 
 def test_release_of_one_job_leaves_the_other_its_limits() -> None:
     leases = LeaseRegistry(10 * SECOND)
-    leases.grant(1, grant("a", KEY), length=0, now=0)
-    leases.grant(1, grant("b", OTHER), length=0, now=0)
+    leases.grant(grant("a", KEY), length=0, now=0)
+    leases.grant(grant("b", OTHER), length=0, now=0)
     assert [cause.job for cause in leases.release(1, "a").values()] == ["a"]
     assert leases.limits().keys() == {OTHER}
     assert leases.release(2) == {}
@@ -144,7 +144,7 @@ def test_release_of_one_job_leaves_the_other_its_limits() -> None:
 
 def test_foreign_knob_is_dropped_from_every_lease() -> None:
     leases = LeaseRegistry(10 * SECOND)
-    leases.grant(1, grant("a", KEY, OTHER), length=0, now=0)
+    leases.grant(grant("a", KEY, OTHER), length=0, now=0)
     leases.drop([KEY])
     assert leases.limits().keys() == {OTHER}
     assert leases.grants(1).keys() == {"a"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from wattspan.capper.budget import BudgetHost
 from wattspan.capper.devices import matches_device
@@ -29,13 +30,13 @@ _UNUSABLE = (
 
 @dataclass(frozen=True, slots=True)
 class CapGrant:
-    """The limits of one job: as ``requested``, and as ``granted`` so far.
+    """The limits of one job of a connection: as ``requested``, and as ``granted`` so far.
 
     ``granted`` is above ``requested`` while the way down is longer than the largest step.
     """
 
-    job: str
-    why: str
+    holder: int
+    cause: WriteCause
     since: Instant
     requested: Mapping[CapKey, int]
     granted: Mapping[CapKey, int]
@@ -47,21 +48,15 @@ class CapGrant:
         return replace(self, requested=left(self.requested), granted=left(self.granted))
 
 
-@dataclass(slots=True)
-class Lease:
-    """The grants of one connection, until the monotonic time ``until``."""
+class Lease(NamedTuple):
+    """The time of all grants of one connection, until the monotonic time ``until``."""
 
-    peer: PeerCredentials = UNKNOWN_PEER
-    length: int = 0
-    until: int = 0
-    grants: dict[str, CapGrant] = field(default_factory=dict)
-
-    def cause(self, grant: CapGrant) -> WriteCause:
-        return WriteCause(grant.job, grant.why, *self.peer)
+    length: int
+    until: int
 
 
 class LeaseRegistry:
-    """All leases, by the connection that renews them.
+    """All grants, and the leases of the connections that renew them.
 
     A lease expires as a whole: its holder is one loop, which runs or does not.
     """
@@ -69,78 +64,65 @@ class LeaseRegistry:
     def __init__(self, longest: int) -> None:
         self.longest = longest
         """The length of a lease at most, from its next renewal on."""
-        self._leases: dict[int, Lease] = {}
+        self.leases: dict[int, Lease] = {}
+        self._grants: dict[tuple[int, str], CapGrant] = {}
 
-    def grant(
-        self,
-        holder: int,
-        grant: CapGrant,
-        *,
-        length: int,
-        now: int,
-        peer: PeerCredentials = UNKNOWN_PEER,
-    ) -> None:
-        """Let ``holder`` hold exactly ``grant`` for its job; renews all its grants."""
-        lease = self._leases.setdefault(holder, Lease())
-        lease.peer, lease.grants[grant.job] = peer, grant
-        lease.length = min(length, self.longest) if length > 0 else self.longest
-        lease.until = now + lease.length
+    def grant(self, grant: CapGrant, *, length: int, now: int) -> None:
+        """Let the holder hold exactly ``grant`` for its job; renews all its grants."""
+        self._grants[grant.holder, grant.cause.job] = grant
+        self._begin(grant.holder, length if length > 0 else self.longest, now)
 
     def renew(self, holder: int, now: int) -> None:
         """Begin the lease anew. An expired lease is gone, and is not renewed."""
-        if lease := self._leases.get(holder):
-            lease.length = min(lease.length, self.longest)
-            lease.until = now + lease.length
+        if lease := self.leases.get(holder):
+            self._begin(holder, lease.length, now)
+
+    def _begin(self, holder: int, length: int, now: int) -> None:
+        length = min(length, self.longest)
+        self.leases[holder] = Lease(length, now + length)
 
     def release(self, holder: int, job: str = "") -> dict[CapKey, WriteCause]:
         """End the grant of one job, or all of ``holder``; their knobs and causes."""
-        lease = self._leases.get(holder)
-        if lease is None:
-            return {}
-        ended = [lease.grants.pop(name) for name in list(lease.grants) if job in ("", name)]
-        if not lease.grants:
-            del self._leases[holder]
-        return {key: lease.cause(grant) for grant in ended for key in grant.granted}
+        ended = [grant for name, grant in self.grants(holder).items() if job in ("", name)]
+        for grant in ended:
+            del self._grants[holder, grant.cause.job]
+        if not self.grants(holder):
+            self.leases.pop(holder, None)
+        return {key: grant.cause for grant in ended for key in grant.granted}
 
     def expire(self, now: int) -> dict[CapKey, WriteCause]:
         """End the leases that are over; their knobs and causes."""
-        ended = [holder for holder, lease in self._leases.items() if lease.until <= now]
+        ended = [holder for holder, lease in self.leases.items() if lease.until <= now]
         return {key: cause for holder in ended for key, cause in self.release(holder).items()}
 
     def clear(self) -> None:
-        self._leases.clear()
+        self.leases.clear()
+        self._grants.clear()
 
     def drop(self, keys: Collection[CapKey]) -> None:
         """End the grants of ``keys``; other knobs of the same jobs stay granted."""
-        for lease in self._leases.values():
-            lease.grants = {job: grant.without(keys) for job, grant in lease.grants.items()}
+        self._grants = {at: grant.without(keys) for at, grant in self._grants.items()}
 
-    def holding(self, key: CapKey) -> tuple[int, Lease, CapGrant] | None:
-        """The connection, the lease and the grant that hold ``key``."""
-        for holder, lease in self._leases.items():
-            for grant in lease.grants.values():
-                if key in grant.granted:
-                    return holder, lease, grant
-        return None
+    def holding(self, key: CapKey) -> CapGrant | None:
+        """The grant that holds ``key``."""
+        return next((grant for grant in self._grants.values() if key in grant.granted), None)
 
     def limits(self) -> dict[CapKey, TunedLimit]:
         """Every granted limit."""
         return {
-            key: TunedLimit(value, lease.cause(grant))
-            for lease in self._leases.values()
-            for grant in lease.grants.values()
+            key: TunedLimit(value, grant.cause)
+            for grant in self._grants.values()
             for key, value in grant.granted.items()
         }
 
-    def grants(self, holder: int) -> Mapping[str, CapGrant]:
+    def grants(self, holder: int) -> dict[str, CapGrant]:
         """The grants of ``holder``, by job."""
-        lease = self._leases.get(holder)
-        return lease.grants if lease else {}
+        return {job: grant for (of, job), grant in self._grants.items() if of == holder}
 
     @property
     def next_expiry(self) -> int | None:
         """Expiry of the next lease without a renewal."""
-        return min((lease.until for lease in self._leases.values()), default=None)
+        return min((lease.until for lease in self.leases.values()), default=None)
 
 
 class CapManager:
@@ -163,7 +145,7 @@ class CapManager:
         for key, state in list(self._reconciler.knobs.items()):
             held = self.leases.holding(key)
             if held is not None and self._forbidden(state) is not None:
-                self._release(held[0], held[2].job, "it is not to be tuned any more")
+                self._release(held.holder, held.cause.job, "it is not to be tuned any more")
 
     # ---------------------------------------------------------------------------- requests
 
@@ -191,8 +173,9 @@ class CapManager:
         planner = self._reconciler.planner(self._demand())
         granted = {key: planner.grant(key, value) for key, value in requested.items()}
         since = former.since if former and former.requested == requested else now
-        grant = CapGrant(job, why, since, dict(requested), granted)
-        self.leases.grant(holder, grant, length=lease, now=now.mono, peer=peer)
+        cause = WriteCause(job, why, *peer)
+        grant = CapGrant(holder, cause, since, dict(requested), granted)
+        self.leases.grant(grant, length=lease, now=now.mono)
         self._drop_foreign(errors)
         errors |= self._apply(concerned - errors.keys(), until=now.mono + HOLD_TIMEOUT)
         refused = next((errors[key] for key in requested if key in errors), None)
@@ -353,9 +336,10 @@ class CapManager:
                     RefusalReason.MALFORMED,
                     key.device,
                 )
-            if held is not None and (held[0], held[2].job) != (holder, job):
+            if held is not None and (held.holder, held.cause.job) != (holder, job):
                 raise CapsError(
-                    f"{state.name} is held for {held[2].job!r}; one job at a time holds a device.",
+                    f"{state.name} is held for {held.cause.job!r}; one job at a time holds a"
+                    " device.",
                     RefusalReason.HELD,
                     key.device,
                 )
@@ -387,12 +371,12 @@ class CapManager:
         return CapRow(
             state=state,
             original=entry.original if entry is not None else state.requested,
-            wanted=held[2].requested[key] if held is not None else imposed.fixed.get(key),
+            wanted=held.requested[key] if held is not None else imposed.fixed.get(key),
             ceiling=imposed.shares.get(key),
             holder=cause.job,
             why=cause.why,
-            since=held[2].since if held is not None else None,
-            expires=held[1].until if held is not None else None,
+            since=held.since if held is not None else None,
+            expires=self.leases.leases[held.holder].until if held is not None else None,
             foreign=foreign,
             lost=entry is not None and entry.lost,
             usable=error is None or error.refusal not in _UNUSABLE,
