@@ -118,26 +118,21 @@ class Worker:
         self.reap()
         if len(self._abandoned) >= MAX_ABANDONED:
             return False
+        self.kill()
+        return True
+
+    def kill(self) -> None:
+        """End the process: between two calls it holds nothing, and the driver cleans up."""
         if self._channel is not None:
             self._channel.close()
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             self._abandoned.append(self._pid)
         self._channel, self._pending = None, None
-        return True
 
-    def disconnect(self) -> None:
-        """Let the process end by itself."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-            self._abandoned.append(self._pid)
-
-    def reap(self, *, kill: bool = False) -> bool:
-        """Collect processes that have ended; whether none is left."""
+    def reap(self) -> bool:
+        """Collect processes that have ended; True if none is left."""
         for pid in list(self._abandoned):
-            if kill:
-                os.kill(pid, signal.SIGKILL)
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
@@ -223,16 +218,12 @@ class WorkerPool:
         return self._workers[name]
 
     def close(self) -> None:
-        """End every worker; one that does not end by itself is killed."""
+        """End every worker. A process in an uninterruptible call is not waited for."""
         workers, self._workers = tuple(self._workers.values()), {}
         for worker in workers:
-            worker.disconnect()
+            worker.kill()
         deadline = self.clock.monotonic() + _EXIT_TIMEOUT
-        while sum(not worker.reap() for worker in workers):
-            if self.clock.monotonic() >= deadline:
-                for worker in workers:
-                    worker.reap(kill=True)
-                break
+        while sum(not worker.reap() for worker in workers) and self.clock.monotonic() < deadline:
             self.clock.sleep_until(self.clock.monotonic() + MILLISECOND)
 
 
