@@ -15,7 +15,7 @@ import pytest
 from support.capper_bench import Bench, W
 from support.capper_server import CapperServer
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
 from wattspan.ports import Caps, CapsError

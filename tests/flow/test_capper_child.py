@@ -11,7 +11,7 @@ from pathlib import Path
 from support.capper_process import Gpu, finish, holding
 from support.program import alive
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
 from wattspan.config.writing import to_toml

@@ -14,7 +14,7 @@ from support.capper_process import CapperProcess
 from support.emulated_faults import FaultyHost
 from support.power_limits import Hang, PowerLimits, restore
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, Knob
 from wattspan.ports import CapsError

@@ -16,7 +16,7 @@ from support.power_limits import restore
 from support.program import Running, wattspan
 from support.service_manager import ServiceManager
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, Knob

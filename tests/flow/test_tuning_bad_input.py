@@ -17,8 +17,7 @@ from support.capper_server import CapperServer
 from support.tuned_host import Host
 from support.tuned_stack import Tuned, TunedHost
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
-from wattspan.capper.protocol import RefusalReason, RefusedReply
+from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
 from wattspan.model import DecisionReason, Move
 from wattspan.ports import Caps, Clock
 

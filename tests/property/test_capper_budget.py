@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.capper_bench import Bench, Killed, W
-from wattspan.capper.budget import imposed_limits
-from wattspan.capper.planner import OperatorLimits
+from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.config import CapsSettings
 from wattspan.model import CapKey, Trouble
 from wattspan.ports import CapsError
@@ -112,7 +111,7 @@ class BudgetedHost(RuleBasedStateMachine):
     def impose_and_turn(self) -> None:
         keeper = self.bench.manager
         keeper.find_devices()
-        keeper.impose(imposed_limits(CapsSettings(), keeper.budget_host(), self.budget))
+        keeper.impose(imposed_limits(CapsSettings(), keeper.planner(), self.budget))
         keeper.turn()
 
     def settle(self) -> None:

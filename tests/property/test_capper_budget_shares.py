@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.capper.budget import SHARE_STEP, BudgetDevice, share_budget
+from wattspan.capper.planner import SHARE_STEP, BudgetDevice, share_budget
 from wattspan.model import CapKey, Knob
 
 MILLIWATTS = st.integers(0, 40_000)

@@ -16,7 +16,7 @@ from support.agent_on_host import Standing
 from support.journals import journal_entries
 from support.program import ENVIRONMENT, PROGRAM, options
 from support.waiting import eventually
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, CapRow, Knob
@@ -25,7 +25,7 @@ from wattspan.ports import CapsError
 HOLDER = """
 import sys
 from pathlib import Path
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import CapKey, Knob
 client = CapperClient(Path(sys.argv[1]), SystemClock(), who="holder", timeout=20.0)

@@ -10,7 +10,7 @@ from typing import Self
 
 from support.capper_bench import Bench
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock

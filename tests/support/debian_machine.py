@@ -35,7 +35,7 @@ print(urlopen("http://127.0.0.1:9949/metrics", timeout=20).read().decode())
 _HOLDER = """
 import threading
 from pathlib import Path
-from wattspan.capper.client import CapperClient
+from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import CapKey, Knob
 

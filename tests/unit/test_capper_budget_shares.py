@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.capper.budget import BudgetDevice, share_budget
+from wattspan.capper.planner import BudgetDevice, share_budget
 from wattspan.model import CapKey, Knob
 
 A, B, C = (CapKey(Knob.GPU_POWER, f"gpu:{letter}") for letter in "abc")

@@ -10,9 +10,8 @@ import pytest
 from support.capper_bench import Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
-from wattspan.capper.budget import imposed_limits
 from wattspan.capper.ceilings import MAX_OWNERS, MAX_TTL, PowerCeilings
-from wattspan.capper.planner import OperatorLimits
+from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
 from wattspan.config import CapsSettings
@@ -385,26 +384,26 @@ def test_fixed_cap_is_named_by_id_index_or_star(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for device, meant in (("gpu1", [1]), ("0", [0]), ("*", [0, 1]), ("gpu7", [])):
         settings = CapsSettings(fixed=(FixedCapSettings(device=device, watts=500),))
-        fixed = imposed_limits(settings, bench.manager.budget_host(), None).fixed
+        fixed = imposed_limits(settings, bench.manager.planner(), None).fixed
         assert fixed == {bench.key(n): 500 * W for n in meant}
 
 
 def test_fixed_cap_applies_to_its_actuator_only(tmp_path: Path) -> None:
     settings = CapsSettings(fixed=(FixedCapSettings(device="*", watts=100, knob=Knob.CPU_POWER),))
-    assert imposed_limits(settings, Bench(tmp_path).manager.budget_host(), None).fixed == {}
+    assert imposed_limits(settings, Bench(tmp_path).manager.planner(), None).fixed == {}
 
 
 def test_shares_keep_the_limit_and_go_by_priority(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     settings = CapsSettings(priority=(PrioritySettings(device="1", priority=200),))
-    shares = imposed_limits(settings, bench.manager.budget_host(), 900 * W).shares
+    shares = imposed_limits(settings, bench.manager.planner(), 900 * W).shares
     assert shares == {bench.key(0): 250 * W, bench.key(1): 650 * W}
 
 
 def test_power_unused_by_a_tuner_goes_to_other_devices(tmp_path: Path) -> None:
     bench = Bench(tmp_path, limits=OperatorLimits(0.3, 0, 1.0))
     bench.hold(300 * W, 0)
-    shares = imposed_limits(CapsSettings(), bench.manager.budget_host(), 900 * W).shares
+    shares = imposed_limits(CapsSettings(), bench.manager.planner(), 900 * W).shares
     assert shares[bench.key(1)] == 600 * W
 
 
@@ -413,12 +412,12 @@ def test_externally_set_device_counts_with_its_limit(tmp_path: Path) -> None:
     bench.hold(500 * W, 0)
     bench.board(0).stands = 640 * W
     bench.turn(1)
-    shares = imposed_limits(CapsSettings(), bench.manager.budget_host(), 900 * W).shares
+    shares = imposed_limits(CapsSettings(), bench.manager.planner(), 900 * W).shares
     assert shares == {bench.key(1): 260 * W}
 
 
 def test_ceiling_below_the_sum_of_minimums_is_reported(tmp_path: Path) -> None:
-    imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.budget_host(), 300 * W)
+    imposed = imposed_limits(CapsSettings(), Bench(tmp_path).manager.planner(), 300 * W)
     assert imposed.short == 100 * W
     assert set(imposed.shares.values()) == {200 * W}
 
@@ -428,12 +427,10 @@ def test_budget_holds_and_originals_are_restored(tmp_path: Path) -> None:
     for limit in (2000, 1200, 900, 2400):
         for _ in range(5):
             before = sum(bench.stands)
-            bench.manager.impose(
-                imposed_limits(CapsSettings(), bench.manager.budget_host(), limit * W)
-            )
+            bench.manager.impose(imposed_limits(CapsSettings(), bench.manager.planner(), limit * W))
             bench.turn(1)
             assert sum(bench.stands) <= max(before, limit * W)
         assert sum(bench.stands) <= limit * W
-    bench.manager.impose(imposed_limits(CapsSettings(), bench.manager.budget_host(), None))
+    bench.manager.impose(imposed_limits(CapsSettings(), bench.manager.planner(), None))
     bench.turn(1)
     assert bench.stands == [650 * W] * 4

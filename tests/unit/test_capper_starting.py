@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from wattspan.capper.client import SOCKET_UNIT, CapperClient, capper_start_command, has_capper_unit
+from wattspan.capper.protocol import (
+    SOCKET_UNIT,
+    CapperClient,
+    capper_start_command,
+    has_capper_unit,
+)
 from wattspan.ports import CapsError
 from wattspan.service.installation import files
 from wattspan.testing import ManualClock

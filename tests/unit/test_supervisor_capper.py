@@ -13,12 +13,10 @@ from support.capper_bench import BOOT, Bench, W
 from support.capper_server import CapperServer
 from support.service_manager import ServiceManager
 from support.waiting import eventually
-from wattspan.capper.budget import imposed_limits
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.client import CapperClient
-from wattspan.capper.planner import OperatorLimits
+from wattspan.capper.planner import OperatorLimits, imposed_limits
 from wattspan.capper.process import needs_restart
-from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.protocol import CapperClient, RefusalReason
 from wattspan.cli.capper import CapperReload, CapperStatus
 from wattspan.config import CapsSettings, Config
 from wattspan.model import SECOND, CapKey, CapRow, Knob, Trouble
@@ -148,7 +146,7 @@ def test_reload_keeps_requested_and_replaces_configured_ceilings(
     assert ceilings.limit == 900 * W
     ceilings.reconfigure(CapsSettings())
     assert ceilings.limit == 1_000 * W
-    imposed = imposed_limits(CapsSettings(), bench.manager.budget_host(), ceilings.limit)
+    imposed = imposed_limits(CapsSettings(), bench.manager.planner(), ceilings.limit)
     assert imposed.limit == 1_000 * W
 
 

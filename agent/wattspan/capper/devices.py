@@ -142,10 +142,11 @@ class ManagedDevices:
         delay = self._delays.get(key)
         return delay.error if delay and self._clock.monotonic() < delay.until else None
 
-    def has_failed(self, key: CapKey) -> bool:
-        """True if the knob failed when it was last tried."""
-        delay = self._delays.get(key)
-        return delay is not None and delay.error.refusal != RefusalReason.NO_JOURNAL
+    @property
+    def failing(self) -> frozenset[CapKey]:
+        """Knobs that failed when they were last tried."""
+        failed = self._delays.items()
+        return frozenset(k for k, d in failed if d.error.refusal != RefusalReason.NO_JOURNAL)
 
     def fail(self, key: CapKey, error: CapsError) -> bool:
         """Do not try a knob before a delay that grows with each failure; True if it is new."""

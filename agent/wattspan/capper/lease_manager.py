@@ -6,10 +6,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wattspan.capper.budget import BudgetHost
 from wattspan.capper.devices import matches_device
 from wattspan.capper.ownership import foreign_limit_error
-from wattspan.capper.planner import CapDemand, ImposedLimits, OperatorLimits, TunedLimit, WriteCause
+from wattspan.capper.planner import (
+    CapDemand,
+    ImposedLimits,
+    OperatorLimits,
+    Planner,
+    TunedLimit,
+    WriteCause,
+)
 from wattspan.capper.protocol import RefusalReason
 from wattspan.capper.reconciler import FOREIGN_REASONS, KnobErrors, Reconciler
 from wattspan.model import MILLISECOND, SECOND, CapKey, CapRow, Instant, KnobState
@@ -170,7 +176,7 @@ class CapManager:
             self._reconciler.devices.find()
         self._check(holder, job, requested)
         errors = self._reconciler.observe(concerned & self._reconciler.knobs.keys(), self._demand())
-        planner = self._reconciler.planner(self._demand())
+        planner = self.planner()
         granted = {key: planner.grant(key, value) for key, value in requested.items()}
         since = former.since if former and former.requested == requested else now
         cause = WriteCause(job, why, *peer)
@@ -235,7 +241,7 @@ class CapManager:
             for key, cause in self.leases.expire(self._clock.monotonic()).items()
         }
         self.find_devices()
-        wanted = self._reconciler.planner(self._demand()).wanted()
+        wanted = self.planner().wanted()
         self._reconcile({*self._reconciler.entries, *wanted}, ended)
         for key, error in self._reconciler.disobeying().items():
             self.leases.drop([key])
@@ -252,26 +258,15 @@ class CapManager:
 
     # ------------------------------------------------------------------------------- reports
 
-    def budget_host(self) -> BudgetHost:
-        """Every knob as a power budget is divided among them."""
-        reconciler, planner = self._reconciler, self._reconciler.planner(self._demand())
-        originals, stuck = {}, {}
-        for key, state in reconciler.knobs.items():
-            entry, original = reconciler.entries.get(key), state.requested
-            if reconciler.devices.has_failed(key) or (entry is not None and entry.left_alone):
-                stuck[key] = max(state.requested or 0, state.enforced or 0)
-            if entry is not None and not entry.left_alone:
-                original = entry.original
-            originals[key] = replace(planner.ranged(key), requested=original)
-        tuned = {key: limit.value for key, limit in self.leases.limits().items()}
-        return BudgetHost(originals, stuck, tuned, self._limits)
+    def planner(self) -> Planner:
+        """Every knob with the present demand for it."""
+        return self._reconciler.planner(self._demand())
 
     def rows(self) -> tuple[CapRow, ...]:
         """Every knob as last read, and its holder."""
-        demand = self._demand()
-        planner = self._reconciler.planner(demand)
+        planner = self.planner()
         return tuple(
-            self._row(planner.ranged(key), demand) for key in sorted(self._reconciler.knobs)
+            self._row(planner.ranged(key), planner.demand) for key in sorted(planner.states)
         )
 
     # ------------------------------------------------------------------------- inner workings

@@ -16,13 +16,12 @@ from wattspan.capper.audit import (
     AuditRowLimiter,
 )
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.client import CapperClient
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
 from wattspan.capper.journal import Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.paths import CapperHost, CapperLock
 from wattspan.capper.planner import OperatorLimits
-from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.protocol import CapperClient, RefusalReason
 from wattspan.capper.reconciler import Reconciler
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer

@@ -101,8 +101,8 @@ class Reconciler:
         return MappingProxyType(self._state.entries)
 
     def planner(self, demand: CapDemand) -> Planner:
-        devices = self.devices
-        return Planner(demand, dict(devices.knobs), dict(self._state.entries), devices.hidden)
+        knobs, entries = dict(self.devices.knobs), dict(self._state.entries)
+        return Planner(demand, knobs, entries, self.devices.hidden, self.devices.failing)
 
     @property
     def retained(self) -> int:

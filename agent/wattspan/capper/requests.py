@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditAction, AuditEvent
-from wattspan.capper.budget import imposed_limits
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.journal import JournalError
 from wattspan.capper.lease_manager import CapManager
+from wattspan.capper.planner import imposed_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
 from wattspan.config import CapsSettings
@@ -188,7 +188,7 @@ class RequestHandler:
         self._ceilings.poll()
         imposed = imposed_limits(
             self._settings,
-            self._manager.budget_host(),
+            self._manager.planner(),
             self._ceilings.configured,
             self._ceilings.requested,
         )

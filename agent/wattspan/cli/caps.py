@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wattspan.capper.actuators import format_setting
-from wattspan.capper.client import TIMEOUT, CapperClient
-from wattspan.capper.protocol import cap_row
+from wattspan.capper.protocol import TIMEOUT, CapperClient, cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (

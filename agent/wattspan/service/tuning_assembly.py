@@ -199,8 +199,8 @@ class TuningAssembly:
         return True
 
     def _client(self, timeout: float = 1.0) -> Caps:
-        from wattspan.capper.client import CapperClient
         from wattspan.capper.paths import capper_socket_path
+        from wattspan.capper.protocol import CapperClient
 
         path = capper_socket_path(run_directory(self.core.config), emulated=self._is_emulated)
         return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)

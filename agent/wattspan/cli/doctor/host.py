@@ -14,7 +14,7 @@ import psutil
 
 from wattspan import __version__
 from wattspan.api.snapshot import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
-from wattspan.capper.client import has_capper_unit
+from wattspan.capper.protocol import has_capper_unit
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.cli.formatting import duration_text
 from wattspan.clock import SystemClock
