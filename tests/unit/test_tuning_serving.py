@@ -248,7 +248,7 @@ def test_blocks_of_unequal_load_wait_for_a_match() -> None:
     serving = serving.add(stretch(10.0, at=120 * S), capped=False)
     serving = serving.add(stretch(5.0, at=180 * S), capped=True)
     assert serving.ratios.pairs == 2
-    assert serving.unmatched == 0
+    assert serving._waiting == ()
 
 
 def test_pair_uses_the_latest_block_of_equal_load() -> None:
@@ -263,7 +263,7 @@ def test_expired_block_is_not_compared() -> None:
     serving = ServingComparison().add(stretch(at=0), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 0
-    assert serving.unmatched == 1
+    assert len(serving._waiting) == 1
 
 
 def test_stale_block_is_counted_with_a_fresh_pair() -> None:
@@ -271,12 +271,12 @@ def test_stale_block_is_counted_with_a_fresh_pair() -> None:
     serving = serving.add(stretch(at=REFERENCE_LIFETIME), capped=False)
     serving = serving.add(stretch(at=60 * S + REFERENCE_LIFETIME), capped=True)
     assert serving.ratios.pairs == 1
-    assert serving.unmatched == 1
+    assert serving._waiting == ()
 
 
 def test_empty_block_does_not_wait() -> None:
     serving = ServingComparison().add(stretch(rate=0.1), capped=False)
-    assert serving == ServingComparison(unmatched=1)
+    assert serving == ServingComparison()
 
 
 def test_verdict_covers_loads_up_to_the_observed_maximum() -> None:
@@ -292,7 +292,7 @@ def test_waiting_blocks_are_bounded() -> None:
     serving = ServingComparison()
     for minute in range(12):
         serving = serving.add(stretch(at=minute * 60 * S), capped=False)
-    assert serving.unmatched == 4
+    assert len(serving._waiting) == 8
 
 
 # -------------------------------------------------------------------------- a server in a queue

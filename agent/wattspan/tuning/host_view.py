@@ -57,64 +57,49 @@ RECENT_USE = 10 * SECOND
 """A process that has not used a device for this time is not a user of it."""
 
 
-@dataclass(slots=True)
-class _ResourceUse:
-    """Use of one resource in the present period of ``RECENT_USE`` and in the one before."""
-
-    period: int = 0
-    present: Counter[Payer] = field(default_factory=Counter)
-    previous: Counter[Payer] = field(default_factory=Counter)
-
-    def advance(self, period: int) -> None:
-        if period > self.period:
-            self.previous = self.present if period == self.period + 1 else Counter()
-            self.present, self.period = Counter(), period
-
-
 class DeviceUsers:
     """The recent users of devices. The poller adds usages, the tuner reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._uses: dict[str, _ResourceUse] = {}
+        self._uses: dict[str, tuple[int, Counter[Payer], Counter[Payer]]] = {}
 
     def add(self, usages: Iterable[Usage]) -> None:
         with self._lock:
             for usage in usages:
-                use = self._uses.setdefault(usage.resource, _ResourceUse())
-                use.advance(usage.end.mono // RECENT_USE)
+                present, _ = self._recent(usage.resource, usage.end.mono)
                 for payer, spent in usage.spent.items():
                     if spent > 0:
-                        use.present[payer] += spent
+                        present[payer] += spent
 
     def of(self, resource: str, now: int) -> frozenset[Payer]:
         """The recent users of ``resource``."""
         with self._lock:
-            use = self._at(resource, now)
-            return frozenset(use.present.keys() | use.previous.keys())
+            present, previous = self._recent(resource, now)
+            return frozenset(present.keys() | previous.keys())
 
     def used_by(self, payers: Collection[Payer], now: int) -> dict[str, set[Payer]]:
         """The resources that ``payers`` used recently, and these users of each."""
-        found: dict[str, set[Payer]] = {}
         with self._lock:
-            for resource in self._uses:
-                use = self._at(resource, now)
-                users = {one for one in payers if use.present[one] or use.previous[one]}
-                if users:
-                    found[resource] = users
-        return found
+            resources = list(self._uses)
+        found = {resource: self.of(resource, now).intersection(payers) for resource in resources}
+        return {resource: set(users) for resource, users in found.items() if users}
 
     def share(self, resource: str, payers: Collection[Payer], now: int) -> float:
         """The share of ``payers`` in the recent use of ``resource``; 0 if it had none."""
         with self._lock:
-            use = self._at(resource, now)
-            total = use.present + use.previous
-            return sum(total[one] for one in payers) / max(1, total.total())
+            present, previous = self._recent(resource, now)
+            total = present + previous
+        return sum(total[one] for one in payers) / max(1, total.total())
 
-    def _at(self, resource: str, now: int) -> _ResourceUse:
-        use = self._uses.get(resource, _ResourceUse())
-        use.advance(now // RECENT_USE)
-        return use
+    def _recent(self, resource: str, now: int) -> tuple[Counter[Payer], Counter[Payer]]:
+        """Use of a resource in the present period of ``RECENT_USE``, and in the one before."""
+        period = now // RECENT_USE
+        last, present, previous = self._uses.get(resource, (period, Counter(), Counter()))
+        if period > last:
+            previous, present = present if period == last + 1 else Counter(), Counter()
+        self._uses[resource] = max(period, last), present, previous
+        return present, previous
 
 
 @dataclass(frozen=True, slots=True)

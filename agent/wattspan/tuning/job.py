@@ -67,46 +67,33 @@ _STATES = {
 _WAITING_REASONS = frozenset({DecisionReason.WAITING, DecisionReason.NO_SIGNAL})
 
 
+class CertifiedStore(Protocol):
+    """Stores certified settings by fingerprint."""
+
+    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
+
+    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None: ...
+
+    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class JobPolicy:
-    """The configuration of all jobs of this host."""
+class TuningContext:
+    """Configuration and services of all jobs of this host.
+
+    ``command`` identifies the program of a process. No cap of any kind is lower than ``floor``, in
+    milliwatts.
+    """
 
     settings: AutotuneSettings
-    floor: int = 0  # milliwatts: no cap of any kind is lower
-    seed: int = 0
+    certified: CertifiedStore
+    command: Callable[[Consumer], str]
+    floor: int
+    seed: int
 
-    def budget(self, job: TunedJobSettings) -> float:
-        return self.settings.max_slowdown if job.max_slowdown is None else job.max_slowdown
 
-    def tuner_policy(
-        self,
-        job: TunedJobSettings,
-        kind: WorkloadKind,
-        knob: Knob,
-        ranges: Sequence[KnobRange],
-        *,
-        apply: bool,
-    ) -> TunerPolicy:
-        settings = self.settings
-        return TunerPolicy(
-            knob=knob,
-            kind=kind,
-            max_slowdown=self.budget(job),
-            confidence=settings.confidence,
-            objective=Objective(settings.objective),
-            eta=settings.eta,
-            max_power=sum(one.original for one in ranges),
-            latency=job.latency or None,
-            percentile=job.percentile,
-            apply=apply,
-            slack=bool(job.compute),
-            block_units=settings.block_units,
-            block_time=settings.block,
-            settle_units=settings.settle_units,
-            settle_time=settings.settle,
-            dwell=settings.dwell,
-            seed=self.seed,
-        )
+def slowdown_budget(settings: AutotuneSettings, job: TunedJobSettings) -> float:
+    return settings.max_slowdown if job.max_slowdown is None else job.max_slowdown
 
 
 @dataclass(slots=True)
@@ -130,16 +117,6 @@ class CumulativeSavings:
         self._closed = self.saved, self.exploration, self.units
 
 
-class CertifiedStore(Protocol):
-    """Stores certified settings by fingerprint."""
-
-    def recall(self, fingerprint: Fingerprint, knob: Knob) -> CertifiedLevels | None: ...
-
-    def certified(self, fingerprint: Fingerprint, knob: Knob, setting: CertifiedLevels) -> None: ...
-
-    def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
-
-
 class TuningJob:
     """Belongs to the tuner's thread. ``settings`` are None for a detected job."""
 
@@ -148,8 +125,7 @@ class TuningJob:
         service: str,
         span: str,
         settings: TunedJobSettings | None,
-        policy: JobPolicy,
-        certified: CertifiedStore,
+        context: TuningContext,
         *,
         kind: WorkloadKind,
         now: Instant,
@@ -158,7 +134,7 @@ class TuningJob:
         self.name, self.service, self.span = f"{service}/{span}", service, span
         self._settings = settings or TunedJobSettings(service=service, span=span)
         self._detected, self._kind = settings is None, kind
-        self._job_policy, self._certified = policy, certified
+        self._context, self._host_settings = context, context.settings
         self.ranks: dict[Consumer, int] = {}
         self._units = JobUnits(span, self._settings)
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
@@ -204,7 +180,7 @@ class TuningJob:
 
     @property
     def knob(self) -> Knob:
-        return self._job_policy.settings.knobs[self._position]
+        return self._host_settings.knobs[self._position]
 
     @property
     def exploring(self) -> bool:
@@ -240,8 +216,8 @@ class TuningJob:
             state=TuningState.ENDED if self.ended else state,
             decision=self.decision,
             since=self._since,
-            budget=self._job_policy.budget(self._settings),
-            confidence=self._job_policy.settings.confidence,
+            budget=slowdown_budget(self._host_settings, self._settings),
+            confidence=self._host_settings.confidence,
             devices=self.devices,
             applied=self.applied,
             saved_surely=Microjoules(self.savings.saved),
@@ -255,20 +231,18 @@ class TuningJob:
     def decide(
         self,
         host: HostView,
-        command: Callable[[Consumer], str],
         *,
         may_explore: bool,
         refusal: str = "",
     ) -> Decision:
         """Take the next step of the tuner; returns the decision that holds from now on.
 
-        ``command`` identifies the program of a process. ``refusal`` is a sentence why the job must
-        not be tuned.
+        ``refusal`` is a sentence why the job must not be tuned.
         """
         declined: Decision | None = None
         if not self.ended:
             self._update_members(host)
-            declined = self._blocked(refusal, host) or self._prepare(host, command)
+            declined = self._blocked(refusal, host) or self._prepare(host)
         if declined is not None or self._state is None:
             self._units.drain()
             return self._set_decision(declined or self.decision, host.now)
@@ -335,14 +309,12 @@ class TuningJob:
 
     @property
     def _mode(self) -> str:
-        return self._settings.mode or self._job_policy.settings.mode
+        return self._settings.mode or self._host_settings.mode
 
     @property
     def _may_apply(self) -> bool:
         """True if the configuration permits caps on the job's devices."""
-        return self._mode == "apply" and (
-            not self._detected or self._job_policy.settings.apply_found
-        )
+        return self._mode == "apply" and (not self._detected or self._host_settings.apply_found)
 
     def _blocked(self, refusal: str, host: HostView) -> Decision | None:
         """The decision, if it does not depend on the job's devices."""
@@ -354,11 +326,11 @@ class TuningJob:
             self._use_knob(0)  # the job's power may have changed since
         return None
 
-    def _prepare(self, host: HostView, command: Callable[[Consumer], str]) -> Decision | None:
+    def _prepare(self, host: HostView) -> Decision | None:
         """Create a tuner for the job's devices, if they have changed; or the reason against it."""
         if self._state is None and not self.ranks:
             return self.decision
-        policy, settings = self._job_policy, self._job_policy.settings
+        settings = self._host_settings
         used = host.users.used_by(self._members, host.now.mono)
         position, devices = self._choose_devices(host, used)
         keys = [CapKey(settings.knobs[position], one) for one in devices]
@@ -382,10 +354,7 @@ class TuningJob:
         present = self._position, self.devices, self.applied, self._ceilings
         if devices and self._state is not None and chosen == present:
             return None
-        known = [
-            host.range(key, settings.floor, policy.floor, self._lowest_rank(host, key.device, used))
-            for key in keys
-        ]
+        known = [self._range(host, key, used) for key in keys]
         ranges = tuple(one for one in known if one is not None)
         if not ranges or len(ranges) < len(known):
             return self._decline(
@@ -397,19 +366,40 @@ class TuningJob:
         self._position, self._ranges, self._ceilings = position, ranges, ceilings
         now, settled = host.now.mono, host.energies.settled()
         self._sampler = DeviceSampler(self.knob, ranges, now, settled)
-        self._state = begin(
-            policy.tuner_policy(self._settings, self._kind, self.knob, ranges, apply=apply),
-            ranges,
-            now=now,
-            remembered=self._recall(host, command),
-        )
+        policy = self._policy(ranges, apply=apply)
+        self._state = begin(policy, ranges, now=now, remembered=self._recall(host))
         return None
 
-    def _lowest_rank(self, host: HostView, device: str, used: Mapping[str, set[Payer]]) -> int:
-        """The lowest rank among the job's processes that use a device."""
-        domain = host.domains.get(device)
+    def _range(
+        self, host: HostView, key: CapKey, used: Mapping[str, set[Payer]]
+    ) -> KnobRange | None:
+        """The range of a device, with the lowest rank of the job's processes that use it."""
+        domain = host.domains.get(key.device)
         users = used.get(domain.resource or "", ()) if domain is not None else ()
-        return min((self._members[one] for one in users), default=0)
+        rank = min((self._members[one] for one in users), default=0)
+        return host.range(key, self._host_settings.floor, self._context.floor, rank)
+
+    def _policy(self, ranges: Sequence[KnobRange], *, apply: bool) -> TunerPolicy:
+        job, settings = self._settings, self._host_settings
+        return TunerPolicy(
+            knob=self.knob,
+            kind=self._kind,
+            max_slowdown=slowdown_budget(settings, job),
+            confidence=settings.confidence,
+            objective=Objective(settings.objective),
+            eta=settings.eta,
+            max_power=sum(one.original for one in ranges),
+            latency=job.latency or None,
+            percentile=job.percentile,
+            apply=apply,
+            slack=bool(job.compute),
+            block_units=settings.block_units,
+            block_time=settings.block,
+            settle_units=settings.settle_units,
+            settle_time=settings.settle,
+            dwell=settings.dwell,
+            seed=self._context.seed,
+        )
 
     def _update_members(self, host: HostView) -> None:
         """Update the processes of the job's families.
@@ -433,7 +423,7 @@ class TuningJob:
 
         A job that uses no device at the moment keeps its devices.
         """
-        knobs = self._job_policy.settings.knobs
+        knobs = self._host_settings.knobs
         for position in range(self._first, len(knobs)):
             devices = host.devices_of(knobs[position], used)
             if devices:
@@ -444,7 +434,7 @@ class TuningJob:
 
     def _try_next_knob(self, now: int) -> None:
         """Use the next knob; after the last one, the first again after a long time."""
-        settings = self._job_policy.settings
+        settings = self._host_settings
         if self._position + 1 < len(settings.knobs):
             self._use_knob(self._position + 1)
         elif len(settings.knobs) > 1:
@@ -459,26 +449,26 @@ class TuningJob:
 
     # ------------------------------------------------------------------ certified settings
 
-    def _recall(self, host: HostView, command: Callable[[Consumer], str]) -> CertifiedLevels | None:
+    def _recall(self, host: HostView) -> CertifiedLevels | None:
         """The setting that was certified for the same job before."""
         if self._fingerprint is None:
             gpus = [one for one in host.snapshot.gpus if one.domain_id in self.devices]
             leader = next(iter(self.ranks), None)
             self._fingerprint = Fingerprint(
-                command=command(leader) if leader is not None else "",
+                command=self._context.command(leader) if leader is not None else "",
                 model=gpus[0].model if gpus else "",
                 driver=gpus[0].driver if gpus else "",
                 devices=len(self.devices),
                 service=self.service,
                 span=self.span,
             )
-        return self._certified.recall(self._fingerprint, self.knob)
+        return self._context.certified.recall(self._fingerprint, self.knob)
 
     def store_certified(self) -> None:
         """Store the certified setting, if there is one, for the next run of the same job."""
         setting = certified_levels(self._state) if self._state is not None else None
         if setting is not None and self._fingerprint is not None:
-            self._certified.certified(self._fingerprint, self.knob, setting)
+            self._context.certified.certified(self._fingerprint, self.knob, setting)
 
     def store_result(self) -> None:
         """Store the success or failure of a certified setting that a new decision reports."""
@@ -487,7 +477,7 @@ class TuningJob:
             self.store_certified()
         failed = move is Move.RELEASE and reason in _FAILURES
         if failed and self._fingerprint is not None:
-            self._certified.failed(self._fingerprint, self.knob)
+            self._context.certified.failed(self._fingerprint, self.knob)
 
     # --------------------------------------------------------------------------- observation
 

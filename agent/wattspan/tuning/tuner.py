@@ -34,7 +34,7 @@ from wattspan.model import (
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import CertifiedStore, JobPolicy, TuningJob
+from wattspan.tuning.job import CertifiedStore, TuningContext, TuningJob, slowdown_budget
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
@@ -87,16 +87,14 @@ class Tuner:
         self._clock, self._settings, self._spans = clock, settings, spans
         self._energies, self._device_users, self._snapshot = energies, device_users, snapshot
         self._directory, self._caps = directory, caps
-        self._decisions, self._certified = decisions, certified
-        self._command, self._log = command, log
+        self._decisions, self._log = decisions, log
         self._search = UnitSearch(settings.job)
-        self._job_policy = JobPolicy(settings, floor, seed)
+        self._context = TuningContext(settings, certified, command, floor, seed)
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
         self._explorer: TuningJob | None = None
         self._rows: Mapping[CapKey, CapRow] = {}
-        self._totals = CapTotals()
         self._trouble: DecisionReason | None = None
         self._trouble_text = ""
         self._trouble_log = RateLimitedLog(clock.monotonic, log, TROUBLE_LOG_INTERVAL)
@@ -207,8 +205,7 @@ class Tuner:
             service,
             span,
             settings,
-            self._job_policy,
-            self._certified,
+            self._context,
             kind=kind,
             now=now,
             savings=previous.savings if previous is not None else None,
@@ -256,7 +253,6 @@ class Tuner:
         try:
             job.decide(
                 host,
-                self._command,
                 may_explore=self._explorer in (None, job),
                 refusal=self._permissions.refusal(job.name, job.ranks),
             )
@@ -283,7 +279,7 @@ class Tuner:
                 caps.release(job.name)
             elif wanted != held or not self._is_reached(wanted):
                 job.held = wanted
-                self._set_rows(caps.hold(job.name, wanted, job.decision.sentence))
+                self._rows = _by_key(caps.hold(job.name, wanted, job.decision.sentence))
         except CapsError as error:
             job.held = {}  # the end of the lease restores what could not be released
             # A capper that does not answer is retried anyway; one that refuses will do so again.
@@ -312,7 +308,7 @@ class Tuner:
             # A pass that fails renews nothing, so that its caps expire.
             renew = self._pass_completed and any(job.held for job in self._jobs.values())
             self._pass_completed = False
-            self._set_rows(self._caps.rows(renew=renew))
+            self._rows = _by_key(self._caps.rows(renew=renew))
         except CapsError as error:
             self._rows, self._trouble = {}, refusal_reason(error.refusal)
             if str(error) != self._trouble_text:
@@ -323,13 +319,9 @@ class Tuner:
         else:
             self._trouble, self._trouble_text = None, ""
 
-    def _set_rows(self, rows: Sequence[CapRow]) -> None:
-        self._rows = {row.state.key: row for row in rows}
-        if self._caps is not None:
-            self._totals = self._caps.totals
-
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()
+        totals = self._caps.totals if self._caps is not None else CapTotals()
         known = [(one.service, one.span) for one in jobs]
         missing = self._missing.rows(known, self._clock.now())
         self._accounts = TuningAccounts(
@@ -338,10 +330,14 @@ class Tuner:
             caps=tuple(self._rows.values()),
             capper=None if self._caps is None else self._trouble is None,
             capper_trouble=self._trouble_text,
-            writes=self._totals.writes,
-            restores=self._totals.restores,
-            ceiling=self._totals.ceiling,
+            writes=totals.writes,
+            restores=totals.restores,
+            ceiling=totals.ceiling,
         )
+
+
+def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:
+    return {row.state.key: row for row in rows}
 
 
 # ----------------------------------------------------------------------------- permitted jobs
@@ -430,7 +426,7 @@ class MissingJobs:
                 state=TuningState.WAITING,
                 decision=Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, sentence),
                 since=self.started,
-                budget=JobPolicy(self.settings).budget(job),
+                budget=slowdown_budget(self.settings, job),
                 confidence=self.settings.confidence,
             )
 

@@ -36,12 +36,7 @@ from wattspan.tuning.decisions.ranks import (
 )
 from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, MissAlarm, half_width
 from wattspan.tuning.decisions.serving import ServingComparison
-from wattspan.tuning.decisions.values import (
-    LevelLadder,
-    Objective,
-    TunerPolicy,
-    WorkUnit,
-)
+from wattspan.tuning.decisions.values import LevelLadder, Objective, TunerPolicy, WorkUnit
 
 MAX_CANDIDATES = 3
 """Candidates that may fail before the search ends; they share the error probability.

@@ -116,14 +116,13 @@ class ServingComparison:
     ratios: _RatioMoments = field(default_factory=_RatioMoments)
     original: MissCounts = field(default_factory=MissCounts)
     capped: MissCounts = field(default_factory=MissCounts)
-    unmatched: int = 0
     load: float = 0.0
     _waiting: tuple[tuple[Block, bool], ...] = ()
 
     def add(self, block: Block, capped: bool) -> ServingComparison:
         """Add a block; it is compared with one of the other setting at the same load."""
         if not is_comparable(block):
-            return replace(self, unmatched=self.unmatched + 1)
+            return self
         fresh = tuple(one for one in self._waiting if block.start - one[0].end < REFERENCE_LIFETIME)
         for place in reversed(range(len(fresh))):
             other, other_capped = fresh[place]
@@ -134,9 +133,7 @@ class ServingComparison:
             if ratio is not None:
                 left = fresh[:place] + fresh[place + 1 :]
                 return self._paired(first, second, ratio, left)
-        waiting = (*fresh, (block, capped))[-_WAITING:]
-        lost = len(self._waiting) + 1 - len(waiting)
-        return replace(self, unmatched=self.unmatched + lost, _waiting=waiting)
+        return replace(self, _waiting=(*fresh, (block, capped))[-_WAITING:])
 
     def _paired(
         self,
@@ -149,7 +146,6 @@ class ServingComparison:
             self.ratios.add(ratio),
             self.original.add(original.units, original.late),
             self.capped.add(capped.units, capped.late),
-            self.unmatched + len(self._waiting) - len(left) - 1,
             max(self.load, capped.concurrency),
             left,
         )
