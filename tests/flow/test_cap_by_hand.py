@@ -15,7 +15,7 @@ import pytest
 from support.program import ENVIRONMENT, PROGRAM, wattspan
 from support.requirements import ROOT
 from support.waiting import eventually
-from wattspan.capper.paths import SOCKET_FILE
+from wattspan.capper.journal import SOCKET_FILE
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost

@@ -20,8 +20,7 @@ from support.emulated_faults import FaultyHost
 from support.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
 from support.requirements import ROOT
 from support.waiting import eventually
-from wattspan.capper.journal import Journal
-from wattspan.capper.paths import open_capper_host
+from wattspan.capper.journal import Journal, open_capper_host
 from wattspan.capper.protocol import CapperClient
 from wattspan.emulation.host import EmulatedHost
 from wattspan.ports import CapsError

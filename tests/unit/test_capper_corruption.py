@@ -14,7 +14,7 @@ import pytest
 from support.capper_bench import BOOT, Bench, W
 from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 from wattspan.capper.audit import AuditLog
-from wattspan.capper.paths import CapperHost
+from wattspan.capper.journal import CapperHost
 from wattspan.capper.process import RestoreContext, RestoreReport, restore_limits
 from wattspan.config import Config
 from wattspan.model import CapKey

@@ -13,9 +13,14 @@ import pytest
 
 from support.capper_bench import BOOT, Disk, W, entry
 from wattspan.capper.audit import GENERATIONS, AuditAction, AuditEvent, AuditLog
-from wattspan.capper.journal import Journal, JournalError
+from wattspan.capper.journal import (
+    CapperHost,
+    CapperLock,
+    Journal,
+    JournalError,
+    open_capper_directory,
+)
 from wattspan.capper.journal_entries import EntrySource
-from wattspan.capper.paths import CapperHost, CapperLock, open_capper_directory
 from wattspan.model import Knob
 
 EARLIER = "00000000-1111-4000-8000-000000000000"
@@ -25,7 +30,7 @@ LOCKS = """
 import sys
 from pathlib import Path
 from wattspan.capper.journal import JournalError
-from wattspan.capper.paths import CapperLock, CapperHost
+from wattspan.capper.journal import CapperLock, CapperHost
 try:
     CapperLock(CapperHost(Path(sys.argv[1]), "boot"))
 except JournalError as error:

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from support.capper_bench import BOOT, Bench, W
-from wattspan.capper.journal import JournalError
-from wattspan.capper.paths import CapperHost, CapperLock
+from wattspan.capper.journal import CapperHost, CapperLock, JournalError
 from wattspan.capper.process import RestoreContext, accept_foreign_limits, restore_limits
 from wattspan.capper.protocol import RefusalReason, RefusedReply
 from wattspan.config import Config

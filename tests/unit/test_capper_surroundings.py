@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from support.capper_bench import W
-from wattspan.capper.paths import capper_directory, capper_socket_path
+from wattspan.capper.journal import capper_directory, capper_socket_path
 from wattspan.capper.protocol import CeilingRow, KnobRow, StateReply
 from wattspan.cli.caps import state_lines
 from wattspan.cli.formatting import local_time

@@ -17,9 +17,8 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
-from wattspan.capper.journal import Journal, JournalError
+from wattspan.capper.journal import CapperHost, CapperLock, Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
-from wattspan.capper.paths import CapperHost, CapperLock
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
 from wattspan.capper.reconciler import Reconciler

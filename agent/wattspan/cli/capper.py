@@ -63,7 +63,7 @@ def command(
 
     reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
-        from wattspan.capper.paths import capper_socket_path, open_capper_host
+        from wattspan.capper.journal import capper_socket_path, open_capper_host
         from wattspan.capper.process import Capper, enabled_knobs
         from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers

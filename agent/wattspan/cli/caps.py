@@ -109,7 +109,7 @@ def restore(
     or if nothing was restored and the directory of the journal had to be guessed because of an
     invalid configuration.
     """
-    from wattspan.capper.paths import capper_directory
+    from wattspan.capper.journal import capper_directory
     from wattspan.capper.process import restore_limits
 
     config, certain = load_usable(config_file, settings)
@@ -184,7 +184,7 @@ def load_usable(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Co
 
 
 def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
-    from wattspan.capper.paths import open_capper_host
+    from wattspan.capper.journal import open_capper_host
     from wattspan.capper.process import RestoreContext
     from wattspan.clock import SystemClock
     from wattspan.service.configuration import capper_socket

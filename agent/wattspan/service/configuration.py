@@ -59,7 +59,7 @@ def agent_directories(config: Config) -> tuple[str, ...]:
 
 def capper_socket(config: Config) -> Path:
     """The capper's socket for a command of the user: the first that exists."""
-    from wattspan.capper.paths import SYSTEM_RUN, capper_socket_path
+    from wattspan.capper.journal import SYSTEM_RUN, capper_socket_path
 
     own = run_directory(config)
     directories = [own, SYSTEM_RUN] if config.agent.run_dir == AgentSettings().run_dir else [own]

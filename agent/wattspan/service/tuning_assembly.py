@@ -145,7 +145,7 @@ class TuningAssembly:
     def _add_audit(self) -> None:
         if self.records is None:
             return
-        from wattspan.capper.paths import audit_path
+        from wattspan.capper.journal import audit_path
         from wattspan.service.decision_events import AuditTail, audit_record
 
         offer = self.records.offer
@@ -199,7 +199,7 @@ class TuningAssembly:
         return True
 
     def _client(self, timeout: float = 1.0) -> Caps:
-        from wattspan.capper.paths import capper_socket_path
+        from wattspan.capper.journal import capper_socket_path
         from wattspan.capper.protocol import CapperClient
 
         path = capper_socket_path(run_directory(self.core.config), emulated=self._is_emulated)

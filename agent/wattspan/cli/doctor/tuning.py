@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from wattspan.capper.journal import capper_directory
 from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
-from wattspan.capper.paths import capper_directory
 from wattspan.capper.protocol import StateReply, cap_row, capper_start_command, has_capper_unit
 from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import (
