@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from wattspan.cli.caps import load_usable
-from wattspan.config import AgentSettings
+from wattspan.cli.options import ConfigurationOptions
+from wattspan.config import AgentSettings, FlagValue
 
 PLACES = '[agent]\nstate_dir = "/srv/state"\nrun_dir = "/srv/run"\n'
 DEFAULT = AgentSettings().state_dir
@@ -20,10 +21,11 @@ class Usable(NamedTuple):
     certain: bool
 
 
-def found(folder: Path, text: str, *settings: str) -> Usable:
+def found(folder: Path, text: str, state_dir: str = "") -> Usable:
     path = folder / "config.toml"
     path.write_text(text)
-    config, certain = load_usable(path, settings)
+    flags = {"agent.state_dir": FlagValue("--set", state_dir)} if state_dir else {}
+    config, certain = load_usable(ConfigurationOptions(path, flags))
     return Usable(config.agent.state_dir, config.agent.run_dir, certain)
 
 
@@ -35,12 +37,11 @@ def test_directories_are_those_of_a_file_that_has_a_fault_elsewhere(
 
 
 def test_option_overrides_file(tmp_path: Path) -> None:
-    option = "agent.state_dir = /option"
-    assert found(tmp_path, PLACES + "[cups]\n", option).state_dir == "/option"
+    assert found(tmp_path, PLACES + "[cups]\n", "/option").state_dir == "/option"
 
 
 def test_option_value_with_an_invalid_file_is_not_a_guess(tmp_path: Path) -> None:
-    told = found(tmp_path, "[agent\n", "agent.state_dir=/option")
+    told = found(tmp_path, "[agent\n", "/option")
     assert (told.state_dir, told.certain) == ("/option", True)
 
 
@@ -65,4 +66,4 @@ def test_default_of_a_valid_configuration_is_not_a_guess(tmp_path: Path) -> None
 
 
 def test_missing_named_file_makes_every_default_a_guess(tmp_path: Path) -> None:
-    assert not load_usable(tmp_path / "none.toml", ())[1]
+    assert not load_usable(ConfigurationOptions(tmp_path / "none.toml"))[1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import config_options, load_without_plugins
+from wattspan.cli.options import ConfigurationOptions, config_options
 from wattspan.model import SECOND
 from wattspan.ports import WattspanError
 from wattspan.service.systemd import hangup_reloads, stop_on_signals
@@ -41,9 +41,7 @@ emulated_option = click.option(
 @config_options
 @emulated_option
 @click.option("--follow-stdin", is_flag=True, hidden=True, help="End when standard input does.")
-def command(
-    config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, follow_stdin: bool
-) -> None:
+def command(configuration: ConfigurationOptions, emulated: Path | None, follow_stdin: bool) -> None:
     """Set power limits for permitted users, and restore the original ones.
 
     This is the only part of wattspan that writes to hardware. It answers on a Unix socket in the
@@ -53,14 +51,9 @@ def command(
     """
     from wattspan.service.systemd import SystemdNotifier, Watchdog, inherited_unix_socket
 
-    notify, listening = (
-        SystemdNotifier.from_environment(os.environ),
-        inherited_unix_socket(os.environ),
-    )
-
-    def load() -> Config:
-        return load_without_plugins(config_file, settings)
-
+    load = configuration.load_without_plugins
+    notify = SystemdNotifier.from_environment(os.environ)
+    listening = inherited_unix_socket(os.environ)
     reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
         from wattspan.capper.journal import capper_socket_path, open_capper_host

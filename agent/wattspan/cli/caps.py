@@ -15,11 +15,11 @@ from wattspan.capper.protocol import TIMEOUT, CapperClient, cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
+    ConfigurationOptions,
     config_options,
     echo_error,
     echo_json,
     json_option,
-    load_without_plugins,
 )
 from wattspan.config import AgentSettings, Config
 from wattspan.model import CapRow, Knob
@@ -51,12 +51,12 @@ def command() -> None:
 @command.command()
 @config_options
 @json_option
-def status(config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def status(configuration: ConfigurationOptions, as_json: bool) -> None:
     """Show each limit, its holder, its age and its reason.
 
     Exits with 6 if no capper answers.
     """
-    config = load_without_plugins(config_file, settings)
+    config = configuration.load_without_plugins()
     from wattspan.clock import SystemClock
     from wattspan.service.configuration import capper_socket
 
@@ -94,8 +94,7 @@ def capper_state(path: Path, clock: Clock, who: str, timeout: float = TIMEOUT) -
 )
 @json_option
 def restore(
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
     emulated: Path | None,
     tuned: bool,
     as_json: bool,
@@ -112,7 +111,7 @@ def restore(
     from wattspan.capper.journal import capper_directory
     from wattspan.capper.process import restore_limits
 
-    config, certain = load_usable(config_file, settings)
+    config, certain = load_usable(configuration)
     report = restore_limits(_restore_context(config, emulated), tuned_only=tuned)
     troubles = list(report.troubles)
     if not certain and report.by == "journal":
@@ -148,9 +147,7 @@ def restore(
 @config_options
 @emulated_option
 @json_option
-def accept(
-    config_file: Path | None, settings: tuple[str, ...], emulated: Path | None, as_json: bool
-) -> None:
+def accept(configuration: ConfigurationOptions, emulated: Path | None, as_json: bool) -> None:
     """Take limits that other programs have set as the originals from now on. For root.
 
     Otherwise they are left alone, until the original has been in force for a while. Nothing is
@@ -158,7 +155,7 @@ def accept(
     """
     from wattspan.capper.process import accept_foreign_limits
 
-    config = load_without_plugins(config_file, settings)
+    config = configuration.load_without_plugins()
     count = accept_foreign_limits(_restore_context(config, emulated))
     if as_json:
         echo_json({"accepted": count})
@@ -166,13 +163,13 @@ def accept(
         click.echo(f"{count} foreign limit{'' if count == 1 else 's'} accepted.")
 
 
-def load_usable(config_file: Path | None, settings: tuple[str, ...]) -> tuple[Config, bool]:
+def load_usable(configuration: ConfigurationOptions) -> tuple[Config, bool]:
     """The configuration, with defaults for its faults, and whether the state directory is certain.
 
     A fault may stand for a state directory that the file was meant to name.
     """
     faults: list[str] = []
-    config = load_without_plugins(config_file, settings, faults=faults)
+    config = configuration.load_without_plugins(faults=faults)
     if not faults:
         return config, True
     certain = config.agent.state_dir != AgentSettings().state_dir

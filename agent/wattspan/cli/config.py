@@ -12,12 +12,7 @@ import click
 
 from wattspan.cli.doctor.host import schedule_faults
 from wattspan.cli.doctor.network import access_error, tcp_listeners
-from wattspan.cli.options import (
-    config_options,
-    echo_json,
-    json_option,
-    load_configuration,
-)
+from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
 from wattspan.config import AccessSettings, Config, writing
 from wattspan.config.tables import FAMILIES
 from wattspan.model.settings import Table, redacted
@@ -58,15 +53,13 @@ def command() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @config_options
 @json_option
-def check(
-    file: Path | None, config_file: Path | None, settings: tuple[str, ...], as_json: bool
-) -> None:
+def check(file: Path | None, configuration: ConfigurationOptions, as_json: bool) -> None:
     """Check FILE, or the file of `wattspan run`, with the environment on top.
 
     Lists all faults at once, including those of the tariff, token, certificate and header files
     that it names. The exit code is then 2. Opens no port and no connection.
     """
-    loaded = load_configuration(file or config_file, settings)
+    loaded = configuration._replace(file=file or configuration.file).load()
     tariffs = (loaded.config.cost, loaded.config.carbon)
     faults = [fault for table in tariffs for fault in schedule_faults(table)]
     faults += [*access_faults(loaded.config), *forward_faults(loaded.config)]
@@ -83,12 +76,12 @@ def check(
 @config_options
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @json_option
-def show(config_file: Path | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
+def show(configuration: ConfigurationOptions, origin: bool, as_json: bool) -> None:
     """Show the whole configuration, including defaults, as TOML that can be read back.
 
     "..." replaces secrets.
     """
-    config = _without_secrets(load_configuration(config_file, settings).config)
+    config = _without_secrets(configuration.load().config)
     if not as_json:
         click.echo(writing.to_toml(config, origins=origin))
     elif origin:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -34,23 +35,82 @@ class DurationType(click.ParamType[Duration]):
             self.fail(str(error), param, ctx)
 
 
-def config_options(function: F) -> F:
-    """Add ``--config`` and ``--set``, passed as ``config_file`` and ``settings``."""
-    function = click.option(
+class ConfigurationOptions(NamedTuple):
+    """The file of ``--config``, and the settings of ``--emulate`` and ``--set`` by dotted key."""
+
+    file: Path | None = None
+    flags: Mapping[str, FlagValue] = {}
+
+    def load(
+        self,
+        flags: Mapping[str, FlagValue] | None = None,
+        *,
+        faults: list[str] | None = None,
+    ) -> LoadedConfiguration:
+        """The configuration and the installed plugins; warnings go to standard error.
+
+        ``flags`` are settings of the command's own options; ``--set`` overrides them. With
+        ``faults``, each fault is appended to it, the default replaces the value at fault, and
+        nothing is printed.
+        """
+        plugins = discover()
+        config = self._load({**(flags or {}), **self.flags}, plugins.schema, faults)
+        if faults is None:
+            _warn((*config.warnings, *map(str, plugins.broken)))
+        return LoadedConfiguration(config, plugins)
+
+    def load_without_plugins(self, *, faults: list[str] | None = None) -> Config:
+        """The configuration for a command that may run as root and therefore imports no plugin.
+
+        Tables of plugins are skipped; the agent checks them. Warnings go to standard error.
+        """
+        config = self._load(self.flags, ConfigSchema(checks_plugins=False), faults)
+        _warn(config.warnings)
+        return config
+
+    def _load(
+        self, flags: Mapping[str, FlagValue], schema: ConfigSchema, faults: list[str] | None
+    ) -> Config:
+        return load(self.file, environ=os.environ, flags=flags, schema=schema, faults=faults)
+
+
+_CONFIG_OPTIONS = (
+    click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
         help="Set one configuration key, such as agent.interval=50ms. Repeatable.",
-    )(function)
-    return click.option(
+    ),
+    click.option(
         "--config",
         "-c",
         "config_file",
         type=click.Path(path_type=Path),
         envvar="WATTSPAN_CONFIG",
         help="Read this file instead of /etc/wattspan/config.toml.",
-    )(function)
+    ),
+)
+
+
+def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--config`` and ``--set``, passed with ``--emulate`` as ``configuration``."""
+
+    @wraps(function)
+    def collected(
+        *args: Any,
+        config_file: Path | None,
+        settings: tuple[str, ...],
+        emulate: str | None = None,
+        **others: Any,
+    ) -> Any:
+        flags = {} if emulate is None else {"emulation.profile": FlagValue("--emulate", emulate)}
+        chosen = ConfigurationOptions(config_file, flags | _assignments(settings))
+        return function(*args, configuration=chosen, **others)
+
+    for option in _CONFIG_OPTIONS:
+        option(collected)
+    return collected
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -60,52 +120,6 @@ emulate_option = click.option(
     metavar="PROFILE",
     help="Use an emulated host instead of this one; every figure is labelled emulated.",
 )
-
-
-def emulation_flags(emulate: str | None) -> dict[str, FlagValue]:
-    """``--emulate`` as a setting."""
-    return {} if emulate is None else {"emulation.profile": FlagValue("--emulate", emulate)}
-
-
-def load_configuration(
-    config_file: Path | None,
-    settings: Iterable[str] = (),
-    flags: Mapping[str, FlagValue] | None = None,
-    *,
-    faults: list[str] | None = None,
-) -> LoadedConfiguration:
-    """The configuration and the installed plugins; warnings go to standard error.
-
-    ``flags`` are settings of the command's own options, by dotted key; ``--set`` overrides them.
-    With ``faults``, each fault is appended to it, the default replaces the value at fault, and
-    nothing is printed.
-    """
-    plugins = discover()
-    config = load(
-        config_file,
-        environ=os.environ,
-        flags={**(flags or {}), **_assignments(settings)},
-        schema=plugins.schema,
-        faults=faults,
-    )
-    if faults is None:
-        _warn((*config.warnings, *map(str, plugins.broken)))
-    return LoadedConfiguration(config, plugins)
-
-
-def load_without_plugins(
-    config_file: Path | None, settings: Iterable[str] = (), *, faults: list[str] | None = None
-) -> Config:
-    """The configuration for a command that may run as root and therefore imports no plugin.
-
-    Tables of plugins are skipped; the agent checks them. Warnings go to standard error. ``faults``
-    as for ``load_configuration``.
-    """
-    schema = ConfigSchema(checks_plugins=False)
-    flags = _assignments(settings)
-    config = load(config_file, environ=os.environ, flags=flags, schema=schema, faults=faults)
-    _warn(config.warnings)
-    return config
 
 
 def echo_error(sentence: str) -> None:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from wattspan.cli.options import (
-    config_options,
-    emulate_option,
-    emulation_flags,
-    load_configuration,
-)
-from wattspan.service.configuration import LoadedConfiguration
+from wattspan.cli.options import ConfigurationOptions, config_options, emulate_option
 from wattspan.service.systemd import hangup_reloads, stop_on_signals
 from wattspan.util.text import printable
 
@@ -26,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(name="run")
 @config_options
 @emulate_option
-def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | None) -> None:
+def command(configuration: ConfigurationOptions) -> None:
     """Run the agent: read counters, attribute energy, export metrics.
 
     SIGTERM and SIGINT end it. SIGHUP reloads the configuration of a service; on a terminal it
@@ -36,19 +29,15 @@ def command(config_file: Path | None, settings: tuple[str, ...], emulate: str | 
 
     notify = SystemdNotifier.from_environment(os.environ)
 
-    def load() -> LoadedConfiguration:
-        return load_configuration(config_file, settings, emulation_flags(emulate))
-
     with stop_on_signals(reload=hangup_reloads(managed=notify.available)) as request:
-        loaded = load()
+        loaded = configuration.load()
         from wattspan.clock import SystemClock
         from wattspan.service.daemon import AgentDaemon
         from wattspan.util.process import share_heap
 
         share_heap()
         info, warn = loggers(loaded.config.agent.log_level)
-        running = AgentDaemon(request, notify, SystemClock(), load=load, info=info, warn=warn)
-        running.run(loaded)
+        AgentDaemon(request, notify, SystemClock(), configuration.load, info, warn).run(loaded)
 
 
 Log = Callable[[str], None]

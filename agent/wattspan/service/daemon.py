@@ -108,7 +108,6 @@ class AgentDaemon:
         request: StopRequest,
         notify: SystemdNotifier,
         clock: Clock,
-        *,
         load: Callable[[], LoadedConfiguration],
         info: Log,
         warn: Log,

@@ -30,12 +30,11 @@ from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
 from wattspan.cli.doctor.tuning import examine_tuning
 from wattspan.cli.formatting import text_lines
 from wattspan.cli.options import (
+    ConfigurationOptions,
     config_options,
     echo_json,
     emulate_option,
-    emulation_flags,
     json_option,
-    load_configuration,
 )
 from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
@@ -53,10 +52,8 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     context: click.Context,
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
     as_json: bool,
-    emulate: str | None,
 ) -> None:
     """Examine this host: readable counters, problems and remedies.
 
@@ -64,8 +61,8 @@ def command(
     the user that runs the agent. A faulty configuration is a finding, and the default replaces
     each value at fault; the exit code is then 2. It is 3 if no counter can be read.
     """
-    flags, faults = emulation_flags(emulate), list[str]()
-    loaded = load_configuration(config_file, settings, flags, faults=faults)
+    faults: list[str] = []
+    loaded = configuration.load(faults=faults)
     with selected_emulated_host(loaded.config.emulation) as host:
         diagnosis = diagnose(loaded, host=host, faults=faults)
     if as_json:

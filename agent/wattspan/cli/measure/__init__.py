@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Protocol
 
 import click
@@ -14,14 +13,13 @@ import click
 from wattspan.cli.measure import child
 from wattspan.cli.measure.results import CommandRun, MeasurementResult, result_lines
 from wattspan.cli.options import (
+    ConfigurationOptions,
     DurationType,
     config_options,
     echo_error,
     emulate_option,
-    emulation_flags,
     json_option,
     json_text,
-    load_configuration,
 )
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue
@@ -75,10 +73,8 @@ def command(
     output: IO[str] | None,
     interval: Duration | None,
     alone: bool,
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
     as_json: bool,
-    emulate: str | None,
 ) -> None:
     """Run a command and print its energy.
 
@@ -88,7 +84,7 @@ def command(
     itself, which needs the rights for it: see `wattspan doctor`.
     """
     clock = SystemClock()
-    loaded = load_configuration(config_file, settings, _flags(interval, emulate))
+    loaded = configuration.load(_flags(interval))
     alone = alone or interval is not None or bool(loaded.config.emulation.profile)
     with _exit_on_sigterm(), _measurement_client(loaded, clock, alone=alone) as client:
         result = measure(words, repeat, client, clock)
@@ -229,11 +225,11 @@ def _measurement_client(
         raise SourceError(f"{unavailable}{error}") from None
 
 
-def _flags(interval: Duration | None, emulate: str | None) -> dict[str, FlagValue]:
+def _flags(interval: Duration | None) -> dict[str, FlagValue]:
     """The settings of a standalone agent."""
     flags = {
         key: FlagValue("measure", False) for key in ("store.enabled", "spans.enabled", "agent.api")
     }
     if interval is not None:
         flags["agent.interval"] = FlagValue("--interval", str(interval))
-    return flags | emulation_flags(emulate)
+    return flags

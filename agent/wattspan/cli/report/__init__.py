@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from wattspan.cli.formatting import local_time
-from wattspan.cli.options import DurationType, config_options, json_text, load_configuration
+from wattspan.cli.options import ConfigurationOptions, DurationType, config_options, json_text
 from wattspan.cli.report import export, table
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND, GroupKind, HwType
@@ -105,8 +105,7 @@ def command(
     output: Path | None,
     emulated: bool,
     state_dir: Path | None,
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
 ) -> None:
     """Report past energy by process, group or span, from the store.
 
@@ -122,7 +121,7 @@ def command(
     first = start if start is not None else min(last, now) - int(since or DAY) // SECOND
     if first >= last:
         raise click.UsageError("--from is not before --to.")
-    config = load_configuration(config_file, settings).config
+    config = configuration.load().config
     path = _store(state_dir or Path(config.agent.state_dir), emulated)
     found = extract_history(path, first, last, _KINDS[by], export.configured_valuations(config))
     if isinstance(found, NoHistory):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from wattspan.cli.options import (
+    ConfigurationOptions,
     DurationType,
     config_options,
     echo_json,
     json_option,
-    load_configuration,
 )
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.model.settings import Duration
@@ -57,8 +56,7 @@ def command(
     by: ViewSection,
     sort: SortKey,
     wanted: str,
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
     as_json: bool,
 ) -> None:
     """Show devices, groups, processes, spans and tuning jobs, live.
@@ -83,7 +81,7 @@ def command(
     from wattspan.clock import SystemClock
 
     clock = SystemClock()
-    table = load_configuration(config_file, settings).config.exporters.get("prometheus")
+    table = configuration.load().config.exporters.get("prometheus")
     # The token of the configuration is for this host's agent, not for an address of the user.
     credentials = (
         AgentCredentials() if address else credentials_for(cast("AccessSettings | None", table))

@@ -14,12 +14,11 @@ from typing import Any
 import click
 
 from wattspan.cli.options import (
-    F,
+    ConfigurationOptions,
     config_options,
     echo_error,
     echo_json,
     json_option,
-    load_configuration,
 )
 from wattspan.clock import SystemClock
 from wattspan.config import Config
@@ -37,7 +36,7 @@ class TuningOffError(WattspanError):
     exit_code = 7
 
 
-def _options(function: F) -> F:
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("job", default="", required=False)(config_options(json_option(function)))
 
 
@@ -52,7 +51,7 @@ def command() -> None:
 
 @command.command()
 @_options
-def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def status(job: str, configuration: ConfigurationOptions, as_json: bool) -> None:
     """Show one line for each job.
 
     SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
@@ -61,13 +60,13 @@ def status(job: str, config_file: Path | None, settings: tuple[str, ...], as_jso
     from wattspan.cli.tune.text import status_lines
     from wattspan.tuning.serialization import row_to_json
 
-    config = load_configuration(config_file, settings).config
+    config = configuration.load().config
     _show(config, job, as_json, lambda row, *_: row_to_json(row), status_lines)
 
 
 @command.command()
 @_options
-def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> None:
     """Explain a job: its units, tried settings, lost time, setting and reasons.
 
     Also shows why no lower or higher setting was chosen, the next step, a remedy, and the caps of
@@ -75,7 +74,7 @@ def explain(job: str, config_file: Path | None, settings: tuple[str, ...], as_js
     """
     from wattspan.cli.tune.explanation import explain_all, explain_facts
 
-    config = load_configuration(config_file, settings).config
+    config = configuration.load().config
     _show(config, job, as_json, explain_facts, explain_all)
 
 
@@ -98,8 +97,7 @@ def history(
     job: str,
     since: str,
     limit: int,
-    config_file: Path | None,
-    settings: tuple[str, ...],
+    configuration: ConfigurationOptions,
     as_json: bool,
 ) -> None:
     """Show past decisions, newest last.
@@ -110,7 +108,7 @@ def history(
     from wattspan.cli.tune.text import history_lines
     from wattspan.tuning.serialization import recorded_decision_from_json
 
-    config = load_configuration(config_file, settings).config
+    config = configuration.load().config
     parameters = {"limit": str(limit)}
     if since:
         parameters["since"] = f"-{since}" if _is_duration(since) else since
