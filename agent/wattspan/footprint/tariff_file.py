@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, time, tzinfo
+from datetime import date, tzinfo
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from wattspan.config.loading import TomlFile, read_toml
 from wattspan.footprint.cost import (
@@ -70,7 +72,8 @@ def read_schedule(path: Path) -> Schedule:
 def build_schedule(file: TomlFile) -> Schedule:
     """Return the schedule of ``file``; ConfigError has a line for each fault with its place."""
     try:
-        table = convert(_texts(file.values), TariffTable, "tariff")
+        # Dates and times of TOML become text.
+        table = convert(msgspec.to_builtins(file.values), TariffTable, "tariff")
     except SettingError as error:
         raise ConfigError(
             "\n".join(f"{file.place(key)}: {sentence}" for key, sentence in error.faults)
@@ -89,19 +92,6 @@ def build_schedule(file: TomlFile) -> Schedule:
         raise ConfigError("\n".join(faults))
     otherwise = None if table.otherwise is None else billionths(table.otherwise)
     return Schedule(zone, tuple(periods), otherwise)
-
-
-def _texts(value: Any) -> Any:
-    """Return ``value`` with TOML dates and times as text."""
-    match value:
-        case dict():
-            return {key: _texts(each) for key, each in value.items()}
-        case list():
-            return [_texts(each) for each in value]
-        case date() | time():
-            return value.isoformat()
-        case _:
-            return value
 
 
 # --------------------------------------------------------------------------------- one period

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,32 +102,22 @@ def _container(path: str, parts: list[str]) -> str | None:
             match = pattern.fullmatch(part)
             if match is not None:
                 return match["id"][:_SHORT_ID]
-    match = _LXC.search(path)
-    if match is not None:
+    if match := _LXC.search(path):
         return _unescape(match["name"])
-    for part in parts:
-        match = _NSPAWN.fullmatch(part)
-        if match is not None:
-            return _unescape(match["name"])
-    return None
+    machines = (_NSPAWN.fullmatch(part) for part in parts)
+    return next((_unescape(match["name"]) for match in machines if match is not None), None)
 
 
 def _pod(parts: list[str]) -> str | None:
-    for part in parts:
-        for piece in part.split(":"):
-            match = _POD.fullmatch(piece)
-            if match is not None:
-                return match["uid"].replace("_", "-")
-    return None
+    pieces = (_POD.fullmatch(piece) for part in parts for piece in part.split(":"))
+    return next((match["uid"].replace("_", "-") for match in pieces if match is not None), None)
 
 
 def _job(parts: list[str]) -> str | None:
     """The job of Slurm, below the scope or the v1 directory of its daemon."""
-    for at, part in enumerate(parts):
-        match = _JOB.fullmatch(part)
-        if match is not None and any(_STEPD.fullmatch(above) for above in parts[:at]):
-            return match["job"]
-    return None
+    below = dropwhile(lambda part: not _STEPD.fullmatch(part), parts)
+    jobs = (_JOB.fullmatch(part) for part in islice(below, 1, None))
+    return next((match["job"] for match in jobs if match is not None), None)
 
 
 def _unit(parts: list[str]) -> str | None:
