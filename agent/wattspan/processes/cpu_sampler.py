@@ -176,7 +176,7 @@ class CpuSampler:
     def _read(self, group: list[_CpuSeries]) -> None:
         """Read each clock, stamped between the time before and the time after."""
         monotonic, read = self._clock.monotonic, self._clock.read_cpu_clock
-        dead = []
+        ended = []
         before = monotonic()
         for series in group:
             try:
@@ -185,13 +185,13 @@ class CpuSampler:
                 cpu = -1
             after = monotonic()
             if cpu < series.cpu or cpu < 0:  # it has ended; its pid may be reused
-                dead.append(series)
+                ended.append(series)
             elif after - before < _INTERRUPTED:
                 series.add((before + after) // 2, cpu)
                 if len(series.samples) > 2 * MAX_SAMPLES:
                     del series.samples[:MAX_SAMPLES]
             before = after
-        for series in dead:
+        for series in ended:
             self._drop(series)
 
     def _drop(self, series: _CpuSeries) -> None:
@@ -202,10 +202,10 @@ class CpuSampler:
     def _evict_exited(self) -> bool:
         """Remove a process that has exited to make room; False if all are alive."""
         alive = {series.consumer for group in self._groups for series in group}
-        dead = next((consumer for consumer in self._series if consumer not in alive), None)
-        if dead is None:
+        ended = next((consumer for consumer in self._series if consumer not in alive), None)
+        if ended is None:
             return False
-        del self._series[dead]
+        del self._series[ended]
         return True
 
     def _run(self) -> None:

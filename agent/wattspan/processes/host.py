@@ -62,15 +62,15 @@ def open_processes(
     ``"auto"`` uses the reports of the kernel if permitted, True requires them (SourceError), False
     does not use them.
     """
-    births, births_error = _try_open(open_process_connector, events)
+    fork_events, fork_error = _try_open(open_process_connector, events)
     possible = CpuTopology(_SYSFS).possible
-    finals, finals_error = _try_open(lambda: open_taskstats(possible), events)
-    if events is True and (births_error or finals_error):
-        for channel in (births, finals):
+    exit_events, exit_error = _try_open(lambda: open_taskstats(possible), events)
+    if events is True and (fork_error or exit_error):
+        for channel in (fork_events, exit_events):
             if channel is not None:
                 channel.close()
         raise SourceError(
-            f"Cannot have process events: {births_error or finals_error}. "
+            f"Cannot have process events: {fork_error or exit_error}. "
             "Grant CAP_NET_ADMIN in the initial user and pid namespaces, or set events to auto."
         )
     hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
@@ -85,11 +85,11 @@ def open_processes(
         clock.read_cpu_clock,
         CpuTopology(sysfs),
         busy=busy,
-        fork_events=births,
-        exit_events=finals,
+        fork_events=fork_events,
+        exit_events=exit_events,
         cgroups=clocks,
         total=total,
-        scan_every=SECOND if births is None else SAFETY_SCAN,
+        scan_every=SECOND if fork_events is None else SAFETY_SCAN,
         names=names,
     )
     capabilities = (
@@ -101,15 +101,15 @@ def open_processes(
         ),
         _capability(
             "process events",
-            "the kernel reports every fork, exec and exit" if births else None,
-            f"new processes are found by the pids given out ({births_error})",
+            "the kernel reports every fork, exec and exit" if fork_events else None,
+            f"new processes are found by the pids given out ({fork_error})",
             _NETLINK_REMEDY,
         ),
         _capability(
             "exit accounting (taskstats)",
-            "work shorter than a poll is charged to its process" if finals else None,
+            "work shorter than a poll is charged to its process" if exit_events else None,
             f"work shorter than a poll is charged to {'its cgroup' if clocks else 'no process'} "
-            f"({finals_error})",
+            f"({exit_error})",
             _NETLINK_REMEDY,
         ),
         _capability(

@@ -272,8 +272,8 @@ class LifecycleTracker:
     def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord) -> None:
         if update.before is None:
             return
-        watch = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
-        if record.elapsed > watch:
+        period = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
+        if record.elapsed > period:
             return  # it was hidden until now: its work is unattributed already
         # Its start time is unknown; derived ones must differ for each process of a pid.
         boot = update.now.mono + update.now.asleep

@@ -263,8 +263,8 @@ class CpuUsageSource:
 
         If an unreported process may have run, charge it to the cgroup's remainder.
         """
-        silent = self._exit_events is None or update.events.lost or update.tails_unknown
-        if ended and not silent:
+        unreported = self._exit_events is None or update.events.lost or update.tails_unknown
+        if ended and not unreported:
             for charge, part in zip(ended, split(excess, [1] * len(ended)), strict=True):
                 if part:
                     update.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))

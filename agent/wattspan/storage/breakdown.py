@@ -59,7 +59,7 @@ class BreakdownSection:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Each section plus ``besides`` sums to ``total``, the energy of the cover."""
+    """Each section plus ``unattributed`` sums to ``total``, the energy of the cover."""
 
     sections: tuple[BreakdownSection, ...]
     unattributed: tuple[BreakdownLine, ...]

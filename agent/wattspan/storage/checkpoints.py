@@ -170,7 +170,7 @@ class AlternatingCheckpointFiles:
     """Two files written alternately, so that one is complete at any end of the process."""
 
     def __init__(self, store: Path, log: Callable[[str], None] = lambda _: None) -> None:
-        """Open the files beside the database ``store``, whose lock the caller holds. OSError."""
+        """Open the files next to the database ``store``, whose lock the caller holds. OSError."""
         self._log = log
         self._paths = [store.with_suffix(f".latest-{n}") for n in (0, 1)]
         self._files: list[int] = []

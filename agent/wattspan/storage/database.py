@@ -239,14 +239,14 @@ def is_corruption(error: BaseException) -> bool:
 
 def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str = "") -> Failure:
     """Return ``error`` as a failure of the store at ``path``; ``meanwhile`` ends its remedy."""
-    said = sqlite_error_name(error)
+    name = sqlite_error_name(error)
     cause, remedy, trouble = str(error), "", Trouble.RETRY
     if isinstance(error, OSError):
         cause = error.strerror or cause
-    full = said == "SQLITE_FULL" or _errno(error) in {errno.ENOSPC, errno.EDQUOT}
-    if full or (said == "SQLITE_IOERR" and _is_disk_full(path.parent)):
+    full = name == "SQLITE_FULL" or _errno(error) in {errno.ENOSPC, errno.EDQUOT}
+    if full or (name == "SQLITE_IOERR" and _is_disk_full(path.parent)):
         cause, remedy = "the disk is full", f"Free some space for {path.parent}."
-    elif said in {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"} or (
+    elif name in {"SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"} or (
         _errno(error) in {errno.EACCES, errno.EPERM, errno.EROFS}
     ):
         trouble = Trouble.DENIED
@@ -254,9 +254,9 @@ def store_failure(error: BaseException, path: Path, doing: str, meanwhile: str =
             f"Make {path.parent} writable for the user of the agent, or set another directory as"
             " state_dir in [agent]."
         )
-    elif said in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
+    elif name in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
         cause, remedy = "another program holds its lock", "End that program."
-    elif said == "SQLITE_IOERR":
+    elif name == "SQLITE_IOERR":
         remedy = async_writer.DISK_REMEDY
     remedy = " ".join(part for part in (remedy, meanwhile) if part)
     return Failure(

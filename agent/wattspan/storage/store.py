@@ -1,6 +1,6 @@
 """The store: checkpoint and energy history in one SQLite file with one writing agent.
 
-The files of the newest checkpoint beside it survive any end of the process.
+The files of the newest checkpoint next to it survive any end of the process.
 
 `DeferredStore` handles a store that is not available at the start of the agent, because another
 process holds it or its disk is read-only. The agent then counts from zero and never adds the totals
