@@ -82,7 +82,7 @@ def test_exporter_self_metrics_follow_the_catalogue(form: ExpositionFormat) -> N
     scrape = parse(document, form)
     assert value(scrape, "wattspan_build_info", version="1.2.3") == 1
     assert value(scrape, "process_resident_memory_bytes") > 0
-    own = {family.name for family in itself._registry.collect()}
+    own = {family.name for family in itself.registry.collect()}
     assert not own & {metric.series.removesuffix("_total") for metric in CATALOGUE}
 
 

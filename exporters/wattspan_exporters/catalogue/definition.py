@@ -108,18 +108,10 @@ def single(value: Callable[[Snapshot], int | float | None]) -> Draw:
 # ------------------------------------------------- OpenTelemetry's names as Prometheus names
 
 _UNIT_WORDS = {
-    "d": "days", "h": "hours", "min": "minutes",
-    "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
-    "By": "bytes", "KiBy": "kibibytes", "MiBy": "mebibytes", "GiBy": "gibibytes",
-    "TiBy": "tibibytes", "KBy": "kilobytes", "MBy": "megabytes", "GBy": "gigabytes",
-    "TBy": "terabytes",
-    "m": "meters", "V": "volts", "A": "amperes", "J": "joules", "W": "watts", "g": "grams",
-    "Cel": "celsius", "Hz": "hertz", "1": "", "%": "percent",
+    "s": "seconds", "By": "bytes", "J": "joules", "W": "watts", "g": "grams", "Cel": "celsius",
+    "Hz": "hertz", "1": "",
 }  # fmt: skip
-_PER_WORDS = {
-    "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week", "mo": "month", "y": "year",
-    "kWh": "kwh",
-}  # fmt: skip
+_PER_WORDS = {"s": "second", "kWh": "kwh"}
 
 
 def prometheus_name(name: str, unit: str, instrument: Instrument) -> str:

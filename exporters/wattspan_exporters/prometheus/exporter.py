@@ -32,17 +32,14 @@ class PrometheusExporter:
     name = "prometheus"
     address: str | None = None
     """The URL of the metrics; None until started."""
+    drops = 0
+    """Connections that were refused, or closed to make room for another one."""
 
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
         self._self_metrics = SelfMetrics(context.version)
         self._rejected = context.refusals(self.name)
         self._server: HttpServer | None = None
-
-    @property
-    def drops(self) -> int:
-        """Connections that were refused, or closed to make room for another one."""
-        return self._self_metrics.refusals
 
     def start(self, view: SnapshotView) -> None:
         context, settings, listen = self._context, self._settings, self._settings.listen
@@ -118,5 +115,6 @@ class PrometheusExporter:
 
     def _count(self, reason: str) -> None:
         if reason == RejectionReason.CROWDED:
-            self._self_metrics.count_refused()
+            self.drops += 1
+            self._self_metrics.refused.inc()
         self._rejected(reason)

@@ -15,13 +15,15 @@ from functools import partial
 from html import escape
 
 import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
 )
-from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
@@ -37,64 +39,42 @@ from wattspan_exporters.prometheus.renderer import (
     Renderer,
 )
 
+# Prometheus does not detect resets by them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 
 class SelfMetrics:
-    """Counters of the exporter, as a prometheus-client collector."""
+    """Metrics of the exporter and of its process, which are not in the catalogue."""
 
     def __init__(self, version: str) -> None:
-        self._version = version
-        self._lock = threading.Lock()
-        self._answers = dict.fromkeys(ExpositionFormat, 0)
-        self._refused = 0
-        self._rendering = 0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def count_scrape(self, form: ExpositionFormat) -> None:
-        with self._lock:
-            self._answers[form] += 1
-
-    def count_refused(self) -> None:
-        with self._lock:
-            self._refused += 1
-
-    @property
-    def refusals(self) -> int:
-        return self._refused
-
-    def set_render_time(self, nanoseconds: int) -> None:
-        self._rendering = nanoseconds
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        build = Info("wattspan_build", "The version of wattspan.", registry=registry)
+        build.info({"version": version})
+        scrapes = Counter(
+            "wattspan_scrapes",
+            "Number of scrapes answered before this one.",
+            ["format"],
+            registry=registry,
+        )
+        self.scrapes = {form: scrapes.labels(form.name.lower()) for form in ExpositionFormat}
+        self.refused = Counter(
+            "wattspan_scrape_connections_refused",
+            "Connections refused because too many were open.",
+            registry=registry,
+        )
+        self.render_seconds = Gauge(
+            "wattspan_scrape_duration_seconds",
+            "Duration of the rendering of the previous scrape.",
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
 
     def render(self, form: ExpositionFormat) -> str:
         """All metrics in one format, without the closing line of OpenMetrics."""
         if form is ExpositionFormat.TEXT:
-            return generate_latest(self._registry).decode()
-        document: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
+            return generate_latest(self.registry).decode()
+        document: bytes = generate_openmetrics(self.registry)  # type: ignore[no-untyped-call]
         return document.decode().removesuffix(OPENMETRICS_END)
-
-    def collect(self) -> Iterator[ClientMetric]:
-        yield InfoMetricFamily(
-            "wattspan_build", "The version of wattspan.", value={"version": self._version}
-        )
-        scrapes = CounterMetricFamily(
-            "wattspan_scrapes", "Number of scrapes answered before this one.", labels=["format"]
-        )
-        with self._lock:
-            answers, refused = dict(self._answers), self._refused
-        for form, count in answers.items():
-            scrapes.add_metric([form.name.lower()], count)
-        yield scrapes
-        yield CounterMetricFamily(
-            "wattspan_scrape_connections_refused",
-            "Connections refused because too many were open.",
-            value=refused,
-        )
-        yield GaugeMetricFamily(
-            "wattspan_scrape_duration_seconds",
-            "Duration of the rendering of the previous scrape.",
-            value=self._rendering / 1e9,
-        )
 
 
 _PARAMETER = re.compile(r';\s*([^=;\s]+)\s*=\s*"?([^";]*)')
@@ -195,13 +175,13 @@ class MetricsPages:
 
     def _metrics(self, form: ExpositionFormat, zipped: bool) -> HttpResponse:
         body = self._body(form, zipped, partial(self._render, form))
-        self._self_metrics.count_scrape(form)
+        self._self_metrics.scrapes[form].inc()
         return _negotiated(form.value, body, zipped)
 
     def _render(self, form: ExpositionFormat, snapshot: Snapshot) -> bytes:
         began = self._clock.monotonic()
         body = self._renderer.render(snapshot, form, self._self_metrics.render(form))
-        self._self_metrics.set_render_time(self._clock.monotonic() - began)
+        self._self_metrics.render_seconds.set((self._clock.monotonic() - began) / SECOND)
         return body
 
     def _json(
