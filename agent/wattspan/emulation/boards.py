@@ -45,7 +45,7 @@ class Silicon:
         return self.flat_voltage + (1.0 - self.flat_voltage) * rise
 
     def busy_power(self, mhz: int, activity: float = 1.0) -> float:
-        """The power at full load; ``activity`` is how hard the work switches the circuits."""
+        """The power at full load; ``activity`` is the relative switching rate of the circuits."""
         ratio = mhz / self.max_mhz
         return self.static + self.switching * activity * ratio * self.voltage(ratio) ** 2
 
@@ -156,7 +156,7 @@ PowerHistory = tuple[PowerSegment, ...]
 
 
 def extended(history: PowerHistory, segment: PowerSegment, keep: int) -> PowerHistory:
-    """``history`` with ``segment`` at its end, without what ended ``keep`` ns before that end."""
+    """``history`` and ``segment``, without segments that ended ``keep`` ns before the new end."""
     if segment.end <= segment.start:
         return history
     if history and history[-1].power == segment.power and history[-1].end == segment.start:
@@ -168,9 +168,9 @@ def extended(history: PowerHistory, segment: PowerSegment, keep: int) -> PowerHi
 
 
 def mean_power(history: PowerHistory, start: int, end: int) -> int | None:
-    """The mean power between two times in milliwatts; None where nothing is remembered.
+    """The mean power between two times in milliwatts; None without a history.
 
-    Before the history begins the board is taken to have drawn what it first drew.
+    The power before the history begins is taken to be its first power.
     """
     if not history or end <= start:
         return None

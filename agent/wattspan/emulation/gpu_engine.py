@@ -1,8 +1,8 @@
-"""One emulated GPU as a value, and what a moment makes of it: ``step(gpu, now, ...) -> gpu``.
+"""One emulated GPU as an immutable value, advanced by ``step(gpu, now, ...) -> gpu``.
 
-Pure: the caller brings the time. Between two steps power is constant, and it is the power that
-was published; a step first accounts for that stretch, then lets controls and demands decide the
-next. So whatever a client read in between was true, and the energy is the exact integral of it.
+Pure: the caller passes the time. Between two steps power is constant and equal to the published
+power; a step first accounts for that period, then derives the next power from controls and
+demands. The energy is therefore the exact integral of the power that clients read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProcessKind(StrEnum):
 
 
 class Throttle(StrEnum):
-    """The reason of a clock reduction beside the power cap."""
+    """The reason of a clock reduction other than the power cap."""
 
     SW_THERMAL = "sw_thermal"
     HW_THERMAL = "hw_thermal"
@@ -169,7 +169,7 @@ def step(
     """The GPU at ``now``; ``wall`` is Unix time in nanoseconds, for the samples' stamps.
 
     ``requested`` is the present request of clients; a change takes effect a cap latency later.
-    ``hosts`` is how fast the CPUs of each socket were since the last step; 1.0 if it is unknown.
+    ``hosts`` is the speed of the CPUs of each socket since the last step; 1.0 if it is unknown.
     """
     if now < gpu.at:
         raise ValueError(f"time decreased from {gpu.at} to {now}")
@@ -215,7 +215,7 @@ def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> Gp
 
 
 BOARD = 0
-"""The key of the whole board's energy, beside those of pids."""
+"""The key of the whole board's energy; the other keys are pids."""
 
 
 def energies(gpu: GpuState) -> dict[int, int]:
@@ -233,7 +233,7 @@ def energy_split(spent: Mapping[int, int]) -> EnergySplit:
 
 
 def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> GpuState:
-    """The GPU at ``now``, having drawn until then what it was said to draw."""
+    """The GPU at ``now``, after constant power since its last step."""
     elapsed, power = now - gpu.at, gpu.point.power
     energy = gpu.energy + power * elapsed
     sensor = gpu.board.sensor

@@ -76,7 +76,7 @@ class Identity(ctypes.LittleEndianStructure):
         ("clock_max", ctypes.c_uint32),
         ("clock_step", ctypes.c_uint32),
         ("memory_clock", ctypes.c_uint32),
-        ("usage_is_average", ctypes.c_uint32),  # what nvmlDeviceGetPowerUsage returns
+        ("usage_is_average", ctypes.c_uint32),  # of the power that nvmlDeviceGetPowerUsage returns
         ("has_average", ctypes.c_uint32),  # whether field 185 is supported
         ("memory_total", ctypes.c_uint64),  # bytes
         ("memory_reserved", ctypes.c_uint64),
@@ -174,7 +174,7 @@ _RETRY_INTERVAL = 0.0005
 
 
 class EmulationError(WattspanError):
-    """The emulated GPUs cannot be had; the message is one sentence."""
+    """The emulated GPUs are not available; the message is one sentence."""
 
 
 class TornStateError(EmulationError):
@@ -189,7 +189,7 @@ class GpuSnapshot(NamedTuple):
 
 
 class GpuFile:
-    """The mapped file. Open it as often as you like, in as many processes; one owner writes."""
+    """The mapped file. Any number of processes open it; one owner writes."""
 
     def __init__(self, path: Path) -> None:
         """Map ``path``; EmulationError if it is not a file of emulated GPUs."""
@@ -227,7 +227,7 @@ class GpuFile:
         return header
 
     def record(self, index: int) -> GpuRecord:
-        """One GPU's record, mapped: what is read from it may change at any time."""
+        """One GPU's record, mapped: its values may change at any time."""
         record: GpuRecord = self._host.gpu[index]
         return record
 
@@ -253,7 +253,7 @@ class GpuFile:
 
     @contextmanager
     def writing(self, index: int) -> Iterator[Live]:
-        """The live state to write; take the time of what is written inside, never before."""
+        """The live state to write; the writer takes its time inside the block, never before."""
         record = self.record(index)
         record.sequence = (record.sequence | 1) & 0xFFFF_FFFF
         try:
@@ -262,7 +262,7 @@ class GpuFile:
             record.sequence = (record.sequence + 1) & 0xFFFF_FFFF
 
     def close(self) -> None:
-        """Unmap. What was read as a copy stays valid."""
+        """Unmap. Copies stay valid."""
         del self._host
         # The mapping lives as long as a record is referenced.
         with suppress(BufferError):

@@ -165,9 +165,9 @@ class EmulatedGpus(Closeable):
                 self._until_exit.add((gpu, pid))
 
     def set_load(self, gpu: int, pid: int, demand: float) -> None:
-        """Let a process with steady work want another share of a GPU, from now on.
+        """Change the demand of a process with steady work.
 
-        ValueError if it is not there, or if its work decides for itself.
+        ValueError if it is not there, or if its work is not steady.
         """
 
         def driven(work: GpuWork) -> GpuWork:
@@ -180,7 +180,7 @@ class EmulatedGpus(Closeable):
         self.change_work(gpu, pid, driven)
 
     def change_work(self, gpu: int, pid: int, change: Callable[[GpuWork], GpuWork]) -> None:
-        """Let a process do something else from now on; ValueError if it is not there."""
+        """Change the work of a process; ValueError if it is not there."""
         with self._lock:
             self._advance(gpu, lambda state: changed(state, pid, change))
 
@@ -192,7 +192,7 @@ class EmulatedGpus(Closeable):
             return self._work_logs.get((gpu, pid)) or WorkLog()
 
     def detach(self, gpu: int, pid: int) -> None:
-        """Take a process off a GPU; what it spent stays in the truth."""
+        """Take a process off a GPU; its energy is kept."""
         with self._lock:
             self._advance(gpu, lambda state: detached(state, pid))
             self._until_exit.discard((gpu, pid))
@@ -222,15 +222,14 @@ class EmulatedGpus(Closeable):
             self._thread.start()
 
     def close(self) -> None:
-        """Stop. The file stays, and clients go on seeing the last state."""
+        """Stop. The file stays, and clients continue to read the last state."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         self.file.close()
 
     def _keep_stepping(self, every: float) -> None:
-        # Work that stops or begins between two steps is looked at just then, so that a board's
-        # power has the edges that its work has, and not those of a clock.
+        # A step follows each start and stop of work, so that power changes when the work does.
         period, least, follow = round(every * 1e9), round(every * 1e9 / 20), 0
         while not self._stop.is_set():
             self.step()

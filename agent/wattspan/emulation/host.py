@@ -139,7 +139,7 @@ def _make_directory() -> tuple[Path, int]:
 
 
 def _remove_stale_hosts(where: Path) -> None:
-    """Remove what emulated hosts left behind that were killed together with their owner."""
+    """Remove the directories of hosts that were killed together with their owners."""
     for directory in where.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, locked, or gone
             hold = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

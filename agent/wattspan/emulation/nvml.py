@@ -273,7 +273,7 @@ _FIELDS: dict[int, tuple[int, Callable[[_Gpu], int]]] = {
     270: (_ULONGLONG, lambda gpu: gpu.live.hw_thermal_ns),
     271: (_ULONGLONG, lambda gpu: gpu.live.power_brake_ns),
 }
-"""By NVML's field number: the type of the value, and how it is read."""
+"""By NVML's field number: the type of the value and its reader."""
 
 
 def _field_values(gpu: _Gpu, fields: list[int | tuple[int, int]]) -> list[Any]:

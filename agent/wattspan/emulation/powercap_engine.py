@@ -36,7 +36,7 @@ from wattspan.processes.host import open_busy_clock
 class CpuLaw:
     """Milliwatts: at idle by socket, and on top for each busy CPU (so millijoules a CPU-second).
 
-    ``board_idle`` is what psys sees beyond packages and memory. ``core_percent`` of the active
+    ``board_idle`` is the part of psys beyond packages and memory. ``core_percent`` of the active
     package energy is the cores', ``uncore_percent`` of its idle energy the uncore's.
     """
 
@@ -156,7 +156,7 @@ class CpuJobs:
             elapsed = 0 if self._at is None else at - self._at
             self._at = at
             for pid, (work, socket) in self._works.items():
-                # Its "GPU" part is what waits for memory, and does not mind the clock.
+                # The "GPU" part of its work waits for memory and does not depend on the clock.
                 moved = work.after(elapsed, 1.0, speeds[socket])
                 self._work_logs[pid].record(at, moved.finished)
                 self._works[pid] = (moved, socket)
@@ -166,8 +166,8 @@ UNIT = 125_000  # microwatts: the power unit of nearly every processor
 _LARGEST = 0x7FFF * UNIT  # fifteen bits
 _SMOOTHING = 100_000_000  # ns over which the draw is averaged that a limit is held against
 MIN_SPEED = 0.15
-"""The part of its active power that a package spends at its lowest clock. A limit below what that
-draws, the idle power included, is not obeyed."""
+"""The part of its active power that a package spends at its lowest clock. A limit below that power
+plus the idle power is not obeyed."""
 CLOCK_EXPONENT = 2.4
 """Active power goes with this power of the clock: declared, not measured."""
 
@@ -282,7 +282,7 @@ class PackageLimits:
                 os.close(opened.enabled_fd)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for zone in self._zones:
             for fd in (zone.enabled_fd, *(one.fd for one in zone.constraints)):
                 os.close(fd)
@@ -360,7 +360,7 @@ class PowercapEngine:
         return {zone.directory: self.energy(zone.directory) for zone in self.tree.layout.zones}
 
     def close(self) -> None:
-        """Let go of the limits' files; the tree stays where it is."""
+        """Close the limits' files; the tree stays."""
         self.limits.close()
 
     # ------------------------------------------------------------------------------ values

@@ -187,7 +187,7 @@ class PowercapTree:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the files; the tree stays where it is."""
+        """Close the files; the tree stays."""
         for zone in list(self._counters):
             self.close_counter(zone)
 

@@ -1,4 +1,4 @@
-"""The hosts that can be emulated, by name: what hardware they have, and what runs in a demo."""
+"""Emulated hosts by name: their hardware and the jobs of a demo."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """A real process of the demo: how busy it keeps one CPU, and its work on each GPU.
+    """A real process of the demo: its load of one CPU and its work on each GPU.
 
     Its CPU time is real; its GPU time exists on the emulated boards only. ``work`` is that of a
     job without a GPU, as fast as the CPUs of its socket.

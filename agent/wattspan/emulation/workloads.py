@@ -24,7 +24,7 @@ TRAIN = Kernel(compute=0.7)
 DECODE = Kernel(compute=0.2, activity=0.45)  # memory-bound: no cap binds, a clock lock saves
 PREFILL = Kernel(compute=0.55, activity=0.95)  # between the two: a cap shows in latency
 LARGE_MODEL = Kernel(compute=0.57, activity=1.05)
-"""Training of a large model. On the emulated H100 it comes close to what is known second-hand of
+"""Training of a large model. On the emulated H100 it is close to second-hand figures of
 Llama-3-8B on a real one (time and energy against 700 W; here, with 3 % of a step on the host):
 
 ===== ============== ==============
@@ -61,7 +61,7 @@ class GpuWork(Protocol):
 
     @property
     def demand(self) -> float:
-        """The share of the GPU it wants now, 0 to 1."""
+        """The share of the GPU demanded now, 0 to 1."""
         ...
 
     @property
@@ -197,7 +197,7 @@ class WorkLog:
         self.work = 0
 
     def record(self, at: int, finished: Iterable[FinishedUnit]) -> None:
-        """Remember what was finished up to the time ``at``."""
+        """Record the units that were finished up to the time ``at``."""
         for one in finished:
             began, ended = at - round(one.began * SECOND), at - round(one.ended * SECOND)
             unit = CompletedUnit(began, ended, round(one.ideal * SECOND), one.work)
@@ -213,7 +213,7 @@ class WorkLog:
         return tuple(self._finished)[len(self._finished) - wanted :] if wanted else ()
 
     def summary(self, number: int | None) -> dict[str, Any]:
-        """As an answer of the engine: the sums, and what is new since ``number``."""
+        """An answer of the engine: the sums, and the units from number ``number`` on."""
         return {
             "finished": [] if number is None else [list(unit) for unit in self.since(number)],
             "units": self.units,
@@ -231,7 +231,7 @@ class RequestServing:
     """Requests arrive in bursts and are served in order. A unit of work is a request.
 
     ``rate`` is the mean number of requests a second, ``cost`` the GPU seconds of one at full
-    speed, ``burst`` how many arrive together on average. While any waits, it wants ``load``.
+    speed, ``burst`` how many arrive together on average. While any waits, the demand is ``load``.
     """
 
     rate: float = 5.0
