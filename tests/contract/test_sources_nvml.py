@@ -23,8 +23,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.session import NvmlSession
-from wattspan.sources.nvml.source import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)

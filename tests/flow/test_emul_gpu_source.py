@@ -16,8 +16,7 @@ from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import RequestServing, SteadyLoad, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.session import NvmlSession
-from wattspan.sources.nvml.source import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)

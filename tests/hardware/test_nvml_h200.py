@@ -19,8 +19,7 @@ from wattspan.clock import SystemClock
 from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch, SourceContext
 from wattspan.sources.nvml.device import EMULATED_UUID
-from wattspan.sources.nvml.session import NvmlSession
-from wattspan.sources.nvml.source import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
 from wattspan.testing import FakeDirectory
 
 pytestmark = pytest.mark.exhaustive

@@ -86,7 +86,7 @@ def busy_ticks(stat: bytes) -> dict[int, int]:
 
 
 def sockets_of_cpus(sysfs: Path, cpus: Iterable[int]) -> dict[int, int]:
-    """The socket of each CPU; 0 where the host does not know it (some virtual machines say -1)."""
+    """The socket of each CPU; 0 where the host does not know it (-1 in some virtual machines)."""
     return {cpu: _socket(sysfs / f"devices/system/cpu/cpu{cpu}/topology") for cpu in cpus}
 
 

@@ -177,9 +177,9 @@ class GpuCalls:
     def ask_list(self, what: str, name: str, *arguments: Any) -> Iterable[Any] | None:
         """The list that ``name`` returns, or None if it is not available.
 
-        The binding raises "success" for a utilisation buffer without entries, NVML says "not found"
-        if no process used the GPU, and "insufficient size" if the list grew between the two calls
-        it takes.
+        The binding raises "success" for a utilisation buffer without entries. NVML returns "not
+        found" if no process used the GPU, and "insufficient size" if the list grew between the two
+        calls it takes.
         """
         answer = self._ask(what, name, arguments, nothing=())
         return None if answer is None else list(answer)
@@ -225,7 +225,7 @@ class GpuCalls:
             self._failing.pop(what, None)
 
     def record_error(self, what: str, code: int) -> None:
-        """Take the error ``code`` for ``what``: remember it, or raise what it means."""
+        """Record the error ``code`` of ``what``, or raise if the GPU or the session is lost."""
         if code in SESSION_ERRORS:
             raise SessionLostError(code)
         if code in GPU_ERRORS:

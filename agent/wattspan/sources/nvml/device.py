@@ -175,7 +175,7 @@ class GpuSampler:
         self._calls.rebind(handle)
 
     def sample(self, into: GpuFindings) -> None:
-        """Ask what is due. Raises GpuLostError or SessionLostError; the rest costs one field."""
+        """Make the calls that are due. Raises GpuLostError or SessionLostError."""
         energy, self._at = self._energy()
         at = self._at
         usage_due = self._usage_pace.begin(at.mono)
@@ -248,7 +248,7 @@ class GpuSampler:
                 samples = self._processes.samples()
             self._usage.add_samples(samples or [])
         named = self._processes.named
-        # A device without any utilisation owes no remainder beside processes that have some;
+        # A device without any utilisation has no remainder if processes have utilisation;
         # if processes have none either, all of it may have been in use.
         unknown = 0 if named else 100
         busy = unknown if self._utilisation is None else self._utilisation[0]

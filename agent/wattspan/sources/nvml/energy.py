@@ -161,7 +161,7 @@ class EdgeDetector:
         return None
 
     def _conclude(self, now: int) -> None:
-        """Step and phase from what the search saw, if it was regular."""
+        """Derive step and phase from the edges of the search, if they were regular."""
         edges = self._seen
         if len(edges) < MIN_EDGES:
             return

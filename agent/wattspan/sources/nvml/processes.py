@@ -117,14 +117,14 @@ class UsageMeter:
             self._last_sample[sample.pid] = sample.mono
             self._stretches.append(
                 UtilisationInterval(
-                    sample.mono - self._spoken_for(sample.mono, last),
+                    sample.mono - self._covered_time(sample.mono, last),
                     sample.mono,
                     sample.payer,
                     sample.percent,
                 )
             )
 
-    def _spoken_for(self, mono: int, last: int | None) -> int:
+    def _covered_time(self, mono: int, last: int | None) -> int:
         if last is not None:
             distance = mono - last
             if distance <= MAX_SAMPLE_PERIOD * 3 // 2:
@@ -265,7 +265,7 @@ class GpuProcesses:
         offset = now.wall - now.mono
         moved = offset - self._offset
         if abs(moved) > _CLOCK_STEP:
-            # The clock may be set again while the driver still remembers what the last one said.
+            # The clock may be set again while the driver still has samples of the previous time.
             self._outdated = max(self._outdated, (now.wall - moved) // _MICROSECOND)
             self._seen += moved // _MICROSECOND
         self._offset = offset

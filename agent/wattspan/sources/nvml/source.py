@@ -1,17 +1,20 @@
-"""The ``nvml`` source plugin: NVIDIA GPUs, and the thread that makes the calls.
+"""The ``nvml`` source plugin: NVIDIA GPUs, the driver session, and the thread that makes the calls.
 
 A call into the driver can hang and cannot be ended from outside. One daemon thread makes all
 calls; ``read`` returns its results since the last call, and reports a call that takes too long.
+The session initialises the library, finds GPUs, and recovers lost ones; it is synchronous.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.model import MILLISECOND, SECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
 from wattspan.ports import (
     Batch,
     Clock,
@@ -20,14 +23,327 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
-from wattspan.sources.nvml.calls import SOURCE, CallTracker
-from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.session import NvmlSession
+from wattspan.sources.nvml import calls
+from wattspan.sources.nvml.calls import (
+    SOURCE,
+    CallTracker,
+    GpuLostError,
+    NvmlLibrary,
+    SessionLostError,
+)
+from wattspan.sources.nvml.device import (
+    GpuFindings,
+    GpuIdentity,
+    GpuSampler,
+    NvmlSettings,
+)
+from wattspan.sources.nvml.processes import in_nested_pid_namespace
+from wattspan.util.text import printable
+from wattspan.util.throttle import RetryBackoff
 
 LIBRARY = "libnvidia-ml.so.1"
 MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
 MAX_STATUSES = 3  # status intervals
 EDGE_DELAY = 13 * MILLISECOND
+FIRST_DELAY = SECOND
+MAX_DELAY = 8 * SECOND
+"""Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
+REINITIALISE_AFTER = 20
+"""After so many failures to get a lost GPU back, the library is initialised anew, although the
+other GPUs are well: a driver bound again is not seen otherwise."""
+
+MAX_GPUS = 256
+"""No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
+
+_MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
+
+
+def _new_backoff() -> RetryBackoff:
+    return RetryBackoff(FIRST_DELAY, MAX_DELAY)
+
+
+@dataclass(slots=True)
+class LostGpu:
+    """A GPU that does not answer, the reason, and the time of the next attempt."""
+
+    index: int
+    code: int
+    backoff: RetryBackoff
+    gpu: GpuSampler | None = None  # None: it never answered
+
+    @property
+    def failure(self) -> Failure:
+        if self.gpu is None:
+            return calls.call_failure(f"GPU {self.index}", self.code)
+        domain = self.gpu.domain
+        return calls.call_failure(domain.name, self.code, domain.id)
+
+
+class NvmlSession:
+    """All GPUs of the host. Belongs to one thread; ``sample`` never raises."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        settings: NvmlSettings,
+        context: SourceContext,
+        watch: CallTracker | None = None,
+        *,
+        nested: bool | None = None,
+    ) -> None:
+        """``nested``: pids are those of a pid namespace; None to find out."""
+        self._clock = context.clock
+        self._context = context
+        self._settings = settings
+        if nested is None:
+            nested = not context.emulated and in_nested_pid_namespace()
+        self._nested = nested
+        self._library = NvmlLibrary(nvml, context.clock, watch or CallTracker())
+        self._initialised = False
+        self._driver = ""
+        self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
+        self._lost: dict[str | int, LostGpu] = {}  # by UUID, or by index where that is not known
+        self._backoff = _new_backoff()
+        self._down: Failure | None = None
+        self._domains: tuple[Domain, ...] = ()
+
+    def sample(self) -> Batch:
+        """Make all calls that are due, and try to recover lost GPUs."""
+        found = GpuFindings()
+        now = self._clock.monotonic()
+        if not self._initialised and self._backoff.is_due(now):
+            self._initialise(now, found)
+        if self._initialised:
+            self._recover_lost(now, found)
+            self._ask_all(found)
+        if self._initialised and not self._gpus:
+            self._shut_down()
+            self._backoff.failed(now)
+        if found.readings:
+            self._backoff.reset()
+        if self._down is not None:
+            found.failures.append(self._down)
+        found.failures.extend(lost.failure for lost in self._lost.values())
+        return Batch(
+            domains=self._all_domains(),
+            readings=tuple(found.readings),
+            failures=tuple(found.failures),
+            usages=tuple(found.usages),
+            gpus=tuple(found.gpus),
+        )
+
+    def next_edge_read(self, now: int) -> int | None:
+        """The time of the next extra read of a counter, if one is needed between samples."""
+        wanted = [at for gpu in self._gpus.values() if (at := gpu.next_edge_read(now)) is not None]
+        return min(wanted, default=None)
+
+    def read_edges(self, now: int) -> None:
+        """Make the extra reads that are due. The next sample reports errors of a GPU."""
+        for gpu in list(self._gpus.values()):
+            at = gpu.next_edge_read(now)
+            if at is not None and at <= now:
+                with contextlib.suppress(GpuLostError, SessionLostError):
+                    gpu.read_edge()
+
+    @property
+    def near_an_edge(self) -> bool:
+        """True if a counter moves at the time of the samples: another phase would be better."""
+        return any(gpu.near_an_edge for gpu in self._gpus.values())
+
+    def close(self) -> None:
+        """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
+        self._gpus.clear()
+        self._shut_down()
+
+    # -------------------------------------------------------------------- GPUs
+
+    def _ask_all(self, found: GpuFindings) -> None:
+        for uuid, gpu in list(self._gpus.items()):
+            try:
+                gpu.sample(found)
+            except GpuLostError as error:
+                self._lose(uuid, error.code, found)
+            except SessionLostError as error:
+                self._fail(error.code, found)
+                return
+            except Exception as error:  # noqa: BLE001 - a surprise costs one GPU one turn
+                found.failures.append(_unexpected_failure(gpu.domain.name, error, gpu.domain.id))
+            else:
+                gpu.backoff.reset()
+                found.failures.extend(gpu.failures())
+
+    def _lose(self, uuid: str, code: int, found: GpuFindings) -> None:
+        gpu = self._gpus.pop(uuid)
+        gpu.flush_usage(found)
+        gpu.backoff.failed(self._clock.monotonic())
+        self._lost[uuid] = LostGpu(gpu.identity.index, code, gpu.backoff, gpu)
+
+    def _recover_lost(self, now: int, found: GpuFindings) -> None:
+        """Try to get a new handle of each lost GPU: the old one is void for good."""
+        for key, lost in list(self._lost.items()):
+            if not lost.backoff.is_due(now):
+                continue
+            try:
+                handle = self._handle_of(lost)
+                gpu = self._gpu(handle, lost.index)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+                lost.code = calls.code_of(error)
+                if lost.code in calls.SESSION_ERRORS:
+                    self._fail(lost.code, found)
+                    return
+                lost.backoff.failed(now)
+                if lost.backoff.failures % REINITIALISE_AFTER == 0:
+                    self._reinitialise(found)
+                    return
+                continue
+            del self._lost[key]
+            self._gpus[gpu.identity.uuid] = gpu
+
+    def _handle_of(self, lost: LostGpu) -> Any:
+        if lost.gpu is None:
+            return self._library.call("nvmlDeviceGetHandleByIndex", lost.index)
+        return self._library.call("nvmlDeviceGetHandleByUUID", lost.gpu.identity.uuid)
+
+    def _gpu(self, handle: Any, index: int) -> GpuSampler:
+        identity = GpuIdentity(
+            uuid=_printable_text(self._library.call("nvmlDeviceGetUUID", handle)),
+            index=index,
+            model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
+            driver=self._driver,
+            architecture=self._architecture(handle),
+        )
+        lost = self._lost.get(identity.uuid)
+        before = None if lost is None else lost.gpu
+        return GpuSampler(
+            self._library,
+            handle,
+            identity,
+            self._context,
+            self._settings,
+            epoch=0 if before is None else before.epoch + 1,
+            backoff=_new_backoff() if before is None else before.backoff,
+            nested=self._nested,
+        )
+
+    def _architecture(self, handle: Any) -> int | None:
+        try:
+            return int(self._library.call("nvmlDeviceGetArchitecture", handle))
+        except self._library.error:
+            return None  # drivers before 450 do not have the call
+
+    # ----------------------------------------------------------------- session
+
+    def _initialise(self, now: int, found: GpuFindings) -> None:
+        try:
+            self._library.call("nvmlInit")
+            self._initialised = True
+            self._driver = self._driver_version()
+            self._enumerate(found)
+        except self._library.error as error:
+            self._fail(calls.code_of(error), found)
+        except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
+            self._end(calls.UNINITIALIZED, found)
+            self._backoff.failed(now)
+            self._down = _unexpected_failure("NVML", error, None)
+
+    def _reinitialise(self, found: GpuFindings) -> None:
+        """Initialise anew to recover lost GPUs; the others keep their counters."""
+        self._shut_down()
+        self._initialise(self._clock.monotonic(), found)
+
+    def _driver_version(self) -> str:
+        try:
+            return _printable_text(self._library.call("nvmlSystemGetDriverVersion"))
+        except self._library.error:
+            return ""
+
+    def _enumerate(self, found: GpuFindings) -> None:
+        """Open every GPU; a GPU that cannot be opened is lost, not the others."""
+        count = min(int(self._library.call("nvmlDeviceGetCount")), MAX_GPUS)
+        gpus: dict[str, GpuSampler] = {}
+        unnamed: dict[int, LostGpu] = {}
+        for index in range(count):
+            try:
+                handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
+                gpu = self._gpu(handle, index)
+            except Exception as error:
+                code = calls.code_of(error)
+                if code in calls.SESSION_ERRORS:
+                    raise
+                unnamed[index] = LostGpu(index, code, _new_backoff())
+                unnamed[index].backoff.failed(self._clock.monotonic())
+                continue
+            known = self._gpus.get(gpu.identity.uuid)
+            if known is not None:
+                known.rebind(handle)
+            gpus[gpu.identity.uuid] = known or gpu
+        for uuid in self._gpus.keys() - gpus.keys():
+            self._lose(uuid, calls.GPU_NOT_FOUND, found)
+        self._down = None if count else _no_gpu_failure()
+        self._gpus = gpus
+        self._lost = self._still_lost(unnamed)
+
+    def _still_lost(self, unnamed: dict[int, LostGpu]) -> dict[str | int, LostGpu]:
+        """The lost GPUs. One that is known by UUID is not listed a second time by its index."""
+        lost: dict[str | int, LostGpu] = {
+            uuid: entry
+            for uuid, entry in self._lost.items()
+            if isinstance(uuid, str) and uuid not in self._gpus
+        }
+        spare = list(unnamed.items())[len(lost) :]
+        return {**lost, **dict(spare)}
+
+    def _fail(self, code: int, found: GpuFindings) -> None:
+        """The driver or the library's connection to it is gone, and every handle with it."""
+        self._end(code, found)
+        self._backoff.failed(self._clock.monotonic())
+        self._down = calls.call_failure("NVML", code)
+
+    def _end(self, code: int, found: GpuFindings) -> None:
+        for uuid in list(self._gpus):
+            self._lose(uuid, code, found)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if not self._initialised:
+            return
+        self._initialised = False
+        try:
+            self._library.call("nvmlShutdown")
+        except self._library.error:
+            return  # it had no connection to end
+
+    def _all_domains(self) -> tuple[Domain, ...]:
+        """The present and the lost; the same object while nothing about them changes."""
+        lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
+        domains = (*(gpu.domain for gpu in self._gpus.values()), *lost)
+        if len(domains) != len(self._domains) or any(
+            one is not other for one, other in zip(domains, self._domains, strict=True)
+        ):
+            self._domains = domains
+        return self._domains
+
+
+def _no_gpu_failure() -> Failure:
+    return Failure(
+        SOURCE,
+        "NVML",
+        Trouble.ABSENT,
+        "the driver is loaded and finds no GPU",
+        "Look at lspci and dmesg; the agent keeps trying.",
+    )
+
+
+def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> Failure:
+    cause = f"an unexpected {type(error).__name__}: {error}"
+    remedy = "Please report it with the driver's version."
+    return Failure(SOURCE, thing, Trouble.MALFORMED, cause, remedy, domain_id)
+
+
+def _printable_text(value: Any) -> str:
+    """Text of the driver, printable. Old bindings return bytes."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return printable(text[:_MAX_TEXT])
 
 
 class NvmlSource:
@@ -71,13 +387,13 @@ class NvmlSource:
             return Batch(self._domains, readings, failures, usages, gpus)
 
     def close(self) -> None:
-        """End the thread, which lets go of the GPUs. One that is stuck is left behind."""
+        """End the thread, which releases the GPUs. A stuck thread is left running."""
         self._stop.set()
         if self._stuck() is None and self._thread.is_alive():
             self._thread.join(self._settings.deadline / 1e9)
 
     def deliver(self, batch: Batch) -> None:
-        """Lay down what a turn yielded, for the next ``read``."""
+        """Keep the results of a sample for the next ``read``."""
         with self._lock:
             self._domains = batch.domains
             self._failures = batch.failures
@@ -102,7 +418,7 @@ class NvmlSource:
         )
 
     def _dead(self) -> Failure | None:
-        """A thread that ended by itself must not pass for a quiet one."""
+        """The failure of a thread that ended by itself."""
         if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
             return None
         return Failure(
@@ -120,13 +436,13 @@ class NvmlSource:
             if now >= due:
                 self.deliver(self._session.sample())
                 now = self._clock.monotonic()
-                aside = EDGE_DELAY if self._session.near_an_edge else 0
-                due = max(due + self._settings.interval + aside, now)  # none is made up for
+                delay = EDGE_DELAY if self._session.near_an_edge else 0
+                due = max(due + self._settings.interval + delay, now)  # missed samples are skipped
             else:
                 self._session.read_edges(now)
                 now = self._clock.monotonic()
-            look = self._session.next_edge_read(now)
-            self._stop.wait(max(0, (due if look is None else min(due, look)) - now) / 1e9)
+            edge = self._session.next_edge_read(now)
+            self._stop.wait(max(0, (due if edge is None else min(due, edge)) - now) / 1e9)
         self._session.close()
 
 

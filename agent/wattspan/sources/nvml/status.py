@@ -1,4 +1,4 @@
-"""Status of a GPU beside its energy: power, limits, clocks, utilisation, throttling."""
+"""Status of a GPU: power, limits, clocks, utilisation, throttling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REASON_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class PowerReading:
-    """One reading of power. ``draw`` is what to integrate."""
+    """One reading of power. ``draw`` is the value to integrate."""
 
     average: Milliwatts | None = None
     instant: Milliwatts | None = None
@@ -78,7 +78,7 @@ def _plausible_power(value: Any) -> Milliwatts | None:
 
 
 def read_limits(calls: GpuCalls) -> PowerLimits:
-    """All limits in one call where the driver knows how; one by one where it does not."""
+    """All limits, in one call if the driver supports it, else one by one."""
     values = fields.read_fields(
         calls,
         (

@@ -82,7 +82,7 @@ class PowercapSource(RaplSource):
     # ------------------------------------------------------------------------- every tick
 
     def _sweep(self) -> tuple[Batch, bool]:
-        """Read every open counter; False beside the batch if a descriptor is no longer valid."""
+        """Read every open counter; False with the batch if a descriptor is no longer valid."""
         now, pread = self._clock.now, os.pread
         readings = []
         failed = list(self._standing)
@@ -163,7 +163,7 @@ class PowercapSource(RaplSource):
         return fresh, wrong
 
     def _resolve(self, fresh: set[str]) -> None:
-        """Work out the domains; count up the epoch of each that was registered anew."""
+        """Derive the domains; a domain that was registered anew gets the next epoch."""
         before = self._topology
         known = before.domain_of.keys() | before.orphans
         changed = fresh or any(counter.readable_now for counter in self._counters.values())

@@ -61,7 +61,7 @@ class PyRaplSensor:
             )
 
     def read(self) -> list[int | None]:
-        """Package and memory of socket 0, of socket 1, ...; None for what is not there.
+        """Package and memory of socket 0, of socket 1, ...; None where a counter is absent.
 
         PyRaplError if any of them cannot be read: pyRAPL reads all or nothing.
         """
@@ -138,7 +138,7 @@ _POWERCAP_REMEDY = 'Set reader = "powercap" in [sources.rapl].'
 
 
 class PyRaplSource(RaplSource):
-    """The CounterSource that reads what pyRAPL reads.
+    """The CounterSource that reads through pyRAPL.
 
     pyRAPL reads all counters in one call, so all readings of a batch carry one stamp, taken
     when the call returned. When it fails nothing is read, and it is opened anew after a while;

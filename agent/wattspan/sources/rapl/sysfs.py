@@ -283,7 +283,7 @@ class CounterFile:
         self._longest = 0  # nanoseconds between two moves
 
     def assign(self, domain: Domain, epoch: int) -> None:
-        """Say which domain this counter is of."""
+        """Set the domain of this counter."""
         self.domain_id = domain.id
         self.epoch = epoch
         self._limit = _UNBOUNDED if domain.modulus is None else domain.modulus
@@ -333,7 +333,7 @@ class CounterFile:
         return now - self._moved
 
     def record(self, value: int, now: int) -> None:
-        """Its value was handed on, for the next one to be compared with."""
+        """Record a published value, with which the next one is compared."""
         if self._moves and value != self._value and self._value is not None:
             if self._moved is not None and not self.is_stuck(now - self._moved):
                 self._longest = max(self._longest, now - self._moved)
@@ -345,7 +345,7 @@ class CounterFile:
         return unchanged > max(STUCK_AFTER, _STUCK_FACTOR * self._longest)
 
     def sample(self) -> int | None:
-        """The value now; None if it cannot be had."""
+        """The value now; None if it cannot be read."""
         if self.fd is None:
             return None
         try:

@@ -451,7 +451,7 @@ def _preferred_zones(
 
 
 _MAX_POWER = {
-    # No reading above it is believed. Far above what any part draws: the largest server
+    # Higher power is implausible. Far above what any part draws: the largest server
     # processors are specified for some 500 W and peak at twice that.
     ZoneKind.PACKAGE: 1_500_000,
     ZoneKind.DIE: 1_500_000,
