@@ -80,27 +80,17 @@ _PERL = OptionGrammar(
 )
 _RUBY = OptionGrammar(
     letters=_letters(alone="acdlnpsSTUvwWy" + _DIGITS, value="CEIrX", rest="Fi", code="e"),
-    words=_words(
-        alone="--debug --disable-gems --jit --rjit --verbose --yjit",
-        value="--disable --enable --encoding --external-encoding --internal-encoding",
-    ),
+    words=_words(alone="--debug --jit --verbose --yjit", value="--disable --enable --encoding"),
     beginnings=("-W:", "--disable-", "--enable-", "--yjit-"),
     ends=True,
 )
 _NODE = OptionGrammar(
     words=_words(
         alone="""
-            -i --interactive --enable-source-maps --expose-gc --inspect --inspect-brk
-            --pending-deprecation --preserve-symlinks --prof --throw-deprecation
+            -i --interactive --enable-source-maps --expose-gc --inspect --inspect-brk --prof
             --trace-deprecation --trace-uncaught --trace-warnings --use-openssl-ca --watch
-            --experimental-modules --experimental-vm-modules --experimental-strip-types
-            --experimental-transform-types
         """,
-        value="""
-            -r --require --import --loader --experimental-loader --title -C --conditions
-            --env-file --icu-data-dir --input-type --openssl-config --redirect-warnings
-            --watch-path
-        """,
+        value="-r --require --import --loader --experimental-loader --title -C --conditions",
         code="-e --eval -p --print -pe",
     ),
     beginnings=("--no-", "--harmony"),
@@ -109,36 +99,20 @@ _NODE = OptionGrammar(
 )
 _JAVA = OptionGrammar(
     words=_words(
-        alone="""
-            -server -client -ea -da -esa -dsa -enableassertions -disableassertions -showversion
-            --show-version --enable-preview
-        """,
+        alone="-server -client -ea -da -esa -dsa -enableassertions --enable-preview",
         value="""
-            -cp -classpath --class-path -p --module-path --add-modules --upgrade-module-path
-            --limit-modules --patch-module --source --add-reads --add-exports --add-opens
-            --enable-native-access
+            -cp -classpath --class-path -p --module-path --add-modules --source --add-exports
+            --add-opens --enable-native-access
         """,
         module="-m --module",
         script="-jar",
     ),
     beginnings=("-ea:", "-da:", "-D", "-X", "-verbose", "-agentlib:", "-agentpath:", "-javaagent:"),
 )
-_PHP = OptionGrammar(
-    letters=_letters(alone="Cnq", value="cdStz", code="rBRE", script="fF"),
-    words=_words(
-        alone="--no-php-ini --no-header",
-        value="--php-ini --define --server --docroot",
-        code="--run --process-begin --process-code --process-end",
-        script="--file --process-file",
-    ),
-)
+_PHP = OptionGrammar(letters=_letters(alone="Cnq", value="cdStz", code="rBRE", script="fF"))
 _R = OptionGrammar(
     words=_words(
-        alone="""
-            -q -s --interactive --no-echo --no-environ --no-init-file --no-readline --no-restore
-            --no-restore-data --no-restore-history --no-save --no-site-file --quiet --restore
-            --save --silent --slave --vanilla --verbose
-        """,
+        alone="-q -s --no-echo --no-restore --no-save --quiet --silent --slave --vanilla --verbose",
         code="-e",
         script="-f --file",
     ),
@@ -148,17 +122,11 @@ _R = OptionGrammar(
 _JULIA = OptionGrammar(
     letters=_letters(alone="iq", value="CHJLpt", code="eE", module="m"),
     words=_words(
-        alone="""
-            -O0 -O1 -O2 -O3 -g0 -g1 -g2 --project --quiet --code-coverage --track-allocation
-            --optimize
-        """,
-        value="""
-            --check-bounds --color --compile --compiled-modules --cpu-target --depwarn --gcthreads
-            --handle-signals --heap-size-hint --home --history-file --load --machine-file
-            --math-mode --pkgimages --procs --startup-file --sysimage --threads
-        """,
+        alone="-O0 -O1 -O2 -O3 -g0 -g1 -g2 --project --quiet --optimize",
+        value="--color --load --procs --startup-file --sysimage --threads",
         code="--eval --print",
     ),
+    joined=True,
     ends=True,
 )
 
