@@ -164,36 +164,32 @@ class PowerCeilings:
         self._end(ended, AuditAction.LAPSE, "its time is up")
 
     @property
+    def rows(self) -> tuple[CeilingRow, ...]:
+        """Every ceiling in force, as it is reported to clients."""
+        rows = []
+        if configured := self._settings.budget_watts:
+            limit = self._less_reserve(configured * _MILLIWATTS_PER_WATT)
+            rows.append(CeilingRow(source="configuration", limit=limit))
+        if self._of_file is not None:
+            rows.append(_row("file", self._of_file, self._less_reserve(self._of_file.limit)))
+        users = (ceiling for _, ceiling in sorted(self._by_user.items()))
+        return (*rows, *(_row("socket", ceiling, max(0, ceiling.limit)) for ceiling in users))
+
+    @property
     def configured(self) -> int | None:
         """The ceiling of the configuration over all devices that can be capped, in milliwatts."""
-        if not self._settings.budget_watts:
-            return None
-        return self._less_reserve(self._settings.budget_watts * _MILLIWATTS_PER_WATT)
+        return next((row.limit for row in self.rows if row.source == "configuration"), None)
 
     @property
     def requested(self) -> int | None:
         """The lowest ceiling of the file and of users, in milliwatts."""
-        limits = [one.limit for one in self._by_user.values()]
-        if self._of_file is not None:
-            limits.append(self._less_reserve(self._of_file.limit))
-        return max(0, min(limits)) if limits else None
+        rows = (row for row in self.rows if row.source != "configuration")
+        return min((row.limit for row in rows), default=None)
 
     @property
     def limit(self) -> int | None:
         """The lowest ceiling of all, in milliwatts."""
-        limits = (self.configured, self.requested)
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    @property
-    def rows(self) -> tuple[CeilingRow, ...]:
-        """Every ceiling in force, as it is reported to clients."""
-        rows = []
-        if self.configured is not None:
-            rows.append(CeilingRow(source="configuration", limit=self.configured))
-        if self._of_file is not None:
-            rows.append(_row("file", self._of_file, self._less_reserve(self._of_file.limit)))
-        users = (ceiling for _, ceiling in sorted(self._by_user.items()))
-        return (*rows, *(_row("socket", ceiling, ceiling.limit) for ceiling in users))
+        return min((row.limit for row in self.rows), default=None)
 
     # --------------------------------------------------------------------------- inner workings
 

@@ -138,7 +138,7 @@ class ManagedDevices:
     # ------------------------------------------------------------------------- retry delays
 
     def resting(self, key: CapKey) -> CapsError | None:
-        """Why a knob is not tried before its retry delay ends."""
+        """The error of a knob that is not tried before its retry delay ends."""
         delay = self._delays.get(key)
         return delay.error if delay and self._clock.monotonic() < delay.until else None
 

@@ -235,7 +235,7 @@ def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
 
 
 def _distrust_reason(directory: Path, found: os.stat_result) -> str:
-    """Why the directory cannot be trusted, with the remedy; "" if it can.
+    """The reason if the directory cannot be trusted, with the remedy; else "".
 
     The remedy is never the removal of a journal of limits that are to be restored.
     """

@@ -343,7 +343,7 @@ class CapManager:
                 raise foreign_limit_error(entry)
 
     def _forbidden(self, state: KnobState) -> str | None:
-        """Why no tuner may hold a knob; None if one may."""
+        """The reason if no tuner may hold a knob, else None."""
         knobs, tunable = self._limits.knobs, self._limits.tunable
         if knobs and state.key.knob not in knobs:
             return (

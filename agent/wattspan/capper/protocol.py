@@ -10,6 +10,7 @@ import random
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -36,7 +37,7 @@ SafeInteger = Annotated[int, msgspec.Meta(ge=-_MAX_SAFE_INTEGER, le=_MAX_SAFE_IN
 
 
 class RefusalReason(ModelEnum):
-    """Why a request was refused."""
+    """Reason of a refusal."""
 
     MALFORMED = "malformed"
     NOT_ALLOWED = "not_allowed"  # the peer is not permitted
@@ -156,23 +157,21 @@ class KnobRow(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-_STATE_FIELDS = ("name", "aliases", "minimum", "default", "maximum", "requested", "enforced")
-_ROW_FIELDS = (
-    *("original", "wanted", "ceiling", "holder", "why", "expires"),
-    *("foreign", "lost", "usable", "trouble"),
+_STATE_FIELDS, _ROW_FIELDS = (
+    [field.name for field in fields(kind) if field.name in KnobRow.__struct_fields__]
+    for kind in (KnobState, CapRow)
 )
 
 
 def knob_row(row: CapRow) -> KnobRow:
     """A row as it is sent."""
-    fields = {name: getattr(row.state, name) for name in _STATE_FIELDS}
-    fields |= {name: getattr(row, name) for name in _ROW_FIELDS}
     return KnobRow(
         knob=row.state.key.knob,
         device=row.state.key.device,
         since_mono=None if row.since is None else row.since.mono,
         since_wall=None if row.since is None else row.since.wall,
-        **fields,
+        **{name: getattr(row.state, name) for name in _STATE_FIELDS},
+        **{name: getattr(row, name) for name in _ROW_FIELDS},
     )
 
 
@@ -182,8 +181,8 @@ def cap_row(sent: KnobRow) -> CapRow:
     if sent.since_mono is not None and sent.since_wall is not None:
         since = Instant(sent.since_mono, sent.since_wall)
     state = {name: getattr(sent, name) for name in _STATE_FIELDS}
-    fields = {name: getattr(sent, name) for name in _ROW_FIELDS}
-    return CapRow(KnobState(CapKey(sent.knob, sent.device), **state), since=since, **fields)
+    row = {name: getattr(sent, name) for name in _ROW_FIELDS}
+    return CapRow(KnobState(CapKey(sent.knob, sent.device), **state), since=since, **row)
 
 
 class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):

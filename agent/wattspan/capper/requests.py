@@ -39,7 +39,7 @@ class RequestHandler:
     ) -> None:
         self.ending = False
         self.trouble = ""
-        """Why the imposed limits cannot be kept; "" if they can."""
+        """The cause if imposed limits cannot be kept, else ""."""
         self._manager, self._reconciler = manager, reconciler
         self._ceilings, self._settings = ceilings, settings
         self._refused_before: dict[int, str] = {}
