@@ -38,7 +38,7 @@ def report(tmp_path: Path) -> Report:
 
 
 def write(state_dir: Path, host: Books, *, turns: int = 10, emulated: bool = False) -> None:
-    with closing(Store.open(state_dir, Settings(), host.clock, emulated=emulated)) as store:
+    with closing(Store(state_dir, Settings(), host.clock, emulated=emulated)) as store:
         for _ in range(turns):
             store.write(host.spend({1: 10, 2: 5, 3: 1}, seconds=60))
 
@@ -132,7 +132,7 @@ def test_domain_table_shows_unknown_as_a_dash(tmp_path: Path, host: Books, repor
 def test_unit_fits_the_total(
     tmp_path: Path, host: Books, report: Report, joules: int, unit: str
 ) -> None:
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         store.write(host.spend({1: joules}))
     assert report().stdout.splitlines()[0].endswith(f"in {unit}")
     assert report("--unit", "J").stdout.splitlines()[0].endswith("in J")
@@ -185,7 +185,7 @@ def test_name_cannot_command_the_terminal(tmp_path: Path, host: Books, report: R
     opening = host.spend({1: 1})
     info = replace(opening.processes[0].info, command="\x1b[2Jevil\n" + "x" * 100)
     evil = replace(opening, processes=(replace(opening.processes[0], info=info),))
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         store.write(evil)
     shown = report().stdout
     assert "\x1b" not in shown
@@ -205,7 +205,7 @@ def test_missing_store_is_a_one_line_error(report: Report, tmp_path: Path) -> No
 def test_empty_store_and_empty_range_have_messages(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
-    Store.open(tmp_path, Settings(), host.clock).close()
+    Store(tmp_path, Settings(), host.clock).close()
     assert "holds no energy yet" in report().stderr
     write(tmp_path, host, turns=1)
     done = report("--to", "2001-01-01", "--from", "2000-01-01")

@@ -56,7 +56,7 @@ def write(
     footprint: Footprint | None = None,
     settings: Settings | None = None,
 ) -> None:
-    with closing(Store.open(state_dir, settings or Settings(), host.clock)) as store:
+    with closing(Store(state_dir, settings or Settings(), host.clock)) as store:
         for _ in range(turns):
             opening = host.spend({1: 10, 2: 5, 3: 1}, seconds=seconds)
             assert store.write(replace(opening, footprint=footprint or Footprint()))
@@ -238,7 +238,7 @@ def test_first_minutes_with_a_polled_rate_are_priced_completely(
     tmp_path: Path, host: Books, report: Report
 ) -> None:
     host.clock.advance(42)
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         for rate in (None, 2 * 10**9, 2 * 10**9):
             opening = host.now() if rate is None else host.spend({1: 10}, seconds=15)
             said = Footprint(cost=RatedEnergy("EUR", RateOrigin.METRIC, rate))

@@ -33,7 +33,7 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     folder.mkdir()
     host = Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
-    with closing(Store.open(folder, Settings(), host.clock)) as store:
+    with closing(Store(folder, Settings(), host.clock)) as store:
         for _ in range(10):
             store.write(host.spend({1: 10, 2: 5, 3: 1}, seconds=60))
     return folder
@@ -145,7 +145,7 @@ def test_report_cells_are_never_formulas(tmp_path: Path) -> None:
     opening = host.spend({1: 1})
     info = replace(opening.processes[0].info, command="=HYPERLINK(1)")
     evil = replace(opening, processes=(replace(opening.processes[0], info=info),))
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         store.write(evil)
     base = ["report", "--state-dir", str(tmp_path), "--format"]
     table = io.StringIO(CliRunner().invoke(cli, [*base, "csv"]).stdout)
@@ -156,7 +156,7 @@ def test_report_cells_are_never_formulas(tmp_path: Path) -> None:
 
 def test_spans_of_an_emulated_host_are_labelled(tmp_path: Path) -> None:
     host = Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9), emulated=True)
-    with closing(Store.open(tmp_path, Settings(), host.clock, emulated=True)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock, emulated=True)) as store:
         store.write(host.spend({1: 10}, seconds=60))
     base = ["report", "--state-dir", str(tmp_path), "--by"]
     for by in ("span", "process", "domain"):

@@ -44,7 +44,7 @@ def report(tmp_path: Path, host: Books) -> Report:
 def write(state_dir: Path, host: Books, chats: int = 4, early: int = 0) -> None:
     """Ten minutes of a language model and a shop, and of a process that sends no spans."""
     totals = SpanAggregator(100)
-    with closing(Store.open(state_dir, Settings(), host.clock)) as store:
+    with closing(Store(state_dir, Settings(), host.clock)) as store:
         for turn in range(TURNS):
             host.spend({1: 100, 2: 50, 3: 10}, seconds=60)
             chat = joined("chat", {CPU: J, GPU: 9 * J}, service="llm", tokens=(128, 32))
@@ -141,7 +141,7 @@ def test_csv_has_a_row_for_each_line(tmp_path: Path, host: Books, report: Report
 
 
 def test_report_without_spans_has_a_message(tmp_path: Path, host: Books, report: Report) -> None:
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
     out = report().stdout
     assert "No span with known energy ended in this time" in out
@@ -152,6 +152,6 @@ def test_report_without_spans_has_a_message(tmp_path: Path, host: Books, report:
 def test_span_cannot_command_the_terminal(tmp_path: Path, host: Books, report: Report) -> None:
     totals = SpanAggregator(10)
     totals.add([joined("evil\x1b[31m\n", {CPU: J})], host.clock.now())
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         store.write(replace(host.spend({1: 10}), spans=totals.accounts().rows))
     assert "\x1b" not in report().stdout

@@ -20,7 +20,7 @@ from support.books import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 host = Books()
-store = Store.open(pathlib.Path(sys.argv[1]), Settings(), host.clock)
+store = Store(pathlib.Path(sys.argv[1]), Settings(), host.clock)
 begun = store.last_checkpoint()
 if begun is not None:  # go on with the books of the one that was killed
     host.turns = begun.other["cpu"] // 10**6
@@ -41,7 +41,7 @@ def test_kill_at_any_moment_loses_at_most_one_write(tmp_path: Path, seed: int) -
     for _ in range(4):
         told = _write_until_killed(tmp_path, chance)
         host = Books()
-        with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+        with closing(Store(tmp_path, Settings(), host.clock)) as store:
             assert store.health.failures == ()
             kept = totals(store.last_checkpoint())
             assert history(store.path) == kept

@@ -138,7 +138,7 @@ def _database() -> bytes:
     """A store's file as an agent leaves it."""
     with folder() as path:
         host = Books()
-        store = Store.open(path, StoreSettings(), host.clock)
+        store = Store(path, StoreSettings(), host.clock)
         for _ in range(3):
             host.spend({1: 5, 2: 7})
             store.write(host.now())
@@ -169,14 +169,14 @@ def store_file(data: bytes) -> None:
         if not content:
             break
     with folder() as path:
-        probe = Store.open(path, StoreSettings(), ManualClock())
+        probe = Store(path, StoreSettings(), ManualClock())
         name = probe.path
         probe.close()
         name.write_bytes(content)
         said: list[str] = []
         host = Books()
         try:
-            store = Store.open(path, StoreSettings(), host.clock, log=said.append)
+            store = Store(path, StoreSettings(), host.clock, log=said.append)
         except StoreError as error:
             told(error)
             return

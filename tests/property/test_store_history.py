@@ -65,7 +65,7 @@ class Agent:
         self.state_dir, self.settings, self.rules = state_dir, settings, rules
         self.boots = 0
         self.world = World(Ledger(rules, boot_id="0"))
-        self.store = Store.open(state_dir, settings, self.world.clock)
+        self.store = Store(state_dir, settings, self.world.clock)
 
     def write(self) -> None:
         snapshot = self.world.ledger.snapshot(self.world.clock.now(), "h")
@@ -76,7 +76,7 @@ class Agent:
             self.write()
         self.store.close()
         self.boots += reboot
-        self.store = Store.open(self.state_dir, self.settings, self.world.clock)
+        self.store = Store(self.state_dir, self.settings, self.world.clock)
         self.world.ledger = Ledger(
             self.rules,
             checkpoint=self.store.last_checkpoint(),
@@ -199,11 +199,11 @@ def test_arbitrary_names_and_wall_clocks_are_stored(names: list[str], wall: int)
         for row, name in zip(opening.processes, odd, strict=True)
     )
     with tempfile.TemporaryDirectory() as directory:
-        store = Store.open(Path(directory), Settings(), host.clock)
+        store = Store(Path(directory), Settings(), host.clock)
         at = opening.at._replace(wall=wall)
         assert store.write(replace(opening, at=at, processes=rows))
         store.close()
-        again = Store.open(Path(directory), Settings(), host.clock)
+        again = Store(Path(directory), Settings(), host.clock)
         kept = again.last_checkpoint()
         again.close()
     assert kept is not None

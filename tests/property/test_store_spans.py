@@ -69,7 +69,7 @@ def test_span_history_sums_to_the_totals(
     bounds = Settings(spans=bound, minutes=Duration.parse("1h"), hours=Duration.parse("1d"))
     host, told = Books(), Told()
     with tempfile.TemporaryDirectory() as directory:
-        store = Store.open(Path(directory), bounds, host.clock)
+        store = Store(Path(directory), bounds, host.clock)
         totals = SpanAggregator(100)
         for batch, outside, seconds, then in story:
             opening = host.spend({1: 1}, seconds=seconds)
@@ -83,7 +83,7 @@ def test_span_history_sums_to_the_totals(
             if then in ("restart", "crash"):
                 store.close()
                 told.crash()
-                store = Store.open(Path(directory), bounds, host.clock)
+                store = Store(Path(directory), bounds, host.clock)
                 books = store.last_checkpoint()
                 totals = (
                     SpanAggregator(100, books.spans, books.outside)

@@ -192,9 +192,9 @@ def test_snapshot_and_checkpoint_have_the_footprint_of_their_energy() -> None:
 def test_footprint_survives_a_restart_in_the_store(tmp_path: Path) -> None:
     host = Books(ManualClock())
     weighed = Footprint(RatedEnergy("EUR", RateOrigin.METRIC, 10**15, 2**70, Microjoules(9)))
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         assert store.write(replace(host.spend({1: 1}), footprint=weighed))
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         opening = store.last_checkpoint()
     assert opening is not None
     assert opening.footprint == weighed

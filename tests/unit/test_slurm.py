@@ -44,7 +44,7 @@ def host() -> Books:
 
 def run(host: Books, state: Path) -> None:
     """Three minutes in which process 1 is job 4711, and spends 30 J, and process 2 is job 4712."""
-    with closing(Store.open(state, Settings(), host.clock)) as store:
+    with closing(Store(state, Settings(), host.clock)) as store:
         for _ in range(3):
             opening = host.spend({1: 10, 2: 5}, seconds=60)
             jobs = tuple(

@@ -26,7 +26,7 @@ def host() -> Books:
 
 
 def open_store(state_dir: Path, host: Books, settings: Settings | None = None) -> Store:
-    return Store.open(state_dir, settings or Settings(), host.clock)
+    return Store(state_dir, settings or Settings(), host.clock)
 
 
 def test_new_store_has_no_opening(tmp_path: Path, host: Books) -> None:
@@ -234,13 +234,13 @@ def test_domain_with_changed_provenance_is_stored_separately(tmp_path: Path, hos
 
 
 def test_emulated_host_has_a_separate_store(tmp_path: Path, host: Books) -> None:
-    true = Store.open(tmp_path, Settings(), host.clock)
-    emulated = Store.open(tmp_path, Settings(), host.clock, emulated=True)
+    true = Store(tmp_path, Settings(), host.clock)
+    emulated = Store(tmp_path, Settings(), host.clock, emulated=True)
     emulated.write(host.spend({1: 1}))
     assert true.last_checkpoint() is None
     true.close()
     emulated.close()
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as store:
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
         assert store.last_checkpoint() is None
 
 

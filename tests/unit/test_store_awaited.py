@@ -31,7 +31,7 @@ class Late:
         self.books = DeferredStore(self.open, refused.value, self.said.append, closing=closing)
 
     def open(self) -> Store:
-        return Store.open(self.state_dir, Settings(), Books().clock)
+        return Store(self.state_dir, Settings(), Books().clock)
 
     def spend(self, joules: int) -> bool:
         opening = self.host.spend({2: joules})

@@ -43,14 +43,14 @@ def said() -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: Path, host: Books, said: list[str]) -> Iterator[Store]:
-    with closing(Store.open(tmp_path, Settings(), host.clock, log=said.append)) as opened:
+    with closing(Store(tmp_path, Settings(), host.clock, log=said.append)) as opened:
         yield opened
 
 
 def reopen(store: Store, host: Books, said: list[str] | None = None) -> Store:
     store.close()
     log = (said if said is not None else []).append
-    return Store.open(store.path.parent, Settings(), host.clock, log=log)
+    return Store(store.path.parent, Settings(), host.clock, log=log)
 
 
 def aside(store: Store) -> list[str]:
@@ -265,7 +265,7 @@ def test_read_only_file_system_is_refused_with_the_remedy(tmp_path: Path) -> Non
 @pytest.mark.needs_root
 def test_foreign_store_directory_is_read_only(tmp_path: Path, host: Books) -> None:
     state = tmp_path / "state"
-    with closing(Store.open(state, Settings(), host.clock)) as store:
+    with closing(Store(state, Settings(), host.clock)) as store:
         store.write(host.spend({1: 1}))
         running = _as_nobody(state)
     stopped = _as_nobody(state)
@@ -278,7 +278,7 @@ def test_foreign_store_directory_is_read_only(tmp_path: Path, host: Books) -> No
 def test_state_directory_that_is_a_file_is_refused(tmp_path: Path, host: Books) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"Cannot open the store .*file"):
-        Store.open(tmp_path / "file", Settings(), host.clock)
+        Store(tmp_path / "file", Settings(), host.clock)
 
 
 def test_store_of_a_newer_wattspan_is_left_alone(store: Store, host: Books) -> None:
@@ -301,7 +301,7 @@ def test_database_of_another_program_is_left_alone(tmp_path: Path, host: Books) 
         database.execute("CREATE TABLE theirs (precious)")
     content = path.read_bytes()
     with pytest.raises(StoreError, match="another program"):
-        Store.open(tmp_path, Settings(), host.clock)
+        Store(tmp_path, Settings(), host.clock)
     assert path.read_bytes() == content
 
 
@@ -370,7 +370,7 @@ from wattspan.ports import StoreError
 from wattspan.storage.store import Store
 host, said, state = Books(), [], pathlib.Path({str(state)!r})
 try:
-    store = Store.open(state, Settings(), host.clock, log=said.append)
+    store = Store(state, Settings(), host.clock, log=said.append)
 except StoreError as error:
     print(error)
     raise SystemExit({int(opens)})
@@ -403,7 +403,7 @@ from wattspan.testing import ManualClock
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 state = pathlib.Path({str(state)!r})
 try:
-    Store.open(state, Settings(), ManualClock())
+    Store(state, Settings(), ManualClock())
 except StoreError as error:
     print(error)
 found = extract_history(state / "wattspan.sqlite", 0, 2**40)

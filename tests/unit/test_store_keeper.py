@@ -122,7 +122,7 @@ def test_write_error_is_raised_at_the_next_submission() -> None:
 
 
 def test_store_health_reports_a_hanging_disk(disk: Disk, tmp_path: Path) -> None:
-    with closing(Store.open(tmp_path, Settings(), disk.clock)) as kept:
+    with closing(Store(tmp_path, Settings(), disk.clock)) as kept:
         kept._writer = disk.keeper
         kept.write_latest(disk.host.spend({1: 1}))
         assert kept.health.up
@@ -139,10 +139,10 @@ def test_store_health_reports_a_hanging_disk(disk: Disk, tmp_path: Path) -> None
 
 def test_stored_checkpoint_is_found_after_restart(tmp_path: Path) -> None:
     host = Books()
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as kept:
+    with closing(Store(tmp_path, Settings(), host.clock)) as kept:
         for _ in range(3):
             kept.write_latest(host.spend({1: 5}))
         with pytest.raises(StoreError):
-            Store.open(tmp_path, Settings(), host.clock)
-    with closing(Store.open(tmp_path, Settings(), host.clock)) as kept:
+            Store(tmp_path, Settings(), host.clock)
+    with closing(Store(tmp_path, Settings(), host.clock)) as kept:
         assert totals(kept.previous) == totals(host.now())

@@ -114,24 +114,24 @@ def test_checkpoint_with_the_latest_time_is_used(tmp_path: Path, host: Books) ->
     assert latest_checkpoint(early, late) is late
     assert latest_checkpoint(late, None) is late
     assert latest_checkpoint(None, None) is None
-    store = Store.open(tmp_path, Settings(), host.clock)
+    store = Store(tmp_path, Settings(), host.clock)
     assert store.previous is None
     assert store.write(early)
     store.write_latest(late)
     store.close()
-    store = Store.open(tmp_path, Settings(), host.clock)
+    store = Store(tmp_path, Settings(), host.clock)
     assert total(store.previous) == total(late)
     store.close()
 
 
 def test_recreated_history_does_not_start_with_the_full_total(tmp_path: Path, host: Books) -> None:
-    kept = Store.open(tmp_path, Settings(), host.clock)
+    kept = Store(tmp_path, Settings(), host.clock)
     whole = [host.spend({1: 10}) for _ in range(10)][-1]
     kept.write(whole)
     kept.write_latest(whole)
     kept.close()
     (tmp_path / "wattspan.sqlite").unlink()
-    kept = Store.open(tmp_path, Settings(), host.clock)
+    kept = Store(tmp_path, Settings(), host.clock)
     assert total(kept.previous) == total(whole)
     later = host.spend({1: 10})
     kept.write(later)

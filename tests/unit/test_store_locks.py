@@ -117,26 +117,26 @@ def spent(state_dir: Path, host: Books) -> str:
 
 
 def test_reader_of_the_group_cannot_block_the_store(state_dir: Path, host: Books) -> None:
-    with closing(Store.open(state_dir, Settings(), host.clock)) as store:
+    with closing(Store(state_dir, Settings(), host.clock)) as store:
         assert store.write(host.spend({1: 10}))
         with locked_by_the_member(state_dir):
             assert store.write(host.spend({1: 10})), store.health.failures
             store.close()
-            with closing(Store.open(state_dir, Settings(), host.clock)) as next_store:
+            with closing(Store(state_dir, Settings(), host.clock)) as next_store:
                 assert next_store.write(host.spend({1: 10})), next_store.health.failures
 
 
 def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
     state_dir: Path, host: Books
 ) -> None:
-    with closing(Store.open(state_dir, Settings(), host.clock)) as store:
+    with closing(Store(state_dir, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
     index = files(state_dir)[2]
     index.write_bytes(bytes(32768))
     index.chmod(0o640)
     with (
         locked_by_the_member(state_dir),
-        closing(Store.open(state_dir, Settings(), host.clock)) as store,
+        closing(Store(state_dir, Settings(), host.clock)) as store,
     ):
         assert store.write(host.spend({1: 10})), store.health.failures
         assert index.stat().st_mode & 0o077 == 0
@@ -145,7 +145,7 @@ def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
 def test_group_reader_sees_the_latest_write(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
-    with closing(Store.open(state_dir, Settings(), host.clock)) as store:
+    with closing(Store(state_dir, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
         store.write(host.spend({1: 10}))
         own = spent(state_dir, host)
@@ -160,7 +160,7 @@ def test_group_reader_sees_the_latest_write(
 def test_reader_without_permission_is_reported(
     state_dir: Path, host: Books, member: Callable[[], str]
 ) -> None:
-    with closing(Store.open(state_dir, Settings(), host.clock)) as store:
+    with closing(Store(state_dir, Settings(), host.clock)) as store:
         store.write(host.spend({1: 10}))
         for path in files(state_dir):
             path.chmod(0o600)

@@ -66,7 +66,7 @@ class Shop:
         return self.now()
 
     def open(self, state_dir: Path, **settings: object) -> Store:
-        return Store.open(state_dir, Settings(**settings), self.host.clock)  # type: ignore[arg-type]
+        return Store(state_dir, Settings(**settings), self.host.clock)  # type: ignore[arg-type]
 
 
 def stored(path: Path) -> dict[SpanName, SpanUsage]:

@@ -212,7 +212,7 @@ def _open_store(
     state_dir = Path(config.agent.state_dir)
 
     def open_store() -> Store:
-        return Store.open(state_dir, config.store, clock, emulated=emulated, log=log)
+        return Store(state_dir, config.store, clock, emulated=emulated, log=log)
 
     try:
         return open_store()

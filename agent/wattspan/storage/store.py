@@ -61,10 +61,21 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, settings: StoreSettings, clock: Clock, log: Callable[[str], None]
+        self,
+        state_dir: Path,
+        settings: StoreSettings,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Use :meth:`open`."""
-        self._path = path
+        """Open the store in ``state_dir``, or create it.
+
+        An emulated host has its own file, so that emulated and measured energy never mix. A
+        corrupt file is renamed and reported to ``log``. StoreError if the store is in use, not
+        writable, or of a newer version of wattspan.
+        """
+        self._path = path = store_path(state_dir, emulated=emulated)
         self._clock = clock
         self._log = log
         self._settings = settings
@@ -94,24 +105,6 @@ class Store:
         if self._last is None:
             # The history starts there and does not count all earlier energy as new.
             self._last = self.previous
-
-    @classmethod
-    def open(
-        cls,
-        state_dir: Path,
-        settings: StoreSettings,
-        clock: Clock,
-        *,
-        emulated: bool = False,
-        log: Callable[[str], None] = lambda _: None,
-    ) -> Store:
-        """Open the store in ``state_dir``, or create it.
-
-        An emulated host has its own file, so that emulated and measured energy never mix. A
-        corrupt file is renamed and reported to ``log``. StoreError if the store is in use, not
-        writable, or of a newer version of wattspan.
-        """
-        return cls(store_path(state_dir, emulated=emulated), settings, clock, log)
 
     @property
     def path(self) -> Path:
