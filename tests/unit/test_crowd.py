@@ -12,9 +12,9 @@ import pytest
 from wattspan.http.limits import (
     ConnectionLimiter,
     ConnectionState,
-    FairLock,
     FairQueue,
     FairQuota,
+    FairTurns,
     ServerCapacity,
     ServerLimits,
 )
@@ -117,7 +117,7 @@ def test_owners_are_served_in_turn_for_any_queue_length() -> None:
 
 
 def test_lock_passes_to_waiting_owners_in_turn() -> None:
-    lock, order = FairLock(), list[str]()
+    lock, order = FairTurns(1), list[str]()
 
     async def work(name: str) -> None:
         async with lock.of(name[0]):
@@ -133,7 +133,7 @@ def test_lock_passes_to_waiting_owners_in_turn() -> None:
             order.append("c")
 
     asyncio.run(scenario())
-    assert order == ["a1", "b1", "a3", "b2", "c"]
+    assert order == ["a1", "b1", "b2", "a3", "c"]
 
 
 def test_requests_of_owners_are_answered_in_turn() -> None:

@@ -38,7 +38,7 @@ from wattspan.api.requests import (
     whole_number,
 )
 from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.http.limits import FairLock, FairQuota
+from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
@@ -281,7 +281,7 @@ class QueryService:
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = FairQuota(MAX_WAITING)
-        self._slow_lock = FairLock()
+        self._slow_lock = FairTurns(1)
         self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),

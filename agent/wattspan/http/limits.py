@@ -237,37 +237,47 @@ class LimitedConnection(Protocol):
     def close(self) -> None: ...
 
 
-class FairLock:
-    """An asyncio lock for which owners take turns. Used in the server's thread only."""
+class FairTurns:
+    """Admits at most ``most`` tasks at a time; owners take turns. Used in the server's thread only.
 
-    def __init__(self) -> None:
-        self._held = False
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+    The loop starts one task at a time: many requests of one owner do not delay a single request
+    of another.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._admitted = FairQuota(most)
+        self._waiting: FairQueue[tuple[QuotaOwner, asyncio.Future[None]]] = FairQueue()
+        self._scheduled = False
 
     @asynccontextmanager
     async def of(self, owner: QuotaOwner) -> AsyncIterator[None]:
-        """Hold the lock for ``owner`` in the block."""
-        if self._held:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.put(owner, turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._release()
-                raise
-        self._held = True
+        """Wait for the turn of ``owner``, which lasts for the block."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put(owner, (owner, turn))
+        self._schedule()
         try:
+            await turn
             yield
         finally:
-            self._release()
+            if turn.done() and not turn.cancelled():
+                self._admitted.release(owner)
+                self._schedule()
 
-    def _release(self) -> None:
-        while (turn := self._waiting.pop()) is not None:
-            if not turn.cancelled():
-                turn.set_result(None)  # the lock passes to the next owner
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+        while (waiting := self._waiting.pop(self._admitted.acquire)) is not None:
+            owner, turn = waiting
+            if turn.cancelled():
+                self._admitted.release(owner)
+            else:
+                turn.set_result(None)
+                self._schedule()
                 return
-        self._held = False
 
 
 class ServerCapacity:
@@ -280,9 +290,7 @@ class ServerCapacity:
         )
         self._rejected: set[LimitedConnection] = set()  # beyond the limit, being answered so
         self._bytes = FairQuota(max(limits.bodies, 2 * limits.body))
-        self._answering = FairQuota(limits.connections)
-        self._waiting: FairQueue[tuple[QuotaOwner, asyncio.Future[None]]] = FairQueue()
-        self._scheduled = False
+        self.turn = FairTurns(limits.connections).of  # for handlers of requests
         self._rate_limiter = RateLimiter(limits.rate, limits.rate * BURST_SECONDS)
 
     @property
@@ -344,37 +352,3 @@ class ServerCapacity:
 
     def release(self, size: int, owner: QuotaOwner) -> None:
         self._bytes.release(owner, size)
-
-    @asynccontextmanager
-    async def turn(self, owner: QuotaOwner) -> AsyncIterator[None]:
-        """Wait for the turn of ``owner``; the block handles one of its requests.
-
-        The loop starts one handler at a time, and owners take turns: many requests of one owner do
-        not delay a single request of another.
-        """
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.put(owner, (owner, turn))
-        self._schedule()
-        try:
-            await turn
-            yield
-        finally:
-            if turn.done() and not turn.cancelled():
-                self._answering.release(owner)
-                self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._scheduled = False
-        while (waiting := self._waiting.pop(self._answering.acquire)) is not None:
-            owner, turn = waiting
-            if turn.cancelled():
-                self._answering.release(owner)
-            else:
-                turn.set_result(None)
-                self._schedule()
-                return

@@ -19,6 +19,7 @@ import os
 import socket
 import stat
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,14 +161,12 @@ def _number(slots: bytes, slot: int) -> int:
 
 def _common_prefix(once: bytes, again: bytes) -> int:
     """The number of leading records that are equal in both, by bisection."""
-    low, high = 0, len(once) // RECORD_SIZE
-    while low < high:
-        middle = (low + high + 1) // 2
-        if once[: middle * RECORD_SIZE] == again[: middle * RECORD_SIZE]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def differs(record: int) -> bool:
+        end = (record + 1) * RECORD_SIZE
+        return once[:end] != again[:end]
+
+    return bisect_left(range(len(once) // RECORD_SIZE), 1, key=differs)
 
 
 # ------------------------------------------------------------------------------------- server

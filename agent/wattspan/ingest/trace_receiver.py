@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import NamedTuple
 
-from wattspan.http.limits import FairLock, FairQuota
+from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
@@ -101,7 +101,7 @@ class TraceReceiver:
         )
         self.decoders = Decoders(settings)
         self._thread_decoders = Decoders(settings)  # for large requests, in another thread
-        self._lock = FairLock()  # one large request is decoded at a time
+        self._lock = FairTurns(1)  # one large request is decoded at a time
         self._quota = FairQuota(MAX_LARGE_REQUESTS)
 
     async def receive(

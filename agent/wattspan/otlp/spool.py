@@ -20,6 +20,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from wattspan.otlp.transport import describe_os_error
@@ -31,31 +32,25 @@ _HEADER = struct.Struct("<IIIIII")
 _SETTLED = struct.Struct("<I")
 
 
+@dataclass(eq=False, slots=True)
 class SpooledRequest:
-    """A waiting record; its first ``settled`` spans are done."""
+    """A waiting record at ``offset`` of a segment; its first ``settled`` spans are done."""
 
-    __slots__ = ("_checksum", "_offset", "_segment", "settled", "size", "spans")
-
-    def __init__(
-        self,
-        segment: SpoolSegment,
-        offset: int,
-        size: int,
-        spans: int,
-        checksum: int,
-        settled: int = 0,
-    ) -> None:
-        self._segment, self._offset, self._checksum = segment, offset, checksum
-        self.size, self.spans, self.settled = size, spans, settled
+    segment: SpoolSegment
+    offset: int
+    size: int
+    spans: int
+    checksum: int
+    settled: int = 0
 
     def read(self) -> bytes | None:
         """The complete request; None if it is unreadable."""
-        return self._segment.read(self._offset, self.size, self._checksum)
+        return self.segment.read(self.offset, self.size, self.checksum)
 
     def settle(self, spans: int) -> None:
         """Mark the first ``spans`` as done, so that they do not return after a restart."""
         self.settled = spans
-        self._segment.settle(self._offset, spans, done=spans >= self.spans)
+        self.segment.settle(self.offset, spans, done=spans >= self.spans)
 
 
 class SpoolSegment:
