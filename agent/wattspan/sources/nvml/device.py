@@ -29,10 +29,11 @@ from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
 from wattspan.sources.nvml.energy import EDGE_GUARD, CallInterval, EdgeDetector, EnergyMeter
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
-    PowerGauge,
     PowerReading,
+    read_power,
     read_status,
     read_utilisation,
+    usage_is_instant,
 )
 from wattspan.util.throttle import RetryBackoff
 
@@ -148,7 +149,7 @@ class GpuSampler:
         self._emulated = context.emulated or identity.uuid.startswith(EMULATED_UUID)
         self._nested = nested
         self._calls = GpuCalls(library, handle, clock)
-        self._gauge = PowerGauge(self._calls, identity.architecture, identity.model)
+        self._usage_is_instant = usage_is_instant(identity.architecture, identity.model)
         self._meter = EnergyMeter(epoch)
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
@@ -185,7 +186,7 @@ class GpuSampler:
         looks = self._gauge_pace.begin(at.mono, forced=forced)
         if looks:
             with self._gauge_pace:
-                self._power = self._gauge.read()
+                self._power = read_power(self._calls, self._usage_is_instant)
                 self._utilisation = read_utilisation(self._calls)
         self._count(at, energy, self._power.draw if looks else None, into)
         if self._process_pace.begin(at.mono):

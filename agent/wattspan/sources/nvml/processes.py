@@ -58,26 +58,15 @@ class UtilisationInterval(NamedTuple):
         return max(0, inside) * self.percent // 100
 
 
-class SamplePeriod:
-    """The distance between the samples of one busy process."""
-
-    def __init__(self) -> None:
-        self._distances: deque[int] = deque(maxlen=64)
-        self.nanoseconds: int = INITIAL_SAMPLE_PERIOD
-
-    def observe(self, distance: int) -> None:
-        self._distances.append(distance)
-        quartile = sorted(self._distances)[len(self._distances) // 4]
-        self.nanoseconds = min(quartile, MAX_SAMPLE_PERIOD)
-
-
 class UsageMeter:
     """The usage of one GPU as a row of records, each beginning where the one before it ended."""
 
     def __init__(self, resource: str, start: Instant) -> None:
         self._resource = resource
         self._end = start
-        self._period = SamplePeriod()
+        self._distances: deque[int] = deque(maxlen=64)  # between samples of one busy process
+        self.step = INITIAL_SAMPLE_PERIOD
+        """The distance between the samples of one process."""
         self._last_sample: dict[int, int] = {}
         self._stretches: list[UtilisationInterval] = []
         self._device: list[UtilisationInterval] = []
@@ -87,12 +76,7 @@ class UsageMeter:
     @property
     def lag(self) -> int:
         """The time after which all samples that cover a moment have arrived."""
-        return min(max(2 * self._period.nanoseconds, MIN_LAG), MAX_SAMPLE_PERIOD)
-
-    @property
-    def step(self) -> int:
-        """The distance between the samples of one process."""
-        return self._period.nanoseconds
+        return min(max(2 * self.step, MIN_LAG), MAX_SAMPLE_PERIOD)
 
     @property
     def end(self) -> Instant:
@@ -128,10 +112,12 @@ class UsageMeter:
         if last is not None:
             distance = mono - last
             if distance <= MAX_SAMPLE_PERIOD * 3 // 2:
-                self._period.observe(distance)
-            if distance * 2 <= self._period.nanoseconds * 3:
+                self._distances.append(distance)
+                quartile = sorted(self._distances)[len(self._distances) // 4]
+                self.step = min(quartile, MAX_SAMPLE_PERIOD)
+            if distance * 2 <= self.step * 3:
                 return distance
-        return self._period.nanoseconds
+        return self.step
 
     def usage(self, end: Instant, present: frozenset[Payer], *, named: bool) -> Usage | None:
         """The record up to ``end``; None if that is not after the record before.

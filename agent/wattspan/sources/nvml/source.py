@@ -112,7 +112,7 @@ class NvmlSession:
         found = GpuFindings()
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
-            self._initialise(now, found)
+            self._initialise(found)
         if self._initialised:
             self._recover_lost(now, found)
             self._ask_all(found)
@@ -210,7 +210,7 @@ class NvmlSession:
             index=index,
             model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
-            architecture=self._architecture(handle),
+            architecture=self._optional("nvmlDeviceGetArchitecture", handle),
         )
         lost = self._lost.get(identity.uuid)
         before = None if lost is None else lost.gpu
@@ -225,37 +225,30 @@ class NvmlSession:
             nested=self._nested,
         )
 
-    def _architecture(self, handle: Any) -> int | None:
+    def _optional(self, name: str, *arguments: Any) -> Any:
+        """The answer of a call that may fail without consequences; None if it does."""
         try:
-            return int(self._library.call("nvmlDeviceGetArchitecture", handle))
+            return self._library.call(name, *arguments)
         except self._library.error:
-            return None  # drivers before 450 do not have the call
+            return None
 
     # ----------------------------------------------------------------- session
 
-    def _initialise(self, now: int, found: GpuFindings) -> None:
+    def _initialise(self, found: GpuFindings) -> None:
         try:
             self._library.call("nvmlInit")
             self._initialised = True
-            self._driver = self._driver_version()
+            self._driver = _printable_text(self._optional("nvmlSystemGetDriverVersion") or "")
             self._enumerate(found)
         except self._library.error as error:
             self._fail(calls.code_of(error), found)
         except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
-            self._end(calls.UNINITIALIZED, found)
-            self._backoff.failed(now)
-            self._down = _unexpected_failure("NVML", error, None)
+            self._fail(calls.UNINITIALIZED, found, _unexpected_failure("NVML", error, None))
 
     def _reinitialise(self, found: GpuFindings) -> None:
         """Initialise anew to recover lost GPUs; the others keep their counters."""
         self._shut_down()
-        self._initialise(self._clock.monotonic(), found)
-
-    def _driver_version(self) -> str:
-        try:
-            return _printable_text(self._library.call("nvmlSystemGetDriverVersion"))
-        except self._library.error:
-            return ""
+        self._initialise(found)
 
     def _enumerate(self, found: GpuFindings) -> None:
         """Open every GPU; a GPU that cannot be opened is lost, not the others."""
@@ -279,7 +272,7 @@ class NvmlSession:
             gpus[gpu.identity.uuid] = known or gpu
         for uuid in self._gpus.keys() - gpus.keys():
             self._lose(uuid, calls.GPU_NOT_FOUND, found)
-        self._down = None if count else _no_gpu_failure()
+        self._down = None if count else _NO_GPU
         self._gpus = gpus
         self._lost = self._still_lost(unnamed)
 
@@ -293,25 +286,18 @@ class NvmlSession:
         spare = list(unnamed.items())[len(lost) :]
         return {**lost, **dict(spare)}
 
-    def _fail(self, code: int, found: GpuFindings) -> None:
-        """The driver or the library's connection to it is gone, and every handle with it."""
-        self._end(code, found)
-        self._backoff.failed(self._clock.monotonic())
-        self._down = calls.call_failure("NVML", code)
-
-    def _end(self, code: int, found: GpuFindings) -> None:
+    def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
+        """End the session: the driver or the connection to it is gone, and every handle with it."""
         for uuid in list(self._gpus):
             self._lose(uuid, code, found)
         self._shut_down()
+        self._backoff.failed(self._clock.monotonic())
+        self._down = failure or calls.call_failure("NVML", code)
 
     def _shut_down(self) -> None:
-        if not self._initialised:
-            return
-        self._initialised = False
-        try:
-            self._library.call("nvmlShutdown")
-        except self._library.error:
-            return  # it had no connection to end
+        if self._initialised:
+            self._initialised = False
+            self._optional("nvmlShutdown")
 
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
@@ -324,14 +310,13 @@ class NvmlSession:
         return self._domains
 
 
-def _no_gpu_failure() -> Failure:
-    return Failure(
-        SOURCE,
-        "NVML",
-        Trouble.ABSENT,
-        "the driver is loaded and finds no GPU",
-        "Look at lspci and dmesg; the agent keeps trying.",
-    )
+_NO_GPU = Failure(
+    SOURCE,
+    "NVML",
+    Trouble.ABSENT,
+    "the driver is loaded and finds no GPU",
+    "Look at lspci and dmesg; the agent keeps trying.",
+)
 
 
 def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> Failure:

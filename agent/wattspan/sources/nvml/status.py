@@ -39,32 +39,26 @@ class PowerReading:
     draw: Milliwatts | None = None
 
 
-class PowerGauge:
+def read_power(calls: GpuCalls, usage_is_instant: bool | None) -> PowerReading:
     """Power of a GPU, by the best means of its driver.
 
     For integration the average is better than the instant: the sensors of A100 and H100 measure a
     quarter of the time only, while the average covers all of it.
     """
-
-    def __init__(self, calls: GpuCalls, architecture: int | None, model: str) -> None:
-        self._calls = calls
-        self._usage_is_instant = _usage_is_instant(architecture, model)
-
-    def read(self) -> PowerReading:
-        values = fields.read_fields(self._calls, (fields.POWER_AVERAGE, fields.POWER_INSTANT))
-        average = _plausible_power(values.get(fields.POWER_AVERAGE))
-        instant = _plausible_power(values.get(fields.POWER_INSTANT))
-        if average is not None:
-            return PowerReading(average, instant, average)
-        usage = _plausible_power(self._calls.ask(POWER, "nvmlDeviceGetPowerUsage"))
-        if usage is None:
-            return PowerReading(None, instant, instant)
-        if self._usage_is_instant is True:
-            return PowerReading(None, usage if instant is None else instant, usage)
-        return PowerReading(None if self._usage_is_instant is None else usage, instant, usage)
+    values = fields.read_fields(calls, (fields.POWER_AVERAGE, fields.POWER_INSTANT))
+    average = _plausible_power(values.get(fields.POWER_AVERAGE))
+    instant = _plausible_power(values.get(fields.POWER_INSTANT))
+    if average is not None:
+        return PowerReading(average, instant, average)
+    usage = _plausible_power(calls.ask(POWER, "nvmlDeviceGetPowerUsage"))
+    if usage is None:
+        return PowerReading(None, instant, instant)
+    if usage_is_instant is True:
+        return PowerReading(None, usage if instant is None else instant, usage)
+    return PowerReading(None if usage_is_instant is None else usage, instant, usage)
 
 
-def _usage_is_instant(architecture: int | None, model: str) -> bool | None:
+def usage_is_instant(architecture: int | None, model: str) -> bool | None:
     """True if nvmlDeviceGetPowerUsage is instantaneous; False if it is the mean of a second."""
     if architecture is None or architecture == _UNKNOWN_ARCHITECTURE:
         return None

@@ -269,18 +269,15 @@ def _dram_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     return CoverDecision(True, "memory has a counter of its own, outside every package")
 
 
-def _core_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
+def _contained_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     above = context.at(place.above)
-    if context.vendor == "amd":
+    if place.kind is ZoneKind.CORE and context.vendor == "amd":
         # The register is per core, and the driver reads it on the package's first CPU only.
         why = f"one core's counter, not the sum of the socket's cores; {above} contains it"
         return CoverDecision(False, why, above)
-    return CoverDecision(False, _included_in(above, "the cores"), above)
-
-
-def _uncore_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
-    above = context.at(place.above)
-    return CoverDecision(False, _included_in(above, "mostly the integrated graphics"), above)
+    part = _PARTS.get(place.kind) or repr(place.path.rpartition("/")[2])
+    where = f"contained in {above}" if above else "without a package that contains it"
+    return CoverDecision(False, f"{part}, {where}", above)
 
 
 def _platform_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
@@ -296,10 +293,7 @@ def _platform_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
 
 def _other_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     if place.above:
-        above = context.at(place.above)
-        return CoverDecision(
-            False, _included_in(above, f"{place.path.rpartition('/')[2]!r}"), above
-        )
+        return _contained_rule(place, context)
     others = context.of_kind(ZoneKind.OTHER)
     tops = [other for other in others if not other.above]
     if len(tops) == 1 and not context.counts_packages and not context.of_kind(ZoneKind.PLATFORM):
@@ -309,24 +303,19 @@ def _other_rule(place: ZoneLocation, context: CoverContext) -> CoverDecision:
     return CoverDecision(False, f"the subject and the contents of {place.path!r} are unknown")
 
 
-def _included_in(above: str | None, what: str) -> str:
-    return (
-        f"{what}, contained in {above}" if above else f"{what}, without a package that contains it"
-    )
-
-
 def _covering_platform(context: CoverContext) -> str | None:
     """The platform counter that contains every package, where there is exactly one."""
     platforms = context.of_kind(ZoneKind.PLATFORM)
     return context.domain_of[platforms[0]] if len(platforms) == 1 else None
 
 
+_PARTS = {ZoneKind.CORE: "the cores", ZoneKind.UNCORE: "mostly the integrated graphics"}
 _RULES: dict[ZoneKind, Callable[[ZoneLocation, CoverContext], CoverDecision]] = {
     ZoneKind.PACKAGE: _package_rule,
     ZoneKind.DIE: _die_rule,
     ZoneKind.DRAM: _dram_rule,
-    ZoneKind.CORE: _core_rule,
-    ZoneKind.UNCORE: _uncore_rule,
+    ZoneKind.CORE: _contained_rule,
+    ZoneKind.UNCORE: _contained_rule,
     ZoneKind.PLATFORM: _platform_rule,
     ZoneKind.OTHER: _other_rule,
 }
