@@ -399,19 +399,15 @@ class PowercapRunner:
         self._log = EnergyLog[str](MAX_LOG_ENTRIES)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="emulated-powercap", daemon=True)
 
     def start(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="emulated-powercap", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Return when the thread has ended; the counters no longer move."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     def between_steps(self, act: Callable[[PowercapEngine], object]) -> object:
         """Let ``act`` have the engine while no step runs: for faults, and for a step right now."""

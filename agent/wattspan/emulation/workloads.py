@@ -194,7 +194,6 @@ class WorkLog:
         self.units = 0
         self.took = 0
         self.ideal = 0
-        self.work = 0
 
     def record(self, at: int, finished: Iterable[FinishedUnit]) -> None:
         """Record the units that were finished up to the time ``at``."""
@@ -205,7 +204,6 @@ class WorkLog:
             self.units += 1
             self.took += ended - began
             self.ideal += unit.ideal
-            self.work += unit.work
 
     def since(self, number: int) -> tuple[CompletedUnit, ...]:
         """The units from number ``number`` on, as far as they are remembered."""
@@ -219,7 +217,6 @@ class WorkLog:
             "units": self.units,
             "took": self.took,
             "ideal": self.ideal,
-            "work": self.work,
         }
 
 
