@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from wattspan.api.snapshot import (
     SNAPSHOT_PATH,
@@ -18,12 +17,10 @@ from wattspan.api.snapshot import (
     SnapshotSchemaError,
     decode_snapshot,
 )
+from wattspan.config import AccessSettings
+from wattspan.model.settings import Listen
 from wattspan.ports import Clock, WattspanError
 from wattspan.util.files import read_regular
-
-if TYPE_CHECKING:
-    from wattspan.config import AccessSettings
-    from wattspan.model.settings import Listen
 
 LOCAL_TIMEOUT = 1.0  # seconds
 SNAPSHOT_TIMEOUT = 5.0  # seconds

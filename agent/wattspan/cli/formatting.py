@@ -145,17 +145,7 @@ def table_lines(
 
 def text_lines(content: RenderableType, width: int = _UNLIMITED) -> list[str]:
     """``content`` as lines of plain text, without trailing spaces."""
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        legacy_windows=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(content)
     return [line.rstrip() for line in capture.get().splitlines()]

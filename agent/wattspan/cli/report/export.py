@@ -290,19 +290,14 @@ def parquet_bytes(rows: Sequence[ReportRow], metadata: Mapping[str, str]) -> byt
     return out.getvalue()
 
 
-_TEXTS = frozenset(
-    [
-        *("kind", "role", "name", "group", "hw_type", "provenance"),
-        *("service", "span", "hw_id", "hw_name"),
-    ]
-)
-_INTEGERS = frozenset(("calls", "tokens_input", "tokens_output", "in_cover"))
+_COUNTS = frozenset(("calls", "tokens_input", "tokens_output", "in_cover"))
 
 
 def _cell_type(name: str) -> Any:
-    if name in _TEXTS:
-        return str
-    return int if name in _INTEGERS or name.endswith("_uj") else float
+    if name in _COUNTS or name.endswith("_uj"):
+        return int
+    is_float = name.endswith(("seconds", "_j")) or name.startswith((f"{COST}_", f"{CARBON}_"))
+    return float if is_float else str
 
 
 def metadata(by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, str]:
