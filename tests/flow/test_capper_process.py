@@ -91,7 +91,7 @@ def test_restore_lifts_the_cap_of_a_killed_capper(capper: CapperProcess, gpu: Gp
     }
     assert gpu.limit == ORIGINAL
     again = caps(capper, "restore")
-    assert again.stdout == "0 limits were given back, by the journal.\n"
+    assert again.stdout == "0 limits were restored by the journal.\n"
 
 
 def test_one_damaged_copy_of_the_journal_does_not_keep_a_cap(
@@ -136,7 +136,7 @@ def test_limit_of_an_earlier_boot_is_restored_if_in_force(capper: CapperProcess,
         path.unlink()
     Journal(capper.directory, f"earlier {capper.host.directory.name}").save(left)
     done = caps(capper, "restore")
-    assert done.stdout == "1 limit was given back, by the journal.\n", done.stderr
+    assert done.stdout == "1 limit was restored by the journal.\n", done.stderr
     assert (gpu.limit, list(capper.directory.glob("journal-*"))) == (ORIGINAL, [])
 
 
@@ -247,13 +247,13 @@ def test_limit_of_a_killed_capper_is_restored_from_a_read_only_disk(
     killed_while_it_holds(capper, gpu)
     before = capper.journal()
     done = caps(capper, "restore", within=with_read_only(capper.state_dir))
-    assert (done.returncode, done.stdout) == (0, "1 limit was given back, by the journal.\n")
+    assert (done.returncode, done.stdout) == (0, "1 limit was restored by the journal.\n")
     assert gpu.limit == ORIGINAL
     for unwritten in ("the journal", "the audit log"):
         assert re.search(f"Cannot .*{unwritten}.*Read-only file system.*writable", done.stderr)
     assert capper.journal() == before
     again = caps(capper, "restore")  # once it is writable
-    assert again.stdout == "0 limits were given back, by the journal.\n"
+    assert again.stdout == "0 limits were restored by the journal.\n"
     assert capper.journal() == []
     assert gpu.limit == ORIGINAL
 

@@ -28,7 +28,7 @@ ORIGINAL, CAP = 270, 220
 CONFIGURED = '[caps]\nlease = "5m"\n[autotune]\nknobs = ["gpu_power", "cpu_power"]\nfloor = 0.5\n'
 FIXED = f'[[caps.fixed]]\ndevice = "intel-rapl:0"\nknob = "cpu_power"\nwatts = {CAP}\n'
 RETAINED = "1 limit stays in force"
-BY_THE_JOURNAL = "1 limit was given back, by the journal"
+BY_THE_JOURNAL = "1 limit was restored by the journal"
 STOP_POST = f"ExecStopPost={PROGRAM} caps restore --tuned"
 LOCK = "/var/lib/wattspan-capper/lock"
 HOLDER_THAT_LOCKS = f"""

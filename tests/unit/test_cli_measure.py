@@ -30,9 +30,9 @@ from wattspan.sdk.client import Device, Energy, Measurement
 from wattspan.testing import ManualClock
 
 
-def run(*command: str, every: int = 3600 * SECOND, **told: Any) -> ChildExit:
-    nothing = {"begun": lambda _: None, "meanwhile": lambda *_: None}
-    return child.run_child(command, SystemClock(), every=every, **(nothing | told))
+def run(*command: str, period: int = 3600 * SECOND, **told: Any) -> ChildExit:
+    nothing = {"on_start": lambda _: None, "on_period": lambda *_: None}
+    return child.run_child(command, SystemClock(), period=period, **(nothing | told))
 
 
 def python(script: str) -> tuple[str, ...]:
@@ -65,34 +65,34 @@ def test_run_has_start_end_and_cpu_time() -> None:
 def test_identity_of_the_command_is_readable_until_it_is_reaped() -> None:
     seen: list[Consumer] = []
 
-    def begun(consumer: Consumer) -> None:
+    def on_start(consumer: Consumer) -> None:
         os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
         seen.append(child.process_identity(consumer.pid))
 
-    assert run("true", begun=begun).whom == seen[0]
+    assert run("true", on_start=on_start).consumer == seen[0]
 
 
 def test_meanwhile_is_called_until_the_end(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def meanwhile(whom: Consumer, start: int) -> None:
+    def on_period(whom: Consumer, start: int) -> None:
         calls.append(start)
         if len(calls) == 3:
             (tmp_path / "enough").touch()
 
     wait = f"while [ ! -e {tmp_path}/enough ]; do sleep 0.01; done"
-    ended = run("sh", "-c", wait, every=SECOND // 100, meanwhile=meanwhile)
+    ended = run("sh", "-c", wait, period=SECOND // 100, on_period=on_period)
     assert calls[:3] == [ended.start] * 3
 
 
 def test_error_in_meanwhile_is_raised_after_the_command(tmp_path: Path) -> None:
-    def meanwhile(consumer: Consumer, start: int) -> None:
+    def on_period(consumer: Consumer, start: int) -> None:
         (tmp_path / "failed").touch()
         raise ValueError
 
     wait = f"while [ ! -e {tmp_path}/failed ]; do sleep 0.01; done; touch {tmp_path}/done"
     with pytest.raises(ValueError):  # noqa: PT011 - our own
-        run("sh", "-c", wait, every=SECOND // 100, meanwhile=meanwhile)
+        run("sh", "-c", wait, period=SECOND // 100, on_period=on_period)
     assert (tmp_path / "done").exists()
 
 
@@ -100,12 +100,12 @@ def test_slow_registration_does_not_lengthen_the_run() -> None:
     clock = SystemClock()
     told: list[int] = []
 
-    def begun(consumer: Consumer) -> None:
+    def on_start(consumer: Consumer) -> None:
         os.waitid(os.P_PID, consumer.pid, os.WEXITED | os.WNOWAIT)
         clock.sleep_until(clock.monotonic() + SECOND // 2)
         told.append(clock.monotonic())
 
-    assert run("true", begun=begun).end < told[0]
+    assert run("true", on_start=on_start).end < told[0]
 
 
 def test_missing_or_unexecutable_command_is_named_in_the_error(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_long_run_is_read_in_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     start = clock.monotonic()
 
     def long(
-        command: object, clock: ManualClock, *, begun: Any, meanwhile: Any, every: int
+        command: object, clock: ManualClock, *, on_start: Any, on_period: Any, period: int
     ) -> ChildExit:
         for _ in range(3):
-            clock.advance(ns=every)
-            meanwhile(Consumer(5, 5), start)
+            clock.advance(ns=period)
+            on_period(Consumer(5, 5), start)
         clock.advance(1)
         return ChildExit(Consumer(5, 5), start, clock.monotonic(), 0, 0.5, False)
 
@@ -238,9 +238,9 @@ def test_signal_before_the_start_reaches_the_command() -> None:
     ended = child.run_child(
         ["sleep", "1000"],
         Hurried(),
-        begun=lambda _: None,
-        meanwhile=lambda *_: None,
-        every=3600 * SECOND,
+        on_start=lambda _: None,
+        on_period=lambda *_: None,
+        period=3600 * SECOND,
     )
     assert ended.code == 128 + signal.SIGTERM
     assert ended.interrupted

@@ -74,7 +74,7 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
                     "The capper cannot start; the cause is in the system's journal of its unit.",
                 )
             raise
-        tell, warn = loggers(config.agent.log_level)
+        info, warn = loggers(config.agent.log_level)
         notify.extend_timeout(STARTUP_TIMEOUT)
         status = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
         capper = Capper(
@@ -87,11 +87,11 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
             alive=status,
             inherited=listening,
         )
-        reloading = CapperReload(config, load, capper.reconfigure, status, tell, warn, clock)
+        reloading = CapperReload(config, load, capper.reconfigure, status, info, warn, clock)
         if follow_stdin:
             capper.server.follow(0)
         request.register(capper.server.stop, lambda: capper.server.ask(reloading))
-        tell(f"Serving {capper.address}")
+        info(f"Serving {capper.address}")
         troubles = capper.run(ending=status.ending)
     if troubles:
         raise click.exceptions.Exit(6)

@@ -131,7 +131,7 @@ def restore(
         echo_json(facts)
     else:
         limits = "limit was" if report.restored == 1 else "limits were"
-        click.echo(f"{report.restored} {limits} given back, by the {report.by}.")
+        click.echo(f"{report.restored} {limits} restored by the {report.by}.")
         if report.retained:
             stay = "limit stays" if report.retained == 1 else "limits stay"
             click.echo(f"{report.retained} {stay} in force: a fixed cap or the power budget.")

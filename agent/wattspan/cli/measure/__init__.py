@@ -171,7 +171,7 @@ def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) 
                     since = end
 
     ended = child.run_child(
-        words, clock, begun=client.watch, meanwhile=read_period, every=READ_INTERVAL
+        words, clock, on_start=client.watch, on_period=read_period, period=READ_INTERVAL
     )
     run.seconds = (ended.end - ended.start) / 1e9
     run.cpu_seconds, run.code = ended.cpu_seconds, ended.code
@@ -179,10 +179,10 @@ def _measure_run(words: Sequence[str], client: MeasurementClient, clock: Clock) 
     last = max(since, ended.start), ended.end
     try:
         try:
-            run.add(client.read(ended.whom, *last, READ_TIMEOUT))
+            run.add(client.read(ended.consumer, *last, READ_TIMEOUT))
         except KeyboardInterrupt:  # the user does not wait for the last period to settle
             run.interrupted = True
-            run.add(client.read(ended.whom, *last, 0.0))
+            run.add(client.read(ended.consumer, *last, 0.0))
     except MeasurementError as error:
         run.miss(last[1] - last[0], str(error))
     return run

@@ -35,7 +35,7 @@ class CommandNotExecutableError(WattspanError):
 class ChildExit(NamedTuple):
     """One run of a command: monotonic times, and the CPU time of it and its children."""
 
-    whom: Consumer
+    consumer: Consumer
     start: int
     end: int
     code: int  # 128 and the number of the signal that ended it, as in a shell
@@ -47,23 +47,23 @@ def run_child(
     command: Sequence[str],
     clock: Clock,
     *,
-    begun: Callable[[Consumer], object],
-    meanwhile: Callable[[Consumer, int], object],
-    every: int,
+    on_start: Callable[[Consumer], object],
+    on_period: Callable[[Consumer, int], object],
+    period: int,
 ) -> ChildExit:
     """Run ``command`` to its end; signals reach it instead of this process.
 
-    ``begun`` is called with its identity in a thread, so that a slow call does not lengthen the
-    run. ``meanwhile`` is called ``every`` nanoseconds with its identity and its start time.
+    ``on_start`` is called with its identity in a thread, so that a slow call does not lengthen the
+    run. ``on_period`` is called every ``period`` nanoseconds with its identity and start time.
     """
     with _forward_signals() as signals:
         start = clock.monotonic()
         child = _spawn(command)
         signals.forward_to(child.pid)
-        with ThreadPoolExecutor(1) as aside:
-            whom = process_identity(child.pid)
-            registration = aside.submit(begun, whom)
-            faults = _wait(child.pid, every, lambda: meanwhile(whom, start))
+        with ThreadPoolExecutor(1) as executor:
+            consumer = process_identity(child.pid)
+            registration = executor.submit(on_start, consumer)
+            faults = _wait(child.pid, period, lambda: on_period(consumer, start))
             end = clock.monotonic()
             signals.forward_to(None)
             wait([registration])
@@ -74,7 +74,7 @@ def run_child(
     if faults:
         raise faults[0]
     return ChildExit(
-        whom,
+        consumer,
         start,
         end,
         code if code >= 0 else 128 - code,
@@ -116,8 +116,8 @@ def _cause(error: Exception) -> str:
     return ((isinstance(error, OSError) and error.strerror) or str(error)).lower()
 
 
-def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Exception]:
-    """Wait until the process has ended, without reaping it; returns the errors of ``meanwhile``.
+def _wait(pid: int, period: int, on_period: Callable[[], object]) -> list[Exception]:
+    """Wait until the process has ended, without reaping it; returns the errors of ``on_period``.
 
     The command continues whatever these errors are.
     """
@@ -126,9 +126,9 @@ def _wait(pid: int, every: int, meanwhile: Callable[[], object]) -> list[Excepti
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        while not poll.poll(every / 1e6):
+        while not poll.poll(period / 1e6):
             try:
-                meanwhile()
+                on_period()
             except Exception as error:  # noqa: BLE001 - raised when the command has ended
                 faults.append(error)
     finally:

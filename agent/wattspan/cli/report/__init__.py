@@ -146,7 +146,7 @@ def _report(
         ).encode(errors="replace")
     rows = export.report_rows(by, found, breakdown)
     if form == "parquet":
-        return export.parquet_bytes(rows, export.metadata(by, found, breakdown))
+        return export.parquet_bytes(rows)
     return export.csv_bytes(rows) if form == "csv" else export.jsonl_bytes(rows)
 
 

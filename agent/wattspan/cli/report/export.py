@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -111,7 +111,7 @@ def report_facts(
     *facts, total = [_line(line, breakdown) | footprint(line.total) for line in lines]
     return {
         "store": str(path),
-        "emulated": _is_emulated(breakdown),
+        "emulated": Provenance.EMULATED in breakdown.provenance.values(),
         "from": _iso(extract.start),
         "to": _iso(extract.end),
         "from_unix_seconds": extract.start,
@@ -175,10 +175,6 @@ def _domain(domain: DomainTotal) -> dict[str, Any]:
 def _lines(breakdown: Breakdown) -> tuple[BreakdownLine, ...]:
     named = tuple(line for section in breakdown.sections for line in section.lines)
     return named + breakdown.unattributed
-
-
-def _is_emulated(breakdown: Breakdown) -> bool:
-    return Provenance.EMULATED in breakdown.provenance.values()
 
 
 def _iso(seconds: int) -> str:
@@ -271,7 +267,7 @@ def jsonl_bytes(rows: Sequence[ReportRow]) -> bytes:
     return msgspec.json.Encoder(decimal_format="number").encode_lines(rows)
 
 
-def parquet_bytes(rows: Sequence[ReportRow], metadata: Mapping[str, str]) -> bytes:
+def parquet_bytes(rows: Sequence[ReportRow]) -> bytes:
     """The rows with energies in whole microjoules. WattspanError without pyarrow."""
     if not has_pyarrow():
         raise WattspanError(NO_PYARROW)
@@ -280,7 +276,7 @@ def parquet_bytes(rows: Sequence[ReportRow], metadata: Mapping[str, str]) -> byt
 
     types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
     columns = rows[0] if rows else ()
-    schema = pa.schema([(name, types[_cell_type(name)]) for name in columns], metadata)
+    schema = pa.schema([(name, types[_cell_type(name)]) for name in columns])
     cells = [
         {name: None if cell is None else _cell_type(name)(cell) for name, cell in row.items()}
         for row in rows
@@ -298,16 +294,6 @@ def _cell_type(name: str) -> Any:
         return int
     is_float = name.endswith(("seconds", "_j")) or name.startswith((f"{COST}_", f"{CARBON}_"))
     return float if is_float else str
-
-
-def metadata(by: str, extract: HistoryExtract, breakdown: Breakdown) -> dict[str, str]:
-    """Facts of the whole table, for Parquet."""
-    return {
-        "wattspan.by": by,
-        "wattspan.from": _iso(extract.start),
-        "wattspan.to": _iso(extract.end),
-        "wattspan.emulated": str(_is_emulated(breakdown)).lower(),
-    }
 
 
 # ---------------------------------------------------------------------------------------- output
