@@ -397,7 +397,7 @@ class Host:
         for job in self.jobs:
             done = job.advance(start, end)
             if done:
-                self.tap.hand(
+                self.tap.append(
                     job.consumer, job.service, [one for one, _ in done], [two for _, two in done]
                 )
         for gpu in self.devices:

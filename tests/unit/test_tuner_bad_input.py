@@ -46,7 +46,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
         ident = (hash((start, end)) % 2**63).to_bytes(8, "big")
         spans.append(Span(b"t" * 16, ident, b"", "trainer", name, start, end))
         told.append(SpanRecord(b"t" * 16, ident, b"", name, start, end))
-    host.tap.hand(consumer, "trainer", spans, told)
+    host.tap.append(consumer, "trainer", spans, told)
 
 
 # --------------------------------------------------------------------------- missing input
@@ -236,7 +236,7 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
         service = f"service-{number}"
         spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
         told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
-        host.tap.hand(Consumer(5000 + number, 1), service, spans, told)
+        host.tap.append(Consumer(5000 + number, 1), service, spans, told)
     host.run(1)
     assert len(host.tuner.accounts().rows) == MAX_JOBS
     assert len(host.tuner._search.jobs) <= SEARCHED

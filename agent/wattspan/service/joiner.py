@@ -338,7 +338,7 @@ class SpanJoiner:
         process.service = part.claim.service
         spans = self._spans(part)
         if self._tap is not None:
-            self._tap.hand(consumer, part.claim.service, spans, part.spans)
+            self._tap.append(consumer, part.claim.service, spans, part.spans)
         end = max(map(_END, spans))
         due = now + SETTLEMENT_TIMEOUT
         process.waiting.append(_PendingSpans(pending, positions, spans, end, due))

@@ -71,7 +71,8 @@ class DecisionLog:
     ) -> None:
         self._path, self._size = path, size
         self._lock = threading.Lock()
-        self._last: OrderedDict[tuple[str, Knob], _DecisionIdentity] | None = None
+        self._last: OrderedDict[tuple[str, Knob], _DecisionIdentity] = OrderedDict()
+        self._read = False
         self._unwritten: deque[RecordedDecision] = deque(maxlen=MAX_UNWRITTEN)
         self._failures = RateLimitedLog(clock.monotonic, log, REPEAT_INTERVAL)
 
@@ -83,15 +84,10 @@ class DecisionLog:
         fails stay in memory until a write succeeds.
         """
         with self._lock:
-            last = self._last_decisions()
-            key = (decision.job, decision.knob)
-            same = _decision_identity(decision)
-            if _is_routine(decision.decision, last.get(key)) or last.get(key) == same:
+            last = self._last_decisions().get((decision.job, decision.knob))
+            if last == _decision_identity(decision) or _is_routine(decision.decision, last):
                 return
-            last[key] = same
-            last.move_to_end(key)
-            if len(last) > _MAX_JOBS:
-                last.popitem(last=False)
+            self._remember(decision)
             self._unwritten.append(decision)
             try:
                 while self._unwritten:
@@ -134,14 +130,17 @@ class DecisionLog:
 
     def _last_decisions(self) -> OrderedDict[tuple[str, Knob], _DecisionIdentity]:
         """Return the last decision about each job; read at the first addition."""
-        if self._last is None:
-            self._last = OrderedDict()
+        if not self._read:
+            self._read = True
             for decision in read_decisions(self._path, self._size):
-                self._last[decision.job, decision.knob] = _decision_identity(decision)
-                self._last.move_to_end((decision.job, decision.knob))
-            while len(self._last) > _MAX_JOBS:
-                self._last.popitem(last=False)
+                self._remember(decision)
         return self._last
+
+    def _remember(self, decision: RecordedDecision) -> None:
+        self._last[decision.job, decision.knob] = _decision_identity(decision)
+        self._last.move_to_end((decision.job, decision.knob))
+        if len(self._last) > _MAX_JOBS:
+            self._last.popitem(last=False)
 
 
 def read_decisions(path: Path, size: int = MAX_LOG_BYTES) -> list[RecordedDecision]:

@@ -14,7 +14,7 @@ from wattspan.config import TunedJobSettings
 from wattspan.ingest.export_request import SpanRecord
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span
-from wattspan.tuning.decisions.unit_detection import UnitDetector, majority_result
+from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
 from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
 
 _MAX_COMPUTE_SPANS = 4096
@@ -57,7 +57,7 @@ class ReceivedSpanQueue:
         self._count = 0
         self.lost = 0
 
-    def hand(
+    def append(
         self, consumer: Consumer, service: str, spans: list[Span], records: list[SpanRecord]
     ) -> None:
         """Append the spans of one process."""
@@ -208,10 +208,7 @@ class UnitSearch:
             return
         if any(job.span and job.service in ("", service) for job in self._configured):
             return  # the configuration names the units of this service
-        detector = self._detector((service, "", received.consumer))
-        for span in received.spans:
-            detector.add(span.name, span.start, span.end)
-        if self._is_due((service, "", received.consumer), now):
+        if self._detect((service, "", received.consumer), received.spans, now) is not None:
             found = majority_result(
                 one.result().found
                 for (known, name, _), one in self._detectors.items()
@@ -228,32 +225,27 @@ class UnitSearch:
         if job.kind != "auto":
             self._set_kind(service, name, WorkloadKind(job.kind))
             return
-        detector = self._detector((service, name, consumer))
-        for span in received.spans:
-            if span.name == name:
-                detector.add(name, span.start, span.end)
-        if self._is_due((service, name, consumer), now):
-            result = detector.result()
-            if result.found is not None:
-                self._set_kind(service, name, result.found.kind)
-            elif name not in result.rare:
-                self._set_kind(service, name, WorkloadKind.STEPS)
+        spans = [span for span in received.spans if span.name == name]
+        result = self._detect((service, name, consumer), spans, now)
+        if result is not None and result.found is not None:
+            self._set_kind(service, name, result.found.kind)
+        elif result is not None and name not in result.rare:
+            self._set_kind(service, name, WorkloadKind.STEPS)
 
-    def _is_due(self, key: _DetectorKey, now: int) -> bool:
-        """True if a detection is due, which takes half a millisecond."""
+    def _detect(self, key: _DetectorKey, spans: Sequence[Span], now: int) -> DetectionResult | None:
+        """Observe spans; returns a result once in an interval, because it takes a while."""
+        detector = self._detectors.setdefault(key, UnitDetector())
+        self._detectors.move_to_end(key)
+        if len(self._detectors) > MAX_DETECTORS:
+            self._detectors.popitem(last=False)
+        for span in spans:
+            detector.add(span.name, span.start, span.end)
         if now - self._detected_at.get(key, -DETECTION_INTERVAL) < DETECTION_INTERVAL:
-            return False
+            return None
         self._detected_at[key] = now
-        return True
+        return detector.result()
 
     def _set_kind(self, service: str, span: str, kind: WorkloadKind) -> None:
         self.jobs[service, span] = kind
         while len(self.jobs) > MAX_DETECTED_JOBS:
             self.jobs.popitem(last=False)
-
-    def _detector(self, key: _DetectorKey) -> UnitDetector:
-        detector = self._detectors.setdefault(key, UnitDetector())
-        self._detectors.move_to_end(key)
-        if len(self._detectors) > MAX_DETECTORS:
-            self._detectors.popitem(last=False)
-        return detector

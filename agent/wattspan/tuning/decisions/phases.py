@@ -7,11 +7,10 @@ import math
 from wattspan.model import DecisionReason, Move, Nanoseconds
 from wattspan.tuning.decisions import report, safety, search
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
-from wattspan.tuning.decisions.ranks import RankSlack
 from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
 from wattspan.tuning.decisions.safety import decline_and_pause, release_and_pause
 from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
-from wattspan.tuning.decisions.sequential_test import Cusum, LevelShift, pairs_needed
+from wattspan.tuning.decisions.sequential_test import Cusum, pairs_needed
 from wattspan.tuning.decisions.values import Observation
 
 _MAX_NEEDED_PAIRS = 500.0
@@ -27,6 +26,13 @@ _MAX_REFINEMENTS = 2
 
 _MAX_TAIL_PAIRS = 64
 """Pairs after which a latency that is not certain to hold is taken as not holding."""
+
+_EVIDENCE = (
+    *("pairing", "cusum", "level_shift", "serving", "slack", "miss_alarm", "unmatched"),
+    *("candidate", "certified", "recertifying", "failed_candidates", "refinements"),
+    *("judged_pairs", "refined_pairs"),
+)
+"""Fields of the state that are invalid after the job has changed."""
 
 _LOST_BLOCKS = 4
 """Blocks at the original setting without a comparison after which the probe is repeated."""
@@ -93,27 +99,15 @@ def relearn(state: TunerState) -> TunerState:
         lambda level: search.slowdown_bound(state, level, shape),
         search.saved_energy(state),
     )
+    defaults = TunerState._field_defaults
     return state._replace(
         account=account,
         phase=TunerPhase.LEARN,
         plan=ProbePlan(state.top, 1),
         estimates=estimates,
-        pairing=Pairing(),
-        cusum=Cusum(),
-        level_shift=LevelShift(),
-        serving={},
         ladder=state.ladder.plain(),
         resume_level=None if state.resume_level is None else state.ladder.base(state.resume_level),
-        slack=RankSlack(),
-        miss_alarm=None,
-        unmatched=0,
-        recertifying=False,
-        candidate=None,
-        certified=None,
-        failed_candidates=0,
-        refinements=0,
-        judged_pairs=0,
-        refined_pairs=0,
+        **{name: defaults[name] for name in _EVIDENCE},
     )
 
 

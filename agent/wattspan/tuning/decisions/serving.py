@@ -131,24 +131,14 @@ class ServingComparison:
             first, second = (other, block) if capped else (block, other)
             ratio = log_ratio(first, second)
             if ratio is not None:
-                left = fresh[:place] + fresh[place + 1 :]
-                return self._paired(first, second, ratio, left)
+                return ServingComparison(
+                    self.ratios.add(ratio),
+                    self.original.add(first.units, first.late),
+                    self.capped.add(second.units, second.late),
+                    max(self.load, second.concurrency),
+                    (*fresh[:place], *fresh[place + 1 :]),
+                )
         return replace(self, _waiting=(*fresh, (block, capped))[-_WAITING:])
-
-    def _paired(
-        self,
-        original: Block,
-        capped: Block,
-        ratio: float,
-        left: tuple[tuple[Block, bool], ...],
-    ) -> ServingComparison:
-        return ServingComparison(
-            self.ratios.add(ratio),
-            self.original.add(original.units, original.late),
-            self.capped.add(capped.units, capped.late),
-            max(self.load, capped.concurrency),
-            left,
-        )
 
     def covers(self, block: Block) -> bool:
         """True if the setting was compared at such a load or a higher one.
@@ -166,7 +156,7 @@ class ServingComparison:
         ratios = self.ratios.evidence
         return (
             ratios.n >= policy.least_pairs
-            and _growth(ratios.upper(1 - policy.confidence)) <= policy.max_slowdown
+            and ratios.upper(1 - policy.confidence) <= math.log1p(policy.max_slowdown)
             and self.miss_bound(policy) <= self.allowed(policy)
         )
 
@@ -177,7 +167,7 @@ class ServingComparison:
             return False
         # The observed ratio of the original: failing needs less certainty than passing.
         allowed = _allowed(policy, self.original.ratio or 0.0)
-        too_slow = _growth(ratios.lower(error)) > policy.max_slowdown
+        too_slow = ratios.lower(error) > math.log1p(policy.max_slowdown)
         return too_slow or self.capped.at_least(error) > allowed
 
     def miss_bound(self, policy: TunerPolicy) -> float:
@@ -196,10 +186,6 @@ class ServingComparison:
 def _allowed(policy: TunerPolicy, original: float) -> float:
     allowed = 1 - policy.percentile
     return original + allowed if original > allowed else allowed
-
-
-def _growth(logarithm: float) -> float:
-    return math.expm1(min(logarithm, 700.0))  # the largest finite result
 
 
 LATE_ARRIVAL = 6 * SECOND
