@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import dropwhile, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -283,7 +284,8 @@ class CgroupClocks(_OpenClocks):
     def __init__(self, hierarchy: CgroupHierarchy) -> None:
         super().__init__(hierarchy)
         self._above: dict[str, str | None] = {}
-        self._paths: dict[str, str | None] = {}  # by text: there are few, with frequent lookups
+        self.path_in = lru_cache(_MAX_REMEMBERED)(hierarchy.path_in)
+        """The path of a process by its cgroup text; None outside of our view."""
         self._refused: set[str] = set()
         if not hierarchy.unified:
             self.add("/")  # v2 shows only ticks at the root, and every process as its own child
@@ -291,16 +293,6 @@ class CgroupClocks(_OpenClocks):
     @property
     def name(self) -> str:
         return self._hierarchy.name
-
-    def path_in(self, cgroup_text: str) -> str | None:
-        """The path of a process's cgroup in this hierarchy; None: outside of our view."""
-        try:
-            return self._paths[cgroup_text]
-        except KeyError:
-            if len(self._paths) >= _MAX_REMEMBERED:
-                self._paths.clear()
-            path = self._paths[cgroup_text] = self._hierarchy.path_in(cgroup_text)
-            return path
 
     def wanted(self, path: str) -> bool:
         """True if ``path`` is neither known nor refused."""

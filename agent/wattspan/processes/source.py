@@ -56,6 +56,15 @@ CGROUP_COST_DIVISOR = 50
 """Reading the clocks of cgroups takes at most one part in this of the time."""
 
 
+_NO_PROCESSES = Failure(
+    "processes",
+    "the process table",
+    Trouble.DENIED,
+    "procfs shows no processes",
+    "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
+)
+
+
 class CpuUsageSource:
     """The usage source of one host. One thread polls it.
 
@@ -104,7 +113,9 @@ class CpuUsageSource:
         if before is None:
             return self._first_poll()
         now = self._clock.now()
-        self._refresh_topology(now)
+        if now.mono >= self._next_topology:
+            self._next_topology = now.mono + SECOND
+            self._topology.refresh()
         self._accounts.read_busy(now.mono)
         self._idle_scanner.read()
         events = self._read_events()
@@ -131,7 +142,7 @@ class CpuUsageSource:
             usages=self._accounts.usages(before, now, active, complete),
             infos=tuple(update.infos),
             exited=tuple(update.exited),
-            failures=self._failures(),
+            failures=() if len(self._table) else (_NO_PROCESSES,),
             processes=len(self._table),
         )
 
@@ -172,7 +183,9 @@ class CpuUsageSource:
         self._idle_scanner.scanned(now.mono)
         self._measure_cgroups()
         self._excess.settle()
-        return UsageBatch(failures=self._failures(), processes=len(self._table))
+        return UsageBatch(
+            failures=() if len(self._table) else (_NO_PROCESSES,), processes=len(self._table)
+        )
 
     def close(self) -> None:
         for part in (
@@ -192,24 +205,6 @@ class CpuUsageSource:
             if channel is not None:
                 channel.drain(events)
         return events
-
-    def _refresh_topology(self, now: Instant) -> None:
-        if now.mono >= self._next_topology:
-            self._next_topology = now.mono + SECOND
-            self._topology.refresh()
-
-    def _failures(self) -> tuple[Failure, ...]:
-        if len(self._table):
-            return ()
-        return (
-            Failure(
-                "processes",
-                "the process table",
-                Trouble.DENIED,
-                "procfs shows no processes",
-                "Mount procfs with hidepid=0, or grant CAP_SYS_PTRACE.",
-            ),
-        )
 
     # ------------------------------------------------------------------------------ cgroups
 
