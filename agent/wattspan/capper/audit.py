@@ -208,8 +208,6 @@ class AuditLog:
         self.trouble = ""
         self.outstanding = outstanding
         self.size = size
-        self._refusal_bytes: int | None = None
-        """Bytes of the file that are refusals; None if they have not been counted yet."""
         self._unlisted = 0
 
     def record(self, event: AuditEvent) -> None:
@@ -239,14 +237,10 @@ class AuditLog:
 
     def _has_room(self, line: bytes) -> bool:
         """True if the refusals of this file, with this one, are within their part of it."""
-        size = 0
-        with contextlib.suppress(OSError):
-            size = self.path.stat().st_size
-        if self._refusal_bytes is None or size < self._refusal_bytes:  # it was removed or emptied
-            self._refusal_bytes = 0
-            with contextlib.suppress(OSError), self.path.open("rb") as file:
-                self._refusal_bytes = sum(len(one) for one in file if _REFUSAL_MARK in one)
-        return self._refusal_bytes + len(line) <= self.size // REFUSAL_DIVISOR
+        refused = 0
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            refused = sum(len(one) for one in file if _REFUSAL_MARK in one)
+        return refused + len(line) <= self.size // REFUSAL_DIVISOR
 
     def _record_unlisted(self, at: int) -> None:
         if self._unlisted:
@@ -259,29 +253,20 @@ class AuditLog:
             self._write(at, msgspec.json.encode(event) + b"\n")
 
     def _append(self, line: bytes) -> bool:
-        """True if the file was rotated first."""
-        rotated = False
-        descriptor = self._open()
+        """True if the file was rotated first. A new file begins with the caps in force."""
+        size = self.path.lstat().st_size if self.path.exists() else 0
+        rotated = size > 0 and size + len(line) > self.size
+        if rotated:
+            self._rotate()
+            caps = [replace(event, deed=AuditAction.SNAPSHOT) for event in self.outstanding()]
+            line = b"".join(msgspec.json.encode(event) + b"\n" for event in caps) + line
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o640)
         try:
-            if (long := os.fstat(descriptor).st_size) + len(line) > self.size and long:
-                os.close(descriptor)
-                descriptor = -1
-                self._rotate()
-                descriptor = self._open()
-                self._refusal_bytes, rotated = 0, True
-                self._restate(descriptor)
             _append_all(descriptor, line)
-            if self._refusal_bytes is not None and _REFUSAL_MARK in line:
-                self._refusal_bytes += len(line)
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+            os.close(descriptor)
         return rotated
-
-    def _restate(self, descriptor: int) -> None:
-        """Begin a new file with the caps in force."""
-        events = [replace(event, deed=AuditAction.SNAPSHOT) for event in self.outstanding()]
-        _append_all(descriptor, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
 
     def _rotate(self) -> None:
         """Give each file the next number, and keep the protected rows of the last one."""
@@ -303,10 +288,6 @@ class AuditLog:
         with removed.open("rb") as file:
             lines = _protected_rows([*earlier, *file], self.size)
         replace_file(kept, b"".join(lines), kept.with_name(f"{kept.name}.new"), 0o640)
-
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(self.path, flags, 0o640)
 
 
 def _append_all(descriptor: int, data: bytes) -> None:

@@ -264,8 +264,7 @@ class PowerCeilings:
                 ttl=ttl,
                 why=why,
                 job=job,
-                pid=peer.pid,
-                uid=peer.uid,
+                **peer._asdict(),
             )
         )
 

@@ -138,9 +138,7 @@ class RequestHandler:
 
     def _record_command(self, peer: PeerCredentials, why: str) -> None:
         now = self._clock.now().wall
-        self._record(
-            AuditEvent(at=now, deed=AuditAction.COMMAND, why=why, pid=peer.pid, uid=peer.uid)
-        )
+        self._record(AuditEvent(at=now, deed=AuditAction.COMMAND, why=why, **peer._asdict()))
 
     def _introduce(self, holder: int, request: protocol.HelloRequest) -> None:
         if request.version != protocol.VERSION:
@@ -215,8 +213,7 @@ class RequestHandler:
                     device=error.device,
                     why=str(error),
                     job=getattr(request, "job", ""),
-                    pid=peer.pid,
-                    uid=peer.uid,
+                    **peer._asdict(),
                 )
             )
         return RefusedReply(
