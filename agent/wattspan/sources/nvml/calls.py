@@ -111,45 +111,28 @@ class GpuLostError(LostError):
     """The GPU behind a handle no longer answers; the others may."""
 
 
-class CallTracker:
-    """The call in progress and its start: written by the calling thread, read by others.
+class NvmlLibrary:
+    """NVML's functions. Errors are the binding's own ``NVMLError``.
 
-    One attribute holds one tuple, so that a reader never sees half of a change.
+    ``current`` is the name of the call under way and the monotonic time of its start; None without
+    a call. Other threads read it, so one attribute holds one tuple.
     """
 
-    def __init__(self) -> None:
-        self._current: tuple[str, int] | None = None
-
-    def began(self, name: str, mono: int) -> None:
-        self._current = (name, mono)
-
-    def ended(self) -> None:
-        self._current = None
-
-    @property
-    def current(self) -> tuple[str, int] | None:
-        """The name of the call under way and the monotonic time it began; None if none is."""
-        return self._current
-
-
-class NvmlLibrary:
-    """NVML's functions, each call watched. Errors are the binding's own ``NVMLError``."""
-
-    def __init__(self, nvml: Any, clock: Clock, watch: CallTracker) -> None:
+    def __init__(self, nvml: Any, clock: Clock) -> None:
         self._nvml = nvml
         self._clock = clock
-        self._watch = watch
         self.error: type[Exception] = nvml.NVMLError
+        self.current: tuple[str, int] | None = None
 
     def call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._nvml, name, None)
         if function is None:
             raise self.error(FUNCTION_NOT_FOUND)
-        self._watch.began(name, self._clock.monotonic())
+        self.current = (name, self._clock.monotonic())
         try:
             return function(*arguments)
         finally:
-            self._watch.ended()
+            self.current = None
 
 
 class UnavailableField(NamedTuple):

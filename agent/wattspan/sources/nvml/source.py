@@ -26,7 +26,6 @@ from wattspan.ports import (
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import (
     SOURCE,
-    CallTracker,
     GpuLostError,
     NvmlLibrary,
     SessionLostError,
@@ -87,7 +86,6 @@ class NvmlSession:
         nvml: Any,
         settings: NvmlSettings,
         context: SourceContext,
-        watch: CallTracker | None = None,
         *,
         nested: bool | None = None,
     ) -> None:
@@ -98,7 +96,7 @@ class NvmlSession:
         if nested is None:
             nested = not context.emulated and in_nested_pid_namespace()
         self._nested = nested
-        self._library = NvmlLibrary(nvml, context.clock, watch or CallTracker())
+        self._library = NvmlLibrary(nvml, context.clock)
         self._initialised = False
         self._driver = ""
         self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
@@ -131,6 +129,11 @@ class NvmlSession:
             usages=tuple(found.usages),
             gpus=tuple(found.gpus),
         )
+
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        """The call under way and the time of its start; other threads may read it."""
+        return self._library.current
 
     def next_edge_read(self, now: int) -> int | None:
         """The time of the next extra read of a counter, if one is needed between samples."""
@@ -336,11 +339,8 @@ class NvmlSource:
 
     name = SOURCE
 
-    def __init__(
-        self, session: NvmlSession, watch: CallTracker, clock: Clock, settings: NvmlSettings
-    ) -> None:
+    def __init__(self, session: NvmlSession, clock: Clock, settings: NvmlSettings) -> None:
         self._session = session
-        self._watch = watch
         self._clock = clock
         self._settings = settings
         self._stop = threading.Event()
@@ -387,7 +387,7 @@ class NvmlSource:
             self._gpus.update((status.domain_id, status) for status in batch.gpus)
 
     def _stuck(self) -> Failure | None:
-        current = self._watch.current
+        current = self._session.current_call
         if current is None:
             return None
         call, since = current
@@ -446,9 +446,7 @@ def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource |
                 ' sources.nvml.enabled = "auto".'
             )
         return None
-    watch = CallTracker()
-    session = NvmlSession(nvml, settings, context, watch)
-    source = NvmlSource(session, watch, context.clock, settings)
+    source = NvmlSource(NvmlSession(nvml, settings, context), context.clock, settings)
     source.start()
     return source
 

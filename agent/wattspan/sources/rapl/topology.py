@@ -370,19 +370,31 @@ def resolve_topology(
         mirrors=pairs,
         vendor=vendor,
     )
-    domains = [
-        _domain(
-            by_directory[directory],
-            placed[directory],
-            decide_cover(domain_of[directory], placed[directory], context),
-            domain_of[directory],
-            provenance,
-            resolution,
+
+    def domain(directory: str) -> Domain:
+        zone, place, identity = by_directory[directory], placed[directory], domain_of[directory]
+        decision = decide_cover(identity, place, context)
+        modulus = modulus_of(zone.max_range)
+        unknown = "" if modulus else "; its range is unknown, so a wrap shows as a reset"
+        return Domain(
+            id=identity,
+            hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
+            name=place.path,
+            source=NAME,
+            provenance=provenance,
+            in_cover=decision.in_cover,
+            parent=decision.parent,
+            resource=place.resource if decision.in_cover else None,
+            method=_METHOD.get(place.kind, "cpu-time-proxy") if decision.in_cover else "none",
+            # Generous, and more so where the part itself claims more.
+            max_power=Milliwatts(max(_MAX_POWER[place.kind], 4 * (zone.max_power or 0))),
+            modulus=modulus,
+            resolution=Nanoseconds(resolution),
+            why=decision.why + unknown,
         )
-        for directory in placed
-    ]
+
     return ZoneTopology(
-        domains=tuple(sorted(domains, key=lambda domain: natural_key(domain.id))),
+        domains=tuple(sorted(map(domain, placed), key=lambda domain: natural_key(domain.id))),
         domain_of=domain_of,
         mirrors=pairs,
         orphans=tuple(sorted(by_directory.keys() - placed.keys(), key=natural_key)),
@@ -450,40 +462,6 @@ _MAX_POWER = {
     ZoneKind.PLATFORM: 5_000_000,
     ZoneKind.OTHER: 5_000_000,
 }
-
-
-def _max_power(kind: ZoneKind, specified: Milliwatts | None) -> Milliwatts:
-    """The plausibility ceiling: generous, and more so where the part itself claims more."""
-    return Milliwatts(max(_MAX_POWER[kind], 4 * (specified or 0)))
-
-
-def _domain(
-    zone: Zone,
-    place: ZoneLocation,
-    decision: CoverDecision,
-    identity: str,
-    provenance: Provenance,
-    resolution: int,
-) -> Domain:
-    modulus = modulus_of(zone.max_range)
-    why = decision.why
-    if modulus is None:
-        why += "; its range is unknown, so a wrap shows as a reset"
-    return Domain(
-        id=identity,
-        hw_type=_HW_TYPE.get(place.kind, HwType.CPU),
-        name=place.path,
-        source=NAME,
-        provenance=provenance,
-        in_cover=decision.in_cover,
-        parent=decision.parent,
-        resource=place.resource if decision.in_cover else None,
-        method=_METHOD.get(place.kind, "cpu-time-proxy") if decision.in_cover else "none",
-        max_power=_max_power(place.kind, zone.max_power),
-        modulus=modulus,
-        resolution=Nanoseconds(resolution),
-        why=why,
-    )
 
 
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}
