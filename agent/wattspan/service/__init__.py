@@ -1,1 +1,1 @@
-"""Threads and loops: where the pure core meets time."""
+"""The running agent: threads, loops, assembly and installation of the services."""

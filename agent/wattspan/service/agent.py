@@ -23,10 +23,10 @@ from wattspan.service.poller import Poller
 from wattspan.storage.store import DeferredStore, Store
 
 STOP_TIMEOUT = 1.5
-"""Seconds to wait for a thread. A thread that hangs in a driver is left behind as a daemon."""
+"""Seconds to wait for a thread. A thread that hangs in a driver continues as a daemon."""
 
 WRITE_TIMEOUT = 10.0
-"""Seconds for the last checkpoint. A disk that hangs is left behind as well."""
+"""Seconds for the last checkpoint, which a hanging disk exceeds."""
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class Agent:
         self._log = log
         self._stop = threading.Event()
         self._ended = False
-        # A queue, not an Event: a signal handler may interrupt the main thread inside its lock.
+        # Not an Event: a signal handler may interrupt the main thread while it holds the lock.
         self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._serving: list[ServiceGroup] = []
@@ -269,7 +269,9 @@ class Agent:
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         self.left_behind = bool(alive)
         if "wattspan-poller" in alive:
-            self._log("The poller does not return and is left behind; a driver call hangs.")
+            self._log(
+                "The poller does not end: a driver call hangs. The agent ends without it."
+            )
         else:
             self.failure = self._attempt("last checkpoint", self._poller.finish) or self.failure
         recorder = self._recorder
@@ -285,7 +287,7 @@ class Agent:
             self.left_behind |= not self._in_time("store", self._store.close)
 
     def _in_time(self, what: str, act: Callable[[], object]) -> bool:
-        """Attempt an action that may hang on a disk; whether it has returned."""
+        """Attempt an action that may hang on a disk; return True if it has ended."""
 
         def attempt() -> None:
             self.failure = self._attempt(what, act) or self.failure
@@ -330,7 +332,7 @@ _NON_COUNTER_SOURCES = {
 
 
 def require_readable_counters(sources: Iterable[SourceHealth]) -> None:
-    """SourceError if access to every counter is denied, which does not change by waiting."""
+    """SourceError if access to every counter is denied: waiting does not help."""
     counters = [health for health in sources if health.source not in _NON_COUNTER_SOURCES]
     failures = [failure for health in counters for failure in health.failures]
     denied = [failure for failure in failures if failure.trouble is Trouble.DENIED]

@@ -111,7 +111,7 @@ class CapperProcess:
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                # Ctrl-C in a terminal reaches the whole process group; the pipe alone decides.
+                # Ctrl-C reaches a whole process group; only the pipe ends the capper.
                 start_new_session=True,
                 pass_fds=(settings,),
             )

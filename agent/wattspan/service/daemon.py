@@ -1,4 +1,4 @@
-"""The agent as a daemon: one configuration after another in one process, and its log of failures.
+"""The agent as a daemon: its reloads in one process, and its log of failures.
 
 A reload stops the agent and starts it with the new configuration, from the checkpoint at which it
 stopped; an emulated host with the same settings keeps running. With an invalid configuration, or
@@ -163,7 +163,7 @@ class AgentDaemon:
             config,
             loaded.plugins,
             log=self._warn,
-            info=notes.append,  # logged after a successful start: an error stands alone
+            info=notes.append,  # logged only after a successful start
             emulated=emulated,
             closing=self._closings.get(config.emulation),
             health=lambda: self._health,

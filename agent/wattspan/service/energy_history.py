@@ -65,7 +65,7 @@ class _WatchedProcess:
 
 @dataclass(slots=True)
 class _ProcessFamilies:
-    """Parents of processes; the least recently described are removed for want of room."""
+    """Parents of processes, at most MAX_KNOWN_PARENTS, the most recently described."""
 
     parents: OrderedDict[Consumer, int] = field(default_factory=OrderedDict)
 
@@ -107,7 +107,7 @@ class EnergyHistory:
 
     @property
     def dropped(self) -> int:
-        """Number of attributions removed for want of room."""
+        """Number of attributions removed to keep the memory limit."""
         return self._attributions.dropped
 
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:

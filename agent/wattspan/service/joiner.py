@@ -344,7 +344,7 @@ class SpanJoiner:
         process.waiting.append(_PendingSpans(pending, positions, spans, end, due))
 
     def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
-        """The process that announced these spans, which is better evidence than any claim."""
+        """The process that announced these spans: better evidence than a claim."""
         first, last = part.spans[0].id, part.spans[-1].id
         return self._announced.get(first) or self._announced.get(last)
 

@@ -1,4 +1,4 @@
-"""The part of the composition root for spans and queries: receivers, joiner, query service."""
+"""Assembly of spans and queries: receivers, joiner, forwarder and query service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Log = Callable[[str], None]
 
 
 _LOOKUP_TIME_SHARE = 4
-"""Lookups of the owners of TCP connections may take one part in so many of the time."""
+"""Lookups of the owners of TCP connections take at most one part in this many of the time."""
 
 
 class ConnectionOwnerLookup:

@@ -157,8 +157,8 @@ def _abbreviated_list(names: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------- signals
 
 REPEATED_SIGNAL_DELAY = SECOND
-"""A second signal ends the program at once if it comes this much later. `timeout` and the process
-group of a terminal send the same request twice within less."""
+"""A signal that repeats after this delay ends the program at once. `timeout` and the process group
+of a terminal repeat a request sooner."""
 
 
 class StopRequest:

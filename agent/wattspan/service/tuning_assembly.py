@@ -1,4 +1,4 @@
-"""Composition root, part three: the tuner, the capper, and the log records of both."""
+"""Assembly of tuning and caps: the tuner, the capper, and the log records of both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 
 CAPPER_TIMEOUT = 5.0
-"""Seconds within which a capper answers that its service manager starts on demand."""
+"""Seconds to wait for a capper, which its service manager may start on demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class TuningAssembly:
         self.services.add_thread("wattspan-audited", tail.run)
 
     def _add_capper(self) -> None:
-        """Start a capper as a child process, where the agent may and no service does."""
+        """Start a capper as a child process if the agent may and no service does."""
         caps = self.core.config.caps
         if not (
             caps.capper is True
@@ -246,7 +246,7 @@ class TuningAssembly:
 
 
 def _absolute(agent: AgentSettings) -> AgentSettings:
-    """The directories from /: the child process has another working directory."""
+    """Return ``agent`` with absolute directories: the child has another working directory."""
     paths = {name: str(Path(getattr(agent, name)).absolute()) for name in ("state_dir", "run_dir")}
     return msgspec.structs.replace(agent, **paths)
 

@@ -206,7 +206,7 @@ def _install_file(file: ServiceFile, content: FileContent) -> Action:
 
 
 def _keep_reason(content: FileContent) -> tuple[str, str]:
-    """Why a file is not replaced or removed, and the remedy."""
+    """Return the reason against a replacement or removal, and the remedy."""
     if file_state(content) is FileState.EDITED:
         return "it was edited since its installation", "; move it away to replace it"
     if isinstance(content, NonRegularFile):
