@@ -9,9 +9,6 @@ from wattspan.config.footprint import relative_paths
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Size, Table, about, quoted
 
-SMALL_BUDGET = 0.01
-"""Slowdown budget below the noise of most jobs."""
-
 BoolOrAuto = bool | Literal["auto"]
 
 
@@ -199,28 +196,12 @@ class AutotuneSettings(Table, frozen=True):
                         'is "off". Set [autotune] mode to "advise" or "apply".'
                     )
             return
-        if self.max_slowdown < SMALL_BUDGET:
-            yield (
-                f"[autotune] max_slowdown = {self.max_slowdown} is within the noise of most jobs: "
-                "the tuner can certify few settings, if any."
-            )
-        if self.floor == 1:
-            yield (
-                "[autotune] floor = 1 leaves no range between a device's default limit and the "
-                "lowest cap, so the tuner can try hardly any setting."
-            )
         if Knob.GPU_CLOCK in self.knobs:
             yield (
                 '[autotune] knobs has "gpu_clock": a GPU does not report its locked clocks. The '
                 "capper resets the clocks when it releases them, which also removes another "
                 "program's lock."
             )
-        for number, job in enumerate(self.job):
-            if job.latency and job.kind == "steps":
-                yield (
-                    f'autotune.job[{number}] has a latency, which applies to kind = "requests" '
-                    "only; it has no effect."
-                )
         if not spans:
             yield (
                 "[autotune] measures the speed of a job by its spans, and [spans] enabled is "

@@ -269,9 +269,7 @@ class Agent:
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         self.left_behind = bool(alive)
         if "wattspan-poller" in alive:
-            self._log(
-                "The poller does not end: a driver call hangs. The agent ends without it."
-            )
+            self._log("The poller does not end: a driver call hangs. The agent ends without it.")
         else:
             self.failure = self._attempt("last checkpoint", self._poller.finish) or self.failure
         recorder = self._recorder
