@@ -217,7 +217,7 @@ def opened(
     server = HttpServer(clock, log=log.append)
     try:
         addresses = open_receivers(
-            server, settings, run_dir, None, clock, asked=asked.__contains__, log=log.append
+            server, settings, run_dir, None, clock, is_set=asked.__contains__, log=log.append
         )
     finally:
         server.stop()
@@ -259,14 +259,14 @@ server = HttpServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})
 open_receivers(
     server, SpansSettings(http=Listen("127.0.0.1:0")),
-    here, None, SystemClock(), asked=bool, log=print
+    here, None, SystemClock(), is_set=bool, log=print
 )
 print("h2" in sys.modules)
 sys.modules["h2"] = None
 try:
     open_receivers(
         server, SpansSettings(http=Listen(""), grpc=Listen("127.0.0.1:0"), unix=False), here, None,
-        SystemClock(), asked=bool, log=print,
+        SystemClock(), is_set=bool, log=print,
     )
 except Exception as error:
     print(type(error).__name__, error.exit_code, error)

@@ -70,7 +70,7 @@ def receiving(
     users = ConnectionOwnerLookup(clock)
     server = HttpServer(clock, log=log.append, limits=limits, uid_of=users)
     addresses = open_receivers(
-        server, settings, run_dir, sink, clock, asked=lambda _: True, log=log.append,
+        server, settings, run_dir, sink, clock, is_set=lambda _: True, log=log.append,
         refusals=refusals,
     )  # fmt: skip
     server.start()

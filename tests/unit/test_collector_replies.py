@@ -87,7 +87,7 @@ def test_invalid_status_is_unknown(code: str) -> None:
     answer = result_of_reply(GrpcReply(GRPC, trailers=told(code)))
     assert (answer.verdict, answer.why) == (
         ExportStatus.REFUSED,
-        "it answered UNKNOWN (it tells no gRPC status)",
+        "it answered UNKNOWN (it has no gRPC status)",
     )
 
 

@@ -244,7 +244,7 @@ def test_hanging_disk_is_in_health_and_log(bench: Bench) -> None:
     bench.answer()
     eventually(lambda: not bench.forwarder.health().failures, "well again")
     bench.offer()
-    assert bench.said[1:] == [f"The disk of {bench.folder} answers again."]
+    assert bench.said[1:] == [f"The disk of {bench.folder} responds again."]
 
 
 def test_health_has_disk_and_collector_failures(bench: Bench) -> None:
@@ -266,7 +266,7 @@ def test_stop_does_not_wait_for_a_hanging_disk(bench: Bench) -> None:
     bench.forwarder.stop(bench.clock.monotonic())
     assert not bench.disk.answers.is_set()
     assert bench.forwarder.stats.drops == {"stopped": 4}
-    assert "does not answer and is left behind" in bench.said[-2]
+    assert "does not respond and is abandoned" in bench.said[-2]
     assert bench.said[-1].startswith("4 spans still waited at the end, could not be written to ")
 
 

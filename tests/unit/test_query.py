@@ -155,8 +155,12 @@ def test_root_reads_every_process(asked: Asked) -> None:
 
 def test_unverified_sender_has_no_access(asked: Asked) -> None:
     assert asked.problem(403, pid=OURS.pid, start="-1s", peer=Peer(pid=OURS.pid))
-    assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=UNPROVEN)
-    assert "who asks" in asked.problem(400, pid="self", start="-1s", peer=Peer(pid=0, uid=0))
+    assert "does not identify the caller" in asked.problem(
+        400, pid="self", start="-1s", peer=UNPROVEN
+    )
+    assert "does not identify the caller" in asked.problem(
+        400, pid="self", start="-1s", peer=Peer(pid=0, uid=0)
+    )
 
 
 def test_process_with_several_users_is_readable_by_root_only(asked: Asked) -> None:

@@ -35,14 +35,16 @@ class TimeGrid(NamedTuple):
         """True if the grid applies to ``domain``: a GPU's driver reports energy to every user."""
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
-    def device(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> IntervalEnergy:
+    def device(
+        self, history: EnergyQueries, domain: Domain, start: int, end: int
+    ) -> IntervalEnergy:
         """The energy of ``domain`` in completely known cells: settled, and still in the history."""
-        end = min(end, self.down(past.settled()))
+        end = min(end, self.down(history.settled()))
         energy: Counter[HwType] = Counter()
         uncertainty: Counter[HwType] = Counter()
         covered = 0
         for first, last, inside in self._parts(start, end):
-            for spent in _complete_cells(past, domain.id, first, last, self.size):
+            for spent in _complete_cells(history, domain.id, first, last, self.size):
                 span = last - first
                 covered += spent.covered * inside // span
                 for kind, amount in spent.energy.items():
@@ -57,14 +59,14 @@ class TimeGrid(NamedTuple):
             covered,
         )
 
-    def latest_powers(self, past: EnergyQueries) -> dict[str, float | None] | None:
+    def latest_powers(self, history: EnergyQueries) -> dict[str, float | None] | None:
         """Watts of each domain in the last settled cell, None if unknown; None without cells."""
         if not self.size:
             return None
-        end = self.down(past.settled())
+        end = self.down(history.settled())
         powers: dict[str, float | None] = {}
-        for domain in past.domains().values():
-            spent = past.device(domain.id, end - self.size, end)
+        for domain in history.domains().values():
+            spent = history.device(domain.id, end - self.size, end)
             energy = spent.energy.get(domain.hw_type)
             if energy is None or spent.covered < self.size:
                 powers[domain.id] = None
@@ -72,10 +74,12 @@ class TimeGrid(NamedTuple):
                 powers[domain.id] = energy * 1e3 / self.size
         return powers
 
-    def idle(self, past: EnergyQueries, domain: Domain, start: int, end: int) -> Microjoules | None:
-        total, end = 0, min(end, self.down(past.settled()))
+    def idle(
+        self, history: EnergyQueries, domain: Domain, start: int, end: int
+    ) -> Microjoules | None:
+        total, end = 0, min(end, self.down(history.settled()))
         for first, last, inside in self._parts(start, end):
-            idle = past.idle(domain.id, first, last)
+            idle = history.idle(domain.id, first, last)
             if idle is None:
                 return None
             total += idle * inside // (last - first)
@@ -98,16 +102,16 @@ class TimeGrid(NamedTuple):
 
 
 def _complete_cells(
-    past: EnergyQueries, domain_id: str, start: int, end: int, size: int
+    history: EnergyQueries, domain_id: str, start: int, end: int, size: int
 ) -> Iterator[IntervalEnergy]:
     """The energy of those whole cells that are known completely."""
-    spent = past.device(domain_id, start, end)
+    spent = history.device(domain_id, start, end)
     if spent.covered >= end - start:
         yield spent
     elif spent.covered > 0 and end - start > size:
         middle = start + (end - start) // size // 2 * size
-        yield from _complete_cells(past, domain_id, start, middle, size)
-        yield from _complete_cells(past, domain_id, middle, end, size)
+        yield from _complete_cells(history, domain_id, start, middle, size)
+        yield from _complete_cells(history, domain_id, middle, end, size)
 
 
 JsonObject = dict[str, Any]
@@ -117,7 +121,7 @@ UNQUANTIZED = TimeGrid(0)
 
 
 def energy_response(
-    past: EnergyQueries,
+    history: EnergyQueries,
     start: int,
     end: int,
     consumer: Consumer | None = None,
@@ -130,24 +134,24 @@ def energy_response(
     The energy of devices that ``grid`` hides comes from its cells.
     """
     # Read first: the figures may only be more complete than this time.
-    settled = past.settled(consumer)
-    domains = sorted_domains(past.domains().values())
+    settled = history.settled(consumer)
+    domains = sorted_domains(history.domains().values())
     coarse = any(map(grid.hides, domains))
     if coarse:
-        settled = min(settled, grid.down(past.settled()))
+        settled = min(settled, grid.down(history.settled()))
     devices = [
         (
             domain,
-            grid.device(past, domain, start, end)
+            grid.device(history, domain, start, end)
             if grid.hides(domain)
-            else past.device(domain.id, start, end),
+            else history.device(domain.id, start, end),
         )
         for domain in domains
     ]
     idle = {
-        domain.id: grid.idle(past, domain, start, end)
+        domain.id: grid.idle(history, domain, start, end)
         if grid.hides(domain)
-        else past.idle(domain.id, start, end)
+        else history.idle(domain.id, start, end)
         for domain in domains
     }
     provenance = provenances(domains)
@@ -166,10 +170,10 @@ def energy_response(
         ],
         "process": None
         if consumer is None
-        else _process(consumer, past.process(consumer, start, end), end - start),
+        else _process(consumer, history.process(consumer, start, end), end - start),
         "family": None
         if consumer is None or not family
-        else _process(consumer, past.process(consumer, start, end, family=True), end - start),
+        else _process(consumer, history.process(consumer, start, end, family=True), end - start),
     }
 
 

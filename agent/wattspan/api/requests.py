@@ -170,7 +170,7 @@ def time_parameter(now: Instant) -> Parameter:
 
 
 PROCESS_PARAMETERS = {
-    "pid": Parameter(_pid, 'Write a process id, or "self" for whoever asks.'),
+    "pid": Parameter(_pid, 'Write a process id, or "self" for the calling process.'),
     "started": Parameter(
         whole_number(2**63 - 1), "It is field 22 of /proc/PID/stat, in clock ticks since boot."
     ),
@@ -186,7 +186,7 @@ def read_query(query: Mapping[str, str], known: Mapping[str, Parameter]) -> dict
             remedy = suggestion(name, known)
             raise bad_request(sanitized(name), "there is no such parameter", remedy)
     if "started" in query and "pid" not in query:
-        raise bad_request("started", "it says nothing without pid", "Give both.")
+        raise bad_request("started", "it has no meaning without pid", "Give both.")
     values = {}
     for name, text in query.items():
         try:

@@ -85,9 +85,8 @@ OwnerOf = Callable[[Consumer], int | None]
 def owner_of(consumer: Consumer) -> int | None:
     """The user who owns the process; None if it is gone.
 
-    A process that changes its user may know what none of them should tell the other, so all of
-    its user ids must be the same, as for a debugger. One that has ended and that its parent has
-    not taken note of yet still has its owner.
+    A process with several user ids has no owner, as for a debugger: it may know secrets of each
+    user. A process that has ended keeps its owner until its parent has reaped it.
     """
     procfs = ProcFs()
     status, stat = procfs.status(consumer.pid), procfs.stat(consumer.pid)
@@ -120,7 +119,7 @@ class Authorization:
                 f"process {consumer.pid}",
                 "it is not known to be yours"
                 if owner in (None, NOBODY)
-                else "it belongs to another user, and what it spends says what it does",
+                else "it belongs to another user, and energy reveals computations",
                 "Ask as its user or as root.",
             )
 
@@ -147,7 +146,7 @@ MAX_WATCHED = 8
 """Watched processes. Ended ones are replaced first, then the least recently requested."""
 
 MAX_SAMPLED = 4
-"""Watched processes with fine CPU samples: the most recently requested."""
+"""Watched processes with frequent CPU samples: the most recently requested."""
 
 KEEP_ENDED = 60 * SECOND
 """Time that an ended process is kept, so that its last energy can be read."""
@@ -176,12 +175,12 @@ class WatchList:
 
     def __init__(
         self,
-        past: EnergyQueries,
+        energy_history: EnergyQueries,
         directory: ProcessDirectory,
         clock: Clock,
         sampler: ProcessCpuSampler | None = None,
     ) -> None:
-        self._past, self._directory, self._clock = past, directory, clock
+        self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._sampler = sampler
         self._ended: dict[
             Consumer, int | None
@@ -200,7 +199,7 @@ class WatchList:
         if self._sampler is not None:
             self._sampler.watch(consumer)
             samples = partial(self._sampler.take, consumer)
-        self._past.watch(consumer, family=family, samples=samples, holder=HISTORY_HOLDER)
+        self._energy_history.watch(consumer, family=family, samples=samples, holder=HISTORY_HOLDER)
         self._ended.pop(consumer, None)
         self._ended[consumer], self._owners[consumer] = None, owner
         self._expire()
@@ -216,9 +215,9 @@ class WatchList:
         seen: Counter[Hashable] = Counter()
         ranks: dict[Consumer, tuple[bool, int]] = {}
         for one in reversed(self._ended):
-            whose = self._owners[one]
-            ranks[one] = self._ended[one] is not None, seen[whose]
-            seen[whose] += 1
+            owner = self._owners[one]
+            ranks[one] = self._ended[one] is not None, seen[owner]
+            seen[owner] += 1
         return sorted(ranks, key=ranks.__getitem__)
 
     def _expire(self) -> None:
@@ -231,7 +230,7 @@ class WatchList:
 
     def _remove(self, consumer: Consumer) -> None:
         del self._ended[consumer], self._owners[consumer]
-        self._past.forget(consumer, holder=HISTORY_HOLDER)
+        self._energy_history.forget(consumer, holder=HISTORY_HOLDER)
         if self._sampler is not None:
             self._sampler.unwatch(consumer)
 
@@ -253,13 +252,13 @@ _READ = ("GET", "HEAD")
 class QueryService:
     """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status`` and ``tuning``.
 
-    ``resolution`` is how finely users are told of devices whose counters they may not read.
+    ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning`` and ``history`` are None where nothing tunes; ``history`` may take a while.
     """
 
     def __init__(
         self,
-        past: EnergyQueries,
+        energy_history: EnergyQueries,
         directory: ProcessDirectory,
         clock: Clock,
         *,
@@ -273,11 +272,11 @@ class QueryService:
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._past, self._directory, self._clock = past, directory, clock
+        self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning, history
         self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
-        self._watches = WatchList(past, directory, clock, sampler)
+        self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = FairQuota(MAX_WAITING)
@@ -310,7 +309,7 @@ class QueryService:
             raise ProblemError(
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 f"{request.method} {request.path}",
-                "that cannot be done with it",
+                "the path does not support this method",
                 f"Use {methods[0]}.",
                 {"allow": ", ".join(methods)},
             )
@@ -332,7 +331,7 @@ class QueryService:
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(
             energy.energy_response,
-            self._past,
+            self._energy_history,
             start,
             end,
             consumer,
@@ -366,14 +365,14 @@ class QueryService:
     def _snapshot_for(self, peer: Peer) -> HttpResponse:
         document = snapshot_document(self._view(), self._version)
         if not may_read_counters(peer):
-            coarse = self._grid.latest_powers(self._past)
+            coarse = self._grid.latest_powers(self._energy_history)
             document = restrict(document, partial(self._authorization.permits, peer), coarse)
         return json_response(document)
 
     async def _status(self, request: HttpRequest) -> HttpResponse:
         read_query(request.query, {})
-        now, settled = self._clock.monotonic(), self._past.settled()
-        domains = energy.sorted_domains(self._past.domains().values())
+        now, settled = self._clock.monotonic(), self._energy_history.settled()
+        domains = energy.sorted_domains(self._energy_history.domains().values())
         provenance = energy.provenances(domains)
         return json_response(
             {
@@ -431,7 +430,7 @@ class QueryService:
         )
 
     def _emulated(self) -> bool:
-        provenance = energy.provenances(self._past.domains().values())
+        provenance = energy.provenances(self._energy_history.domains().values())
         return Provenance.EMULATED in provenance.values()
 
     async def _settle(
@@ -450,10 +449,10 @@ class QueryService:
             self._waiting.release(owner)
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
-        if self._past.settled(consumer) < end:
+        if self._energy_history.settled(consumer) < end:
             return False
-        hidden = any(map(grid.hides, self._past.domains().values()))
-        return not hidden or self._past.settled() >= grid.up(end)
+        hidden = any(map(grid.hides, self._energy_history.domains().values()))
+        return not hidden or self._energy_history.settled() >= grid.up(end)
 
     def _consumer(self, values: Mapping[str, Any], peer: Peer) -> Consumer:
         """The process in the query, if ``peer`` may see it. ProblemError."""
@@ -463,7 +462,7 @@ class QueryService:
             if not pid:
                 raise bad_request(
                     "pid=self",
-                    "the kernel does not say who asks",
+                    "the kernel does not identify the caller",
                     "Ask on the agent's Unix socket, or write the process id.",
                 )
         named = self._directory.identify(pid) if started is None else Consumer(pid, started)

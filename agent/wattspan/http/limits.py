@@ -68,8 +68,8 @@ class ConnectionLimiter(Generic[T]):
             return None
         own = self._held[owner]
         found = [
-            ((-self._held[one.owner], one.state, one.since), guest)
-            for guest, one in self._connections.items()
+            ((-self._held[one.owner], one.state, one.since), connection)
+            for connection, one in self._connections.items()
             if one.state is ConnectionState.IDLE
             or (
                 one.state is ConnectionState.WAITING
@@ -79,7 +79,7 @@ class ConnectionLimiter(Generic[T]):
         return min(found, key=lambda each: each[0])[1] if found else None
 
     def add(self, connection: T, owner: QuotaOwner, now: int) -> bool:
-        """Add ``connection`` if there is room; whether there was."""
+        """Add ``connection`` if there is room; returns False otherwise."""
         if len(self._connections) >= self._most:
             return False
         self._connections[connection] = _TrackedConnection(owner, ConnectionState.WAITING, now)
@@ -96,11 +96,11 @@ class ConnectionLimiter(Generic[T]):
         return before.state
 
     def remove(self, connection: T) -> None:
-        gone = self._connections.pop(connection, None)
-        if gone is not None:
-            self._held[gone.owner] -= 1
-            if not self._held[gone.owner]:
-                del self._held[gone.owner]
+        removed = self._connections.pop(connection, None)
+        if removed is not None:
+            self._held[removed.owner] -= 1
+            if not self._held[removed.owner]:
+                del self._held[removed.owner]
 
 
 class FairQuota:
@@ -115,7 +115,7 @@ class FairQuota:
         self._held: Counter[QuotaOwner] = Counter()
 
     def acquire(self, owner: QuotaOwner, size: int = 1) -> bool:
-        """Reserve ``size`` for ``owner`` if the quota permits; whether it does."""
+        """Reserve ``size`` for ``owner``; False if the quota does not permit it."""
         if self._held[owner] + size > self._left:
             return False
         self.force(owner, size)
@@ -307,15 +307,15 @@ class ServerCapacity:
         owner: QuotaOwner,
         count: CountRejection = ignore_rejection,
     ) -> bool:
-        """Add ``connection``, if need be in the place of another one; whether it is served.
+        """Add ``connection``, if need be in the place of another one; False if it is not served.
 
         ``count`` counts the connection that is closed for it, or its own rejection.
         """
         now = self.clock.monotonic()
-        leaving = self._limiter.eviction_candidate(owner, now)
-        if leaving is not None:
+        evicted = self._limiter.eviction_candidate(owner, now)
+        if evicted is not None:
             count(RejectionReason.CROWDED)
-            leaving.close()
+            evicted.close()
         if self._limiter.add(connection, owner, now):
             return True
         count(RejectionReason.CROWDED)
@@ -347,7 +347,7 @@ class ServerCapacity:
         return self.limits.rate_message.format(rate=self.limits.rate)
 
     def reserve(self, size: int, owner: QuotaOwner) -> bool:
-        """Reserve ``size`` bytes for bodies of ``owner``; whether there was room."""
+        """Reserve ``size`` bytes for bodies of ``owner``; False if there is no room."""
         return self._bytes.acquire(owner, size)
 
     def release(self, size: int, owner: QuotaOwner) -> None:

@@ -107,10 +107,10 @@ class TlsAcceptor:
         remote, local = endpoint(address), endpoint(connection.getsockname())
         peer = connection_owner(remote, local_user(remote, local, self._uid_of))
         now = self._clock.monotonic()
-        leaving = self._limiter.eviction_candidate(peer, now)
-        if leaving is not None:
-            leaving.cancel()
-            self._limiter.remove(leaving)
+        evicted = self._limiter.eviction_candidate(peer, now)
+        if evicted is not None:
+            evicted.cancel()
+            self._limiter.remove(evicted)
             self._count(RejectionReason.CROWDED)
         if len(self._limiter) >= self._most:
             connection.close()
@@ -151,7 +151,7 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class HttpServer:
-    """An HTTP server: ``listen_*`` opens sockets, ``start`` answers on them.
+    """An HTTP server: ``listen_*`` opens sockets, ``start`` serves them.
 
     Handlers run in the server's thread. ``listen_*`` raises ListenError, whose message contains
     ``verb``, ``what`` and ``setting``. ``uid_of`` looks up the owners of TCP connections from
@@ -226,7 +226,7 @@ class HttpServer:
         self._periodic.append((seconds, work))
 
     def start(self) -> None:
-        """Start to answer, in a thread of its own."""
+        """Serve, in a thread of its own."""
         ready = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(ready)),
@@ -248,11 +248,11 @@ class HttpServer:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._loop.set_exception_handler(self._report_error)
-        room = ServerCapacity(self._limits, self._clock, self._uid_of)
+        capacity = ServerCapacity(self._limits, self._clock, self._uid_of)
         try:
             self._loop.set_default_executor(_DaemonPool(WORKER_THREADS))
             servers = [
-                await self._serving(listening.socket, partial(make, room), policy)
+                await self._serving(listening.socket, partial(make, capacity), policy)
                 for listening, make, policy in self._listeners
             ]
         finally:
@@ -268,7 +268,7 @@ class HttpServer:
             await asyncio.sleep(0)
         for server in servers:
             server.close()
-        await self._close_connections(room)
+        await self._close_connections(capacity)
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
         while True:
@@ -287,22 +287,26 @@ class HttpServer:
             )
         return await asyncio.get_running_loop().create_server(make, sock=listener)
 
-    async def _close_connections(self, room: ServerCapacity) -> None:
+    async def _close_connections(self, capacity: ServerCapacity) -> None:
         """Close every connection, those with a running request last."""
         until = asyncio.get_running_loop().time() + GRACE
-        while any(guest.answering for guest in room.connections):
-            for guest in [guest for guest in room.connections if not guest.answering]:
-                guest.close()
+        while any(connection.answering for connection in capacity.connections):
+            for connection in [
+                connection for connection in capacity.connections if not connection.answering
+            ]:
+                connection.close()
             if asyncio.get_running_loop().time() > until:
                 break
             await asyncio.sleep(0.01)
-        for guest in room.connections:
-            guest.close()
+        for connection in capacity.connections:
+            connection.close()
         await asyncio.sleep(0)  # the loop closes their sockets
 
     def http(self, handler: Handler, policy: AccessPolicy) -> LimitedProtocolFactory:
         """The HTTP connections of ``handler``, for ``add``."""
-        return lambda room: HttpConnection(handler, room, self._date_header, self._log, policy)
+        return lambda capacity: HttpConnection(
+            handler, capacity, self._date_header, self._log, policy
+        )
 
     def _date_header(self) -> str:
         """The value of the Date header, formatted once a second."""

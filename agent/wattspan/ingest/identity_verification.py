@@ -293,7 +293,7 @@ class SenderResolver:
         holder counts.
         """
         kernel, inode = self._kernel, owner.inode
-        heirs: dict[Consumer, LiveProcess] = {}
+        holders: dict[Consumer, LiveProcess] = {}
         for pid in sorted(kernel.pids(), reverse=True):
             if kernel.user_id(pid) in (owner.user, 0) and kernel.holds(pid, inode):
                 eldest = self._eldest(pid, inode)
@@ -301,8 +301,8 @@ class SenderResolver:
                     continue
                 if accepted is None or _started_before(accepted, eldest, now):
                     return eldest
-                heirs[eldest.consumer] = eldest
-        return next(iter(heirs.values())) if len(heirs) == 1 else None
+                holders[eldest.consumer] = eldest
+        return next(iter(holders.values())) if len(holders) == 1 else None
 
     def _remembered(self, process: LiveProcess | None) -> LiveProcess | None:
         if process is not None:
@@ -403,7 +403,7 @@ class ClaimVerifier:
         return len(process.pids) == 1 or created is None or self._starts.matches(process, created)
 
     def _is_ancestor(self, process: LiveProcess, pid: int, created: int | None) -> bool:
-        """True if ``pid`` is a process of whose memory the sender's is a copy.
+        """True if the memory of the sender is a copy of that of process ``pid``.
 
         Until a forked process executes a program, its resource has the pid of its ancestor.
         """
@@ -422,7 +422,7 @@ class ClaimVerifier:
         )
 
     def _copied_ancestors(self, process: LiveProcess) -> Iterator[LiveProcess]:
-        """The processes of whose memory this one's is a copy, the nearest first."""
+        """The ancestors with the same memory, from forks without exec, the nearest first."""
         for _ in range(_MAX_ANCESTORS):
             parent = self._kernel.look(process.parent) if process.copied else None
             if parent is None:

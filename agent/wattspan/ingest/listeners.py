@@ -38,14 +38,14 @@ def open_receivers(
     sink: SpanSink,
     clock: Clock,
     *,
-    asked: Callable[[str], bool],
+    is_set: Callable[[str], bool],
     log: Log,
     work: Collection[WorkAttribute] = (),
     refusals: RejectionCounter | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
-    ``work`` lists the spans that report work. ``asked`` returns whether the operator set a key:
+    ``work`` lists the spans that report work. ``is_set`` returns True if the operator set a key:
     a failure to listen is a ListenError for such a key, and else logged. ConfigError if gRPC is
     not installed, or for invalid files of TLS or tokens. Unix sockets need neither TLS nor
     tokens, because the kernel identifies the sender. ``refusals`` counts rejected connections.
@@ -76,7 +76,7 @@ def open_receivers(
         try:
             opened.append(url.format(server.add(listen(), make, policy)))
         except ListenError as error:
-            if asked(key):
+            if is_set(key):
                 raise
             log(f"The agent continues without this listener: {error}")
             return False

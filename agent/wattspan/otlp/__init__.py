@@ -1,1 +1,1 @@
-"""The way to an OTLP collector: its address, what carries requests there, what its answers mean."""
+"""Client of OTLP collectors: addresses, transports, the queue and spool of requests."""

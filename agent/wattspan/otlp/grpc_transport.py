@@ -89,7 +89,7 @@ class GrpcReply:
             return unknown, f"its content is {self.headers.get('content-type', 'of no type')}"
         code = self._final.get("grpc-status", "")
         if code not in _STATUSES:
-            return unknown, "it tells no gRPC status"
+            return unknown, "it has no gRPC status"
         return _STATUSES[code], unquote(self._final.get("grpc-message", ""), errors="replace")
 
     @property
@@ -231,7 +231,7 @@ class GrpcTransport(CollectorTransport):
         except OSError as error:
             why = f"the connection was lost: {describe_os_error(error)}"
         except Exception as error:  # noqa: BLE001 - h2 and hpack have errors of their own
-            why, remedy = f"it does not speak gRPC: {describe_os_error(error)}", self._signal.away
+            why, remedy = f"its protocol is not gRPC: {describe_os_error(error)}", self._signal.away
         else:
             self._used_at = self._clock.monotonic()
             if not sent or self._terminated or self._http2.open_outbound_streams:

@@ -277,7 +277,7 @@ class AsyncSpool:
         failure = self.failure
         if (failure is not None) != self._reported:
             self._reported = failure is not None
-            recovered = f"The disk of {self._spool.folder} answers again."
+            recovered = f"The disk of {self._spool.folder} responds again."
             self._log(str(failure) if failure is not None else recovered)
 
     def close(self) -> None:
@@ -287,8 +287,8 @@ class AsyncSpool:
             SHUTDOWN_TIMEOUT if self.failure is None else CLOSE_TIMEOUT_SECONDS
         ):
             self._log(
-                f"The disk of {self._spool.folder} does not answer and is left behind: what was "
-                "sent in the end may be sent again."
+                f"The disk of {self._spool.folder} does not respond and is abandoned: spans "
+                "sent at the end may be sent again."
             )
 
     def ended(self, lost: int) -> None:

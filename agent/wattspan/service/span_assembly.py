@@ -187,7 +187,7 @@ class SpanAssembly:
             self._run_dir,
             joiner,
             self._core.clock,
-            asked=lambda key: f"spans.{key}" in self._core.config.origins,
+            is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
             work=self._tuning.counted,
             refusals=self._refusals,
