@@ -17,6 +17,7 @@ from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import listen_unix
 from wattspan.model import RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog, decisions_path
 from wattspan.testing import ManualClock
@@ -259,7 +260,7 @@ def test_agent_of_another_version_is_reported(tune: Tune, run_dir: Path) -> None
         return json_response(facts)
 
     server = HttpServer(SystemClock(), log=print)
-    server.listen_unix(run_dir / "api.sock", newer, what="questions")
+    server.add_http(listen_unix(run_dir / "api.sock", what="questions"), newer)
     server.start()
     try:
         done = tune("status")

@@ -14,6 +14,7 @@ from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import listen_unix
 from wattspan.model import Consumer, PayerInfo, TuningAccounts
 from wattspan.ports import ProcessDirectory, WattspanError
 
@@ -73,7 +74,7 @@ class QueryServer:
             history=history,
         )
         self._server = HttpServer(clock, log=self.log.append, limits=limits)
-        self._server.listen_unix(folder / "api.sock", service, what="Questions")
+        self._server.add_http(listen_unix(folder / "api.sock", what="Questions"), service)
 
     def __enter__(self) -> Self:
         self._server.start()

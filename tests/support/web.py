@@ -14,6 +14,7 @@ from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import listen_tcp, listen_unix
 
 PATIENCE = 20.0  # seconds, for the hopeless case only
 
@@ -112,11 +113,10 @@ def serving(
 
     chosen = handler(asked) if handler else echo
     server = HttpServer(SystemClock(), log=log.append, limits=limits)
-    host, _, port = server.listen_tcp(
-        "127.0.0.1", 0, chosen, what="things", setting="[test] http"
-    ).rpartition(":")
+    tcp = listen_tcp("127.0.0.1", 0, what="things", setting="[test] http")
+    host, _, port = server.add_http(tcp, chosen).rpartition(":")
     unix = path / "web.sock"
-    server.listen_unix(unix, chosen, what="things")
+    server.add_http(listen_unix(unix, what="things"), chosen)
     server.start()
     try:
         yield Site(server, (host, int(port)), unix, asked, log)

@@ -22,7 +22,7 @@ from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.server import WORKER_THREADS, HttpServer
-from wattspan.http.sockets import Peer, listen_unix
+from wattspan.http.sockets import Peer, listen_tcp, listen_unix
 from wattspan.ports import ListenError
 from wattspan.testing import ManualClock
 
@@ -469,7 +469,7 @@ def server() -> HttpServer:
 def test_port_in_use_is_one_sentence(site: Site) -> None:
     host, port = site.tcp
     with pytest.raises(ListenError) as caught:
-        server().listen_tcp(host, port, _silent, what="spans", setting="[spans] http")
+        listen_tcp(host, port, what="spans", setting="[spans] http")
     assert str(caught.value) == (
         f"Cannot receive spans on 127.0.0.1:{port}: the port is in use; stop its user "
         f"(`ss -ltnp sport = :{port}` names it) or choose another address in [spans] http."
@@ -479,12 +479,12 @@ def test_port_in_use_is_one_sentence(site: Site) -> None:
 
 def test_address_that_is_not_ours_is_one_sentence() -> None:
     with pytest.raises(ListenError, match="this host has no such address; choose another"):
-        server().listen_tcp("192.0.2.1", 0, _silent, what="spans", setting="[spans] http")
+        listen_tcp("192.0.2.1", 0, what="spans", setting="[spans] http")
 
 
 def test_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
     with pytest.raises(ListenError, match="another agent listens there; stop it, or set another"):
-        server().listen_unix(site.unix, _silent, what="spans")
+        listen_unix(site.unix, what="spans")
     with closing(site.connect_unix()) as connection:
         connection.sendall(GET)
         assert read_answer(connection)[0] == 200
@@ -493,7 +493,7 @@ def test_socket_that_is_answered_on_is_another_agents(site: Site) -> None:
 def test_directory_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ListenError, match="file is no directory; set another"):
-        server().listen_unix(tmp_path / "file" / "a.sock", _silent, what="spans")
+        listen_unix(tmp_path / "file" / "a.sock", what="spans")
 
 
 def test_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
@@ -507,18 +507,18 @@ def test_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
 def test_other_files_are_not_replaced_by_a_socket(tmp_path: Path) -> None:
     (tmp_path / "web.sock").write_text("precious")
     with pytest.raises(ListenError, match="something else has that name"):
-        server().listen_unix(tmp_path / "web.sock", _silent, what="spans")
+        listen_unix(tmp_path / "web.sock", what="spans")
     assert (tmp_path / "web.sock").read_text() == "precious"
 
 
 def test_path_too_long_for_a_socket_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match="at most 107 bytes; set a shorter"):
-        server().listen_unix(tmp_path / ("x" * 120), _silent, what="spans")
+        listen_unix(tmp_path / ("x" * 120), what="spans")
 
 
 def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
     listening = server()
-    listening.listen_unix(tmp_path / "run" / "a.sock", _silent, what="spans", mode=0o660)
+    listening.add_http(listen_unix(tmp_path / "run" / "a.sock", 0o660, what="spans"), _silent)
     assert (tmp_path / "run" / "a.sock").stat().st_mode & 0o777 == 0o660
     listening.stop()
 
@@ -622,7 +622,8 @@ def test_listening_to_the_network_both_families_are_heard() -> None:
         return HttpResponse(204)
 
     wide = HttpServer(SystemClock(), log=log.append)
-    address = wide.listen_tcp("", 0, remembered, what="OTLP/HTTP", setting="[spans] http")
+    tcp = listen_tcp("", 0, what="OTLP/HTTP", setting="[spans] http")
+    address = wide.add_http(tcp, remembered)
     port = int(address.rpartition(":")[2])
     wide.start()
     with closing(socket.create_connection(("127.0.0.1", port))) as one:
@@ -721,7 +722,7 @@ def test_successor_keeps_its_socket_when_the_old_server_stops(tmp_path: Path) ->
 
 def test_server_that_never_started_stops(tmp_path: Path) -> None:
     idle = server()
-    idle.listen_unix(tmp_path / "a.sock", _silent, what="spans")
+    idle.add_http(listen_unix(tmp_path / "a.sock", what="spans"), _silent)
     idle.stop()
     idle.stop()
     assert not (tmp_path / "a.sock").exists()

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from email.utils import formatdate
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,8 +29,6 @@ from wattspan.http.sockets import (
     UidOf,
     connection_owner,
     endpoint,
-    listen_tcp,
-    listen_unix,
     local_user,
     unknown_uid,
 )
@@ -151,10 +148,9 @@ _Task = tuple[Future[Any], Callable[[], Any]]
 
 
 class HttpServer:
-    """An HTTP server: ``listen_*`` opens sockets, ``start`` serves them.
+    """An HTTP server on the added sockets, from ``start`` on.
 
-    Handlers run in the server's thread. ``listen_*`` raises ListenError, whose message contains
-    ``verb``, ``what`` and ``setting``. ``uid_of`` looks up the owners of TCP connections from
+    Handlers run in the server's thread. ``uid_of`` looks up the owners of TCP connections from
     this host.
     """
 
@@ -178,32 +174,11 @@ class HttpServer:
         self._date = (0, "")
         self._errors = RateLimitedLog(clock.monotonic, log)
 
-    def listen_tcp(
-        self,
-        host: str,
-        port: int,
-        handler: Handler,
-        *,
-        what: str,
-        setting: str,
-        verb: str = "receive",
-        policy: AccessPolicy = OPEN_ACCESS,
+    def add_http(
+        self, listening: ListeningSocket, handler: Handler, policy: AccessPolicy = OPEN_ACCESS
     ) -> str:
-        """Listen on TCP; the actual ``HOST:PORT``. Port 0 takes any, host "" is every address."""
-        listening = listen_tcp(host, port, what=what, setting=setting, verb=verb)
+        """Serve HTTP on ``listening``; its address."""
         return self.add(listening, self.http(handler, policy), policy)
-
-    def listen_unix(
-        self,
-        path: Path,
-        handler: Handler,
-        *,
-        what: str,
-        mode: int = 0o666,
-        policy: AccessPolicy = OPEN_ACCESS,
-    ) -> str:
-        """Listen on a Unix socket; its path. Users with write permission may connect."""
-        return self.add(listen_unix(path, mode, what=what), self.http(handler, policy), policy)
 
     def add(
         self,

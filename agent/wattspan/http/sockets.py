@@ -49,8 +49,8 @@ def listen_tcp(
     return ListeningSocket(listener, actual, lambda: None)
 
 
-def listen_unix(path: Path, mode: int, *, what: str) -> ListeningSocket:
-    """Listen on a Unix socket of the given permissions. ListenError.
+def listen_unix(path: Path, mode: int = 0o666, *, what: str) -> ListeningSocket:
+    """Listen on a Unix socket. Users with write permission may connect. ListenError.
 
     A file without a listener is replaced; one with a listener is not. A missing directory is
     created; one that another user can change is refused.

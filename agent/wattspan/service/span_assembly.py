@@ -199,6 +199,7 @@ class SpanAssembly:
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
+        from wattspan.http.sockets import listen_unix
 
         service = QueryService(
             self._core.history,
@@ -213,12 +214,9 @@ class SpanAssembly:
             history=self._tuning.history,
         )
         try:
-            address = server.listen_unix(
-                self._run_dir / "api.sock",
-                service,
-                what="questions",
-                policy=AccessPolicy(self._refusals.counter("api")),
-            )
+            listening = listen_unix(self._run_dir / "api.sock", what="questions")
+            policy = AccessPolicy(self._refusals.counter("api"))
+            address = server.add_http(listening, service, policy)
         except ListenError as error:
             self._continue_without("agent.api", error)
         else:

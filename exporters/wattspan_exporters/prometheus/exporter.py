@@ -7,6 +7,7 @@ import socket
 from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionReason, ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import listen_tcp
 from wattspan.model import SECOND
 from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
 from wattspan_exporters.catalogue.gpu import DCGM
@@ -71,15 +72,10 @@ class PrometheusExporter:
             DCGM if "dcgm" in settings.aliases else (),
         )
         try:
-            at = server.listen_tcp(
-                listen.host,
-                listen.port,
-                pages,
-                verb="serve",
-                what="metrics",
-                setting=f"{_WHERE} listen",
-                policy=policy,
+            listening = listen_tcp(
+                listen.host, listen.port, verb="serve", what="metrics", setting=f"{_WHERE} listen"
             )
+            at = server.add_http(listening, pages, policy)
         except ListenError as error:
             raise ExporterError(str(error)) from None
         if site is not None:
