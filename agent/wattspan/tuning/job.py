@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import TunerState
 from wattspan.tuning.decisions.step import begin, step
@@ -52,6 +53,9 @@ _FINAL_REASONS = frozenset(
 
 _FAILURES = frozenset({DecisionReason.OVER_BUDGET, DecisionReason.TAIL})
 """Reasons of a release by which a certified setting fails."""
+
+PROCESS_GONE_AFTER = 5 * SECOND
+"""Time after the end of its last process at which a job has ended: its last spans have arrived."""
 
 _FAMILY_INTERVAL = 5 * SECOND
 
@@ -150,7 +154,7 @@ class TuningJob:
         self.savings = savings or CumulativeSavings()
         self._report = TuningFigures()
         self._since = now
-        self.last_alive = now.mono
+        self._last_alive = now.mono
         self.held: dict[CapKey, int] = {}  # by the capper, for this job
         self._fingerprint: Fingerprint | None = None
         self.ended = False
@@ -166,15 +170,18 @@ class TuningJob:
         """Add the units of work among the spans of one of the job's processes."""
         rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
         self._units.add(received, rank, now)
+        if self._units:
+            self._last_alive = now
 
-    def keep_ranks(self, living: Collection[Consumer]) -> None:
+    def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
-        self.ranks = {one: rank for one, rank in self.ranks.items() if one in living}
-
-    @property
-    def has_units(self) -> bool:
-        """True if units of work wait for the next decision."""
-        return bool(self._units)
+        living = [one for one in self.ranks if directory.identify(one.pid) == one]
+        self.ranks = {one: self.ranks[one] for one in living}
+        if living:
+            self._last_alive = now
+        if not self.ended and now - self._last_alive > PROCESS_GONE_AFTER:
+            self.ended = True
+            self.store_certified()
 
     # ------------------------------------------------------------------------------- state
 
@@ -234,8 +241,8 @@ class TuningJob:
         *,
         may_explore: bool,
         refusal: str = "",
-    ) -> Decision:
-        """Take the next step of the tuner; returns the decision that holds from now on.
+    ) -> None:
+        """Take the next step of the tuner.
 
         ``refusal`` is a sentence why the job must not be tuned.
         """
@@ -245,13 +252,14 @@ class TuningJob:
             declined = self._blocked(refusal, host) or self._prepare(host)
         if declined is not None or self._state is None:
             self._units.drain()
-            return self._set_decision(declined or self.decision, host.now)
+            self._set_decision(declined or self.decision, host.now)
+            return
         self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
         self._report = report(self._state)
         self.savings.update(self._report)
         if decision.reason is DecisionReason.ADVICE:
             decision = self._explain_advice(decision, host)
-        return self._set_decision(decision, host.now)
+        self._set_decision(decision, host.now)
 
     def fail(
         self, reason: DecisionReason, sentence: str, now: Instant, *, back_off: bool = False
@@ -263,7 +271,7 @@ class TuningJob:
             self._refusals.failed(now.mono)
         self._set_decision(self._decline(reason, sentence), now)
 
-    def _set_decision(self, decision: Decision, now: Instant) -> Decision:
+    def _set_decision(self, decision: Decision, now: Instant) -> None:
         if decision.same_as != self.decision.same_as:
             self._since = now
             self.savings.decisions[decision.move, decision.reason] += 1
@@ -276,7 +284,6 @@ class TuningJob:
             ):
                 self._try_next_knob(now.mono)
         self.decision = decision
-        return decision
 
     def _decline(self, reason: DecisionReason, sentence: str) -> Decision:
         self._drop_tuner()

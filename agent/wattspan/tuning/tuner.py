@@ -39,8 +39,6 @@ from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSea
 from wattspan.util.throttle import RateLimitedLog
 
 TUNER_INTERVAL = SECOND // 2
-PROCESS_GONE_AFTER = 5 * SECOND
-"""Time after the end of its last process at which a job has ended: its last spans have arrived."""
 
 _TRANSIENT_REFUSALS = frozenset({"", "ending"})
 """Refusals of a capper that does not run, or will soon be replaced."""
@@ -158,7 +156,8 @@ class Tuner:
             self._rows,
             self._trouble,
         )
-        self._update_living(now)
+        for job in self._jobs.values():
+            job.update_living(self._directory, now.mono)
         self._choose_explorer()
         for job in self._jobs.values():
             self._step_job(job, host)
@@ -189,8 +188,6 @@ class Tuner:
         for job in self._jobs.values():
             if job.service == received.service:
                 job.add_spans(received, now.mono)
-                if job.has_units:
-                    job.last_alive = now.mono
 
     def _add_job(self, service: str, span: str, kind: WorkloadKind, now: Instant) -> None:
         """Add a job, or replace it if it has ended."""
@@ -225,17 +222,6 @@ class Tuner:
                 "them has ended. Name the important ones as [[autotune.job]]."
             )
         return ended is not None
-
-    def _update_living(self, now: Instant) -> None:
-        for job in self._jobs.values():
-            living = [one for one in job.ranks if self._directory.identify(one.pid) == one]
-            if len(living) < len(job.ranks):
-                job.keep_ranks(living)
-            if living:
-                job.last_alive = now.mono
-            if not job.ended and now.mono - job.last_alive > PROCESS_GONE_AFTER:
-                job.ended = True
-                job.store_certified()
 
     def _choose_explorer(self) -> None:
         """One job explores at a time, until it has finished exploring."""
