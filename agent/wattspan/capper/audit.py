@@ -206,7 +206,7 @@ class AuditLog:
     ) -> None:
         self.path = path
         self.trouble = ""
-        self.outstanding = outstanding
+        self._outstanding = outstanding
         self.size = size
         self._unlisted = 0
 
@@ -258,7 +258,7 @@ class AuditLog:
         rotated = size > 0 and size + len(line) > self.size
         if rotated:
             self._rotate()
-            caps = [replace(event, deed=AuditAction.SNAPSHOT) for event in self.outstanding()]
+            caps = [replace(event, deed=AuditAction.SNAPSHOT) for event in self._outstanding()]
             line = b"".join(msgspec.json.encode(event) + b"\n" for event in caps) + line
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, 0o640)

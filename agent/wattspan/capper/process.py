@@ -73,15 +73,16 @@ class CapEngine:
         The journal names its devices: restoring them needs no enumeration, unless it is damaged.
         """
         self._clock, self._log = clock, log
-        self.audit = AuditLog(host.audit, _file_size(config))
+        self.audit = AuditLog(
+            host.audit, _file_size(config), outstanding=lambda: self.reconciler.outstanding()
+        )
         self.rows = AuditRowLimiter(clock, self.audit.record)
         self._journal = Journal(host.directory, host.boot_id, host.audit, stamp=clock.monotonic)
+        devices = ManagedDevices(actuators, clock)
+        self.reconciler = Reconciler(devices, self._journal, clock, self.rows.record)
         if trouble := self._journal.trouble:
             log(trouble)
             self.record(AuditAction.FAIL, trouble)
-        devices = ManagedDevices(actuators, clock)
-        self.reconciler = Reconciler(devices, self._journal, clock, self.rows.record)
-        self.audit.outstanding = self.reconciler.outstanding
         self.manager = CapManager(self.reconciler, clock, _operator_limits(config))
         self.reconciler.start(enumerate_devices=enumerate_devices)
 
