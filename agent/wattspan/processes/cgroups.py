@@ -305,7 +305,7 @@ class CgroupClocks(_OpenClocks):
         return path
 
     def add(self, path: str) -> bool:
-        """Know one more cgroup from now on; False if its clock cannot be read.
+        """Add a cgroup; False if its clock cannot be read.
 
         Its earlier time stays with the cgroup above. To be called right after ``read``.
         """

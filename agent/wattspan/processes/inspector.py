@@ -30,7 +30,7 @@ _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 _REQUEST = struct.Struct("=BBBBI")  # struct inet_diag_req_v2: family, protocol, ext, pad, states
 _ENDPOINTS = struct.Struct("!HH16s16s")  # of struct inet_diag_sockid: ports, addresses
-_ANY_INTERFACE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # with any cookie
+_ANY_INTERFACE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # with any cookie on any interface
 _REPLY = struct.Struct("=4x48x12xII")  # struct inet_diag_msg: user and inode
 _ENDPOINTS_OFFSET = 4
 _REPLY_TIMEOUT = 1.0
