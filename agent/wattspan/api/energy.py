@@ -38,7 +38,12 @@ class TimeGrid(NamedTuple):
     def device(
         self, history: EnergyQueries, domain: Domain, start: int, end: int
     ) -> IntervalEnergy:
-        """The energy of ``domain`` in completely known cells: settled, and still in the history."""
+        """The energy of ``domain``; if the grid hides it, that of completely known cells.
+
+        These are settled, and still in the history.
+        """
+        if not self.hides(domain):
+            return history.device(domain.id, start, end)
         end = min(end, self.down(history.settled()))
         energy: Counter[HwType] = Counter()
         uncertainty: Counter[HwType] = Counter()
@@ -77,6 +82,8 @@ class TimeGrid(NamedTuple):
     def idle(
         self, history: EnergyQueries, domain: Domain, start: int, end: int
     ) -> Microjoules | None:
+        if not self.hides(domain):
+            return history.idle(domain.id, start, end)
         total, end = 0, min(end, self.down(history.settled()))
         for first, last, inside in self._parts(start, end):
             idle = history.idle(domain.id, first, last)
@@ -139,21 +146,7 @@ def energy_response(
     coarse = any(map(grid.hides, domains))
     if coarse:
         settled = min(settled, grid.down(history.settled()))
-    devices = [
-        (
-            domain,
-            grid.device(history, domain, start, end)
-            if grid.hides(domain)
-            else history.device(domain.id, start, end),
-        )
-        for domain in domains
-    ]
-    idle = {
-        domain.id: grid.idle(history, domain, start, end)
-        if grid.hides(domain)
-        else history.idle(domain.id, start, end)
-        for domain in domains
-    }
+    devices = [(domain, grid.device(history, domain, start, end)) for domain in domains]
     provenance = provenances(domains)
     return {
         "start_mono_ns": start,
@@ -166,14 +159,11 @@ def energy_response(
         "provenance": provenance,
         "host": _host(devices, start, end),
         "devices": [
-            _device(domain, spent, idle[domain.id], end - start) for domain, spent in devices
+            _device(domain, spent, grid.idle(history, domain, start, end), end - start)
+            for domain, spent in devices
         ],
-        "process": None
-        if consumer is None
-        else _process(consumer, history.process(consumer, start, end), end - start),
-        "family": None
-        if consumer is None or not family
-        else _process(consumer, history.process(consumer, start, end, family=True), end - start),
+        "process": _process(history, consumer, start, end),
+        "family": _process(history, consumer, start, end, family=True) if family else None,
     }
 
 
@@ -222,13 +212,21 @@ def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int
     }
 
 
-def _process(consumer: Consumer, spent: IntervalEnergy, length: int) -> JsonObject:
-    known = _measured(spent.energy, spent, length)
-    uncertainty = _measured(spent.uncertainty, spent, length)
+def _process(
+    history: EnergyQueries, consumer: Consumer | None, start: int, end: int, *, family: bool = False
+) -> JsonObject | None:
+    if consumer is None:
+        return None
+    spent = history.process(consumer, start, end, family=family)
     return {
         "pid": consumer.pid,
         "started": consumer.started,
-        **_figures(known, uncertainty, spent.covered, length),
+        **_figures(
+            _measured(spent.energy, spent, end - start),
+            _measured(spent.uncertainty, spent, end - start),
+            spent.covered,
+            end - start,
+        ),
     }
 
 
