@@ -15,7 +15,7 @@ from support.forwarding import ScriptedTransport
 from wattspan.config import SpansSettings
 from wattspan.model import SECOND
 from wattspan.otlp.destination import LOGS, parse_destination
-from wattspan.otlp.logs import QUEUE_SIZE, REFUSED_PAUSE, LogForwarder, LogRecord, LogRecordEncoder
+from wattspan.otlp.logs import QUEUE_SIZE, LogForwarder, LogRecord, LogRecordEncoder
 from wattspan.otlp.transport import (
     MAX_BACKOFF,
     ExportResult,
@@ -183,7 +183,7 @@ def test_logs_pause_for_an_hour_after_a_refusal():
     (said,) = bench.said
     assert "forward_decisions = false" in said
     assert not bench.records.health().up
-    bench.clock.advance(REFUSED_PAUSE / SECOND + 1)
+    bench.clock.advance(LOGS.refusal_pause / SECOND + 1)
     bench.tell("again")
     bench.records.turn()
     bench.tell("and again")

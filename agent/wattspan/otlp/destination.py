@@ -28,7 +28,7 @@ class Signal(NamedTuple):
     ``path`` and ``method`` belong to OTLP/HTTP and OTLP/gRPC. ``patience`` is the state of items
     while the collector is unavailable, ``loss`` that of items left at the end. A message is
     repeated after ``quiet`` nanoseconds at the earliest. ``address`` and ``headers`` are settings
-    in ``table``.
+    in ``table``. After a refusal, nothing is sent for ``refusal_pause`` nanoseconds.
     """
 
     name: str
@@ -42,6 +42,8 @@ class Signal(NamedTuple):
     address: str = "forward"
     headers: str = "forward_headers"
     verb: str = "forward"
+    refusal_pause: int = 0
+    refusal_remedy: str = ""
 
     @property
     def away(self) -> str:
@@ -76,6 +78,8 @@ LOGS = Signal(
     patience="The newest wait meanwhile.",
     loss="the agent's history of decisions and the capper's audit log have them.",
     quiet=3600 * SECOND,
+    refusal_pause=3600 * SECOND,  # many collectors accept spans only and always refuse
+    refusal_remedy="If it takes no logs, [spans] forward_decisions = false sends none.",
 )
 
 METRICS = Signal(

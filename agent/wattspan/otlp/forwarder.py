@@ -101,6 +101,8 @@ class Forwarder:
         self._due = clock.monotonic()
         self._piece: int | None = None  # spans to send at a time of a request that is too large
         self._one_by_one = 0  # requests to send alone, because one of them is bad
+        self._refusal: ExportResult | None = None
+        self._refused_until = 0
         self._stopping: int | None = None  # deadline, once the agent is stopping
         self._ended = False
         if spool is None and settings.forward_spool and spool_dir is not None:
@@ -195,7 +197,7 @@ class Forwarder:
             self._drop_damaged(requests, bodies)
             return self._due
         # Concatenated requests are one request: protobuf merges repeated fields.
-        result = self._transport.send(b"".join(each for each in bodies if each is not None))
+        result = self._send(b"".join(each for each in bodies if each is not None))
         with self._lock:
             if self._has_ended():  # meanwhile
                 return None
@@ -204,6 +206,18 @@ class Forwarder:
         if self._disk is not None:  # so that sent spans do not return if the agent is killed now
             self._disk.wait(requests)
         return due
+
+    def _send(self, body: bytes) -> ExportResult:
+        """The result of a request; during the pause after a refusal, the same refusal."""
+        if self._refusal is not None and self._clock.monotonic() < self._refused_until:
+            return self._refusal
+        result, signal = self._transport.send(body), self.destination.signal
+        self._refusal = None
+        if result.verdict is ExportStatus.REFUSED and signal.refusal_pause:
+            remedy = f"{result.remedy} {signal.refusal_remedy}".strip()
+            self._refusal = result = replace(result, remedy=remedy)
+            self._refused_until = self._clock.monotonic() + signal.refusal_pause
+        return result
 
     def _apply(self, requests: Sequence[QueuedRequest], result: ExportResult) -> None:
         """Update the queue after ``requests`` were sent as one."""

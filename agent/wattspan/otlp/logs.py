@@ -6,31 +6,24 @@ small queue and are dropped and counted sooner than spans.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from wattspan.config import SpansSettings
-from wattspan.model import SECOND, SourceHealth
+from wattspan.model import SourceHealth
 from wattspan.model.settings import Size
-from wattspan.otlp.destination import LOGS, parse_destination, parse_headers
+from wattspan.otlp.destination import LOGS
 from wattspan.otlp.forwarder import Forwarder
-from wattspan.otlp.http_transport import open_transport
-from wattspan.otlp.transport import MAX_BACKOFF, ExportResult, ExportStatus, Transport
+from wattspan.otlp.transport import Transport
 from wattspan.ports import Clock
 from wattspan.util.protobuf import serialize
 from wattspan.util.throttle import RetryBackoff
 
 QUEUE_SIZE = Size.parse("1MiB")
 """The size of the queue, about a thousand records."""
-
-REFUSED_PAUSE = LOGS.quiet
-"""Pause after a refusal: many collectors accept spans only and always refuse."""
-
-REFUSED_REMEDY = "If it takes no logs, [spans] forward_decisions = false sends none."
 
 AttributeValue = str | bool | int | float | list[str] | list[float]
 LogAttributes = Mapping[str, AttributeValue]
@@ -131,19 +124,14 @@ class LogForwarder:
         """ConfigError for an invalid address or header, or a missing extra."""
         self._clock = clock
         self._encoder = LogRecordEncoder(resource, version)
-        inner = transport or open_transport(
-            parse_destination(settings.forward, LOGS),
-            parse_headers(settings.forward_headers),
-            clock,
-            version,
-        )
         self._forwarder = Forwarder(
             msgspec.structs.replace(settings, forward_queue=QUEUE_SIZE, forward_spool=False),
             clock,
             log,
+            version=version,
             signal=LOGS,
-            transport=_PausingTransport(inner, clock),
-            backoff=backoff or RetryBackoff(SECOND, MAX_BACKOFF, random.random),
+            transport=transport,
+            backoff=backoff,
         )
         self.start, self.stop = self._forwarder.start, self._forwarder.stop
         self.turn = self._forwarder.turn
@@ -163,24 +151,3 @@ class LogForwarder:
 
     def health(self) -> SourceHealth:
         return self._forwarder.health()
-
-
-class _PausingTransport:
-    """Sends nothing for ``REFUSED_PAUSE`` after the collector has refused a request."""
-
-    def __init__(self, transport: Transport, clock: Clock) -> None:
-        self._transport, self._clock = transport, clock
-        self._refusal: ExportResult | None = None
-        self._until = 0
-        self.abort, self.close = transport.abort, transport.close
-
-    def send(self, body: bytes) -> ExportResult:
-        if self._refusal is not None and self._clock.monotonic() < self._until:
-            return self._refusal
-        result = self._transport.send(body)
-        self._refusal = None
-        if result.verdict is ExportStatus.REFUSED:
-            remedy = f"{result.remedy} {REFUSED_REMEDY}".strip()
-            self._refusal = result = replace(result, remedy=remedy)
-            self._until = self._clock.monotonic() + REFUSED_PAUSE
-        return result
