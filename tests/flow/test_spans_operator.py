@@ -205,6 +205,5 @@ def test_doctor_recognises_a_running_agent(tmp_path: Path) -> None:
         address = agent.spans_address().removeprefix("http://")
         settings = {"agent.run_dir": agent.run_dir, "spans.http": address}
         told = wattspan("doctor", "--emulate", "laptop", *options(settings)).stdout
-        assert f"a running agent receives at {address}" in told
-        assert told.count("a running agent answers at") == len(SOCKETS)
+        assert f"a running agent answers at {address}" in told
         assert agent.end() == 0
