@@ -143,14 +143,14 @@ class UnavailableField(NamedTuple):
 
 
 class GpuCalls:
-    """The calls on one GPU. An answer that is not to be had is None, and is remembered."""
+    """The calls on one GPU. An unavailable answer is None, and is remembered."""
 
     def __init__(self, library: NvmlLibrary, handle: Any, clock: Clock) -> None:
         self._library = library
         self._clock = clock
         self.handle = handle
         self._refused: dict[str, UnavailableField] = {}
-        self._failing: dict[str, int] = {}  # what failed last time, with a code that may pass
+        self._failing: dict[str, int] = {}  # codes of the last requests, by field
         self._unknowns = 0
 
     def ask(self, what: str, name: str, *arguments: Any) -> Any:
@@ -182,7 +182,7 @@ class GpuCalls:
         return answer
 
     def _count_unknown(self, code: int) -> None:
-        """Of calls only: one field of many may answer "unknown" for ever."""
+        """Count errors of calls only: one field of many may always answer "unknown"."""
         self._unknowns = self._unknowns + 1 if code == UNKNOWN else 0
         if self._unknowns >= MAX_UNKNOWN_ERRORS:
             raise GpuLostError(code)
@@ -288,7 +288,7 @@ FIELD_VALUES = "field values"
 
 
 def read_fields(calls: GpuCalls, fields: tuple[int, ...]) -> dict[int, int]:
-    """The fields that answered. Those that are not to be had are left out, and remembered."""
+    """The fields that answered. Unavailable fields are omitted, and remembered."""
     asked = list(fields)
     if calls.any_refused:
         asked = [field for field in fields if calls.is_due(FIELDS[field])]

@@ -90,8 +90,7 @@ class NvmlSettings(Table, frozen=True):
             raise ValueError('interval: no counter moves that often; write "10ms" or more')
         if self.process_interval < _SECOND:
             raise ValueError(
-                "process_interval: lists of processes hold up the driver for everybody;"
-                ' write "1s" or more'
+                'process_interval: process lists delay all users of the driver; write "1s" or more'
             )
         if self.deadline <= self.interval:
             raise ValueError("deadline: it must be longer than the interval")
@@ -172,7 +171,7 @@ class GpuSampler:
         return self._meter.epoch
 
     def rebind(self, handle: Any) -> None:
-        """The library was initialised anew while this GPU was well."""
+        """Use a new handle: the library was initialised again, and this GPU was not lost."""
         self._calls.rebind(handle)
 
     def sample(self, into: GpuFindings) -> None:
@@ -228,7 +227,7 @@ class GpuSampler:
         return None if self._meter.derived is not False else self._edges.next_read(now)
 
     def read_edge(self) -> None:
-        """Look at the energy counter, to learn when it moves."""
+        """Read the energy counter, to find the time of its moves."""
         energy, at = self._energy()
         if energy is not None:
             self._edges.observe(at.mono, energy)

@@ -86,7 +86,7 @@ FINE_PERIOD = 30 * MILLISECOND
 CHECK_INTERVAL = SECOND
 CORRECTION = MILLISECOND // 2  # the smallest; twice as much for each that was the same way
 MAX_CORRECTION = 2 * MILLISECOND
-MAX_SAME_DIRECTION = 10  # corrections one after the other: then it is searched for anew
+MAX_SAME_DIRECTION = 10  # consecutive corrections, after which the search starts again
 EDGE_GUARD = 4 * MILLISECOND
 """So near an edge a reading may be of the step before or of the one after."""
 
@@ -206,7 +206,7 @@ class EdgeDetector:
 
 
 MAX_GAP = 2 * SECOND
-"""Over a longer stretch without a sample, the power in between is not known."""
+"""Over a longer period without a sample, the power is unknown."""
 
 
 class PowerIntegral:
@@ -248,7 +248,7 @@ class PowerIntegral:
 
     @property
     def compared(self) -> tuple[Microjoules, Microjoules] | None:
-        """Integrated and counted energy over the same stretches; None before there was one."""
+        """Integrated and counted energy over the same periods; None before the first."""
         if not self._compared_halves and not self._counted:
             return None
         return Microjoules(self._compared_halves // 2_000_000), Microjoules(self._counted)
@@ -290,7 +290,9 @@ class CounterPeriod:
     def _settle(self) -> None:
         typical = sorted(self._gaps)[len(self._gaps) // 2]
         rounded = max(self._GRAIN, round(typical / self._GRAIN) * self._GRAIN)
-        if abs(rounded - self.resolution) * 5 > self.resolution:  # leave the domain in peace
+        if (
+            abs(rounded - self.resolution) * 5 > self.resolution
+        ):  # small changes do not redefine the domain
             self.resolution = rounded
 
 

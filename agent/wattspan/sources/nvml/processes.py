@@ -68,7 +68,7 @@ class UsageMeter:
         self.step = INITIAL_SAMPLE_PERIOD
         """The distance between the samples of one process."""
         self._last_sample: dict[int, int] = {}
-        self._stretches: list[UtilisationInterval] = []
+        self._intervals: list[UtilisationInterval] = []
         self._device: list[UtilisationInterval] = []
         self._observed_at = start.mono
         self._shortage = 0
@@ -99,13 +99,9 @@ class UsageMeter:
             if last is not None and sample.mono <= last:
                 continue
             self._last_sample[sample.pid] = sample.mono
-            self._stretches.append(
-                UtilisationInterval(
-                    sample.mono - self._covered_time(sample.mono, last),
-                    sample.mono,
-                    sample.payer,
-                    sample.percent,
-                )
+            begin = sample.mono - self._covered_time(sample.mono, last)
+            self._intervals.append(
+                UtilisationInterval(begin, sample.mono, sample.payer, sample.percent)
             )
 
     def _covered_time(self, mono: int, last: int | None) -> int:
@@ -129,7 +125,7 @@ class UsageMeter:
         if end.mono <= start.mono:
             return None
         spent, unclaimed = self._charge(start.mono, end.mono)
-        busy = sum(stretch.within(start.mono, end.mono) for stretch in self._device)
+        busy = sum(interval.within(start.mono, end.mono) for interval in self._device)
         claimed = sum(spent.values()) + unclaimed
         if named:
             excess = busy - claimed - self._shortage
@@ -150,21 +146,20 @@ class UsageMeter:
         )
 
     def _charge(self, begin: int, end: int) -> tuple[dict[Payer, int], int]:
+        """The busy time of each payer between two times, and that of unknown processes."""
         spent: dict[Payer, int] = {}
         unnamed = 0
-        for stretch in self._stretches:
-            part = stretch.within(begin, end)
-            if not part:
-                continue
-            if stretch.payer is None:
+        for interval in self._intervals:
+            part = interval.within(begin, end)
+            if interval.payer is None:
                 unnamed += part
-            else:
-                spent[stretch.payer] = spent.get(stretch.payer, 0) + part
+            elif part:
+                spent[interval.payer] = spent.get(interval.payer, 0) + part
         return spent, unnamed
 
     def _forget(self, before: int) -> None:
-        self._stretches = [stretch for stretch in self._stretches if stretch.end > before]
-        self._device = [stretch for stretch in self._device if stretch.end > before]
+        self._intervals = [interval for interval in self._intervals if interval.end > before]
+        self._device = [interval for interval in self._device if interval.end > before]
         horizon = before - 2 * MAX_SAMPLE_PERIOD
         self._last_sample = {pid: mono for pid, mono in self._last_sample.items() if mono > horizon}
 

@@ -48,8 +48,8 @@ FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
 """Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
 REINITIALISE_AFTER = 20
-"""After so many failures to get a lost GPU back, the library is initialised anew, although the
-other GPUs are well: a driver bound again is not seen otherwise."""
+"""Failures to recover a lost GPU after which the library is initialised again, although the other
+GPUs answer: a GPU that was bound again is not found otherwise."""
 
 MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
@@ -169,7 +169,7 @@ class NvmlSession:
             except SessionLostError as error:
                 self._fail(error.code, found)
                 return
-            except Exception as error:  # noqa: BLE001 - a surprise costs one GPU one turn
+            except Exception as error:  # noqa: BLE001 - it costs one sample of one GPU
                 found.failures.append(_unexpected_failure(gpu.domain.name, error, gpu.domain.id))
             else:
                 gpu.backoff.reset()
@@ -182,14 +182,14 @@ class NvmlSession:
         self._lost[uuid] = LostGpu(gpu.identity.index, code, gpu.backoff, gpu)
 
     def _recover_lost(self, now: int, found: GpuFindings) -> None:
-        """Try to get a new handle of each lost GPU: the old one is void for good."""
+        """Try to get a new handle of each lost GPU: its old handle is invalid."""
         for key, lost in list(self._lost.items()):
             if not lost.backoff.is_due(now):
                 continue
             try:
                 handle = self._handle_of(lost)
                 gpu = self._gpu(handle, lost.index)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+            except Exception as error:  # noqa: BLE001 - the other GPUs are unaffected
                 lost.code = calls.code_of(error)
                 if lost.code in calls.SESSION_ERRORS:
                     self._fail(lost.code, found)

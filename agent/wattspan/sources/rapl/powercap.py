@@ -54,7 +54,7 @@ class PowercapSource(RaplSource):
         self._topology = ZoneTopology((), {})
         self._epochs: dict[str, int] = {}  # by domain id; outlives the zone
         self._vanished: dict[str, Failure] = {}  # by domain id
-        self._standing: tuple[Failure, ...] = ()  # what stays true until the next walk
+        self._standing: tuple[Failure, ...] = ()  # in force until the next discovery
 
     @property
     def topology(self) -> ZoneTopology:

@@ -141,8 +141,7 @@ class PyRaplSource(RaplSource):
     """The CounterSource that reads through pyRAPL.
 
     pyRAPL reads all counters in one call, so all readings of a batch carry one stamp, taken
-    when the call returned. When it fails nothing is read, and it is opened anew after a while;
-    whatever happened in between, the epoch then moves on.
+    when the call returned. After a failure it is opened again some seconds later, with a new epoch.
     """
 
     def __init__(

@@ -465,6 +465,6 @@ _MAX_POWER = {
 
 
 _HW_TYPE = {ZoneKind.DRAM: HwType.MEMORY, ZoneKind.PLATFORM: HwType.ENCLOSURE}
-# Memory traffic per process is not to be had without performance counters, so DRAM is charged
+# Memory traffic per process requires performance counters, so DRAM is charged
 # by CPU time as well, and its method is labelled as a proxy.
 _METHOD = {ZoneKind.PACKAGE: "cpu-time", ZoneKind.DIE: "cpu-time"}
