@@ -44,7 +44,7 @@ def test_file_that_holds_no_gpus_is_named(tmp_path: Path) -> None:
     foreign.write_text("hello")
     with pytest.raises(EmulationError, match="missing: No such file"):
         GpuFile(missing)
-    with pytest.raises(EmulationError, match="create them anew"):
+    with pytest.raises(EmulationError, match="start the emulated host again"):
         GpuFile(foreign)
 
 

@@ -279,4 +279,4 @@ def counter_energy(identity: Identity, moment: GpuSnapshot) -> int:
 
 
 def _foreign(path: Path) -> str:
-    return f"{path} holds no emulated GPUs of this version; create them anew."
+    return f"{path} holds no emulated GPUs of this version; start the emulated host again."
