@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import AgentSettings, Config, EmulationSettings
 from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
-from wattspan.otlp.http_transport import address_errors
 from wattspan.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -90,6 +89,8 @@ def metrics_destination(config: Config) -> Destination | None:
 
 def forward_faults(config: Config) -> Iterator[str]:
     """A sentence for each error of the settings of forwarding; connects nowhere."""
+    from wattspan.otlp.http_transport import address_errors  # imports ssl, which few commands need
+
     spans = config.spans
     if spans.enabled and spans.forward:
         yield from address_errors(spans.forward, spans.forward_headers)

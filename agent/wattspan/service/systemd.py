@@ -11,12 +11,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from wattspan.clock import SystemClock
-from wattspan.http.sockets import ListeningSocket
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, ListenError
 from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from wattspan.http.sockets import ListeningSocket
 
 WATCHDOG_DIVISOR = 4
 """Keep-alive messages for each watchdog period, so that one may be late."""
@@ -271,6 +274,8 @@ def inherited_unix_socket(
     systemd passes it to the next start as well, so this process never removes it. Its variables
     are removed from ``environ``: child processes must not use them.
     """
+    from wattspan.http.sockets import ListeningSocket  # imports ssl
+
     passed = _descriptors(environ, first)
     if not passed:
         return None
