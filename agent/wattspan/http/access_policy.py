@@ -213,7 +213,7 @@ MAX_TOKENS = 1000
 CHALLENGES = 'Bearer realm="wattspan", Basic realm="wattspan", charset="UTF-8"'
 """Value of WWW-Authenticate. Basic makes browsers ask for a user and a password."""
 
-_TOKEN = re.compile(r"[!-~]+", re.ASCII)
+_TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN_LENGTH},}}", re.ASCII)
 
 TokenCheck = Callable[[str], bool]
 """Check of an Authorization header: True if the header is admitted."""
@@ -238,40 +238,28 @@ def read_tokens(path: str, where: str) -> frozenset[bytes]:
         content, status = read_regular(path)
     except OSError as error:
         raise unreadable_error(path, error, "token_file", where) from None
+    lines = map(str.strip, content.decode("utf-8", "replace").splitlines())
+    tokens = {n: line for n, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    wrong = [n for n, token in tokens.items() if not _TOKEN.fullmatch(token)]
+    make = "make tokens by `openssl rand -hex 32`"
+    fault = ""
     if is_world_accessible(status.st_mode):
-        raise AccessError(
-            f"Cannot use the tokens in {path}: other users can read or change them; run "
-            f"`chmod 0640 {path}`."
+        fault = f"other users can read or change them; run `chmod 0640 {path}`"
+    elif wrong:
+        fault = (
+            f"that on line {wrong[0]} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters; "
+            f"{make}"
         )
-    lines = content.decode("utf-8", "replace").splitlines()
-    entries = [line.strip() for line in lines]
-    tokens = list(filter(_is_token, entries))
-    wrong = next(
-        (n for n, line in enumerate(entries, 1) if _is_token(line) and not _is_valid(line)),
-        None,
-    )
-    if wrong is not None or len(tokens) > MAX_TOKENS:
-        cause = (
-            f"that on line {wrong} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters"
-            if wrong is not None
-            else f"there are more than {MAX_TOKENS} of them"
+    elif len(tokens) > MAX_TOKENS:
+        fault = f"there are more than {MAX_TOKENS} of them; {make}"
+    elif not tokens:
+        fault = (
+            "there is none; put one into it, such as `openssl rand -hex 32` makes, or correct "
+            f"token_file {where}"
         )
-        remedy = "make tokens by `openssl rand -hex 32`"
-        raise AccessError(f"Cannot use the tokens in {path}: {cause}; {remedy}.")
-    if not tokens:
-        raise AccessError(
-            f"Cannot use the tokens in {path}: there is none; put one into it, such as "
-            f"`openssl rand -hex 32` makes, or correct token_file {where}."
-        )
-    return frozenset(map(_digest, tokens))
-
-
-def _is_token(line: str) -> bool:
-    return bool(line) and not line.startswith("#")
-
-
-def _is_valid(line: str) -> bool:
-    return len(line) >= MIN_TOKEN_LENGTH and _TOKEN.fullmatch(line) is not None
+    if fault:
+        raise AccessError(f"Cannot use the tokens in {path}: {fault}.")
+    return frozenset(map(_digest, tokens.values()))
 
 
 def _token_from_header(authorization: str) -> str:
