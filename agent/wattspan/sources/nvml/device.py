@@ -315,7 +315,7 @@ class GpuSampler:
     def _resolution(self) -> int:
         """Interval of the counter's moves: measured with extra reads, or as samples show it."""
         step = None if self._meter.derived else self._edges.step
-        return self._meter.resolution if step is None else _rounded(step)
+        return self._meter.step.resolution if step is None else _rounded(step)
 
     @property
     def _usage_step(self) -> int:

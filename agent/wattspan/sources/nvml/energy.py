@@ -290,9 +290,8 @@ class CounterPeriod:
     def _settle(self) -> None:
         typical = sorted(self._gaps)[len(self._gaps) // 2]
         rounded = max(self._GRAIN, round(typical / self._GRAIN) * self._GRAIN)
-        if (
-            abs(rounded - self.resolution) * 5 > self.resolution
-        ):  # small changes do not redefine the domain
+        # Small changes do not redefine the domain.
+        if abs(rounded - self.resolution) * 5 > self.resolution:
             self.resolution = rounded
 
 
@@ -343,7 +342,3 @@ class EnergyMeter:
         _, since, integral = self._moved
         missed = self.integral.energy - integral
         self.frozen = at.mono - since >= FROZEN_AFTER and missed >= FROZEN_POWER
-
-    @property
-    def resolution(self) -> int:
-        return self.step.resolution

@@ -78,11 +78,6 @@ class UsageMeter:
         """The time after which all samples that cover a moment have arrived."""
         return min(max(2 * self.step, MIN_LAG), MAX_SAMPLE_PERIOD)
 
-    @property
-    def end(self) -> Instant:
-        """The end of the newest record, the start of the next."""
-        return self._end
-
     def observe_device(self, mono: int, percent: int) -> None:
         """The device was ``percent`` busy since the last reading.
 
