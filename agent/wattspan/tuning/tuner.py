@@ -126,7 +126,7 @@ class Tuner:
             Trouble.STUCK,
             f"its thread has not completed a pass for {HANG_TIMEOUT // SECOND} s; the capper has "
             "restored its caps",
-            "Restart the agent, and report what it logged.",
+            "Restart the agent, and report its log messages.",
             verb="use",
         )
         return (SourceHealth("tuner", False, 0, 1, (failure,)),)
@@ -165,7 +165,7 @@ class Tuner:
         self._update_accounts()
 
     def finish(self) -> None:
-        """Restore every cap and store what was certified."""
+        """Restore every original limit, and store the certified settings."""
         for job in self._jobs.values():
             job.store_certified()
             job.held = {}
@@ -267,7 +267,7 @@ class Tuner:
                 job.held = wanted
                 self._rows = _by_key(caps.hold(job.name, wanted, job.decision.sentence))
         except CapsError as error:
-            job.held = {}  # the end of the lease restores what could not be released
+            job.held = {}  # the end of the lease restores the other limits
             # A capper that does not answer is retried anyway; one that refuses will do so again.
             back_off = error.refusal not in _TRANSIENT_REFUSALS
             job.fail(refusal_reason(error.refusal), str(error), now, back_off=back_off)

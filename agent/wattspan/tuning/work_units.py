@@ -156,14 +156,12 @@ def matching_job(
     jobs: Sequence[TunedJobSettings], service: str, span: str
 ) -> TunedJobSettings | None:
     """The first job whose units of work are such spans."""
-    for job in jobs:
-        if job.service in ("", service) and job.span in ("", span):
-            return job
-    return None
+    matching = (job for job in jobs if job.service in ("", service) and job.span in ("", span))
+    return next(matching, None)
 
 
 DETECTOR_LIFETIME = 300 * SECOND
-"""Age after which what was observed of a process is discarded."""
+"""Age after which the observations of a process are discarded."""
 
 MAX_DETECTED_JOBS = 256
 """Known jobs; the oldest are removed."""
