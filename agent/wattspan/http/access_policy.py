@@ -366,12 +366,12 @@ class AccessPolicy(NamedTuple):
     count_rejection: CountRejection = ignore_rejection
     tls: TlsContexts | None = None
     admits: TokenCheck = admit_all  # by the Authorization header
-    browsers: bool = True  # whether requests of web pages (with an Origin header) are accepted
-    local_names: bool = False  # whether only this machine's own names are accepted
+    browsers: bool = True  # accept requests of web pages (with an Origin header)
+    local_names: bool = False  # accept only this machine's own names
     open_paths: frozenset[str] = frozenset()
 
     def refusal(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why a request with these headers (names in lower case) is not admitted."""
+        """The response if a request with these headers (names in lower case) is not admitted."""
         if "origin" in headers and not self.browsers:
             return _FROM_PAGE  # DNS rebinding, see is_local_host_header
         if self.local_names and not is_local_host_header(headers.get("host", "")):

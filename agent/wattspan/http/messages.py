@@ -25,7 +25,7 @@ def request_head(received: bytes | bytearray) -> bytes:
 
 
 def framing_fault(head: bytes) -> str:
-    """Why a request with this head is refused, in one clause; "" if it is not.
+    """The clause with the fault of a head; "" if it is valid.
 
     The head ends with its empty line, or is refused.
     """

@@ -91,7 +91,7 @@ class DirectoryFault(NamedTuple):
 def directory_fault(
     path: Path, found: os.stat_result, owners: Collection[int]
 ) -> DirectoryFault | None:
-    """Why another user could replace the sockets in the directory; None if none could.
+    """The permission by which another user could replace sockets in the directory, or None.
 
     ``owners`` are the users who may own it.
     A sticky directory such as /tmp is refused as well: another user could make a socket of the

@@ -10,7 +10,7 @@ from wattspan.util.encoding import InvalidBodyError
 
 
 class MalformedRequestError(InvalidBodyError):
-    """The body is no trace request; the message names the position."""
+    """The body is not a trace request; the message names the position."""
 
 
 class RequestTooLargeError(InvalidBodyError):

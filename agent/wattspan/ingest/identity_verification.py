@@ -445,7 +445,7 @@ class ClaimVerifier:
     def _is_believable(
         self, found: LiveProcess, sender: Sender, created: int | None, container: str
     ) -> bool:
-        """True if the claim is possible, and the sender may speak for the process."""
+        """True if the claim is possible, and the sender may act for the process."""
         if found.kernel or (created is not None and not self._starts.matches(found, created)):
             return False
         corroborated = created is not None or bool(container)

@@ -136,7 +136,7 @@ class RequestQueue:
         self._taken = 0
 
     def settle_some(self, spans: int) -> bool:
-        """The next ``spans`` of the first request are done; returns whether they were the last."""
+        """The next ``spans`` of the first request are done; True if they were the last."""
         first = self._requests[0]
         self._taken = 0
         if spans >= first.left:

@@ -109,7 +109,8 @@ def connection_failure(error: Exception, signal: Signal) -> ExportResult:
         )
     if isinstance(error, ssl.SSLError):
         return retry_result(
-            f"TLS failed ({error.reason or error})", "Does the collector speak TLS there?"
+            f"TLS failed ({error.reason or error})",
+            "Is TLS enabled at that address of the collector?",
         )
     if isinstance(error, TimeoutError):
         return retry_result(f"no connection within {CONNECT_TIMEOUT} s", signal.away)
