@@ -46,9 +46,12 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def clock(implementation: str) -> Clock:
+def clock(implementation: str, request: pytest.FixtureRequest) -> Clock:
     """The C library uses the host's clock only; the module takes any, so that tests do not wait."""
-    return SystemClock() if implementation == "c" else ManualClock()
+    if implementation == "c":
+        request.getfixturevalue("library")  # built before time begins for the boards
+        return SystemClock()
+    return ManualClock()
 
 
 @pytest.fixture
