@@ -43,8 +43,8 @@ def account(of: Callable[[Stage], Collector]) -> Callable[[Stage], str]:
         sight, collector = stage.last, of(stage)
         told, twice = (sight.total(name) // NANO for name in (FORWARDED, REPEATED))
         return (
-            f"{collector.arrived(sight.at)} spans had arrived, {told} reported as forwarded, {twice} "
-            f"as possibly sent twice, {collector.repeated} ids came twice"
+            f"{collector.arrived(sight.at)} spans had arrived, {told} reported as forwarded, "
+            f"{twice} as possibly sent twice, {collector.repeated} ids came twice"
         )
 
     return note

@@ -20,12 +20,13 @@ from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_knobs import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
-from support.gpu_boards import A40, H100
+from support.gpu_boards import A40
 from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.model import CapKey, Knob, KnobState, Trouble

@@ -18,8 +18,9 @@ import pytest
 
 from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40, H100, P100
+from support.gpu_boards import A40, P100
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpu_engine import ProcessKind, Throttle
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40, H100
+from support.gpu_boards import A40
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import DECODE, SteadyLoad
@@ -23,7 +24,8 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
+from wattspan.sources.nvml.device import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)

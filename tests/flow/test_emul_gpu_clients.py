@@ -16,10 +16,11 @@ import pytest
 
 from nvml_library import build, environment
 from support.clients import client_environment, fake_nvidia_smi
-from support.gpu_boards import A40, H100
+from support.gpu_boards import A40
 from support.requirements import CLIENTS
 from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import SteadyLoad
 

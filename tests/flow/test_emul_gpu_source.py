@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import GpuFaults
-from support.gpu_boards import H100, P100
-from wattspan.emulation.boards import EmulatedBoard
+from support.gpu_boards import P100
+from wattspan.emulation.boards import H100, EmulatedBoard
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import RequestServing, SteadyLoad, Training
 from wattspan.model import Consumer, PayerInfo, Provenance, Reading
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
+from wattspan.sources.nvml.device import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN, SERVE, HOLD = Consumer(100, 1), Consumer(200, 1), Consumer(300, 1)

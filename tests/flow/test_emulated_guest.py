@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.gpu_boards import H100
 from support.scripted_load import ScriptedLoad
 from wattspan.clock import SystemClock
-from wattspan.emulation.boards import EnergyLog
+from wattspan.emulation.boards import H100, EnergyLog
 from wattspan.emulation.control import HOST_VARIABLE, ControlClient, EmulatedGpu, running_host
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nvml_library import build, environment
-from support.gpu_boards import H100
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import SteadyLoad
 
@@ -21,7 +21,8 @@ import json, os, sys
 from wattspan.clock import SystemClock
 from wattspan.model import Consumer, PayerInfo
 from wattspan.ports import SourceContext
-from wattspan.sources.nvml.source import NvmlSettings, open_nvml
+from wattspan.sources.nvml.source import open_nvml
+from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.testing import FakeDirectory
 
 clock = SystemClock()

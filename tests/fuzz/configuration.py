@@ -11,7 +11,7 @@ from wattspan.config import TABLES, Config, ConfigSchema, FlagValue, load
 from wattspan.config.loading import parse_toml
 from wattspan.footprint.tariff_file import build_schedule
 from wattspan.ports import ConfigError
-from wattspan.sources.nvml.source import NvmlSettings
+from wattspan.sources.nvml.device import NvmlSettings
 from wattspan_exporters.prometheus import PrometheusSettings
 
 _SCHEMA = ConfigSchema(

@@ -18,8 +18,8 @@ import pytest
 from wattspan.clock import SystemClock
 from wattspan.model import Provenance, Trouble
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.device import EMULATED_UUID
-from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
+from wattspan.sources.nvml.device import EMULATED_UUID, NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory
 
 pytestmark = pytest.mark.exhaustive

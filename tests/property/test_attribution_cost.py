@@ -13,7 +13,6 @@ from support.snapshots import CPU, account
 from wattspan.footprint.cost import (
     BILLION,
     KILOWATT_HOUR,
-    MAX_RATE,
     MINUTES_PER_DAY,
     CoverEnergy,
     DayOfYear,
@@ -24,7 +23,7 @@ from wattspan.footprint.cost import (
     billionths,
     find_overlap,
 )
-from wattspan.model import DomainAccount, Microjoules, RateOrigin
+from wattspan.model import MAX_RATE, DomainAccount, Microjoules, RateOrigin
 
 ENERGIES = st.integers(0, 10**13)
 RATES = st.none() | st.integers(0, MAX_RATE * BILLION)

@@ -8,7 +8,8 @@ from typing import Any
 from support.fake_nvml import FakeGpu, FakeNvml
 from wattspan.model import Consumer, Domain, Failure, GpuStatus, PayerInfo, Reading, Usage
 from wattspan.ports import Batch, SourceContext
-from wattspan.sources.nvml.source import NvmlSession, NvmlSettings
+from wattspan.sources.nvml.device import NvmlSettings
+from wattspan.sources.nvml.source import NvmlSession
 from wattspan.testing import FakeDirectory, ManualClock
 
 TRAIN = Consumer(100, 5)

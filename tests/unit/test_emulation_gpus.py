@@ -13,9 +13,10 @@ import pytest
 
 from nvml_library import build, environment, layout_header, symbols
 from support.emulated_faults import GpuFaults
-from support.gpu_boards import A40, BOARDS, H100, H200
+from support.gpu_boards import A40, BOARDS, H200
 from support.waiting import eventually
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import H100
 from wattspan.emulation.gpu_file import EmulationError, GpuFile, HostRecord, TornStateError
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml

@@ -14,7 +14,8 @@ from support.waiting import eventually
 from wattspan.model import Trouble
 from wattspan.model.settings import Duration, SettingError, convert
 from wattspan.ports import CounterSource, SourceContext, SourceError
-from wattspan.sources.nvml.source import LIBRARY, NvmlSettings, NvmlSource, open_nvml, plugin
+from wattspan.sources.nvml.device import NvmlSettings
+from wattspan.sources.nvml.source import LIBRARY, NvmlSource, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 

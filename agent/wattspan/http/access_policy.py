@@ -31,6 +31,8 @@ Log = Callable[[str], None]
 class AccessError(WattspanError):
     """A certificate, key or token file is invalid."""
 
+    exit_code = 4
+
 
 _FileVersion = tuple[int, int, int, int]
 """Inode, size and times of a file, which change when it is replaced or rewritten."""
@@ -244,8 +246,11 @@ def read_tokens(path: str, where: str) -> frozenset[bytes]:
     make = "make tokens by `openssl rand -hex 32`"
     fault = ""
     if is_world_accessible(status.st_mode):
-        fault = f"other users can read or change them; run `chmod 0640 {path}`"
-    elif wrong:
+        raise AccessError(
+            f"Cannot use the tokens in {path}: other users can read or change them; run "
+            f"`chmod 0640 {path}`."
+        )
+    if wrong:
         fault = (
             f"that on line {wrong[0]} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters; "
             f"{make}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
+from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionReason, ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_tcp
@@ -95,17 +95,14 @@ class PrometheusExporter:
 
     def _policy(self) -> AccessPolicy:
         listen = self._settings.listen
-        try:
-            policy = tcp_policy(
-                self._settings,
-                what="serve metrics",
-                table=_WHERE,
-                protocol="http/1.1",
-                log=self._context.log,
-                count=self._count,
-            )
-        except AccessError as error:
-            raise ExporterError(str(error)) from None
+        policy = tcp_policy(
+            self._settings,
+            what="serve metrics",
+            table=_WHERE,
+            protocol="http/1.1",
+            log=self._context.log,
+            count=self._count,
+        )
         local = policy.tls is None and listen.loopback  # TLS proves the name
         return policy._replace(local_names=local, open_paths=frozenset({HEALTH_PATH}))
 
