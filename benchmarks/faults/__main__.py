@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.faults import clocks, disk, ends, hanging, hardware, limits, processes, targets
-from benchmarks.faults.course import Fault, undergo
+from benchmarks.faults.schedule import Fault, undergo
 from benchmarks.faults.stage import ROOT, Stage
 from benchmarks.faults.table import Chapter, Row, load, page, save
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.faults.collector import Collector
-from benchmarks.faults.course import Claim
-from benchmarks.faults.sight import NANO, Sight
+from benchmarks.faults.observation import NANO, Sight
+from benchmarks.faults.schedule import Claim
 from benchmarks.faults.stage import Stage
 
 FORWARDED = "wattspan_spans_forwarded_total"

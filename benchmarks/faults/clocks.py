@@ -10,9 +10,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.faults.course import Fault, Sign, gap, rises
 from benchmarks.faults.hardware import Act, nothing
-from benchmarks.faults.sight import NANO, Sight
+from benchmarks.faults.observation import NANO, Sight
+from benchmarks.faults.schedule import Fault, Sign, gap, rises
 from benchmarks.faults.stage import ROOT, Stage
 from benchmarks.harness import family
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from benchmarks.faults.arrivals import NONE_DROPPED, all_arrived
 from benchmarks.faults.collector import Collector
-from benchmarks.faults.course import Fault, Sign, down, rises
 from benchmarks.faults.disks import Disks
 from benchmarks.faults.judge import flowing
-from benchmarks.faults.sight import Sight
+from benchmarks.faults.observation import Sight
+from benchmarks.faults.schedule import Fault, Sign, down, rises
 from benchmarks.faults.stage import Stage
 
 STORE = "state/wattspan-emulated.sqlite"

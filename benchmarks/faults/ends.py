@@ -18,9 +18,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.faults.course import Fault, Sign
+from benchmarks.faults.power_limits import FIXED, IMPOSED, Limits
+from benchmarks.faults.schedule import Fault, Sign
 from benchmarks.faults.stage import ROOT, Stage
-from benchmarks.faults.standing import FIXED, IMPOSED, Limits
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
 START = 3.0  # seconds in which an agent has surely started, on a machine with nothing else to do

@@ -11,10 +11,10 @@ import subprocess
 
 from benchmarks.faults.arrivals import NONE_DROPPED, all_arrived
 from benchmarks.faults.collector import Collector
-from benchmarks.faults.course import Claim, Fault, Sign, down, unreadable
 from benchmarks.faults.disks import Mounted
 from benchmarks.faults.judge import flowing
-from benchmarks.faults.sight import Sight
+from benchmarks.faults.observation import Sight
+from benchmarks.faults.schedule import Claim, Fault, Sign, down, unreadable
 from benchmarks.faults.stage import Stage
 from benchmarks.faults.targets import caught_up
 from wattspan.otlp.spool import SpoolSegment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.faults.course import Fault, Sign, away, down, gap, unreadable
 from benchmarks.faults.judge import flowing
-from benchmarks.faults.sight import Sight
+from benchmarks.faults.observation import Sight
+from benchmarks.faults.schedule import Fault, Sign, away, down, gap, unreadable
 from benchmarks.faults.stage import Stage
 
 ZONE, DOMAIN = "intel-rapl:0", "rapl:package-0"

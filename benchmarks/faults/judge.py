@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.faults.sight import NANO, Sight, series_of
+from benchmarks.faults.observation import NANO, Sight, series_of
 
 DURABLE = (
     "hw_energy_joules_total",

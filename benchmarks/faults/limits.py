@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.course import Fault, Sign
 from benchmarks.faults.memory_limit import MEMORY_MAX, MemoryLimit, resident
+from benchmarks.faults.schedule import Fault, Sign
 from benchmarks.faults.stage import Stage
 
 

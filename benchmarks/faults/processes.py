@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.faults.course import Fault, Sign
 from benchmarks.faults.judge import Breach
-from benchmarks.faults.sight import NANO, Sight
+from benchmarks.faults.observation import NANO, Sight
+from benchmarks.faults.schedule import Fault, Sign
 from benchmarks.faults.stage import Stage
 
 SOURCE = Path(__file__).with_name("spawn.c")

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from benchmarks.faults.judge import Breach, Judge
-from benchmarks.faults.sight import NANO, Sight, parse
+from benchmarks.faults.observation import NANO, Sight, parse
 from support.emulated_faults import FaultyHost
 from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.emulation.profiles import profile_named

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from benchmarks.faults.arrivals import FORWARDED, NONE_DROPPED, account, all_arrived
 from benchmarks.faults.collector import Collector
-from benchmarks.faults.course import Fault, down, rises
 from benchmarks.faults.judge import flowing
-from benchmarks.faults.sight import Sight
+from benchmarks.faults.observation import Sight
+from benchmarks.faults.schedule import Fault, down, rises
 from benchmarks.faults.stage import Stage
 
 NAME = "collector.wattspan.test"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from benchmarks.faults.limits import LimitStage
 from benchmarks.faults.memory_limit import SizeWatch, reset_peak, resident
-from benchmarks.faults.standing import Limits
+from benchmarks.faults.power_limits import Limits
 from benchmarks.hostile import ROOT
 from benchmarks.hostile.actor import Actor
 from benchmarks.hostile.judge import SERVED, Reply, Sample

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.hostile.bodies import compress, span_template, understood
 from support.http2 import Http2Client, framed
-from support.sending import ByHand
+from support.span_senders import ByHand
 
 TIMEOUT = 30.0  # seconds
 _TIMEVAL = struct.Struct("ll")

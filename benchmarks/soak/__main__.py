@@ -27,8 +27,8 @@ from benchmarks.harness import stop
 from benchmarks.machine import describe
 from benchmarks.soak.agent import DEFAULT_INTERVAL, Agent, agent, history_at
 from benchmarks.soak.load import Load, read
-from benchmarks.soak.look import gauges, kernel, total, with_shares
 from benchmarks.soak.report import Soaked, as_json, compressed, conditions, sentence, table
+from benchmarks.soak.samples import gauges, kernel, total, with_shares
 from benchmarks.soak.traced import WHERE
 from wattspan.model.settings import Duration
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.soak.agent import COMPRESSED
 from benchmarks.soak.judge import Verdict, judge
-from benchmarks.soak.look import QUANTITIES, Quantity
+from benchmarks.soak.samples import QUANTITIES, Quantity
 
 COUNTED = frozenset({"descriptors", "sockets", "threads", "shm_files", "announcers"})
 """What no cache holds, so that ten minutes beside other work say whether it grows."""

@@ -16,7 +16,7 @@ from benchmarks.machine import describe
 from benchmarks.tuner import calibration, plots, results, tables
 from benchmarks.tuner.baselines import Selector, swept
 from benchmarks.tuner.cells import Cell, cells, quick
-from benchmarks.tuner.kept import FOLDER, core_digest
+from benchmarks.tuner.run_cache import FOLDER, core_digest
 from benchmarks.tuner.runner import Bench, Terms, drive
 from benchmarks.tuner.stats import clopper_pearson, quantile
 from benchmarks.tuner.trials import OURS, Trials, summary

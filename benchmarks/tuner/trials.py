@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from benchmarks.tuner.baselines import METHODS
 from benchmarks.tuner.cells import Cell
-from benchmarks.tuner.kept import Kept, bench_digest, core_digest
+from benchmarks.tuner.run_cache import Kept, bench_digest, core_digest
 from benchmarks.tuner.runner import Bench, Score, Terms
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 

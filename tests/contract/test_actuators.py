@@ -18,7 +18,7 @@ import pytest
 
 from nvml_library import ENVIRONMENT, build
 from support.emulated_faults import FaultyPowercapTree, GpuFaults
-from support.fake_knobs import FakeRapl, KnobNvml
+from support.fake_actuators import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
 from support.gpu_boards import A40
 from support.powercap_layouts import LAYOUTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.standing_still import go_on, still_while_capped
+from support.stopped_holders import go_on, still_while_capped
 from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
 from support.waiting import eventually
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.live import LiveAgent, churn
-from support.world import imbalances, steps_back
+from support.live_host import LiveAgent, churn
+from support.simulated_host import imbalances, steps_back
 from wattspan.model import GapReason, HwType
 
 pytestmark = pytest.mark.alone

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks.faults.clocks import STOPPED, WALL, clock_that_can_be_set
-from benchmarks.faults.course import Fault
+from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.course import Fault
 from benchmarks.faults.ends import SHORT, STOP_LIMIT, end_after
+from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands

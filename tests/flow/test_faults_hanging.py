@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.course import Fault
 from benchmarks.faults.hanging import FAULTS, HangingStage
+from benchmarks.faults.schedule import Fault
 
 from support.faults import of, stands
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.course import Fault
 from benchmarks.faults.hardware import AT_ONCE, COUNTERS, GPUS
+from benchmarks.faults.schedule import Fault
 from benchmarks.faults.stage import Stage
 
 from support.faults import of, stands

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.course import Fault
 from benchmarks.faults.limits import FAULTS, LimitStage
+from benchmarks.faults.schedule import Fault
 
 from support.faults import of, stands
 

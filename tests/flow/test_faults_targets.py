@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.faults.course import Fault
+from benchmarks.faults.schedule import Fault
 from benchmarks.faults.targets import FAULTS, TargetStage
 
 from support.faults import of, stands

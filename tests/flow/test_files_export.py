@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.filing import Row, desk, read, settings
+from support.file_writer import Row, desk, read, settings
 from support.program import Running, on_a_disk_of, options, wattspan
 from support.scrapes import full_host
 from support.waiting import eventually
@@ -105,7 +105,7 @@ def test_full_disk_is_logged_once_and_counted(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from support.filing import Desk, settings
+from support.file_writer import Desk, settings
 from wattspan_exporters.files.exporter import SnapshotWriter
 folder = Path(sys.argv[1])
 keys = {"rotate": "1m", "format": sys.argv[2], "compression": sys.argv[3], "metrics": ["hw.*"]}

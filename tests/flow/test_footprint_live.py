@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.live import LiveAgent
+from support.live_host import LiveAgent
 from support.prometheus_server import scraping
 from support.rate_server import serving, vector
 from support.waiting import eventually

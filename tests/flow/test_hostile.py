@@ -9,7 +9,7 @@ from benchmarks.hostile.__main__ import ATTACKS
 from benchmarks.hostile.schedule import Attack, Terms, judged
 from benchmarks.hostile.stage import HostileStage
 
-from support.tried import holds_once
+from support.repeated import holds_once
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.alone]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.past import ConstantPast
+from support.constant_history import ConstantPast
 from support.program import ENVIRONMENT, PROGRAM
 from support.query_server import FAR, Anybody, Living, QueryServer
 

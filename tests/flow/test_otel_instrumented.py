@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from support.announcing import listening
 from support.apps import app_environment
 from support.requirements import APPS
-from support.telling import listening
 from support.waiting import eventually
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.spans.values import SpanEnd, SpanStart

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.telling import by_process, ends, finish, listening, run, start, starts
+from support.announcing import by_process, ends, finish, listening, run, start, starts
 from support.waiting import eventually
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.spans.values import SpanEnd, SpanStart

@@ -22,9 +22,9 @@ from support.collector import (
     Silence,
     rejecting,
 )
-from support.kept_port import kept_port
 from support.otlp_sink import by_series, points, resource_of, total_seen
 from support.pushing import opened, pushing
+from support.reserved_port import reserved_port
 from support.scrapes import parse
 from support.waiting import eventually
 from wattspan.clock import SystemClock
@@ -196,7 +196,7 @@ def test_certificate_that_was_renewed_is_read_after_the_old_one_has_failed(
 
 
 def test_receiver_that_was_away_misses_no_joule() -> None:
-    with kept_port() as port, pushing(f"http://127.0.0.1:{port}") as pusher:
+    with reserved_port() as port, pushing(f"http://127.0.0.1:{port}") as pusher:
         eventually(lambda: pusher.log, "it is said that nobody is there")
         first, *others = pusher.world.domains
         more = replace(first, energy=Microjoules(first.energy + 77_000_000))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from support.collector import HttpCollector, Reply
-from support.live import LiveAgent
+from support.live_host import LiveAgent
 from support.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
 from support.scrapes import Series, parse
 from support.waiting import eventually

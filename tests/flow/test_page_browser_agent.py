@@ -11,9 +11,9 @@ from dashboards.drawing.browser import browser as chromium
 from playwright.sync_api import Browser
 
 from support.browser import opened
-from support.kept_port import kept_port
 from support.program import Running
-from support.sending import made, send
+from support.reserved_port import reserved_port
+from support.span_senders import made, send
 from support.waiting import eventually
 
 pytestmark = pytest.mark.needs_browser
@@ -73,7 +73,7 @@ def test_devices_groups_processes_and_spans_update_live(tmp_path: Path, browser:
 
 
 def test_agent_outage_and_recovery_are_shown(tmp_path: Path, browser: Browser) -> None:
-    with kept_port() as port:
+    with reserved_port() as port:
         listen = {"exporters__prometheus__listen": f"127.0.0.1:{port}"}
         with (
             Running(tmp_path, **listen) as agent,

@@ -15,9 +15,9 @@ import pytest
 
 from support.exporting import Answer, Served, serving
 from support.scrapes import full_host
+from support.simulated_host import World
 from support.snapshots import CPU, process
 from support.waiting import eventually
-from support.world import World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import HwType, Instant, Microjoules, Snapshot
 from wattspan.testing import ManualClock

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from support.books import Books, J
+from support.known_totals import Books, J
 from support.program import wattspan
 from wattspan.cli import cli
 from wattspan.clock import SystemClock

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from support.books import Books
+from support.known_totals import Books
 from wattspan.cli import cli
 from wattspan.cli.report import export
 from wattspan.clock import SystemClock

@@ -26,7 +26,7 @@ from support.hostile_otlp import (
 )
 from support.http2 import Http2Client, framed
 from support.program import Running
-from support.sending import UnixConnection
+from support.span_senders import UnixConnection
 from support.waiting import eventually
 
 pytestmark = pytest.mark.alone

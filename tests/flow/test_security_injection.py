@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from support.filing import desk
+from support.file_writer import desk
 from support.program import wattspan
 from support.scrapes import Series, full_host, parse
 from support.top_view import document

@@ -12,7 +12,7 @@ import pytest
 
 from support.hostile_otlp import PERMITTED_JSON
 from support.receiving import Receiving, receiving
-from support.tried import holds_once
+from support.repeated import holds_once
 from support.web import PATIENCE
 from wattspan.clock import SystemClock
 from wattspan.http.limits import ServerLimits

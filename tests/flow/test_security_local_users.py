@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from support.constant_history import ConstantPast
 from support.exporting import serving as exporting
 from support.local_user import asks, greedy
-from support.past import ConstantPast
 from support.query_server import FAR, Living, QueryServer
 from support.receiving import Receiving, receiving
 from support.requirements import find_program

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from support.victims import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
+from support.secret_load import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 from wattspan.config.tables import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND

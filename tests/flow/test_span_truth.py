@@ -15,7 +15,7 @@ from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.collector import Collector
 from benchmarks.spans.workload import Edge, Mark, Trial, divided, trials
 
-from support.tried import holds_once
+from support.repeated import holds_once
 
 pytestmark = pytest.mark.alone
 

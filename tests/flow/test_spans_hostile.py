@@ -11,7 +11,7 @@ import pytest
 
 from support.collector import HttpCollector
 from support.program import Running
-from support.sending import ByHand, Scrape, UnixConnection, made, post, send
+from support.span_senders import ByHand, Scrape, UnixConnection, made, post, send
 from support.waiting import eventually
 
 pytestmark = pytest.mark.alone

@@ -16,14 +16,14 @@ import pytest
 from support.collector import Fault, GrpcCollector, GrpcStatus, HttpCollector, Reply
 from support.program import Running, counters, fallen, wattspan
 from support.requirements import ROOT
-from support.sending import ByHand, Scrape, UnixConnection, made, post
+from support.span_senders import ByHand, Scrape, UnixConnection, made, post
 from support.waiting import eventually
 from wattspan.sdk.client import request_json
 
 SENDER = """
 import os, random, sys, time
 from pathlib import Path
-from support.sending import UnixConnection, made, post
+from support.span_senders import UnixConnection, made, post
 
 run_dir, service = Path(sys.argv[1]), sys.argv[2]
 seconds, seed = float(sys.argv[3]), int(sys.argv[4])

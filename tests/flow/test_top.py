@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.exporting import Served, serving
-from support.kept_port import kept_port
+from support.reserved_port import reserved_port
 from support.snapshots import busy_host
 from support.waiting import eventually
 from wattspan.model import Provenance
@@ -65,7 +65,7 @@ def test_programs_get_json(agent: Served) -> None:
 
 
 def test_top_without_an_agent_is_a_one_line_error() -> None:
-    with kept_port() as port:
+    with reserved_port() as port:
         done = top("--once", "--address", f"127.0.0.1:{port}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

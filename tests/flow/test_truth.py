@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from support.live import LiveAgent, percent
-from support.tried import holds_once
+from support.live_host import LiveAgent, percent
+from support.repeated import holds_once
+from support.simulated_host import imbalances
 from support.waiting import eventually
-from support.world import imbalances
 from wattspan.emulation.profiles import PROFILES
 from wattspan.model import HwType, Provenance, energy_at
 

@@ -13,9 +13,9 @@ import h2.connection
 
 from fuzz.registry import target
 from fuzz.supply import Supply
+from support.constant_history import Asked
 from support.http2 import EXPORT, framed
 from support.otlp import KeptSink, request, span
-from support.past import Asked
 from wattspan.http.access_policy import OPEN_ACCESS, is_local_host_header
 from wattspan.http.connection import HttpConnection
 from wattspan.http.limits import ServerCapacity, ServerLimits

@@ -10,7 +10,7 @@ import msgspec
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line, told
-from support.books import Books
+from support.known_totals import Books
 from wattspan.config import StoreSettings as StoreSettings
 from wattspan.model import (
     Checkpoint,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.history import shares
-from support.world import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
+from support.simulated_host import CORE, DRAM, GPU, PACKAGE, World, imbalances, steps_back
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import SECOND, IdlePolicy, Payer, energy_at

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.filing import Desk, desk, read
+from support.file_writer import Desk, desk, read
 from support.snapshots import account
 from wattspan.model import (
     Consumer,

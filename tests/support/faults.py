@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.faults.course import Fault, undergo
+from benchmarks.faults.schedule import Fault, undergo
 from benchmarks.faults.stage import Stage
 
-from support.tried import holds_once
+from support.repeated import holds_once
 
 
 def stands(stage: Stage, fault: Fault, *, restart: bool = False) -> None:

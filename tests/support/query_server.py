@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.past import ConstantPast
+from support.constant_history import ConstantPast
 from support.snapshots import busy_host
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure.child import process_identity

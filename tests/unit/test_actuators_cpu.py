@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.emulated_faults import FaultyPowercapTree
-from support.fake_knobs import FakeRapl
+from support.fake_actuators import FakeRapl
 from support.powercap_layouts import LAYOUTS
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.model import KnobState, Trouble

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.fake_knobs import KnobNvml
+from support.fake_actuators import KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.actuators import SETTLE_TIMEOUT
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards

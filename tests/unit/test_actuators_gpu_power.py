@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.fake_knobs import ENFORCED, KnobNvml
+from support.fake_actuators import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.actuators import READ_INTERVAL, SETTLE_TIMEOUT
 from wattspan.capper.actuators.gpu import REINITIALIZE_AFTER, GpuPower, NvmlBoards

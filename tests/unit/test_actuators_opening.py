@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.fake_knobs import KnobNvml
+from support.fake_actuators import KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.devices import open_actuators
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree

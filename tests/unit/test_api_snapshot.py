@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from support.past import OURS, Asked
+from support.constant_history import OURS, Asked
 from support.snapshots import CPU, GPU, MEMORY, J, busy_host, serving_host
 from support.tuned import ACCOUNTS
 from wattspan.api.energy import TimeGrid

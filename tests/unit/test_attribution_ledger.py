@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.world import DOMAINS, DRAM, GPU, PACKAGE, World, imbalances
+from support.simulated_host import DOMAINS, DRAM, GPU, PACKAGE, World, imbalances
 from wattspan.attribution.ledger import RANK_EVERY, Ledger, LedgerSettings
 from wattspan.attribution.top_n import EXIT_GRACE, EXITED_ROW_LIFETIME, STALE_AFTER, UNKNOWN_USER
 from wattspan.model import (

@@ -18,8 +18,8 @@ from benchmarks.tuner.cells import Cell, cells, quick
 from benchmarks.tuner.command import PAGE, main, parts
 from benchmarks.tuner.curves import Curve, Effect, curves
 from benchmarks.tuner.job import Job
-from benchmarks.tuner.kept import Kept, bench_digest, core_digest
 from benchmarks.tuner.plants import Phase, Plant, luck
+from benchmarks.tuner.run_cache import Kept, bench_digest, core_digest
 from benchmarks.tuner.runner import Bench, Score, Terms, Watch
 from benchmarks.tuner.stats import clopper_pearson, mean, quantile
 from benchmarks.tuner.trials import OURS, Trials, summary

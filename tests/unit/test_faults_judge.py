@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.faults.judge import Deviation, Judge, deviations, flowing, measured, recovery
-from benchmarks.faults.sight import NANO, Sight, billionths, parse
+from benchmarks.faults.observation import NANO, Sight, billionths, parse
 from benchmarks.faults.table import Chapter, Row, load, page, save
 
 WELL = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.filing import Desk, desk, read, settings
+from support.file_writer import Desk, desk, read, settings
 from support.scrapes import full_host
 from wattspan.model import Provenance
 from wattspan.model.settings import SettingError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, J
+from support.known_totals import Books, J
 from support.snapshots import CPU, account
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from support.world import GPU, PACKAGE, imbalances
+from support.simulated_host import GPU, PACKAGE, imbalances
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from support.books import Books
+from support.known_totals import Books
 from support.requirements import ROOT
 from wattspan.capper.ceilings import CeilingFile
 from wattspan.cli import cli

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.soak.judge import LEAST, Bound, judge, trend
-from benchmarks.soak.look import MEMORY, descriptors, gauges, total, with_shares
 from benchmarks.soak.report import Soaked, as_json, conditions, sentence, table
+from benchmarks.soak.samples import MEMORY, descriptors, gauges, total, with_shares
 
 TURNS_AN_HOUR = 36_000
 KB = 1e-3  # of a megabyte

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import GPU, PACKAGE, Books, J, buckets, history, owners, totals
+from support.known_totals import GPU, PACKAGE, Books, J, buckets, history, owners, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint, Consumer, PayerInfo, ProcessRow, Remainder
 from wattspan.model.settings import Duration, Size

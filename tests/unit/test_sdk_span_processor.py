@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from support.telling import ends, listening, processor_of, starts, telling
+from support.announcing import ends, listening, processor_of, starts, telling
 from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.sdk.span_processor import SpanProcessor
 

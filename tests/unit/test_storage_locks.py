@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, J
+from support.known_totals import Books, J
 from support.local_user import as_user, holding, interpreter
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.query import HistoryExtract, extract_history

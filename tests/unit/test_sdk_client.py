@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import wattspan
-from support.past import GPU, ConstantPast
+from support.constant_history import GPU, ConstantPast
 from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
 from wattspan import sdk as sdk_agent

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support.kept_port import kept_port
 from support.program import PROGRAM, UNPRIVILEGED, Running, options, wattspan
-from support.sending import Scrape, made, send
+from support.reserved_port import reserved_port
+from support.span_senders import Scrape, made, send
 from support.waiting import eventually
 
 SOCKETS = ("otlp.sock", "feed.sock", "api.sock")
@@ -188,7 +188,7 @@ def test_failed_start_leaves_no_socket(tmp_path: Path) -> None:
 
 def test_unsent_spans_are_logged_at_shutdown(tmp_path: Path) -> None:
     with (
-        kept_port() as port,
+        reserved_port() as port,
         Running(tmp_path, spans__forward=f"http://127.0.0.1:{port}") as agent,
     ):
         agent.measuring()

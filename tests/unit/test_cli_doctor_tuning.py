@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.fake_knobs import ENFORCED, KnobNvml
+from support.fake_actuators import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
 from wattspan.capper.journal import Journal
 from wattspan.capper.journal_entries import JournalEntry

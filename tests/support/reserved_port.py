@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept_port() -> Iterator[int]:
+def reserved_port() -> Iterator[int]:
     """Connections are refused until the test listens on this port.
 
     The listener may start and stop. The kernel chooses the port for no other socket as long as

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.past import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
+from support.constant_history import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
 from wattspan.api import service
 from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList

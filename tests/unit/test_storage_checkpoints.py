@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.books import Books
+from support.known_totals import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint

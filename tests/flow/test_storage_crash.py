@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from support.books import PACKAGE, Books, J, history, totals
+from support.known_totals import PACKAGE, Books, J, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 
 WRITER = """
 import pathlib, sys
-from support.books import Books
+from support.known_totals import Books
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 host = Books()

@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
 
 import wattspan.otel
-from support.telling import ends, listening, starts
+from support.announcing import ends, listening, starts
 from wattspan.sdk import span_processor
 from wattspan.sdk.span_processor import SpanProcessor
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, totals
+from support.known_totals import Books, totals
 from support.waiting import eventually
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from benchmarks.faults.arrivals import FORWARDED, NONE_DROPPED, all_arrived
 from benchmarks.faults.collector import Collector
-from benchmarks.faults.course import APART, EXACT, SILENCE, Fault, Outcome, ceiling_of
 from benchmarks.faults.judge import Deviation
-from benchmarks.faults.sight import NANO, Sight
+from benchmarks.faults.observation import NANO, Sight
+from benchmarks.faults.schedule import APART, EXACT, SILENCE, Fault, Outcome, ceiling_of
 from benchmarks.faults.stage import Stage, Watcher
 
 from support.forwarding import request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.past import DRAM, Asked
+from support.constant_history import DRAM, Asked
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
 from wattspan.http.sockets import Peer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.faults.judge import Breach, Deviation, Well, deviations, flowing, recovery
-from benchmarks.faults.sight import NANO, Sight
+from benchmarks.faults.observation import NANO, Sight
 from benchmarks.faults.stage import CEILINGS, Stage
 from wattspan.ports import WattspanError
 

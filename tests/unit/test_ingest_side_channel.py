@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.telling import ends, listening, processor_of, starts, telling
+from support.announcing import ends, listening, processor_of, starts, telling
 from wattspan.ingest.side_channel import MAX_RING_RECORDS, SideChannelServer
 from wattspan.ports import ListenError
 from wattspan.sdk.ring import HELLO, MAGIC, RECORD_SIZE, RECORDS, STARTED, VERSION, WRITE_FORMAT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, buckets, history, totals
+from support.known_totals import Books, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Trouble
 from wattspan.ports import StoreError
@@ -364,7 +364,7 @@ def _in_mount(tmp_path: Path, mount: str, body: str, *, opens: bool = True) -> s
     state.mkdir()
     script = f"""
 import contextlib, pathlib
-from support.books import Books, history, totals
+from support.known_totals import Books, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.ports import StoreError
 from wattspan.storage.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, Totals, history, totals
+from support.known_totals import Books, Totals, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint
 from wattspan.ports import StoreError

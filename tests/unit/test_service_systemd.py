@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from support.service_manager import ServiceManager
-from support.world import PACKAGE
+from support.simulated_host import PACKAGE
 from wattspan.config import Config, SpansSettings, changed_keys
 from wattspan.model import (
     SECOND,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.tried import TRIES, holds_once
+from support.repeated import TRIES, holds_once
 
 
 def test_one_measurement_without_complaints_is_enough() -> None:

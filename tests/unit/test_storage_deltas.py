@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from support.books import GPU, PACKAGE, Books, J
+from support.known_totals import GPU, PACKAGE, Books, J
 from wattspan.model import (
     Checkpoint,
     DomainAccount,

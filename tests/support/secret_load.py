@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.past import PACKAGE, ConstantPast
+from support.constant_history import PACKAGE, ConstantPast
 from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer

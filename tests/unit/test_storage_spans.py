@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.books import Books, buckets, history, totals
 from support.joined_spans import CPU, GPU, S, joined
+from support.known_totals import Books, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import Checkpoint, Instant, Microjoules, SpanRow
 from wattspan.model.settings import Duration

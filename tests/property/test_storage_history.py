@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.books import Books, buckets, history, totals
-from support.world import DOMAINS, GPU, PACKAGE, World
+from support.known_totals import Books, buckets, history, totals
+from support.simulated_host import DOMAINS, GPU, PACKAGE, World
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import SECOND, Checkpoint, GroupKind

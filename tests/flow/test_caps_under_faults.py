@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.program import on_a_disk_of
-from support.standing_still import go_on, still_while_capped
+from support.stopped_holders import go_on, still_while_capped
 from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
 pytestmark = pytest.mark.exhaustive
