@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.powercap_host import PowercapHost
-from wattspan.attribution.counter_intervals import energy_between
+from wattspan.attribution.counter_deltas import energy_between
 from wattspan.model import Interval, Provenance, Reading
 from wattspan.ports import CounterSource
 from wattspan.sources.estimate import EstimateSource, LoadModel

@@ -18,7 +18,7 @@ from support.exporting import Served, serving
 from support.scrapes import full_host, parse, value
 from support.snapshots import CPU, busy_host
 from support.waiting import eventually
-from wattspan.api.snapshot import decode_snapshot, snapshot_document
+from wattspan.api.snapshot_document import decode_snapshot, snapshot_document
 from wattspan.model import Microjoules, Provenance
 from wattspan.model.settings import Listen
 from wattspan.ports import ExporterContext, ExporterError

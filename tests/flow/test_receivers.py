@@ -23,7 +23,7 @@ from support.requirements import APPS
 from support.waiting import eventually
 from support.web import post, read_all, read_answer, statuses
 from wattspan.clock import SystemClock
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.ingest.listeners import open_receivers
@@ -251,7 +251,7 @@ def test_grpc_is_imported_only_if_configured(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from wattspan.clock import SystemClock
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.model.settings import Listen
 from wattspan.ingest.listeners import open_receivers
 from wattspan.http.server import HttpServer

@@ -214,7 +214,7 @@ def test_doctor_reports_a_listener_exposed_to_the_network(
 
 
 def test_listeners_are_on_loopback_by_default(tmp_path: Path) -> None:
-    from wattspan.config.tables import SpansSettings
+    from wattspan.config.settings import SpansSettings
 
     assert PrometheusSettings().listen.loopback
     assert SpansSettings().http.loopback

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from support.secret_load import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
-from wattspan.config.tables import AgentSettings
+from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND
 

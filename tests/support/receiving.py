@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.otlp import KeptSink
 from wattspan.clock import SystemClock
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.ingest.listeners import GRPC_SOCKET, HTTP_SOCKET, open_receivers

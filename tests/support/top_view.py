@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from wattspan.api.snapshot import SnapshotDocument, snapshot_document
+from wattspan.api.snapshot_document import SnapshotDocument, snapshot_document
 from wattspan.cli.top.controls import ViewOptions
 from wattspan.cli.top.view import render_snapshot
 from wattspan.model import Snapshot

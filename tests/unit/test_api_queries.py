@@ -15,7 +15,7 @@ from support.constant_history import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Aske
 from wattspan.api import service
 from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
-from wattspan.config.tables import AgentSettings
+from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.model.settings import Duration, keys

@@ -11,7 +11,7 @@ from support.constant_history import OURS, Asked
 from support.snapshots import CPU, GPU, MEMORY, J, busy_host, serving_host
 from support.tuned import ACCOUNTS
 from wattspan.api.energy import TimeGrid
-from wattspan.api.snapshot import (
+from wattspan.api.snapshot_document import (
     SCHEMA_VERSION,
     SnapshotDocument,
     SnapshotSchemaError,

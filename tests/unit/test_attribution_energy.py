@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from support.simulated_host import PACKAGE
-from wattspan.attribution.counter_intervals import CounterMeter, energy_between
+from wattspan.attribution.counter_deltas import CounterMeter, energy_between
 from wattspan.attribution.settlement import split
 from wattspan.model import (
     SECOND,

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from support.snapshots import NOON, busy_host
 from support.top_view import document, drawn, line_with
-from wattspan.api.snapshot import SnapshotDocument
+from wattspan.api.snapshot_document import SnapshotDocument
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.tables import device_tree, select_rows
 from wattspan.cli.top.view import BANNER, render_snapshot

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from support.snapshots import busy_host
 from support.top_view import document
-from wattspan.api.snapshot import SnapshotDocument
+from wattspan.api.snapshot_document import SnapshotDocument
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.top.view import fit_to_console, print_once, watch
 from wattspan.testing import ManualClock

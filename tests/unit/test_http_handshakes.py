@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from support.certificates import Authority
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import TlsContexts, server_tls
 from wattspan.http.server import TlsAcceptor
 from wattspan.testing import ManualClock

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.certificates import Authority, Pair
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import AccessError, TlsContexts, exposure_warning, server_tls
 from wattspan.model.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import plugin

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import AccessError, FileReloader, TokenCheck, token_check
 
 TOKEN, OTHER = "0123456789abcdef-first", "0123456789abcdef-other"

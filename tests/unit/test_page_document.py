@@ -12,8 +12,8 @@ import pytest
 
 from support.scrapes import full_host
 from support.snapshots import busy_host, serving_host
-from wattspan.api import snapshot as api_snapshot
-from wattspan.api.snapshot import decode_snapshot, snapshot_document
+from wattspan.api import snapshot_document as api_snapshot
+from wattspan.api.snapshot_document import decode_snapshot, snapshot_document
 from wattspan.model import AgentStats, Instant, Snapshot
 from wattspan_exporters.page import site as document
 from wattspan_exporters.page.history import PageHistory

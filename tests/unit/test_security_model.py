@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.capper.server import MAX_REQUEST_RATE
-from wattspan.config.tables import AgentSettings, SpansSettings
+from wattspan.config.settings import AgentSettings, SpansSettings
 from wattspan.http.limits import MIB, ServerLimits
 from wattspan.ingest.trace_receiver import MAX_JSON
 from wattspan_exporters.prometheus import PrometheusSettings

@@ -36,7 +36,7 @@ from wattspan.model import (
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import ForwardStats
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.joiner import (
+from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
     SETTLEMENT_TIMEOUT,
     UNEXPORTED_SPAN_TIMEOUT,

@@ -37,7 +37,7 @@ from wattspan.api.requests import (
     time_parameter,
     whole_number,
 )
-from wattspan.api.snapshot import SNAPSHOT_PATH, restrict, snapshot_document
+from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
-from wattspan.attribution.counter_intervals import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
     EXIT_GRACE,

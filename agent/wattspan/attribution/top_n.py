@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from wattspan.attribution.counter_intervals import AveragePowers
+from wattspan.attribution.counter_deltas import AveragePowers
 from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer, PayerInfo
 
 EXITED_ROW_LIFETIME = 60 * SECOND

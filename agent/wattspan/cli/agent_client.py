@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from wattspan.api.snapshot import (
+from wattspan.api.snapshot_document import (
     SNAPSHOT_PATH,
     SnapshotDocument,
     SnapshotSchemaError,

@@ -14,7 +14,7 @@ from wattspan.cli.doctor.host import schedule_faults
 from wattspan.cli.doctor.network import access_error, tcp_listeners
 from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
 from wattspan.config import AccessSettings, Config, writing
-from wattspan.config.tables import FAMILIES
+from wattspan.config.settings import FAMILIES
 from wattspan.model.settings import Table, redacted
 from wattspan.plugins import discover, exporter_faults
 from wattspan.ports import ConfigError

@@ -20,7 +20,7 @@ from wattspan.ports import ExporterError, WattspanError
 from wattspan.service.systemd import stop_on_signals
 
 if TYPE_CHECKING:
-    from wattspan.api.snapshot import SnapshotDocument
+    from wattspan.api.snapshot_document import SnapshotDocument
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import DemoJob, HostProfile
     from wattspan.service.agent import Agent
@@ -150,7 +150,7 @@ def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) 
     """Run and show the jobs, after a period of idle, until ``end`` or a request to stop."""
     from rich.console import Console
 
-    from wattspan.api.snapshot import snapshot_document
+    from wattspan.api.snapshot_document import snapshot_document
     from wattspan.cli.top.controls import Keyboard, ViewOptions
     from wattspan.cli.top.view import print_once, watch
     from wattspan.clock import SystemClock

@@ -1,9 +1,8 @@
 """The configuration: flag over environment over file over default, with the origin of values."""
 
-from wattspan.config.control import AutotuneSettings, CapsSettings, TunedJobSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.loading import changed_keys, environment_variable, load
-from wattspan.config.tables import (
+from wattspan.config.settings import (
     TABLES,
     AccessSettings,
     AgentSettings,
@@ -15,6 +14,7 @@ from wattspan.config.tables import (
     SpansSettings,
     StoreSettings,
 )
+from wattspan.config.tuning_settings import AutotuneSettings, CapsSettings, TunedJobSettings
 
 __all__ = [
     "TABLES",

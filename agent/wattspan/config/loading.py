@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from wattspan.config.tables import (
+from wattspan.config.settings import (
     FAMILIES,
     TABLES,
     Config,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wattspan.config.loading import environment_variable
-from wattspan.config.tables import Config
+from wattspan.config.settings import Config
 from wattspan.model.settings import Duration, SettingKey, Size, Table, keys
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from wattspan.config.tables import SpansSettings
+from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory

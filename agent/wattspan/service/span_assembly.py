@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.processes.inspector import TcpConnections
-    from wattspan.service.joiner import SpanJoiner
+    from wattspan.service.span_joiner import SpanJoiner
 
 Log = Callable[[str], None]
 
@@ -96,7 +96,7 @@ class SpanAssembly:
         from wattspan.ingest.identity_verification import IdentityResolver
         from wattspan.processes.cpu_sampler import CpuSampler
         from wattspan.processes.inspector import ProcessInspector
-        from wattspan.service.joiner import SpanJoiner
+        from wattspan.service.span_joiner import SpanJoiner
 
         settings = self._core.config.spans
         sampler = CpuSampler(self._core.clock, settings.resolution)

@@ -83,7 +83,7 @@ class HourSpan(Struct, frozen=True):
 
 
 class LiveDocument(Struct, frozen=True):
-    snapshot: msgspec.Raw  # of wattspan.api.snapshot.SnapshotDocument
+    snapshot: msgspec.Raw  # of wattspan.api.snapshot_document.SnapshotDocument
     since: float | None
     now: FlowEntry
     hour: FlowEntry | None

@@ -26,7 +26,7 @@ from prometheus_client import (
 )
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from wattspan.api.snapshot import SNAPSHOT_PATH, snapshot_document
+from wattspan.api.snapshot_document import SNAPSHOT_PATH, snapshot_document
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.model import SECOND, Snapshot
 from wattspan.ports import Clock, SnapshotView

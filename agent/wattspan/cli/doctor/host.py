@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from wattspan import __version__
-from wattspan.api.snapshot import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
+from wattspan.api.snapshot_document import SNAPSHOT_PATH, SnapshotSchemaError, decode_snapshot
 from wattspan.capper.protocol import has_capper_unit
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.cli.formatting import duration_text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from wattspan.attribution.counter_intervals import energy_between
+from wattspan.attribution.counter_deltas import energy_between
 from wattspan.cli import formatting
 from wattspan.cli.doctor.findings import Diagnosis, Finding, failure, note, ok, warning
 from wattspan.config import Config

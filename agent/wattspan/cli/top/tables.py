@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from wattspan.api.snapshot import (
+from wattspan.api.snapshot_document import (
     DomainEntry,
     GroupEntry,
     ListedProcess,

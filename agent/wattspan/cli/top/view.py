@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from wattspan.api.snapshot import RateEntry, SnapshotDocument
+from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
 from wattspan.cli.top.tables import (

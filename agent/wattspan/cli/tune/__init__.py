@@ -142,7 +142,7 @@ def _ask(path: str, config: Config, parameters: Mapping[str, str] | None = None)
 
 def _tuning(config: Config) -> tuple[dict[str, Any], TuningAccounts]:
     """The tuning of the agent's snapshot, with the fields of GET /v1/tuning."""
-    from wattspan.api.snapshot import SNAPSHOT_PATH
+    from wattspan.api.snapshot_document import SNAPSHOT_PATH
     from wattspan.tuning.serialization import accounts_from_json
 
     snapshot = _ask(SNAPSHOT_PATH, config)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from wattspan.config.control import AutotuneSettings, BoolOrAuto, CapsSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
+from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
 from wattspan.model import IdlePolicy, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, to_plain
 
