@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from support.certificates import Authority, Pair, key_pem
 from support.exporting import Served, serving
 from support.scrapes import parse, value
-from wattspan.ports import ExporterError
+from wattspan.http.access_policy import AccessError
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
 
@@ -93,7 +93,7 @@ def start(**wrong: str) -> Served:
 
 
 def test_missing_certificate_gets_one_sentence(server: Pair) -> None:
-    with pytest.raises(ExporterError) as caught:
+    with pytest.raises(AccessError) as caught:
         start(tls_certificate="/nowhere/cert.pem", tls_key=str(server.key))
     assert str(caught.value) == (
         "Cannot read /nowhere/cert.pem: no such file or directory; correct tls_certificate in "
@@ -102,24 +102,24 @@ def test_missing_certificate_gets_one_sentence(server: Pair) -> None:
 
 
 def test_key_of_another_certificate_gets_one_sentence(authority: Authority, server: Pair) -> None:
-    with pytest.raises(ExporterError, match="does not belong to the certificate in"):
+    with pytest.raises(AccessError, match="does not belong to the certificate in"):
         start(**settings(Pair(server.certificate, authority.issue("other").key)))
 
 
 @pytest.mark.parametrize("content", [b"", b"not PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
 def test_invalid_certificate_file_is_a_one_line_error(server: Pair, content: bytes) -> None:
     server.certificate.write_bytes(content)
-    with pytest.raises(ExporterError, match="do not hold a certificate and a key in PEM form"):
+    with pytest.raises(AccessError, match="do not hold a certificate and a key in PEM form"):
         start(**settings(server))
 
 
 def test_invalid_client_authority_is_a_one_line_error(server: Pair, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"nothing")
-    with pytest.raises(ExporterError, match="holds no certificate in PEM form"):
+    with pytest.raises(AccessError, match="holds no certificate in PEM form"):
         start(**settings(server, tmp_path / "ca.pem"))
 
 
 def test_encrypted_key_is_rejected_without_a_prompt(server: Pair) -> None:
     server.key.write_bytes(key_pem(ec.generate_private_key(ec.SECP256R1()), b"secret"))
-    with pytest.raises(ExporterError, match="the key is encrypted; give tls_key"):
+    with pytest.raises(AccessError, match="the key is encrypted; give tls_key"):
         start(**settings(server))
