@@ -16,7 +16,7 @@ from wattspan.model import Provenance
 from wattspan.model.settings import SettingError
 from wattspan_exporters.files import parts
 from wattspan_exporters.files.exporter import SnapshotWriter
-from wattspan_exporters.files.parts import FileName, host_component, parse_file_name
+from wattspan_exporters.files.parts import FileName, host_component, parse_file_name, trim_part
 from wattspan_exporters.files.rows import COLUMNS
 
 LINES = 6  # series of hw.energy in full_host()
@@ -185,6 +185,15 @@ def test_truncated_file_keeps_complete_rows(tmp_path: Path, keys: dict[str, str]
             assert len(rows) == whole
         for path in tmp_path.iterdir():
             path.unlink()
+
+
+def test_row_torn_inside_doubled_quotes_is_dropped(tmp_path: Path) -> None:
+    whole = b'metric,attributes\na,"{""k"":""v""}"\n'
+    part = tmp_path / "part"
+    part.write_bytes(whole + b'b,"{""k"":""v"\n')
+    with part.open("r+b") as file:
+        assert trim_part(FileName(0, "host", "csv"), file.fileno()) == (1, len(whole), 1)
+    assert part.read_bytes() == whole
 
 
 def test_parts_of_older_versions_keep_their_columns(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from wattspan.ports import WattspanError
 from wattspan.util.process import module_command
 from wattspan.util.text import NO_PYARROW, has_pyarrow
-from wattspan_exporters.files.rows import EncodedRows
+from wattspan_exporters.files.rows import OTHER_ATTRIBUTES, EncodedRows
 
 PART_SUFFIX = ".part"
 """The suffix of a file that is being written or waits to be finished."""
@@ -327,16 +327,17 @@ def _csv(part: io.BufferedReader) -> CompleteRows:
 
     Rows have as many cells as the header: older versions wrote fewer.
     """
-    size, records, record, quotes, width = 0, 0, b"", 0, 0
+    size, records, record, quotes = 0, 0, b"", 0
+    header: list[str] = []
     for line in part:
         record += line
         quotes += line.count(b'"')
         if quotes % 2 and len(record) < _MAX_ROW_BYTES:
             continue
-        cells = _cell_count(record)
-        if not cells or (width and cells != width):
+        cells = _cells(record)
+        if not cells or (header and not _fits(header, cells)):
             break
-        width = cells
+        header = header or cells
         size, records, record = size + len(record), records + 1, b""
     torn = record.count(b"\n") + (not record.endswith(b"\n")) if record else 0
     torn += sum(1 for _ in part)
@@ -345,15 +346,27 @@ def _csv(part: io.BufferedReader) -> CompleteRows:
     return CompleteRows(records - 1, size, torn)
 
 
-def _cell_count(record: bytes) -> int:
-    """The number of cells; 0 for an incomplete record."""
+def _cells(record: bytes) -> list[str]:
+    """The cells; empty for an incomplete record."""
     if not record.endswith(b"\n") or b"\0" in record:
-        return 0
+        return []
     try:
         (cells,) = csv.reader([record.decode()], strict=True)
     except (ValueError, csv.Error):
-        return 0
-    return len(cells)
+        return []
+    return cells
+
+
+def _fits(header: list[str], cells: list[str]) -> bool:
+    """True for a row of the file.
+
+    A row that was torn inside the doubled quotes of its last cell has all cells if a line break
+    follows, but its attributes are not a JSON object.
+    """
+    if len(cells) != len(header):
+        return False
+    attributes = header[-1] == OTHER_ATTRIBUTES and cells[-1]
+    return not attributes or _is_object(f"{attributes}\n".encode())
 
 
 _CHUNK_BYTES = 1 << 20
