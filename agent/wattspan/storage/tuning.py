@@ -30,6 +30,7 @@ from wattspan.ports import Clock
 from wattspan.tuning.decisions.certified_settings import CertifiedSettings, from_json, to_json
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.serialization import recorded_decision_from_json, recorded_decision_to_json
+from wattspan.util.files import replace_file
 from wattspan.util.text import printable
 from wattspan.util.throttle import RateLimitedLog
 
@@ -246,14 +247,8 @@ class CertificationStore:
         new = self._path.with_suffix(f".{os.getpid()}.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with new.open("w", encoding="utf-8") as file:
-                json.dump(to_json(memory), file)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
+            replace_file(self._path, json.dumps(to_json(memory)).encode(), new, 0o666)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
             if not self._logged:
                 self._logged = True
                 self._log(

@@ -71,14 +71,22 @@ def replace_file(path: Path, content: bytes, draft: Path, mode: int = 0o644) -> 
     """Replace the file at ``path`` as a whole by ``content``, which is written to ``draft`` first.
 
     Whenever the process or the power ends, the file is the one before or the one after, once
-    ``synchronize_directory`` has been called. OSError: the file is the one before.
+    ``synchronize_directory`` has been called. OSError: the file is the one before, without a draft.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(draft, flags, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    with contextlib.suppress(FileNotFoundError):
+        draft.unlink()  # of an interrupted attempt
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def synchronize_directory(directory: Path) -> None:

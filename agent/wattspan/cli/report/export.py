@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
@@ -26,6 +25,7 @@ from wattspan.storage.breakdown import Breakdown, BreakdownLine
 from wattspan.storage.deltas import SPAN, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
+from wattspan.util.files import replace_file
 from wattspan.util.text import NO_PYARROW, escape_formula, has_pyarrow
 
 if TYPE_CHECKING:
@@ -319,17 +319,7 @@ def _write(report: bytes, output: Path) -> None:
         target.write_bytes(report)
         return
     draft = target.with_name(f".{target.name[:200]}.{os.getpid()}.draft")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(report)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    replace_file(target, report, draft, 0o666)
 
 
 def choose_format(form: str | None, output: Path | None) -> str:

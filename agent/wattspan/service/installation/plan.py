@@ -406,11 +406,8 @@ def _write(path: Path, text: str) -> None:
         folder.mkdir()
         folder.chmod(0o755)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        replace_file(path, text.encode(), draft)
-        path.chmod(0o644)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, text.encode(), draft)
+    path.chmod(0o644)
 
 
 _PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TERM")
