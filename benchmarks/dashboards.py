@@ -113,7 +113,7 @@ def fill(folder: Path, promtool: str, hosts: int, start: int, end: int) -> tuple
 
 
 def ranges(query: Query, name: str) -> bool:
-    """Whether a query reads more than a series' newest samples."""
+    """True if a query reads more than a series' newest samples."""
     return name in query.expr and (not query.instant or "$__range" in query.expr)
 
 

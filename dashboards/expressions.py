@@ -70,7 +70,7 @@ def grouping(expr: str) -> set[str]:
 
 
 def keeps(expr: str, label: str, labels: Callable[[str], Container[str]]) -> bool:
-    """Whether ``label`` (``labels`` are those of a series) distinguishes the results of ``expr``.
+    """True if ``label`` (``labels`` are those of a series) distinguishes the results of ``expr``.
 
     The first vector decides: of the others only the matching labels come in.
     """

@@ -41,7 +41,7 @@ STATES = {
     "declined": "orange",
     "ended": "#5c6b7a",
 }
-"""Where a tuned job stands, in the order of their numbers on the state timeline."""
+"""States of a tuned job, in the order of their numbers on the state timeline."""
 
 LIMITS = {
     "power": "blue",
@@ -58,7 +58,7 @@ CURRENCIES = (
     "BRL", "CHF", "CZK", "DKK", "EUR", "GBP", "IDR", "ILS", "INR", "JPY", "KRW", "MYR", "NOK",
     "PHP", "PLN", "SEK", "TRY", "USD", "VND",
 )  # fmt: skip
-"""The codes that Grafana can write with their sign; any other stands as a plain number."""
+"""The codes that Grafana can write with their sign; any other is a plain number."""
 
 WATT, JOULE, KWH = "watt", "joule", "kwatth"
 SECONDS, BYTES, HERTZ, CELSIUS = "s", "bytes", "hertz", "celsius"

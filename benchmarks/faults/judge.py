@@ -152,11 +152,11 @@ def _life(sight: Sight) -> int:
 # ------------------------------------------------------------------------------- being well
 
 Well = Callable[[Sight, Sight, Sight], bool]
-"""Whether the agent is well: how it was before the fault, at the fault's end, and now."""
+"""Health of the agent: before the fault, at the fault's end, and now."""
 
 
 def flowing(before: Sight, at_end: Sight, now: Sight) -> bool:
-    """Whether every domain is up, and its energy has risen since the fault's end."""
+    """True if every domain is up, and its energy has risen since the fault's end."""
     ended, risen = at_end.domains(), now.domains()
     return (
         before.domains().keys() <= risen.keys()

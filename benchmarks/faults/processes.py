@@ -15,7 +15,7 @@ from benchmarks.faults.stage import Stage
 SOURCE = Path(__file__).with_name("spawn.c")
 RATE = 1500  # requested per second; the result has the achieved rate
 ROOM = {"processes.top": 500}
-"""A row is kept for a minute, whoever comes: what is new here is to be seen at once."""
+"""A row is kept for a minute; new processes must be listed at once."""
 ROWS = "wattspan_process_energy_joules_total"
 
 

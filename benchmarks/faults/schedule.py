@@ -62,10 +62,12 @@ class Fault:
     well: Well = flowing
     missing: float = EXACT  # percent of a domain's energy that may be missing, in addition to APART
     leaps: bool = False
-    """Whether the emulated counters make up at once for the time that they stood: by what no
-    hardware draws in a moment, which an agent is right to refuse and need not tell."""
+    """True if the emulated counters catch up at once after a stall.
+
+    No hardware draws that energy in a moment, so the agent may report a gap instead.
+    """
     unanswered: str = ""
-    """Why scrapes may go without an answer for more than a moment; nothing where they may not."""
+    """Reason for which scrapes may stay unanswered; "" where they may not."""
     limit: float = LIMIT
     excuses: Callable[[Breach], bool] = field(default=lambda _: False)
     """What is right in this one case, though it is wrong in all others."""
@@ -235,7 +237,7 @@ def _worst(
 
 
 def _close(one: Deviation, fault: Fault) -> bool:
-    """Whether reported energy is at most the true energy, and at least that without the energy
+    """True if reported energy is at most the true energy, and at least that without the energy
     in gaps.
 
     Both within a percent, and the energy between a reading and a snapshot.

@@ -48,7 +48,7 @@ class TargetStage(Stage):
             raise
 
     def resolve(self, *, known: bool) -> None:
-        """Whether the collector's name resolves. Written in place: the file is bound elsewhere."""
+        """True if the collector's name resolves. Written in place: the file is bound elsewhere."""
         line = f"127.0.0.1 {NAME}\n" if known else "127.0.0.1 nobody\n"
         self.hosts.write_text(f"127.0.0.1 localhost\n{line}")
 

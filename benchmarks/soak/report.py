@@ -60,7 +60,7 @@ class Soaked:
 
     @property
     def starved(self) -> bool:
-        """Whether the agent got less than half of its ticks: caches that were hardly exercised."""
+        """True if the agent got less than half of its ticks: caches that were hardly exercised."""
         return self.turns < self.missed
 
     @property

@@ -42,7 +42,7 @@ def level(slowdown: float) -> Curve:
 
 @dataclass(frozen=True)
 class Certification:
-    """Whether a run ever held a setting."""
+    """True if a run ever held a setting."""
 
     slowdown: float
     cv: float

@@ -53,7 +53,7 @@ class Plant:
 
     @property
     def changes(self) -> bool:
-        """Whether the job changes into another one during the run."""
+        """True if the job changes into another one during the run."""
         return bool(self.phases or self.growth)
 
     def floor_watts(self) -> int:

@@ -209,7 +209,7 @@ ONE_CAP = b'{"knob":"gpu_power","device":"%s","value":500000}'
 
 
 def is_answered(path: Path) -> bool:
-    """Whether the capper accepts a new peer; a rejected peer may lose its pipe first."""
+    """True if the capper accepts a new peer; a rejected peer may lose its pipe first."""
     try:
         (answer,) = spoken(path, b'{"do":"status"}')
     except (BrokenPipeError, ConnectionResetError):

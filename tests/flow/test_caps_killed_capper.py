@@ -1,4 +1,4 @@
-"""A capper that is really ended while its cap is in force: the original is back, tuning goes on."""
+"""A capper process that ends while its cap is in force: restored original, continued tuning."""
 
 from __future__ import annotations
 

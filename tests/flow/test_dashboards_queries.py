@@ -84,7 +84,7 @@ class Watched:
                 yield {**chosen, last.name: value.replace("\\", "\\\\")}
 
     def answer(self, query: Query) -> bool:
-        """Whether Prometheus has samples for some choice of the variables."""
+        """True if Prometheus has samples for some choice of the variables."""
         return any(self.ask(query, chosen) for chosen in self.choices(query.variables))
 
     def ask(self, query: Query, chosen: Mapping[str, str]) -> bool:

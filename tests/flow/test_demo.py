@@ -33,7 +33,7 @@ from wattspan.clock import SystemClock
 pytestmark = pytest.mark.long
 
 PROMPT = 20.0
-"""Seconds to the end on a busy machine; a demo that waits for nobody takes a minute."""
+"""Time limit of a demo in seconds on a busy machine; the usual time is a minute."""
 
 
 class Demo:

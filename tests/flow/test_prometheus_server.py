@@ -227,7 +227,7 @@ def test_connection_beyond_the_limit_is_refused_and_counted() -> None:
 
 
 class Ticking(ManualClock):
-    """A clock that goes on by a microsecond whenever it is read."""
+    """A clock that advances by a microsecond at each read."""
 
     def monotonic(self) -> int:
         self.advance(0.000_001)
@@ -275,7 +275,7 @@ def test_connections_that_do_not_read_make_way() -> None:
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the server has closed the connection; received data is discarded."""
+    """True if the server has closed the connection; received data is discarded."""
     connection.settimeout(20)
     try:
         while connection.recv(65536):

@@ -33,7 +33,7 @@ FORMS = {
     "-c": [sys.executable, "-Ic", f"{WORK}# {ARGUMENT}", ARGUMENT],
     "job.sh": ["sh", "-o", "noglob", "{folder}/job.sh", ARGUMENT],
 }
-"""What is told of a command line besides the interpreter, where scripts are told."""
+"""Published part of a command line besides the interpreter, with script names enabled."""
 
 
 @contextmanager

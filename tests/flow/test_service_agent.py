@@ -199,7 +199,7 @@ def test_reload_while_a_part_hangs_ends_the_process_for_another_one(
 
 
 def hanging(agent: Service) -> bool:
-    """Whether one of its threads waits for a writer of the pipe."""
+    """True if one of its threads waits for a writer of the pipe."""
     calls = []
     for task in Path(f"/proc/{agent.process.pid}/task").iterdir():
         try:

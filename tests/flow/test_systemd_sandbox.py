@@ -65,7 +65,7 @@ MAY_BE_DENIED_TO_ALL = {
     "raise its own priority",
     "open a device that everybody may",
 }
-"""By whatever this machine itself runs in: a container, say. Then it says nothing of the unit."""
+"""Actions that this machine forbids anyway, such as a container; they do not test the unit."""
 
 ROOT_ALREADY = {"become root by a setuid program"}  # the capper is user 0, with one capability
 

@@ -118,7 +118,7 @@ def seen_from_outside(it: Installed, pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process is stopped."""
+    """True if every thread of a process is stopped."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread has ended by now

@@ -22,7 +22,7 @@ from fuzz.registry import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = ("wattspan", "wattspan_exporters", "h11", "tomllib", "h2")
-"""What is compiled with counters in it, so that the fuzzer sees where an input leads."""
+"""Packages compiled with coverage counters, which guide the fuzzer."""
 
 SLOWEST = 60
 """Seconds of one input, which should take milliseconds: by the wall clock, on a busy machine."""

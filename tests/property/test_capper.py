@@ -32,7 +32,7 @@ class Host(RuleBasedStateMachine):
         rules = OperatorLimits(FLOOR / DEFAULT, LOWEST // W, step)
         self.bench = Bench(self.folder, limits=rules)
         self.theirs = dict.fromkeys(self.bench.actuator.boards, ORIGINAL)
-        """What the last writer who is not us has set."""
+        """Value of the last foreign writer."""
         self.ours: dict[str, set[int]] = {name: set() for name in self.theirs}
         self.imposed = ImposedLimits()
         self.kill_at: int | None = None

@@ -46,7 +46,7 @@ steps = st.tuples(
     st.one_of(st.none(), st.none(), accidents),
     st.sampled_from([True, True, False]),
 )
-"""Something is spent, the wall clock is set, something goes wrong, the books are written."""
+"""Random energy, clock steps, faults and checkpoints."""
 
 bounds = st.builds(
     Settings,
@@ -59,7 +59,7 @@ bounds = st.builds(
 
 
 class Agent:
-    """A ledger and a store that live and die together, on a host that goes on."""
+    """A ledger and a store that start and end together, on a host that keeps running."""
 
     def __init__(self, state_dir: Path, settings: Settings, rules: LedgerSettings) -> None:
         self.state_dir, self.settings, self.rules = state_dir, settings, rules

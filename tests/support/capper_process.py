@@ -35,7 +35,7 @@ for line in sys.stdin:
     client.rows(renew=True)
     print("renewed", flush=True)
 """
-"""Holds one cap, and renews it for each line that it is told."""
+"""Holds one cap, and renews it for each line of its input."""
 
 
 class Gpu:

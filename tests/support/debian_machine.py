@@ -114,7 +114,7 @@ class Machine:
         return journal_entries(self.root.path / "var/lib/wattspan-capper")
 
     def restored(self) -> bool:
-        """Whether the original limit is in force and the journal is empty."""
+        """True if the original limit is in force and the journal is empty."""
         return self.limit == self.original and self.journal() == []
 
     def active(self, unit: str) -> bool:

@@ -250,7 +250,7 @@ class FaultyPowercapTree(PowercapTree):
         fifo.unlink()
 
     def writable(self, zone: str) -> bool:
-        """Whether the counter of ``zone`` exists and shows written values."""
+        """True if the counter of ``zone`` exists and shows written values."""
         return zone in self._counters
 
     def _unlink(self, path: Path) -> None:

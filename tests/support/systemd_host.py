@@ -198,7 +198,7 @@ class SystemdHost:
             os.close(self._master)
 
     def _up(self) -> bool:
-        """Whether process 1 has finished booting."""
+        """True if process 1 has finished booting."""
         if self._process.poll() is not None:
             raise AssertionError
         if self.pid == 0:
@@ -222,7 +222,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether it is process 1 of a PID namespace."""
+    """True if it is process 1 of a PID namespace."""
     with suppress(OSError):
         told = Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2]
         return told.partition("\n")[0].split()[-1:] == ["1"]

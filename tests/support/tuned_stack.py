@@ -126,7 +126,7 @@ class OwnHost(Limited):
         self._engine: frozenset[int] = frozenset()
 
     def find(self, agent: int) -> bool:
-        """Whether the agent ``agent`` has a host; its trainer is started then."""
+        """True if the agent ``agent`` has a host; its trainer is started then."""
         for pid in alive(descendants(agent)):
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

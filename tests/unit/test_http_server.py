@@ -402,7 +402,7 @@ def test_longest_idle_connection_is_closed_first(site: Site) -> None:
 
 
 def is_over(connection: socket.socket) -> bool:
-    """Whether the other side has closed, with or without a shutdown."""
+    """True if the other side has closed, with or without a shutdown."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:

@@ -236,7 +236,7 @@ DEVIATIONS = {
     "gpu": {"hostPID", "hostPath", "root"},
     "capper": {"hostPID", "hostPath", "root", "SYS_ADMIN"},
 }
-"""What is beyond the Pod Security Standard "restricted", by overlay."""
+"""Exceptions to the Pod Security Standard "restricted", by overlay."""
 
 
 def deviations(pod: Resource) -> set[str]:

@@ -21,7 +21,7 @@ BEGIN = 1000
 PERIOD = STEP // SECOND
 
 Late = Callable[[int], float]
-"""How many seconds ago energy is settled at a second; None where nothing is settled."""
+"""Settlement delay in seconds at each second; None without settled energy."""
 
 
 def always(seconds: float) -> Late:

@@ -44,7 +44,7 @@ def test_thread_hook_is_restored_afterwards() -> None:
 
 
 SENT = ("forward", "forward_logs", "otlp")
-"""What the ways to a collector are called."""
+"""Names of the transports to a collector."""
 
 
 def failing(

@@ -79,7 +79,7 @@ class LeaseRegistry:
         self._begin(grant.holder, length if length > 0 else self.longest, now)
 
     def renew(self, holder: int, now: int) -> None:
-        """Begin the lease anew. An expired lease is gone, and is not renewed."""
+        """Restart the lease. An expired lease is gone, and is not renewed."""
         if lease := self.leases.get(holder):
             self._begin(holder, lease.length, now)
 
@@ -190,7 +190,7 @@ class CapManager:
             raise refused
 
     def renew(self, holder: int) -> None:
-        """Begin the lease of a connection anew."""
+        """Restart the lease of a connection."""
         self.leases.renew(holder, self._clock.monotonic())
 
     def release(self, holder: int, job: str = "") -> None:

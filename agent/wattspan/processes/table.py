@@ -213,7 +213,7 @@ class IdleScanner:
         return self._now - self._since - self._charged > tolerance(capacity)
 
     def scanned(self, mono: int) -> None:
-        """Start anew after a read of all clocks."""
+        """Restart after a read of all clocks."""
         self._next = mono + IDLE_SCAN_INTERVAL
         self._since, self._charged = self._now, 0
         if self.total is not None:

@@ -205,7 +205,7 @@ class EstimateSource:
         return Batch(self._domains, readings)
 
     def close(self) -> None:
-        """Forget the CPU times: the next read begins anew."""
+        """Forget the CPU times: the next read starts again."""
         self._before = None
 
     def _package_powers(

@@ -264,7 +264,7 @@ class TuningJob:
     def fail(
         self, reason: DecisionReason, sentence: str, now: Instant, *, back_off: bool = False
     ) -> None:
-        """Start anew, because a decision could not be applied; ``back_off`` delays the start."""
+        """Restart, because a decision could not be applied; ``back_off`` delays the start."""
         if back_off:
             if now.mono - self._refusals.retry_at >= _FORGET_REFUSALS:
                 self._refusals.reset()

@@ -21,7 +21,7 @@ CONNECT_TIMEOUT = 1.0  # seconds
 
 
 def listen_error(listen: Listen) -> str | None:
-    """Why nothing can listen there, in lower case; None if it can."""
+    """Cause that prevents listening there, in lower case; None without one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -77,7 +77,7 @@ def tcp_listeners(config: Config) -> Iterator[tuple[str, AccessSettings, list[Li
 
 
 def access_error(name: str, settings: AccessSettings) -> str | None:
-    """Why the tokens or certificates of the table ``name`` cannot be used."""
+    """Fault of the tokens or certificates of the table ``name``; None without one."""
     try:
         server_tls(settings, what="Cannot listen", where=f"in [{name}]", log=lambda _: None)
         token_check(settings, where=f"in [{name}]", log=lambda _: None)

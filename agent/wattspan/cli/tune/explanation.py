@@ -336,7 +336,7 @@ _TRIAL_REASONS = frozenset(
 
 
 def why_not_lower(row: TuningRow) -> str:
-    """Why no lower setting was chosen; "" if none is relevant."""
+    """Reason against a lower setting; "" if none is relevant."""
     held = _current_setting(row)
     if held is None and row.decision.reason not in _TRIAL_REASONS:
         return ""
@@ -348,7 +348,7 @@ def why_not_lower(row: TuningRow) -> str:
 
 
 def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
-    """Why no higher setting was chosen; "" at the original setting."""
+    """Reason against a higher setting; "" at the original setting."""
     held = _current_setting(row)
     if held is None:
         return ""

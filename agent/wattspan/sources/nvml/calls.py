@@ -104,7 +104,7 @@ class LostError(Exception):
 
 
 class SessionLostError(LostError):
-    """The library must be initialised anew: every handle of it is invalid."""
+    """The library must be reinitialised: every handle of it is invalid."""
 
 
 class GpuLostError(LostError):
@@ -236,7 +236,7 @@ class GpuCalls:
         return refusal is None or self._clock.monotonic() >= refusal.until
 
     def rebind(self, handle: Any) -> None:
-        """The library was initialised anew; this is the same GPU's new handle."""
+        """The library was reinitialised; this is the same GPU's new handle."""
         self.handle = handle
         self._unknowns = 0
 

@@ -249,7 +249,7 @@ class NvmlSession:
             self._fail(calls.UNINITIALIZED, found, _unexpected_failure("NVML", error, None))
 
     def _reinitialise(self, found: GpuFindings) -> None:
-        """Initialise anew to recover lost GPUs; the others keep their counters."""
+        """Reinitialise to recover lost GPUs; the others keep their counters."""
         self._shut_down()
         self._initialise(found)
 

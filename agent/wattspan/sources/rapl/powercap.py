@@ -163,7 +163,7 @@ class PowercapSource(RaplSource):
         return fresh, wrong
 
     def _resolve(self, fresh: set[str]) -> None:
-        """Derive the domains; a domain that was registered anew gets the next epoch."""
+        """Derive the domains; a domain that was registered again gets the next epoch."""
         before = self._topology
         known = before.domain_of.keys() | before.orphans
         changed = fresh or any(counter.readable_now for counter in self._counters.values())

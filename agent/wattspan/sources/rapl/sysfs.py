@@ -34,7 +34,7 @@ LOAD_DRIVER_REMEDY = (
 )
 
 GONE_ERRNOS = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EBADF, errno.ESTALE})
-"""Errors after which a descriptor is invalid and the zone has to be found anew."""
+"""Errors after which a descriptor is invalid and the zone has to be found again."""
 
 
 DISCOVERY_INTERVAL = 5 * SECOND

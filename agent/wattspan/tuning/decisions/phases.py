@@ -87,7 +87,7 @@ def _return_to_original(state: TunerState, observation: Observation) -> TunerSta
 
 
 def relearn(state: TunerState) -> TunerState:
-    """Start anew, because the job may have changed; only noise and power are kept."""
+    """Restart, because the job may have changed; only noise and power are kept."""
     estimates = Estimates(
         variance=state.estimates.variance,
         blocks=search.MIN_BASELINE_BLOCKS - 2,
