@@ -74,6 +74,8 @@ class Envelope:
         return True
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
+        for life, nanoseconds in self._kernel.work_before_cgroup_read:
+            self._kernel.run(life, nanoseconds)
         change, self._last = self._kernel.total - self._last, self._kernel.total
         return {"/": change}, {}
 
@@ -96,6 +98,7 @@ class SyntheticKernel:
         self.hidden: set[int] = set()
         self.total = 0
         self.tells_last_pid = True
+        self.work_before_cgroup_read: list[tuple[Life, int]] = []
         self._pid_max = pid_max
         self._last_pid = 299
 

@@ -74,6 +74,25 @@ def test_exit_cost_is_charged_to_exited_processes() -> None:
     assert charged == {life.pid: 3 * MS, bystander.pid: 5 * MS}
 
 
+def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life, bystander = kernel.spawn(), kernel.spawn()
+    kernel.run(life, 2 * MS)
+    kernel.run(bystander, MS)
+    kernel.exit(life, reap=False)
+    first = spent(tick(kernel, source))
+    kernel.run(bystander, MS)
+    kernel.exit(life)  # the clock of its pid is the first evidence of the reaping
+    kernel.work_before_cgroup_read = [(bystander, 4 * MS)]
+    second = spent(tick(kernel, source))
+    assert (first, second) == (
+        {life.consumer: 2 * MS, bystander.consumer: MS},
+        {bystander.consumer: 5 * MS},
+    )
+
+
 def test_short_work_without_kernel_events_is_charged_to_its_cgroup() -> None:
     kernel = SyntheticKernel()
     source = kernel.source(events=False, envelope=True)

@@ -133,6 +133,10 @@ class CpuUsageSource:
         if update.exited and not measured:
             self._churn = True
             measured = self._measure_cgroups()
+            if measured:
+                # Work between the two reads is in the clocks of the cgroups only. Without this
+                # second read it would be charged to the exited processes.
+                self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._redescribe(update)
         self._settle_cgroups(update, measured)
         self._before = now
