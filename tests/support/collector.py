@@ -461,6 +461,10 @@ class GrpcCollector(Memory):
         await self._over.wait()
         server.close()
         await server.wait_closed()
+        # grpclib leaves the connections open that its clients have not closed.
+        for transport in server.transports:
+            transport.abort()
+        await asyncio.sleep(0)  # the loop closes their sockets
 
     async def _export(self, stream: Any) -> None:
         message = await stream.recv_message()
@@ -501,13 +505,13 @@ class _GrpcServer(Server):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.transports: list[asyncio.BaseTransport] = []
+        self.transports: list[asyncio.Transport] = []
 
     def _protocol_factory(self) -> Any:
         protocol = super()._protocol_factory()
         made = protocol.connection_made
 
-        def connection_made(transport: asyncio.BaseTransport) -> None:
+        def connection_made(transport: asyncio.Transport) -> None:
             self.transports.append(transport)
             made(transport)
 
