@@ -464,7 +464,9 @@ class GrpcCollector(Memory):
         # grpclib leaves the connections open that its clients have not closed.
         for transport in server.transports:
             transport.abort()
-        await asyncio.sleep(0)  # the loop closes their sockets
+        closed = self._loop.create_future()
+        self._loop.call_soon(closed.set_result, None)  # after the sockets
+        await closed
 
     async def _export(self, stream: Any) -> None:
         message = await stream.recv_message()
