@@ -8,6 +8,9 @@ from wattspan.model import Instant
 
 _COARSE = 6  # CLOCK_MONOTONIC_COARSE, whose step is the kernel's tick
 
+OWN_THREAD_CLOCK = time.CLOCK_THREAD_CPUTIME_ID
+"""The id of the CPU clock of the calling thread."""
+
 
 class SystemClock:
     """The clocks of the host and of its processes.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import Consumer, NamePolicy
 from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
@@ -60,6 +61,7 @@ class Envelope:
     def __init__(self, kernel: "SyntheticKernel") -> None:
         self._kernel = kernel
         self._last = 0
+        self.reads = 0
 
     def path_in(self, text: str) -> str | None:
         return "/"
@@ -74,6 +76,8 @@ class Envelope:
         return True
 
     def read(self) -> tuple[Mapping[str, int], Mapping[str, str | None]]:
+        self.reads += 1
+        self._kernel.own_cpu_time += self._kernel.cgroup_cost
         for life, nanoseconds in self._kernel.work_before_cgroup_read:
             self._kernel.run(life, nanoseconds)
         change, self._last = self._kernel.total - self._last, self._kernel.total
@@ -98,6 +102,9 @@ class SyntheticKernel:
         self.hidden: set[int] = set()
         self.total = 0
         self.tells_last_pid = True
+        self.own_cpu_time = 0
+        self.cgroup_cost = 0  # CPU time of each read of the cgroup's clock
+        self.envelope = Envelope(self)
         self.work_before_cgroup_read: list[tuple[Life, int]] = []
         self._pid_max = pid_max
         self._last_pid = 299
@@ -169,6 +176,8 @@ class SyntheticKernel:
         return frozenset({0})
 
     def read_clock(self, clock_id: int) -> int:
+        if clock_id == OWN_THREAD_CLOCK:
+            return self.own_cpu_time
         life = self.alive.get(~(clock_id >> 3))
         if life is None or life.pid in self.hidden:
             raise OSError(22, "Invalid argument")
@@ -205,7 +214,7 @@ class SyntheticKernel:
             busy=self if busy else None,
             fork_events=self.births if events else None,
             exit_events=self.finals if events else None,
-            cgroups=Envelope(self) if envelope else None,
+            cgroups=self.envelope if envelope else None,
             total=self if vigil else None,
             names=names,
         )

@@ -93,6 +93,16 @@ def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> No
     )
 
 
+def test_cgroup_reads_use_a_fiftieth_of_a_cpu() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    kernel.cgroup_cost = 10 * MS
+    for _ in range(100):
+        kernel.spawn()
+        tick(kernel, source)
+    assert kernel.envelope.reads == 20
+
+
 def test_short_work_without_kernel_events_is_charged_to_its_cgroup() -> None:
     kernel = SyntheticKernel()
     source = kernel.source(events=False, envelope=True)

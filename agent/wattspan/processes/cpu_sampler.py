@@ -13,7 +13,7 @@ import threading
 from array import array
 from dataclasses import dataclass, field
 
-from wattspan.clock import SystemClock
+from wattspan.clock import OWN_THREAD_CLOCK, SystemClock
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.processes.table import clock_id
 
@@ -34,7 +34,6 @@ _TURNS = 8
 MAX_SAMPLES = 1024
 """Limit of waiting samples of a process: 10 s at the default period."""
 
-_OWN_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
 _INTERRUPTED = MILLISECOND // 2  # a longer read has no exact time
 
 
@@ -210,14 +209,14 @@ class CpuSampler:
 
     def _run(self) -> None:
         due = self._clock.monotonic()
-        used = self._clock.read_cpu_clock(_OWN_THREAD)
+        used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
         while not self._stopped:
             if not self._wanted.is_set():
                 self._wanted.wait()
                 due = self._clock.monotonic()
-                used = self._clock.read_cpu_clock(_OWN_THREAD)
+                used = self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
             self.sweep()
-            before, used = used, self._clock.read_cpu_clock(_OWN_THREAD)
+            before, used = used, self._clock.read_cpu_clock(OWN_THREAD_CLOCK)
             self._cost += (used - before - self._cost) / 16
             due = max(due + self.period, self._clock.monotonic())
             self._clock.sleep_until(due)

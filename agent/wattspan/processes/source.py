@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from wattspan.attribution.settlement import split
+from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import (
     SECOND,
     Failure,
@@ -53,7 +54,7 @@ AUDIT_BATCH = 20
 _MAX_AUDITED = 4096
 
 CGROUP_COST_DIVISOR = 50
-"""Reading the clocks of cgroups takes at most one part in this of the time."""
+"""Reading the clocks of cgroups takes at most one part in this of the time of a CPU."""
 
 
 _NO_PROCESSES = Failure(
@@ -92,6 +93,7 @@ class CpuUsageSource:
         self._topology = topology
         self._busy = busy
         self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
+        self._read_clock = read_clock
         self._table = ProcessTable(read_clock)
         self._lifecycle = LifecycleTracker(processes, self._table, names)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
@@ -217,9 +219,10 @@ class CpuUsageSource:
         cgroups = self._cgroups
         if cgroups is None:
             return False
-        began = self._clock.monotonic()
-        if began < self._next_cgroup_read:
+        now = self._clock.monotonic()
+        if now < self._next_cgroup_read:
             return False
+        began = self._read_clock(OWN_THREAD_CLOCK)  # on a busy host, elapsed time would be more
         change, gone = cgroups.read()
         self._excess.measured(change)
         for cgroup, above in gone.items():
@@ -227,8 +230,8 @@ class CpuUsageSource:
             if cgroup in self._remainders:
                 self._remainders.remove(cgroup)
                 self._removed.append(Remainder(cgroup))
-        took = self._clock.monotonic() - began
-        self._next_cgroup_read = began + CGROUP_COST_DIVISOR * took
+        cost = self._read_clock(OWN_THREAD_CLOCK) - began
+        self._next_cgroup_read = now + CGROUP_COST_DIVISOR * cost
         return True
 
     def _settle_cgroups(self, update: LifecycleUpdate, measured: bool) -> None:
