@@ -74,6 +74,22 @@ def test_exit_cost_is_charged_to_exited_processes() -> None:
     assert charged == {life.pid: 3 * MS, bystander.pid: 5 * MS}
 
 
+def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    zombie, other = kernel.spawn(), kernel.spawn()
+    kernel.run(zombie, 2 * MS)
+    kernel.exit(zombie, reap=False, tail=MS)
+    tick(kernel, source)
+    kernel.run(other, 2 * MS)
+    kernel.exit(other, tail=MS)
+    kernel.exit(zombie)
+    batch = tick(kernel, source)
+    assert {payer.pid for payer in batch.exited} == {zombie.pid, other.pid}
+    assert {payer.pid: amount for payer, amount in spent(batch).items()} == {other.pid: 3 * MS}
+
+
 def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> None:
     kernel = SyntheticKernel()
     source = kernel.source(envelope=True)

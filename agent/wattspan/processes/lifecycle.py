@@ -214,13 +214,15 @@ class LifecycleTracker:
         total = record.cpu if record is not None else row.exit_cpu
         if total is None:
             update.tails_unknown = True
+        # A clock that was read after the exit record includes the cost of the exit.
+        tail_charged = total is not None and row.charged > total
         if row.info is None and record is not None and record.cpu > row.charged:
             self._describe_exited(update, row, record)
         charge = self._work(update, row, max(0, (total or 0) - row.charged))
         self._table.remove(row)
         update.exited.append(row.consumer)
         update.texts[pid] = row.cgroup_text
-        if total is not None and row.info is not None:
+        if total is not None and row.info is not None and not tail_charged:
             update.ended.setdefault(row.cgroup_text, []).append(charge)
 
     def _describe_exited(

@@ -32,6 +32,7 @@ from wattspan.processes.lifecycle import (
     LifecycleTracker,
     LifecycleUpdate,
     ProcessScanner,
+    ScanResult,
 )
 from wattspan.processes.metadata import groups_in
 from wattspan.processes.procfs import ProcFs
@@ -124,6 +125,8 @@ class CpuUsageSource:
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
+        if measured:
+            self._add_events(events, found)
         for pid in (*events.exits, *events.exited):
             self._table.wake(pid)
         update = LifecycleUpdate(events, found, before, now)
@@ -138,6 +141,7 @@ class CpuUsageSource:
             if measured:
                 # Work between the two reads is in the clocks of the cgroups only. Without this
                 # second read it would be charged to the exited processes.
+                self._add_events(events, found)
                 self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._redescribe(update)
         self._settle_cgroups(update, measured)
@@ -156,8 +160,7 @@ class CpuUsageSource:
         moved = clocks.moved()
         if self._exit_events is not None and any(value == GONE for _, value in moved):
             # The kernel reports an exit before it frees the pid.
-            update.events.merge(self._read_events())
-            update.found.born |= update.events.born.keys()
+            self._add_events(update.events, update.found)
         return moved
 
     def _idle_due(self, update: LifecycleUpdate) -> bool:
@@ -211,6 +214,11 @@ class CpuUsageSource:
             if channel is not None:
                 channel.drain(events)
         return events
+
+    def _add_events(self, events: ProcessEvents, found: ScanResult) -> None:
+        """Add the events since the last read of them in this poll."""
+        events.merge(self._read_events())
+        found.born |= events.born.keys()
 
     # ------------------------------------------------------------------------------ cgroups
 
