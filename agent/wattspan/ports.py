@@ -101,7 +101,9 @@ class UsageBatch:
 class UsageSource(Protocol):
     """The source of CPU usage. Called by one thread at every tick."""
 
-    def poll(self) -> UsageBatch: ...
+    def poll(self, *, settle: bool = True) -> UsageBatch:
+        """The usage since the last poll; without ``settle``, some may wait for the next one."""
+        ...
 
     def close(self) -> None: ...
 

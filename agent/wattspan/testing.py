@@ -70,7 +70,7 @@ class ReplayUsage:
     def __init__(self, batches: Sequence[UsageBatch] = ()) -> None:
         self._batches = iter(batches)
 
-    def poll(self) -> UsageBatch:
+    def poll(self, *, settle: bool = True) -> UsageBatch:
         return next(self._batches, UsageBatch())
 
     def close(self) -> None:

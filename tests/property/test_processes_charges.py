@@ -2,12 +2,14 @@
 negative."""
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, repeat
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.synthetic_kernel import SyntheticKernel
-from wattspan.model import Consumer, Instant
+from wattspan.model import Consumer, Instant, Usage
 from wattspan.ports import UsageBatch
 
 ACTIONS = st.lists(
@@ -32,6 +34,7 @@ class Books:
         self.introduced: set[object] = set()
         self.gone: set[object] = set()
         self.end: Instant | None = None
+        self.usages: list[Usage] = []
 
     def enter(self, batch: UsageBatch) -> None:
         self.introduced |= {info.payer for info in batch.infos}
@@ -40,8 +43,8 @@ class Books:
             assert all(amount > 0 for amount in usage.spent.values())
             assert set(usage.spent) <= self.introduced
             assert not set(usage.spent) & self.gone
-        if batch.usages:
-            whole = next(usage for usage in batch.usages if usage.resource == "cpu")
+        self.usages += batch.usages
+        for whole in (usage for usage in batch.usages if usage.resource == "cpu"):
             assert self.end is None or whole.start == self.end
             self.end = whole.end
             self.unclaimed += whole.unclaimed
@@ -57,7 +60,14 @@ class Books:
         return sum(self.charged.values()) + self.remainder + self.unclaimed
 
 
-def play(kernel: SyntheticKernel, actions: list[tuple], *, lossy: bool, **how: bool) -> Books:
+def play(
+    kernel: SyntheticKernel,
+    actions: list[tuple],
+    *,
+    lossy: bool,
+    settled: Iterator[bool] = repeat(True),  # noqa: B008 - it has no state
+    **how: bool,
+) -> Books:
     books = Books()
     source = kernel.source(**how)
     books.enter(source.poll())
@@ -81,7 +91,7 @@ def play(kernel: SyntheticKernel, actions: list[tuple], *, lossy: bool, **how: b
             kernel.clock.advance(ns=rest[0] * 1_000_000)
             for life in [life for life in kernel.alive.values() if life.zombie]:
                 kernel.exit(life)
-            books.enter(source.poll())
+            books.enter(source.poll(settle=next(settled)))
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
     for _ in range(2):  # the final records, and processes that waited for a scan
@@ -110,3 +120,31 @@ def test_total_is_exact_with_lost_events_or_missing_permissions(
     assert books.total == kernel.total
     truth = kernel.truth()
     assert all(amount <= truth.get(pid, 0) for pid, amount in books.charged.items())
+
+
+@given(ACTIONS, st.lists(st.booleans()), st.booleans(), st.booleans())
+def test_usage_is_equal_settled_at_each_tick_or_in_batches(
+    actions: list[tuple], settled: list[bool], envelope: bool, vigil: bool
+) -> None:
+    how = {"events": True, "envelope": envelope, "vigil": vigil}
+    each = play(SyntheticKernel(), actions, lossy=True, **how)
+    batches = play(
+        SyntheticKernel(), actions, lossy=True, settled=chain(settled, repeat(False)), **how
+    )
+    assert batches.usages == each.usages
+    assert batches.gone == each.gone
+
+
+def test_usage_of_known_processes_waits_until_it_is_settled() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True, vigil=True)
+    life = kernel.spawn()
+    for _ in range(2):
+        source.poll()
+        kernel.clock.advance(0.1)
+    waited = []
+    for settle in (False, False, True):
+        kernel.run(life, 1_000_000)
+        waited.append(len(source.poll(settle=settle).usages))
+        kernel.clock.advance(0.1)
+    assert waited == [0, 0, 6]

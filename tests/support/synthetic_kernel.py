@@ -37,6 +37,9 @@ class Channel:
         else:
             self.waiting.append(note)
 
+    def pending(self) -> bool:
+        return bool(self.waiting) or self._lost
+
     def drain(self, news: ProcessEvents) -> None:
         for note in self.waiting:
             if isinstance(note, ExitRecord):
@@ -183,9 +186,16 @@ class SyntheticKernel:
             raise OSError(22, "Invalid argument")
         return life.cpu
 
-    def read(self, mono: int | None = None) -> object:
-        """The busy clock of a CPU, or the total of all."""
-        return self.total if mono is None else {0: self.total}
+    def read(self) -> int:
+        """The CPU time of all processes."""
+        return self.total
+
+    def sample(self) -> bytes:
+        """The busy time of the CPU."""
+        return b"%d" % self.total
+
+    def values(self, sample: bytes, mono: int) -> dict[int, int]:
+        return {0: int(sample)}
 
     def refresh(self) -> None:
         pass

@@ -63,7 +63,7 @@ class Burning:
         counter = Microjoules(now.mono * self._watts // 1000 % (65_533 * 10**6))
         return Batch(self._domains, (Reading(PACKAGE.id, now, counter),))
 
-    def poll(self) -> UsageBatch:
+    def poll(self, *, settle: bool = True) -> UsageBatch:
         start, self._last = self._last, self._clock.now()
         span = self._last.mono - start.mono
         usage = Usage("cpu:0", start, self._last, {ME: span}, capacity=2 * span)
@@ -79,7 +79,7 @@ class Raising:
     def read(self) -> Batch:
         raise RuntimeError("no such luck")
 
-    def poll(self) -> UsageBatch:
+    def poll(self, *, settle: bool = True) -> UsageBatch:
         raise RuntimeError("no such luck")
 
     def close(self) -> None: ...
@@ -223,7 +223,7 @@ def test_exits_reach_the_ledger_after_the_last_usage() -> None:
     exited = False
 
     class Usage:
-        def poll(self) -> UsageBatch:
+        def poll(self, *, settle: bool = True) -> UsageBatch:
             return UsageBatch(exited=(ME,)) if exited else host.poll()
 
     one = poller(clock, [host], Usage())

@@ -109,9 +109,20 @@ class BusyClock(ABC):
 
     def read(self, mono: int) -> Mapping[int, int] | None:
         """The values at the monotonic time ``mono``; None if the file is not readable now."""
+        return self.values(self.sample(), mono)
+
+    def sample(self) -> bytes | None:
+        """The content of the file, for ``values``; None if it is not readable now."""
         try:
-            return self._parse(_read_whole(self._fd), mono)
-        except (OSError, ValueError):
+            return _read_whole(self._fd)
+        except OSError:
+            return None
+
+    def values(self, sample: bytes | None, mono: int) -> Mapping[int, int] | None:
+        """The values of a sample of the monotonic time ``mono``, in order of time."""
+        try:
+            return self._parse(sample, mono) if sample is not None else None
+        except ValueError:
             return None
 
     def close(self) -> None:
@@ -243,17 +254,25 @@ def apportion(
 
     A socket's room is its busy time that is not charged to any process yet.
     """
+    # Few different weights occur; a sampler gives processes alike the same object.
+    likelihoods = {id(weight): weight for weight in weights}
+    sums = dict.fromkeys(likelihoods, 0)
+    for amount, weight in zip(spent, weights, strict=True):
+        sums[id(weight)] += amount
     bound = dict.fromkeys(room, 0.0)
     free: list[tuple[int, Weights]] = []
-    for amount, weight in zip(spent, weights, strict=True):
+    for key, weight in likelihoods.items():
         if len(weight) == 1:
-            for s in weight:
-                bound[s] += amount
+            bound[next(iter(weight))] += sums[key]
         else:
-            free.append((amount, weight))
+            free.append((sums[key], weight))
     factor = _fitted(free, bound, room) if free else {}
+    fractions = {
+        key: _fractions(weight if len(weight) == 1 else _scaled(weight, factor))
+        for key, weight in likelihoods.items()
+    }
     return [
-        _divide(amount, weight if len(weight) == 1 else _scaled(weight, factor))
+        _divide(amount, *fractions[id(weight)])
         for amount, weight in zip(spent, weights, strict=True)
     ]
 
@@ -291,15 +310,21 @@ def _scaled(weight: Weights, factor: Mapping[int, float]) -> dict[int, float]:
     return {s: w * factor.get(s, 0.0) for s, w in weight.items()}
 
 
-def _divide(amount: int, weight: Mapping[int, float]) -> dict[int, int]:
-    """Whole parts of ``amount`` by weight; the heaviest socket gets the rounding error."""
-    if len(weight) == 1:
-        return dict.fromkeys(weight, amount) if amount else {}
+def _fractions(weight: Weights) -> tuple[int, tuple[tuple[int, float], ...]]:
+    """The socket with the largest weight, and the fractions of the others."""
     whole = sum(weight.values())
     heaviest = max(weight, key=weight.__getitem__)
-    parts = {s: int(amount * (w / whole)) if whole else 0 for s, w in weight.items()}
-    parts[heaviest] += amount - sum(parts.values())
-    return {s: part for s, part in parts.items() if part > 0}
+    others = ((s, w / whole) for s, w in weight.items() if s != heaviest and whole)
+    return heaviest, tuple(others)
+
+
+def _divide(amount: int, heaviest: int, others: tuple[tuple[int, float], ...]) -> dict[int, int]:
+    """Whole parts of ``amount``; the heaviest socket gets the rounding error."""
+    parts = {s: part for s, fraction in others if (part := int(amount * fraction)) > 0}
+    rest = amount - sum(parts.values())
+    if rest > 0:
+        parts[heaviest] = rest
+    return parts
 
 
 MAX_SAMPLES = 24
@@ -310,6 +335,8 @@ FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
 
 MIN_CPU_TIME = 2 * MILLISECOND
 
+_MAX_SHARED = 256
+
 
 class PlacementSampler:
     """Samples the sockets of active processes."""
@@ -317,6 +344,7 @@ class PlacementSampler:
     def __init__(self, processes: ProcFs, topology: CpuTopology) -> None:
         self._processes = processes
         self._topology = topology
+        self._shared: dict[tuple[tuple[int, float], ...], Weights] = {}
 
     def weights(
         self, active: Sequence[tuple[TrackedProcess | None, int]], now: int
@@ -337,14 +365,17 @@ class PlacementSampler:
             row.next_placement = now + (FAST_INTERVAL if roams else SLOW_INTERVAL)
         return [(row.weights if row is not None else None) or anywhere for row, _ in active]
 
-    def _sample(self, pid: int, cpus: dict[int, int]) -> dict[int, float] | None:
+    def _sample(self, pid: int, cpus: dict[int, int]) -> Weights | None:
         stat, allowed = self._processes.stat(pid), self._processes.affinity(pid)
         if stat is None:
             return None
         socket_of = self._topology.socket_of
         sockets = {socket_of(cpu) for cpu in allowed} if allowed else set(cpus)
         seen = socket_of(stat.processor) if stat.processor >= 0 else None
-        return weights_of(seen, sorted(sockets), cpus, stat.threads)
+        weights = weights_of(seen, sorted(sockets), cpus, stat.threads)
+        if len(self._shared) > _MAX_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(tuple(weights.items()), weights)
 
 
 HOST_RESOURCE = "cpu"
@@ -363,9 +394,13 @@ class SocketAccounting:
         self._spent: dict[int, int] = {}
         self._unclaimed: dict[int, UnattributedTime] = {}
 
-    def read_busy(self, mono: int) -> None:
-        """Read busy time; to be called before the clocks of processes are read."""
-        by_cpu = self._clock.read(mono) if self._clock is not None else None
+    def sample_busy(self) -> bytes | None:
+        """Sample busy time; to be called before the clocks of processes are read."""
+        return self._clock.sample() if self._clock is not None else None
+
+    def update_busy(self, sample: bytes | None, mono: int) -> None:
+        """Continue with the sample of the next poll."""
+        by_cpu = self._clock.values(sample, mono) if self._clock is not None else None
         self._busy = None
         if by_cpu is not None:
             self._busy = dict.fromkeys(self._topology.sockets, 0)

@@ -147,6 +147,15 @@ class EventChannel:
         """``record`` adds the events of one datagram."""
         self._link, self._record = link, record
 
+    def pending(self) -> bool:
+        """True if ``drain`` would add something, or if that is unknown."""
+        try:
+            return bool(self._link.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def drain(self, events: ProcessEvents) -> None:
         """Add everything reported so far to ``events``; never waits, never raises."""
         receive, record = self._link.recvfrom, self._record

@@ -55,12 +55,16 @@ class ProcessScanner:
         self._next_scan = 0
         self._too_wide = False
 
+    def due(self, mono: int) -> bool:
+        """True if the next scan will be a full one."""
+        return self._too_wide or mono >= self._next_scan
+
     def scan(self, mono: int, events: ProcessEvents, events_complete: bool) -> ScanResult:
         """``events_complete``: ``events`` hold all births, unless some were lost."""
         result = ScanResult(born=set(events.born), churn=events.churn)
         if not events_complete:
             self._try_new_pids(result)
-        if mono >= self._next_scan or events.lost or self._too_wide:
+        if self.due(mono) or events.lost:
             self._too_wide = False
             self._next_scan = mono + self._every
             shown = self._processes.pids()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wattspan.attribution.settlement import split
 from wattspan.clock import OWN_THREAD_CLOCK
@@ -18,9 +20,11 @@ from wattspan.model import (
     Failure,
     Instant,
     NamePolicy,
+    Payer,
     PayerInfo,
     Remainder,
     Trouble,
+    Usage,
 )
 from wattspan.ports import Clock, UsageBatch
 from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
@@ -67,6 +71,32 @@ _NO_PROCESSES = Failure(
 )
 
 
+class ClockSample(NamedTuple):
+    """The clocks at one tick: busy time as read, and the values of the active processes."""
+
+    now: Instant
+    busy: bytes | None
+    values: list[int]
+
+
+@dataclass(slots=True)
+class UsageResults:
+    """The results of the settled samples, in order of time."""
+
+    usages: list[Usage] = field(default_factory=list)
+    infos: list[PayerInfo] = field(default_factory=list)
+    exited: list[Payer] = field(default_factory=list)
+
+    def batch(self, processes: int) -> UsageBatch:
+        return UsageBatch(
+            usages=tuple(self.usages),
+            infos=tuple(self.infos),
+            exited=tuple(self.exited),
+            failures=() if processes else (_NO_PROCESSES,),
+            processes=processes,
+        )
+
+
 class CpuUsageSource:
     """The usage source of one host. One thread polls it.
 
@@ -107,19 +137,72 @@ class CpuUsageSource:
         self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
+        self._samples: list[ClockSample] = []
         self._churn = False
         self._next_cgroup_read = 0
         self._next_topology = 0
 
-    def poll(self) -> UsageBatch:
+    def poll(self, *, settle: bool = True) -> UsageBatch:
+        """Sample the clocks, and settle all samples.
+
+        Without ``settle``, a sample waits for the next poll if it shows only the work of known
+        processes. The usage of each sample is the same as if it were settled at once.
+        """
         before = self._before
         if before is None:
             return self._first_poll()
+        result = UsageResults()
+        if not settle and self._can_wait():
+            sample = self._sample()
+            if sample is not None:
+                self._samples.append(sample)
+                return result.batch(len(self._table))
+        for sample in self._samples:
+            self._settle_sample(sample, result)
+        self._samples.clear()
+        self._settle(result)
+        return result.batch(len(self._table))
+
+    def _can_wait(self) -> bool:
+        """True if no process has been born or has ended since the last poll, as far as is known."""
+        if self._churn or self._new_cgroups or self._fork_events is None:
+            return False
+        exits = self._exit_events is not None and self._exit_events.pending()
+        return not (
+            exits or self._fork_events.pending() or self._scanner.due(self._clock.monotonic())
+        )
+
+    def _sample(self) -> ClockSample | None:
+        """The clocks of the active processes; None if the others must be read too."""
+        now = self._clock.now()
+        busy = self._accounts.sample_busy()
+        self._idle_scanner.read()
+        active = self._table.active
+        values = active.read()
+        if GONE in values:
+            return None
+        spent = active.spent(values, kernel=self._idle_scanner.covers_kernel)
+        last = self._samples[-1].now if self._samples else self._before
+        capacity = self._capacity(last.mono if last is not None else now.mono, now.mono)
+        if self._idle_scanner.due(now.mono, capacity, spent):
+            return None
+        return ClockSample(now, busy, values)
+
+    def _settle_sample(self, sample: ClockSample, result: UsageResults) -> None:
+        """Charge the work in a sample that waited."""
+        update = LifecycleUpdate(ProcessEvents(), ScanResult(), self._before, sample.now)
+        self._accounts.update_busy(sample.busy, sample.now.mono)
+        self._lifecycle.process(update, self._table.active.moved(sample.values))
+        self._add_charged(update)
+        self._finish(update, result, measured=False, complete=True)
+
+    def _settle(self, result: UsageResults) -> None:
+        """Sample, and settle with the events and cgroups of this moment."""
         now = self._clock.now()
         if now.mono >= self._next_topology:
             self._next_topology = now.mono + SECOND
             self._topology.refresh()
-        self._accounts.read_busy(now.mono)
+        self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._idle_scanner.read()
         events = self._read_events()
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
@@ -129,9 +212,11 @@ class CpuUsageSource:
             self._add_events(events, found)
         for pid in (*events.exits, *events.exited):
             self._table.wake(pid)
-        update = LifecycleUpdate(events, found, before, now)
+        update = LifecycleUpdate(events, found, self._before, now)
         self._lifecycle.process(update, self._read_clocks(self._table.active, update))
-        if self._idle_due(update):
+        self._add_charged(update)
+        began = self._before.mono if self._before is not None else now.mono
+        if self._idle_scanner.due(now.mono, self._capacity(began, now.mono)):
             self._lifecycle.process(update, self._read_clocks(self._table.idle, update))
             self._table.sweep(IDLE_AFTER)
             self._idle_scanner.scanned(now.mono)
@@ -143,18 +228,27 @@ class CpuUsageSource:
                 # second read it would be charged to the exited processes.
                 self._add_events(events, found)
                 self._lifecycle.process(update, self._read_clocks(self._table.active, update))
+        self._finish(update, result, measured=measured, complete=found.complete)
+
+    def _finish(
+        self, update: LifecycleUpdate, result: UsageResults, *, measured: bool, complete: bool
+    ) -> None:
+        """Settle the cgroups and sockets of an update, and add its results."""
         self._redescribe(update)
         self._settle_cgroups(update, measured)
-        self._before = now
-        complete = found.complete and not self._churn
+        before, self._before = self._before or update.now, update.now
         active = [(c.payer, c.amount, c.row) for c in update.charges if c.amount > 0]
-        return UsageBatch(
-            usages=self._accounts.usages(before, now, active, complete),
-            infos=tuple(update.infos),
-            exited=tuple(update.exited),
-            failures=() if len(self._table) else (_NO_PROCESSES,),
-            processes=len(self._table),
-        )
+        complete = complete and not self._churn
+        result.usages += self._accounts.usages(before, update.now, active, complete)
+        result.infos += update.infos
+        result.exited += update.exited
+
+    def _read_events(self) -> ProcessEvents:
+        events = ProcessEvents()
+        for channel in (self._fork_events, self._exit_events):
+            if channel is not None:
+                channel.drain(events)
+        return events
 
     def _read_clocks(self, clocks: ClockList, update: LifecycleUpdate) -> CpuDeltas:
         moved = clocks.moved()
@@ -163,20 +257,19 @@ class CpuUsageSource:
             self._add_events(update.events, update.found)
         return moved
 
-    def _idle_due(self, update: LifecycleUpdate) -> bool:
-        """True if the clocks of idle processes must be read in this poll."""
-        total = self._idle_scanner.total
-        if total is not None:
-            self._idle_scanner.charged(
-                sum(
-                    charge.amount
-                    for charge in update.charges
-                    if charge.row is None or total.covers_kernel or not charge.row.kernel
-                )
+    def _add_charged(self, update: LifecycleUpdate) -> None:
+        covers_kernel = self._idle_scanner.covers_kernel
+        self._idle_scanner.charged(
+            sum(
+                charge.amount
+                for charge in update.charges
+                if charge.row is None or covers_kernel or not charge.row.kernel
             )
-        began = update.before.mono if update.before is not None else update.now.mono
-        capacity = sum(self._topology.capacity().values()) * (update.now.mono - began)
-        return self._idle_scanner.due(update.now.mono, capacity)
+        )
+
+    def _capacity(self, start: int, end: int) -> int:
+        """The CPU time that was available between two monotonic times."""
+        return sum(self._topology.capacity().values()) * (end - start)
 
     def _first_poll(self) -> UsageBatch:
         """Find the processes; work before the end of this poll is not charged."""
@@ -186,15 +279,13 @@ class CpuUsageSource:
         self._lifecycle.process(LifecycleUpdate(events, found, None, now), ())
         # The scan took some time; all accounts begin now.
         now = self._before = self._clock.now()
-        self._accounts.read_busy(now.mono)
+        self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._table.rebase()
         self._idle_scanner.read()
         self._idle_scanner.scanned(now.mono)
         self._measure_cgroups()
         self._excess.settle()
-        return UsageBatch(
-            failures=() if len(self._table) else (_NO_PROCESSES,), processes=len(self._table)
-        )
+        return UsageResults().batch(len(self._table))
 
     def close(self) -> None:
         for part in (
@@ -207,13 +298,6 @@ class CpuUsageSource:
         ):
             if part is not None:
                 part.close()
-
-    def _read_events(self) -> ProcessEvents:
-        events = ProcessEvents()
-        for channel in (self._fork_events, self._exit_events):
-            if channel is not None:
-                channel.drain(events)
-        return events
 
     def _add_events(self, events: ProcessEvents, found: ScanResult) -> None:
         """Add the events since the last read of them in this poll."""

@@ -10,7 +10,7 @@ processes are read at every poll.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
@@ -44,7 +44,7 @@ class TrackedProcess:
     cgroup_text: str = ""  # its /proc/PID/cgroup
     reviewed: bool = False  # a second description is scheduled or done
     exit_cpu: int | None = None  # CPU time of its exit record, until its clock is gone
-    weights: dict[int, float] | None = None  # by socket
+    weights: Mapping[int, float] | None = None  # by socket
     next_placement: int = 0  # monotonic time of the next sample of its socket
 
 
@@ -82,15 +82,32 @@ class ClockList:
             moved.index = at
         row.clock_list, row.index = None, -1
 
-    def moved(self) -> list[tuple[TrackedProcess, int]]:
-        """Read every clock; returns the rows with a changed clock, and its value."""
-        values = self._read_all()
+    def moved(self, values: list[int] | None = None) -> list[tuple[TrackedProcess, int]]:
+        """Read every clock; returns the rows with a changed clock, and its value.
+
+        ``values`` are those of an earlier ``read``, since which no row was added or removed.
+        """
+        values = self.read() if values is None else values
         different = compress(range(len(values)), map(operator.ne, values, self._values))
         found = [(self._rows[at], values[at]) for at in different]
         self._values = values
         return found
 
-    def _read_all(self) -> list[int]:
+    def spent(self, values: list[int], *, kernel: bool) -> int:
+        """The CPU time in ``values`` since the last call of ``moved``.
+
+        Without ``kernel``, that of kernel threads is left out.
+        """
+        if kernel:
+            return sum(values) - sum(self._values)
+        return sum(
+            value - before
+            for row, value, before in zip(self._rows, values, self._values, strict=True)
+            if value != before and not row.kernel
+        )
+
+    def read(self) -> list[int]:
+        """The values of all clocks; GONE for those of ended processes."""
         values: list[int] = []
         rest = iter(self._clocks)
         while True:
@@ -197,6 +214,7 @@ class IdleScanner:
         self._since: int | None = None
         self._charged = 0
         self._next = 0
+        self.covers_kernel = total is None or total.covers_kernel
 
     def read(self) -> None:
         """Read the sum; to be called before any clock of a process is read."""
@@ -206,11 +224,14 @@ class IdleScanner:
         """Add charged time of the sum."""
         self._charged += amount
 
-    def due(self, mono: int, capacity: int) -> bool:
-        """True if the clocks of idle processes must be read now."""
+    def due(self, mono: int, capacity: int, uncharged: int = 0) -> bool:
+        """True if the clocks of idle processes must be read now.
+
+        ``uncharged`` is time of the sum that is known and will be charged.
+        """
         if self._now is None or self._since is None or mono >= self._next:
             return True
-        return self._now - self._since - self._charged > tolerance(capacity)
+        return self._now - self._since - self._charged - uncharged > tolerance(capacity)
 
     def scanned(self, mono: int) -> None:
         """Restart after a read of all clocks."""

@@ -64,6 +64,15 @@ class _WatchedProcess:
 
 
 @dataclass(slots=True)
+class _DeviceProfile:
+    """The profile of a device, with its intervals from ``since`` to ``until``."""
+
+    since: int
+    until: int
+    profile: EnergyProfile = field(default_factory=EnergyProfile)
+
+
+@dataclass(slots=True)
 class _ProcessFamilies:
     """Parents of processes, at most MAX_KNOWN_PARENTS, the most recently described."""
 
@@ -98,10 +107,11 @@ class EnergyHistory:
         self.lock = threading.RLock()
         self._attributions = attributions
         self._domains: dict[str, Domain] = {}
-        self._devices: dict[str, EnergyProfile] = {}
+        self._devices: dict[str, _DeviceProfile] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._families = _ProcessFamilies()
         self._now = 0
+        self._awaited = 0
 
     # ------------------------------------------------------------------------- for the poller
 
@@ -109,6 +119,11 @@ class EnergyHistory:
     def dropped(self) -> int:
         """Number of attributions removed to keep the memory limit."""
         return self._attributions.dropped
+
+    @property
+    def awaited(self) -> bool:
+        """True if a query waits for the settlement of energy that is sampled already."""
+        return self._awaited > self._now
 
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
         """Add a tick and the attributions that it has settled."""
@@ -123,7 +138,8 @@ class EnergyHistory:
                 watched.sample()
             for attribution in settled:
                 self._attributions.add(attribution)
-                self._add_energy(attribution)
+                if self._watched:
+                    self._add_energy(attribution)
 
     def _add_process(self, consumer: Consumer, parent: int) -> None:
         self._families.add(consumer, parent)
@@ -140,19 +156,32 @@ class EnergyHistory:
         domain = self._domains.get(interval.domain_id)
         if domain is None:
             return
-        device = self._devices.get(domain.id)
-        if device is None:
-            device = self._devices[domain.id] = EnergyProfile()
-        noise = _counter_edge_error(domain, interval)
-        device.add(domain.id, domain.hw_type, interval, interval.energy, noise)
-        if not self._watched:
-            return
+        self._extend_device(domain, interval.start.mono)
         shares = dict(attribution.shares)
         for consumer, watched in self._watched.items():
             _add_share(watched.own, domain, interval, attribution.idle, shares.get(consumer, 0))
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
                 _add_share(watched.descended, domain, interval, attribution.idle, own)
+
+    def _extend_device(self, domain: Domain, since: int) -> EnergyProfile | None:
+        """The profile of a device, with all recorded intervals of it; None without any.
+
+        A new profile begins at ``since``. Without queries and watched processes, it costs nothing:
+        its intervals are added later.
+        """
+        device = self._devices.get(domain.id)
+        # A profile may reach back further than the history; it is not exchanged for less.
+        if device is None or (
+            since < device.since and self._attributions.entries(domain.id, since, device.since)
+        ):
+            device = _DeviceProfile(since - SECOND, since - SECOND)
+        for entry in self._attributions.entries(domain.id, device.until, self._now):
+            self._devices[domain.id] = device
+            interval, device.until = entry.interval, entry.interval.end.mono
+            noise = _counter_edge_error(domain, interval)
+            device.profile.add(domain.id, domain.hw_type, interval, interval.energy, noise)
+        return device.profile if device.profile.watermark else None
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -175,6 +204,10 @@ class EnergyHistory:
     def _is_fresh(self, settled: int) -> bool:
         return self._now - settled < SETTLEMENT_TIMEOUT
 
+    def expect(self, end: int) -> None:
+        """Ask for settlement up to ``end`` at the next tick, instead of with the next snapshot."""
+        self._awaited = max(self._awaited, end)
+
     def domains(self) -> Mapping[str, Domain]:
         """The cover's attributed domains, by id."""
         with self.lock:
@@ -188,7 +221,8 @@ class EnergyHistory:
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """The energy of a device."""
         with self.lock:
-            profile = self._devices.get(domain_id)
+            domain = self._domains.get(domain_id)
+            profile = self._extend_device(domain, start) if domain is not None else None
             return profile.between(start, end) if profile is not None else IntervalEnergy({}, {}, 0)
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:

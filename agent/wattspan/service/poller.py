@@ -7,6 +7,7 @@ and is replaced by one assignment.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,11 +121,11 @@ class MonitoredUsage:
         self._polls = 0
         self._failed = 0
 
-    def poll(self) -> UsageBatch:
+    def poll(self, *, settle: bool) -> UsageBatch:
         """Poll once. Energy is measured even if no usage is known."""
         self._polls += 1
         try:
-            self.batch = self.source.poll()
+            self.batch = self.source.poll(settle=settle)
         except Exception as error:  # noqa: BLE001 - energy is measured even without usage
             failure = Failure(
                 "processes",
@@ -221,6 +222,7 @@ class Poller:
         self._agent_usage = AgentUsage(0.0, None)
         self._checkpoint: Checkpoint | None = None
         self._any_settled = False
+        self._sampled: list[Tick] = []
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -242,21 +244,36 @@ class Poller:
             self._ticker.wait(stopped)
 
     def turn(self) -> None:
-        """Run one cycle."""
-        tick = self._sample()
-        settled = self._ledger.apply(tick)
-        for observe in self._observers:
-            observe(tick, settled)
-        first = bool(settled) and not self._any_settled
-        if first or tick.at.mono - self._published >= PUBLISH_EVERY:
-            self._any_settled |= first
+        """Run one cycle: sample, and settle and publish when it is time for that."""
+        first = not self._any_settled
+        due = self._clock.monotonic() - self._published >= PUBLISH_EVERY
+        settle = first or due or self.history.awaited
+        self._sampled.append(self._sample(settle=settle))
+        if settle:
+            self._settle()
+        if due or (first and self._any_settled):
             self.publish()
 
+    def _settle(self) -> None:
+        """Apply the ticks since the last settlement, in their order.
+
+        The result is the same as with settlement at each tick, at a fraction of its cost: the CPU's
+        caches keep the code and the accounts for all ticks of a batch, and lose them between two
+        ticks.
+        """
+        ticks, self._sampled = self._sampled, []
+        for tick in ticks:
+            settled = self._ledger.apply(tick)
+            for observe in self._observers:
+                observe(tick, settled)
+            self._any_settled = self._any_settled or bool(settled)
+
     def publish(self) -> None:
-        """Replace the newest snapshot.
+        """Settle all ticks and replace the newest snapshot.
 
         Its checkpoint is saved before, so that no published counter is lower after a restart.
         """
+        self._settle()
         now = self._clock.now()
         self._published = now.mono
         latest = self._latest.view()
@@ -304,7 +321,7 @@ class Poller:
             for source in self._sources:
                 every.callback(source.source.close)
 
-    def _sample(self) -> Tick:
+    def _sample(self, *, settle: bool) -> Tick:
         domains, readings, usages = {}, list[Reading](), list[Usage]()
         for source in self._sources:
             before, batch = source.batch.domains, source.read()
@@ -312,7 +329,7 @@ class Poller:
                 domains[source.source.name] = batch.domains
             readings += batch.readings
             usages += batch.usages
-        polled = self._usage.poll()
+        polled = self._usage.poll(settle=settle)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(
             self._clock.now(), domains, readings, births, (*polled.usages, *usages), polled.exited
@@ -322,7 +339,10 @@ class Poller:
         self, usages: Sequence[Usage], known: Sequence[PayerInfo]
     ) -> list[PayerInfo]:
         """Descriptions of the payers that only a device has reported so far."""
-        seen: set[Payer] = {info.payer for info in known} if usages else set()
+        if not usages:
+            return []
+        sampled = itertools.chain(known, *(tick.births for tick in self._sampled))
+        seen: set[Payer] = {info.payer for info in sampled}
         found: list[PayerInfo] = []
         for usage in usages:
             for payer in usage.spent:

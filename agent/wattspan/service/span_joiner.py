@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
+IDLE_INTERVAL = SECOND // 4
+"""The period of passes while no process sends spans."""
+
 SETTLEMENT_TIMEOUT = 6 * SECOND
 """A span is joined without further wait this long after its receipt."""
 
@@ -196,9 +199,15 @@ class SpanJoiner:
 
     def run(self, stop: threading.Event) -> None:
         """Run passes until ``stop``, then finish. Failures of a pass are logged."""
-        while not stop.wait(JOIN_INTERVAL / 1e9):
+        while not stop.wait((IDLE_INTERVAL if self._idle else JOIN_INTERVAL) / 1e9):
             self._guarded(self.turn)
         self._guarded(self.finish)
+
+    @property
+    def _idle(self) -> bool:
+        """True if no process sends or announces spans."""
+        announced = self._side_channel is not None and self._side_channel.counts.connected
+        return not (self._processes or self._inbox or announced)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
