@@ -127,6 +127,10 @@ class EnergyQueries(Protocol):
     never extrapolated.
     """
 
+    def expect(self, end: int) -> None:
+        """Ask for settlement up to ``end`` at the next tick, instead of with the next snapshot."""
+        ...
+
     def settled(self, consumer: Consumer | None = None) -> int:
         """The watermark of all domains that still settle, and of the profile of ``consumer``."""
         ...

@@ -61,6 +61,9 @@ class ConstantPast:
     forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # settled time at each read
 
+    def expect(self, end: int) -> None:
+        pass
+
     def settled(self, consumer: Consumer | None = None) -> int:
         if self.on_settled:
             self.until = self.on_settled.pop(0)

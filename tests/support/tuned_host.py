@@ -360,6 +360,9 @@ class Host:
             ),
         )
 
+    def expect(self, end: int) -> None:
+        pass
+
     def settled(self, consumer: Consumer | None = None) -> int:
         return self.clock.monotonic() - 1_500_000_000
 

@@ -38,6 +38,8 @@ from wattspan.otlp.forwarder import ForwardStats
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
+    IDLE_INTERVAL,
+    JOIN_INTERVAL,
     SETTLEMENT_TIMEOUT,
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
@@ -456,3 +458,29 @@ def test_idle_process_is_released_and_watched_again() -> None:
     agent.run(3.0)
     assert agent.outcomes() == {"joined": 2}
     assert agent.energy() == pytest.approx(200_000, abs=4)
+
+
+class Stop:
+    """Records the timeouts of waits; set after ``passes`` of them."""
+
+    def __init__(self, passes: int) -> None:
+        self._passes = passes
+        self.timeouts: list[float] = []
+
+    def wait(self, timeout: float) -> bool:
+        self.timeouts.append(timeout)
+        return len(self.timeouts) > self._passes
+
+
+def test_passes_are_rare_while_no_process_sends_spans() -> None:
+    agent = Agent()
+    idle, busy, announced = Stop(1), Stop(1), Stop(1)
+    agent.joiner.run(idle)  # type: ignore[arg-type]
+    agent.feed.counts.connected = 1
+    agent.joiner.run(announced)  # type: ignore[arg-type]
+    agent.feed.counts.connected = 0
+    agent.send(agent.span(1, 0, TICK))
+    agent.joiner.run(busy)  # type: ignore[arg-type]
+    assert idle.timeouts == [IDLE_INTERVAL / 1e9] * 2
+    assert announced.timeouts == [JOIN_INTERVAL / 1e9] * 2
+    assert busy.timeouts[0] == JOIN_INTERVAL / 1e9

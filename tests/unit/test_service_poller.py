@@ -244,6 +244,48 @@ def test_observers_receive_each_tick_with_its_settled_attributions() -> None:
     assert seen[1][1][0].interval.energy == 5_000_000
 
 
+def settled_ticks(*, awaited: bool) -> tuple[list[int], list[Attribution], Snapshot]:
+    """The number of ticks settled in each cycle, their attributions, and the last snapshot."""
+    clock = ManualClock()
+    host = Burning(clock)
+    seen: list[Attribution] = []
+    counts: list[int] = []
+
+    def observe(_: Tick, settled: Sequence[Attribution]) -> None:
+        counts[-1] += 1
+        seen.extend(settled)
+
+    one = poller(clock, [host], host, observers=[observe])
+    for _ in range(40):
+        counts.append(0)
+        clock.advance(ns=TICK)
+        if awaited:
+            one.history.expect(clock.monotonic())
+        one.turn()
+    one.publish()
+    return counts, seen, one.view()
+
+
+def test_ticks_are_settled_with_each_snapshot() -> None:
+    counts, _, _ = settled_ticks(awaited=False)
+    assert counts[:2] == [1, 1]  # for the first figure
+    assert counts[7:37] == [0, 0, 0, 0, 5] * 6
+
+
+def test_awaited_ticks_are_settled_at_once() -> None:
+    counts, _, _ = settled_ticks(awaited=True)
+    assert counts == [1] * 40
+
+
+def test_settlement_in_batches_equals_settlement_at_each_tick() -> None:
+    _, batches, last = settled_ticks(awaited=False)
+    _, each, same = settled_ticks(awaited=True)
+    assert batches == each
+    assert len(each) == 39
+    assert last.domains == same.domains
+    assert last.processes == same.processes
+
+
 # -------------------------------------------------------------------------- agent, recorder
 
 

@@ -441,6 +441,7 @@ class QueryService:
             return
         try:
             deadline = self._clock.monotonic() + wait
+            self._energy_history.expect(end)
             while not self._settled(end, consumer, grid):
                 if self._clock.monotonic() >= deadline:
                     return

@@ -320,6 +320,7 @@ class StandaloneAgent:
         from wattspan.sdk.client import Measurement  # its http.client is not needed by `run`
 
         history = self._agent.history
+        history.expect(end)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
         response = energy_response(history, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **response})
