@@ -128,7 +128,7 @@ class EnergyQueries(Protocol):
     """
 
     def expect(self, end: int) -> None:
-        """Ask for settlement up to ``end`` at the next tick, instead of with the next snapshot."""
+        """Ask for settlement up to ``end`` before the next snapshot."""
         ...
 
     def settled(self, consumer: Consumer | None = None) -> int:

@@ -244,7 +244,9 @@ def test_observers_receive_each_tick_with_its_settled_attributions() -> None:
     assert seen[1][1][0].interval.energy == 5_000_000
 
 
-def settled_ticks(*, awaited: bool) -> tuple[list[int], list[Attribution], Snapshot]:
+def settled_ticks(
+    *, awaited: bool = False, each: bool = False
+) -> tuple[list[int], list[Attribution], Snapshot]:
     """The number of ticks settled in each cycle, their attributions, and the last snapshot."""
     clock = ManualClock()
     host = Burning(clock)
@@ -262,28 +264,33 @@ def settled_ticks(*, awaited: bool) -> tuple[list[int], list[Attribution], Snaps
         if awaited:
             one.history.expect(clock.monotonic())
         one.turn()
+        if each:
+            one.publish()
     one.publish()
     return counts, seen, one.view()
 
 
 def test_ticks_are_settled_with_each_snapshot() -> None:
-    counts, _, _ = settled_ticks(awaited=False)
+    counts, _, _ = settled_ticks()
     assert counts[:2] == [1, 1]  # for the first figure
     assert counts[7:37] == [0, 0, 0, 0, 5] * 6
 
 
-def test_awaited_ticks_are_settled_at_once() -> None:
+def test_awaited_ticks_are_settled_before_the_next_snapshot() -> None:
     counts, _, _ = settled_ticks(awaited=True)
-    assert counts == [1] * 40
+    assert sum(counts) == 40
+    assert max(counts) == 2
 
 
 def test_settlement_in_batches_equals_settlement_at_each_tick() -> None:
-    _, batches, last = settled_ticks(awaited=False)
-    _, each, same = settled_ticks(awaited=True)
-    assert batches == each
+    each_counts, each, last = settled_ticks(each=True)
+    assert each_counts == [1] * 40
     assert len(each) == 39
-    assert last.domains == same.domains
-    assert last.processes == same.processes
+    for awaited in (False, True):
+        _, batches, same = settled_ticks(awaited=awaited)
+        assert batches == each
+        assert last.domains == same.domains
+        assert last.processes == same.processes
 
 
 # -------------------------------------------------------------------------- agent, recorder

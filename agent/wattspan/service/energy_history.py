@@ -205,7 +205,7 @@ class EnergyHistory:
         return self._now - settled < SETTLEMENT_TIMEOUT
 
     def expect(self, end: int) -> None:
-        """Ask for settlement up to ``end`` at the next tick, instead of with the next snapshot."""
+        """Ask for settlement up to ``end`` before the next snapshot."""
         self._awaited = max(self._awaited, end)
 
     def domains(self) -> Mapping[str, Domain]:

@@ -44,6 +44,9 @@ SILENT_SOURCE_AFTER = 5 * SECOND
 
 PUBLISH_EVERY = SECOND // 2
 
+SETTLE_AFTER = SECOND // 5
+"""Awaited energy is settled this long after the last settlement."""
+
 
 class Ticker:
     """Wakes at absolute multiples of an interval; missed ticks are counted and never replayed."""
@@ -223,6 +226,7 @@ class Poller:
         self._checkpoint: Checkpoint | None = None
         self._any_settled = False
         self._sampled: list[Tick] = []
+        self._settled = self._started.mono
 
     def view(self) -> Snapshot:
         """The newest snapshot. Safe from any thread."""
@@ -245,9 +249,11 @@ class Poller:
 
     def turn(self) -> None:
         """Run one cycle: sample, and settle and publish when it is time for that."""
+        now = self._clock.monotonic()
         first = not self._any_settled
-        due = self._clock.monotonic() - self._published >= PUBLISH_EVERY
-        settle = first or due or self.history.awaited
+        due = now - self._published >= PUBLISH_EVERY
+        awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
+        settle = first or due or awaited
         self._sampled.append(self._sample(settle=settle))
         if settle:
             self._settle()
@@ -262,6 +268,7 @@ class Poller:
         ticks.
         """
         ticks, self._sampled = self._sampled, []
+        self._settled = self._clock.monotonic()
         for tick in ticks:
             settled = self._ledger.apply(tick)
             for observe in self._observers:

@@ -350,6 +350,7 @@ class SpanJoiner:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         end = max(map(_END, spans))
         due = now + SETTLEMENT_TIMEOUT
+        self._history.expect(end)
         process.waiting.append(_PendingSpans(pending, positions, spans, end, due))
 
     def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
