@@ -208,10 +208,9 @@ class CpuUsageSource:
         found = self._scanner.scan(now.mono, events, events_complete=self._fork_events is not None)
         self._churn = self._churn or found.churn or bool(self._new_cgroups)
         measured = self._churn and self._measure_cgroups()
+        self._wake_exited(events)
         if measured:
             self._add_events(events, found)
-        for pid in (*events.exits, *events.exited):
-            self._table.wake(pid)
         update = LifecycleUpdate(events, found, self._before, now)
         self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._add_charged(update)
@@ -301,8 +300,15 @@ class CpuUsageSource:
 
     def _add_events(self, events: ProcessEvents, found: ScanResult) -> None:
         """Add the events since the last read of them in this poll."""
-        events.merge(self._read_events())
-        found.born |= events.born.keys()
+        later = self._read_events()
+        self._wake_exited(later)
+        events.merge(later)
+        found.born |= later.born.keys()
+
+    def _wake_exited(self, events: ProcessEvents) -> None:
+        """Read the clocks of exited processes in this poll, also those of idle ones."""
+        for pid in (*events.exits, *events.exited):
+            self._table.wake(pid)
 
     # ------------------------------------------------------------------------------ cgroups
 
