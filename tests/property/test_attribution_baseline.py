@@ -105,3 +105,61 @@ def test_idle_energy_is_at_most_the_measured_energy(
     shared = attribute(interval, None, idle_due=energy_at(model.power or 0, duration))
     assert 0 <= shared.idle <= energy
     assert shared.idle + shared.unattributed == energy
+
+
+busy_loads = st.lists(st.floats(0.3, 1.0), min_size=2, max_size=200)
+
+
+@settings(max_examples=50)
+@given(busy_loads, st.integers(5_000, 60_000), st.floats(-0.3, 1.0), st.sampled_from([1.4, 2.0]))
+def test_unknown_idle_power_is_below_its_bound(
+    work: list[float], idle: int, curvature: float, exponent: float
+) -> None:
+    model = LoadIntercept()
+    for load in work:
+        active = 60_000 * (load + curvature * (load - load**exponent))
+        show(model, load, idle + active)
+        if model.power is None:
+            assert model.upper is not None
+            assert model.upper >= idle - 0.05 * active
+        else:
+            assert abs(model.power - idle) <= 0.25 * active
+
+
+@settings(max_examples=25)
+@given(st.floats(0.3, 0.9), st.floats(0.3, 0.9), st.integers(1, 60))
+def test_load_steps_of_a_device_never_at_rest_charge_no_idle_power(
+    first: float, second: float, seconds: int
+) -> None:
+    model = LoadIntercept()
+    watch(model, [first] * seconds + [second] * seconds + [first] * seconds)
+    assert model.power is None or abs(model.power - 40_000) <= 0.15 * 9_000 * CPUS * first
+    assert model.upper is not None
+    assert model.upper >= 40_000 - 0.05 * 9_000 * CPUS * first
+
+
+@settings(max_examples=25)
+@given(st.integers(-20_000, 20_000))
+def test_idle_power_follows_a_drift_of_a_device_never_at_rest(change: int) -> None:
+    model = LoadIntercept()
+    loads = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    watch(model, loads * 20)
+    for second in range(1_200):  # twenty minutes, then ten at the new power
+        idle = 40_000 + change * min(second, 1_200) // 1_200
+        show(model, loads[second % len(loads)], idle + 9_000 * CPUS * loads[second % len(loads)])
+    watch(model, loads * 100, idle=40_000 + change)
+    assert model.power is not None
+    assert abs(model.power - (40_000 + change)) <= 0.1 * abs(change) + 400
+
+
+@settings(max_examples=50)
+@given(quiet, idles, st.floats(0.2, 1.0))
+def test_fallen_idle_power_is_bounded_by_the_new_minimum(
+    rest: list[float], idle: int, part: float
+) -> None:
+    model = LoadIntercept()
+    watch(model, rest, idle, per_cpu=0)
+    lower = round(part * idle)
+    watch(model, [0.5] * 40, lower, per_cpu=0)
+    assert model.power is not None
+    assert model.power <= lower + 1

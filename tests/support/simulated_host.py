@@ -194,6 +194,8 @@ def imbalances(snapshot: Snapshot) -> list[str]:
             wrong.append(f"{account.domain.id}: {account.energy} != {parts}")
         if min(account.energy, account.consumers, account.idle, account.unattributed) < 0:
             wrong.append(f"{account.domain.id}: a negative account")
+        if not 0 <= account.withheld <= account.unattributed:
+            wrong.append(f"{account.domain.id}: {account.withheld} withheld of the unattributed")
         if account.pending < 0:
             wrong.append(f"{account.domain.id}: pending is negative")
         kind = account.domain.hw_type
@@ -225,7 +227,7 @@ def steps_back(before: Snapshot, after: Snapshot) -> list[str]:
             continue
         wrong.extend(
             f"{account.domain.id}.{name}"
-            for name in ("energy", "consumers", "idle", "unattributed")
+            for name in ("energy", "consumers", "idle", "unattributed", "withheld")
             if getattr(account, name) < getattr(past, name)
         )
         for reason, lasted in past.gaps.items():

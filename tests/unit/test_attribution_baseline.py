@@ -1,5 +1,7 @@
 """Baselines of CPUs and GPUs."""
 
+import random
+
 import pytest
 
 from support.watched_load import CPUS, show, used, watch
@@ -13,7 +15,7 @@ BUSY = [0.3, 0.5, 0.8]
 def test_varied_load_reveals_the_idle_power_of_a_busy_host() -> None:
     model = LoadIntercept()
     watch(model, BUSY * 10)
-    assert model.power == pytest.approx(40_000, abs=5)
+    assert model.power == pytest.approx(40_000, rel=0.002)
 
 
 def test_quiet_host_has_an_idle_power_at_once() -> None:
@@ -27,7 +29,7 @@ def test_slope_corrects_the_idle_power_of_a_nearly_quiet_host() -> None:
     watch(model, [0.03] * 3)
     assert model.power == pytest.approx(41_080, abs=5)
     watch(model, [0.9] * 5)
-    assert model.power == pytest.approx(40_000, abs=5)
+    assert model.power == pytest.approx(40_000, rel=0.01)
 
 
 def test_constant_full_load_gives_no_idle_power() -> None:
@@ -52,7 +54,7 @@ def test_window_with_a_change_of_load_has_little_weight() -> None:
 
 def test_idle_power_is_between_zero_and_the_least_observed_power() -> None:
     model = LoadIntercept()
-    watch(model, [0.4, 0.9] * 15, idle=-20_000, per_cpu=30_000)
+    watch(model, [0.2, 0.3, 0.5, 0.9] * 15, idle=-20_000, per_cpu=30_000)
     assert model.power == 0
     falling = LoadIntercept()
     watch(falling, [0.0, 0.9] * 35, idle=50_000, per_cpu=-5_000)
@@ -60,12 +62,20 @@ def test_idle_power_is_between_zero_and_the_least_observed_power() -> None:
     assert falling.power <= 50_000 - 5_000 * CPUS * 0.9 + 1
 
 
-def test_high_loads_give_no_idle_power_before_many_windows() -> None:
+def test_high_loads_reveal_the_idle_power_with_enough_windows() -> None:
     model = LoadIntercept()
-    watch(model, [0.6, 0.8, 1.0] * 7)
+    watch(model, [0.6, 0.8, 1.0])
     assert model.power is None
-    watch(model, [0.6, 0.8, 1.0] * 30)
-    assert model.power == pytest.approx(40_000, abs=5)
+    watch(model, [0.6, 0.8, 1.0] * 10)
+    assert model.power == pytest.approx(40_000, rel=0.005)
+
+
+def test_two_high_loads_give_an_upper_bound_without_idle_power() -> None:
+    model = LoadIntercept()
+    watch(model, [0.6, 0.9] * 30)
+    assert model.power is None
+    assert model.upper is not None
+    assert 40_000 < model.upper < 40_000 + 9_000 * CPUS * 0.4
 
 
 def test_slope_from_a_single_far_window_is_ignored() -> None:
@@ -159,3 +169,79 @@ def test_changed_power_of_an_unused_gpu_is_followed() -> None:
         for _ in range(400):
             model.observe(energy_at(Milliwatts(watts * 1000), 2 * SECOND), 2 * SECOND, free)
         assert model.power == pytest.approx(watts * 1000, rel=0.03)
+
+
+def test_steady_load_gives_a_bound_of_the_idle_power_only() -> None:
+    model = LoadIntercept()
+    assert model.upper is None
+    watch(model, [0.6] * 200)
+    assert model.power is None
+    assert model.upper == pytest.approx(40_000 + 9_000 * CPUS * 0.6, rel=0.05)
+    assert model.upper < 40_000 + 9_000 * CPUS * 0.6
+
+
+def test_errors_of_the_observed_load_give_no_idle_power() -> None:
+    model = LoadIntercept()
+    errors = random.Random(1)
+    for _ in range(600):  # the load is steady, and the observed load is not
+        model.observe(
+            energy_at(61_600 + errors.randrange(-200, 200), SECOND // 10),
+            SECOND // 10,
+            used(0.6 + errors.uniform(-0.02, 0.02), 0.1),
+        )
+    assert model.power is None
+
+
+def test_remembered_idle_power_is_kept_under_a_steady_load() -> None:
+    model = LoadIntercept(Milliwatts(40_000))
+    errors = random.Random(1)
+    for _ in range(1_000):
+        model.observe(
+            energy_at(61_600 + errors.randrange(-200, 200), SECOND // 10),
+            SECOND // 10,
+            used(0.6 + errors.uniform(-0.02, 0.02), 0.1),
+        )
+    assert model.remembered
+    assert model.power == pytest.approx(40_000, rel=0.001)
+
+
+def test_remembered_idle_power_outside_of_the_credible_interval_is_corrected() -> None:
+    model = LoadIntercept(Milliwatts(55_000))
+    watch(model, [0.6, 0.9] * 60)
+    assert model.remembered
+    assert model.power is not None
+    assert model.power < 53_000
+
+
+def test_remembered_idle_power_above_the_observed_power_is_lowered() -> None:
+    model = LoadIntercept(Milliwatts(90_000))
+    watch(model, [0.6] * 60)
+    assert model.power is not None
+    assert model.power <= 61_600
+
+
+def test_learned_idle_power_is_not_a_remembered_one() -> None:
+    model = LoadIntercept(Milliwatts(12_345))
+    assert model.remembered
+    watch(model, [0.0] * 3)
+    assert not model.remembered
+    gpu = UnusedDevicePower(Milliwatts(70_000))
+    assert gpu.remembered
+    free = Usage("gpu:0", Instant(0, 0), Instant(2 * SECOND, 0), {})
+    gpu.observe(energy_at(70_000, 2 * SECOND), 2 * SECOND, free)
+    assert not gpu.remembered
+    assert gpu.upper == 0
+
+
+def test_falling_power_over_load_gives_no_idle_power() -> None:
+    model = LoadIntercept()
+    watch(model, [0.3, 0.5, 0.8] * 30, per_cpu=-5_000)
+    assert model.power is None
+
+
+def test_changed_device_begins_a_new_curve() -> None:
+    model = LoadIntercept()
+    watch(model, [0.3, 0.4, 0.5, 0.6, 0.8] * 30)
+    assert model.power == pytest.approx(40_000, rel=0.01)
+    watch(model, [0.3, 0.4, 0.5, 0.6, 0.8] * 30, idle=60_000)
+    assert model.power == pytest.approx(60_000, rel=0.01)

@@ -1,6 +1,7 @@
 """The ledger in single scenarios; invariants are in tests/property."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from wattspan.attribution.ledger import RANK_EVERY, Ledger, LedgerSettings
 from wattspan.attribution.top_n import EXIT_GRACE, EXITED_ROW_LIFETIME, STALE_AFTER, UNKNOWN_USER
 from wattspan.model import (
     SECOND,
+    BaselineQuality,
     Checkpoint,
     Consumer,
     GapReason,
@@ -18,6 +20,7 @@ from wattspan.model import (
     Microjoules,
     Provenance,
     Reading,
+    Tick,
     Usage,
 )
 
@@ -153,8 +156,8 @@ def test_rows_and_groups_have_the_power_of_their_last_settled_second() -> None:
 def test_lost_device_does_not_freeze_the_powers_of_its_type() -> None:
     host = world(absence=2 * SECOND)
     host.born(1)
-    for _ in range(20):
-        host.turn(TICK, {1: 50}, power=80_000)
+    for _ in range(40):  # the idle power is 0
+        host.turn(TICK, {}, power=0)
     other = replace(PACKAGE, id="rapl:package-1", source="second", resource="cpu:1")
     host.apply(domains={"second": [other]})
     for _ in range(40):
@@ -236,11 +239,12 @@ def test_stale_group_is_removed_and_added_to_no_other() -> None:
     host.born(1)
     host.turn(TICK, {1: 100})
     host.turn(STALE_AFTER // 2, {}, dying=(1,))
-    host.turn(STALE_AFTER // 2, {})
+    before = host.turn(STALE_AFTER // 2, {}).account(PACKAGE.id)
     host.born(2)
     snapshot = host.turn(TICK, {2: 100})
     assert {row.group.name for row in snapshot.groups} == {"c2", "u0"}
-    assert snapshot.groups[0].energy[HwType.CPU] == 8_000_000
+    spent = snapshot.account(PACKAGE.id).consumers - before.consumers
+    assert snapshot.groups[0].energy[HwType.CPU] == spent > 0
 
 
 def test_counter_absent_after_a_restart_begins_anew() -> None:
@@ -350,3 +354,79 @@ def test_exited_payers_are_removed_after_their_last_row() -> None:
     for _ in range(EXITED_ROW_LIFETIME // RANK_EVERY):
         host.turn(RANK_EVERY, {})
     assert not host.ledger.knows(listed)
+
+
+def rested_ledger() -> World:
+    """A host with a learned idle power of 80 W."""
+    host = world()
+    for _ in range(50):
+        host.turn(TICK, {})
+    assert host.turn(TICK, {}).account(PACKAGE.id).baseline is BaselineQuality.LEARNED
+    return host
+
+
+def test_energy_of_a_never_resting_cpu_is_withheld() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(50):
+        snapshot = host.turn(TICK, {1: 240})
+    account = snapshot.account(PACKAGE.id)
+    assert account.baseline is BaselineQuality.UNKNOWN
+    assert account.idle == 0
+    assert 0 < account.consumers < account.energy / 10
+    assert account.withheld == account.unattributed == account.energy - account.consumers
+    assert imbalances(snapshot) == []
+
+
+def test_usage_of_unknown_capacity_is_charged_in_full() -> None:
+    ledger = Ledger(LedgerSettings(), now=0)
+    start, end, payer = Instant(0, 0), Instant(TICK, 0), Consumer(1, 1)
+    ledger.apply(Tick(start, {"rapl": (PACKAGE,)}, (Reading(PACKAGE.id, start, Microjoules(0)),)))
+    usage = Usage("cpu:0", start, end, {payer: TICK})
+    reading = Reading(PACKAGE.id, end, Microjoules(5_000_000))
+    (shared,) = ledger.apply(Tick(end, readings=(reading,), usages=(usage,)))
+    assert shared.shares == ((payer, 5_000_000),)
+
+
+def test_idle_power_is_remembered_in_another_boot() -> None:
+    host = reopened(rested_ledger(), boot_id="another")
+    account = host.turn(TICK, {}).account(PACKAGE.id)
+    assert account.baseline is BaselineQuality.REMEMBERED
+    assert account.idle_power == 80_000
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"model": "Another CPU"}, {"provenance": Provenance.EMULATED}],
+    ids=["model", "provenance"],
+)
+def test_idle_power_of_other_hardware_is_forgotten(other: dict[str, Any]) -> None:
+    host, same = rested_ledger(), replace(PACKAGE, model="Some CPU")
+    host.apply(domains={"rapl": [same]})
+    for domain, quality in (
+        (same, BaselineQuality.REMEMBERED),
+        (replace(same, **other), BaselineQuality.UNKNOWN),
+    ):
+        now = host.clock.now()
+        ledger = Ledger(LedgerSettings(), checkpoint=checkpoint(host), now=now.mono)
+        ledger.apply(Tick(now, {"rapl": (domain,)}))
+        assert ledger.snapshot(now, "host").account(PACKAGE.id).baseline is quality
+
+
+def test_idle_power_of_an_older_checkpoint_without_model_is_kept() -> None:
+    host = reopened(rested_ledger(), boot_id="another")
+    host.apply(domains={"rapl": [replace(PACKAGE, model="Some CPU")]})
+    assert host.turn(TICK, {}).account(PACKAGE.id).baseline is BaselineQuality.REMEMBERED
+
+
+def test_withheld_energy_continues_from_a_checkpoint() -> None:
+    host = world()
+    host.born(1)
+    for _ in range(20):
+        before = host.turn(TICK, {1: 240}).account(PACKAGE.id)
+    after = reopened(host).turn(TICK, {}).account(PACKAGE.id)
+    assert 0 < before.withheld <= after.withheld
+
+
+def test_counted_domain_has_no_baseline() -> None:
+    assert world().turn(TICK, {}).account("rapl:package-0/core").baseline is None

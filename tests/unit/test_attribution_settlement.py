@@ -1,6 +1,8 @@
 """Settlement: intervals wait for usage, with a timeout."""
 
-from wattspan.attribution.settlement import Settlement
+import pytest
+
+from wattspan.attribution.settlement import Settlement, attribute
 from wattspan.model import SECOND, Consumer, Instant, Interval, Microjoules, Usage
 
 ME, YOU = Consumer(1, 1), Consumer(2, 2)
@@ -100,3 +102,16 @@ def test_resource_without_usage_does_not_delay_others() -> None:
     settlement.add_usage(usage(0, 100))
     (settled,) = settlement.due(Instant(100, 0))
     assert settled.interval is other
+
+
+@pytest.mark.parametrize("covered", [100, 60, 0])
+@pytest.mark.parametrize("due", [0, 300, 1000, 5000])
+def test_withheld_energy_is_unattributed_and_bounded(due: int, covered: int) -> None:
+    spent = usage(0, 100, unclaimed=50) if covered else None
+    shared = attribute(interval(0, 100), spent, covered=covered or None, withheld_due=due)
+    active = 1000 - min(due, 1000)
+    assert shared.withheld == min(due, 1000)
+    assert shared.idle == 0
+    consumers = sum(share.energy for share in shared.shares)
+    assert consumers == active * covered // 200
+    assert consumers + shared.unattributed == 1000

@@ -257,3 +257,26 @@ def test_idle_energy_is_unknown_while_it_is_charged_to_processes() -> None:
     charged = Attribution(interval, shares, Microjoules(0), Microjoules(0))
     host.past.apply(Tick(Instant(end, 0)), [charged])
     assert host.past.idle("cpu0", start, end) is None
+
+
+def test_end_of_time_without_a_baseline_is_known_by_hardware_type() -> None:
+    host = Host(CPU, GPU)
+    assert host.past.baseline_unknown() == {}
+    started = host.now
+    for at, withheld in ((1, 200), (2, 0)):
+        interval = Interval(
+            CPU.id,
+            Instant(started + (at - 1) * TICK, 0),
+            Instant(started + at * TICK, 0),
+            Microjoules(1000),
+        )
+        spent = Attribution(
+            interval,
+            (Share(SHELL, Microjoules(800 + 200 - withheld)),),
+            Microjoules(0),
+            Microjoules(withheld),
+            Microjoules(withheld),
+        )
+        host.past.apply(Tick(interval.end), [spent])
+    assert host.past.baseline_unknown() == {HwType.CPU: started + TICK}
+    assert host.past.idle(CPU.id, started, started + TICK) is None

@@ -13,6 +13,7 @@ from wattspan.model import (
     SECOND,
     AgentStats,
     Attribution,
+    BaselineQuality,
     Checkpoint,
     Consumer,
     Failure,
@@ -118,13 +119,16 @@ def ticks(clock: ManualClock, one: Poller, n: int) -> Snapshot:
     return one.view()
 
 
-def test_energy_of_a_busy_host_is_charged_to_its_only_process() -> None:
+def test_energy_of_a_busy_host_without_baseline_is_withheld() -> None:
     clock = ManualClock()
     host = Burning(clock)
     snapshot = ticks(clock, poller(clock, [host], host), 40)
     account = snapshot.account(PACKAGE.id)
     assert account.energy + account.pending == 39 * 5_000_000
-    assert account.consumers == account.energy
+    assert account.baseline is BaselineQuality.UNKNOWN
+    assert account.unattributed == account.withheld
+    assert account.consumers + account.withheld == account.energy
+    assert 0 < account.consumers < account.energy / 10
     assert snapshot.processes[0].info == WHO
     assert imbalances(snapshot) == []
 

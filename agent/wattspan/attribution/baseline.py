@@ -1,22 +1,29 @@
 """Baselines: the power of a device without load, learned from observations.
 
-A CPU is hardly ever completely idle, but its load varies: :class:`LoadIntercept` is the intercept
-of its power over load. A GPU with a user keeps its clocks up even while it rests, so only an unused
-one shows its idle power: :class:`UnusedDevicePower`. With too few observations there is no
-baseline, and attribution treats all energy as active.
+A CPU is hardly ever completely idle, but its load varies. :class:`LoadIntercept` observes its power
+at rest, and until then extrapolates its power over load to zero (:class:`PowerCurve`). The
+baseline is unknown until the credible interval of the extrapolation is narrow. A GPU with a user
+keeps its clocks up even while it rests, so only an unused one shows its idle power:
+:class:`UnusedDevicePower`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from wattspan.model import SECOND, HwType, Milliwatts, Usage
+from wattspan.attribution.power_curve import Extrapolation, PowerCurve, largest_idle
+from wattspan.model import MILLISECOND, SECOND, HwType, Milliwatts, Usage
 
 WINDOW = SECOND
-"""Shorter observations are added up to this: counters and clocks are read at different moments."""
+"""Shorter observations are added up to this for the means of bins: counters and clocks are read at
+different moments."""
 
-HALF_LIFE = 900.0  # windows, of the weight of an observation
+SAMPLE = 90 * MILLISECOND
+"""Shorter observations are added up to this for the power curve. Natural variation of load is
+largest in short samples, and the power at the lowest loads decides about the intercept."""
+
+HALF_LIFE = 900.0  # windows, of the weight of an observation in its bin
 MAX_WEIGHT = 120.0
 """The largest weight of a mean, in windows. A mean includes half of a lasting change after 83
 windows and 95 % after 360; one wrong window moves it by a 120th of its error."""
@@ -24,7 +31,6 @@ windows and 95 % after 360; one wrong window moves it by a 120th of its error.""
 FULL_CONFIDENCE_WEIGHT = 30.0  # windows; a mean of fewer is combined with other evidence
 _BINS = 20
 _LOW_LOAD = 0.05  # below this load the intercept is observed, not extrapolated
-_MIN_LOAD_RANGE = 0.20  # the least range of load for a fitted line
 _MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
 _MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
 _STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
@@ -48,70 +54,118 @@ class LoadIntercept:
     """Idle power as the intercept of power over load.
 
     Windows are collected in bins of load, so that an hour at full load does not outweigh one quiet
-    minute; old windows decay. Near zero load the lowest bin, corrected by the fitted line, is the
-    result; otherwise the intercept of the line, if its range of load suffices.
+    minute; old windows decay. Near zero load the lowest bin, corrected by the power curve, is the
+    result; otherwise the intercept of the curve, once its credible interval is narrow. A baseline
+    that was known once stays known; while the credible interval is wide, it is kept, within the
+    interval.
 
     Energy and usage are read at slightly different moments. The resulting error is proportional to
-    the change of load in the window, so such windows have little weight. A counter that is updated
-    late shows too little energy in one window and too much in the next, perhaps at another load;
-    therefore all results are means in which the weight of one window is limited.
+    the change of load in the window, so such windows have little weight in the bins. A counter that
+    is updated late shows too little energy in one window and too much in the next, perhaps at
+    another load; therefore all results are means in which the weight of one window is limited.
     """
 
     def __init__(self, remembered: Milliwatts | None = None) -> None:
-        self._remembered = remembered
         self._bins = [_Bin() for _ in range(_BINS)]
-        self._energy = self._duration = self._busy = self._capacity = 0
+        self._curve = PowerCurve()
+        self._sample, self._window = _Sum(), _Sum()
         self._began: float | None = None
-        self._power: Milliwatts | None = remembered
+        self._power = remembered
+        self._upper = math.inf
+        self.remembered = remembered is not None
 
     @property
     def power(self) -> Milliwatts | None:
+        """The idle power; None while it is unknown."""
         return self._power
+
+    @property
+    def upper(self) -> Milliwatts | None:
+        """The largest idle power that the observations permit; None without observations.
+
+        Energy above it is active, however the power depends on load.
+        """
+        bound = min(self._upper, self._curve.upper_bound)
+        return Milliwatts(math.ceil(bound)) if self._curve.observed else None
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
         """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         if not usage.capacity:
             return
-        span = usage.end.mono - usage.start.mono
         ends = usage.busy / usage.capacity
         began = self._began = ends if self._began is None else self._began
-        self._energy += energy
-        self._duration += duration
-        # Usage and interval rarely have the same length: scale usage to the interval.
-        self._busy += usage.busy * duration // max(1, span)
-        self._capacity += usage.capacity * duration // max(1, span)
-        if self._duration < WINDOW or not self._capacity:
+        self._sample.add(energy, duration, usage)
+        self._window.add(energy, duration, usage)
+        if self._sample.duration >= SAMPLE:
+            self._curve.add(self._sample.load, self._sample.power, self._sample.duration / SECOND)
+            self._sample = _Sum()
+        if self._window.duration < WINDOW:
             return
-        load = min(1.0, self._busy / self._capacity)
-        power = self._energy * 1e6 / self._duration
-        self._energy = self._duration = self._busy = self._capacity = 0
-        self._began = None
+        load, power = self._window.load, self._window.power
+        self._window, self._began = _Sum(), None
         for one in self._bins:
             one.weight *= 0.5 ** (1 / HALF_LIFE)
         steadiness = 1 / (1 + ((ends - began) / _STEADY_LOAD_CHANGE) ** 2)
         self._bins[min(_BINS - 1, int(load * _BINS))].add(load, power, steadiness)
-        learned = self._fit()
-        if learned is not None:
-            self._power = Milliwatts(round(learned))
+        self._learn()
 
-    def _fit(self) -> float | None:
-        """The intercept; None with too few observations."""
+    def _learn(self) -> None:
+        """Update the idle power and its upper bound."""
         seen = [one for one in self._bins if one.weight >= _MIN_BIN_WEIGHT]
         if not seen:
-            return None
-        line = _line(seen)
+            return
+        found = self._curve.extrapolate()
+        bounds = [largest_idle(one.load, one.power) for one in seen]
+        if found is not None:
+            bounds.append(max(0.0, found.idle + found.half_width))
+        self._upper = min(bounds)
+        learned = self._fit(seen, found)
+        idle = learned if learned is not None else self._power
+        if idle is None:
+            return
+        if learned is None and found is not None:  # an earlier result that may be out of date
+            idle = min(max(idle, found.idle - found.half_width), found.idle + found.half_width)
+        self._power = Milliwatts(round(max(0.0, idle - _excess(idle, seen))))
+        self.remembered = self.remembered and learned is None
+
+    def _fit(self, seen: list[_Bin], found: Extrapolation | None) -> float | None:
+        """The intercept; None while it is unknown."""
         lowest = min(seen, key=lambda one: one.load)
         quiet = lowest.weight if lowest.load < _LOW_LOAD else 0.0
-        slope = line.slope if line is not None and line.reliable else 0.0
-        corrected = lowest.power - slope * lowest.load
-        if line is not None and line.weight >= 1 and quiet < FULL_CONFIDENCE_WEIGHT:
-            weight = min(line.weight, FULL_CONFIDENCE_WEIGHT - quiet)
-            idle = (quiet * corrected + weight * line.intercept) / (quiet + weight)
-        elif quiet >= _MIN_WEIGHT:
-            idle = corrected
-        else:
+        narrow = found is not None and found.narrow
+        corrected = lowest.power - (found.slope * lowest.load if found and narrow else 0.0)
+        if quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow):
+            return corrected
+        if found is None or not narrow:
             return None
-        return max(0.0, idle - _excess(idle, seen))
+        rest = max(0.0, FULL_CONFIDENCE_WEIGHT - quiet)
+        return (quiet * corrected + rest * found.idle) / (quiet + rest)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Energy and usage of adjacent observations."""
+
+    energy: int = 0
+    duration: int = 0
+    busy: int = 0
+    capacity: int = 0
+
+    def add(self, energy: int, duration: int, usage: Usage) -> None:
+        # Usage and interval rarely have the same length: scale usage to the interval.
+        length = max(1, usage.end.mono - usage.start.mono)
+        self.energy += energy
+        self.duration += duration
+        self.busy += usage.busy * duration // length
+        self.capacity += (usage.capacity or 0) * duration // length
+
+    @property
+    def load(self) -> float:
+        return min(1.0, self.busy / max(1, self.capacity))
+
+    @property
+    def power(self) -> float:
+        return self.energy * 1e6 / self.duration
 
 
 def _excess(idle: float, bins: list[_Bin]) -> float:
@@ -126,32 +180,6 @@ def _excess(idle: float, bins: list[_Bin]) -> float:
     )
 
 
-class _FittedLine(NamedTuple):
-    slope: float
-    intercept: float
-    weight: float  # number of windows without load that would give an intercept as precise
-    reliable: bool  # the slope depends on more than a few windows at the far end
-
-
-def _line(bins: list[_Bin]) -> _FittedLine | None:
-    """Power over load by weighted least squares, with a slope of at least 0.
-
-    None if the range of load is too small for a slope.
-    """
-    loads = [one.load for one in bins]
-    if max(loads) - min(loads) < _MIN_LOAD_RANGE:
-        return None
-    whole = sum(one.weight for one in bins)
-    load = sum(one.weight * one.load for one in bins) / whole
-    power = sum(one.weight * one.power for one in bins) / whole
-    rise = sum(one.weight * (one.load - load) * (one.power - power) for one in bins)
-    run = sum(one.weight * (one.load - load) ** 2 for one in bins)
-    slope = max(0.0, rise / run)
-    weight = 1 / (1 / whole + load**2 / run)
-    reliable = run >= FULL_CONFIDENCE_WEIGHT * _MIN_LOAD_RANGE**2
-    return _FittedLine(slope, power - slope * load, weight, reliable)
-
-
 class UnusedDevicePower:
     """Idle power as the decaying mean power while the device has no user."""
 
@@ -159,10 +187,16 @@ class UnusedDevicePower:
         self._mean = float(remembered) if remembered is not None else 0.0
         self._seen = _MIN_WEIGHT if remembered is not None else 0.0
         self._energy = self._duration = 0
+        self.remembered = remembered is not None
 
     @property
     def power(self) -> Milliwatts | None:
         return Milliwatts(round(self._mean)) if self._seen >= 1 else None
+
+    @property
+    def upper(self) -> Milliwatts:
+        """Always 0: while the idle power of a GPU is unknown, its users pay all of its energy."""
+        return Milliwatts(0)
 
     def observe(self, energy: int, duration: int, usage: Usage) -> None:
         """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
@@ -177,10 +211,14 @@ class UnusedDevicePower:
         self._energy = self._duration = 0
         self._seen = min(self._seen + 1, MAX_WEIGHT)
         self._mean += (power - self._mean) / self._seen
+        self.remembered = False
 
 
 IdleModel = LoadIntercept | UnusedDevicePower
-"""Learns the idle power of a device; ``power`` is None while it is unknown."""
+"""Learns the idle power of a device; ``power`` is None while it is unknown.
+
+Meanwhile ``upper`` bounds it. ``remembered`` is True until the power is learned anew.
+"""
 
 
 def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleModel:

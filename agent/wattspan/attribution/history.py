@@ -21,6 +21,7 @@ class HistoryEntry(NamedTuple):
     idle: Microjoules
     unattributed: Microjoules
     shares: array[int]
+    withheld: Microjoules = Microjoules(0)
 
 
 _ENTRY_BYTES = 600  # an entry, its Interval and its two Instants, measured by sys.getsizeof
@@ -61,7 +62,9 @@ class AttributionHistory:
             shares.append(self._number(payer))
             shares.append(energy)
         interval = attribution.interval
-        entry = HistoryEntry(interval, attribution.idle, attribution.unattributed, shares)
+        entry = HistoryEntry(
+            interval, attribution.idle, attribution.unattributed, shares, attribution.withheld
+        )
         self._entries.setdefault(interval.domain_id, deque()).append(entry)
         self._bytes += _ENTRY_BYTES + 8 * len(shares)
         self._trim(interval.end.mono)

@@ -37,6 +37,7 @@ from wattspan.model import (
     Instant,
     Interval,
     Microjoules,
+    Milliwatts,
     Payer,
     PayerInfo,
     ProcessRow,
@@ -44,6 +45,7 @@ from wattspan.model import (
     Reading,
     Snapshot,
     Tick,
+    Usage,
     energy_at,
 )
 
@@ -81,18 +83,30 @@ class _DomainState:
     present: bool = True
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
+    withheld: int = 0
 
-    def idle_energy(self, interval: Interval) -> int:
-        """The idle energy of the interval: baseline power × time, plus the deficit.
+    def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
+        """The idle energy of the interval, and the energy that may be idle: one of them is 0.
+
+        Each is a power × time, plus the deficit: the baseline, or its upper bound while it is
+        unknown. Without the capacity of a resource there is no load, and all energy is active.
+        """
+        power = self.idle_model.power
+        if power is not None:
+            return self._due(power, interval), 0
+        if usage is None or not usage.capacity:
+            return 0, 0
+        upper = self.idle_model.upper
+        return 0, int(interval.energy) if upper is None else self._due(upper, interval)
+
+    def _due(self, power: Milliwatts, interval: Interval) -> int:
+        """The energy at ``power`` in the interval, plus the deficit.
 
         A counter that moves in steps shows no energy in one interval and twice as much in the
         next. The deficit of the first interval is added to the second; otherwise half of the idle
         energy would be charged to consumers. The deficit is at most that of two steps, so that a
         device which draws less than its baseline for a while causes no later overcharge.
         """
-        power = self.idle_model.power
-        if not power:
-            return 0
         due = energy_at(power, interval.duration) + self.idle_deficit
         most = energy_at(power, 2 * self.domain.resolution)
         self.idle_deficit = min(max(0, due - interval.energy), most)
@@ -173,6 +187,8 @@ class Ledger:
                 meter = CounterMeter(domain, self._settings.absence)
                 self._domains[domain.id] = _DomainState(domain, meter, idle_model(domain.hw_type))
             else:
+                if not _same_hardware(registered.domain, domain):
+                    registered.idle_model = idle_model(domain.hw_type)
                 registered.domain = domain
                 registered.present = True
                 registered.meter.redefine(domain)
@@ -210,17 +226,20 @@ class Ledger:
         state = self._domains[interval.domain_id]
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_model.observe(interval.energy, interval.duration, usage)
+        idle_due, withheld_due = state.baseline_energy(interval, usage)
         attribution = attribute(
             interval,
             usage,
             covered=covered,
-            idle_due=state.idle_energy(interval),
+            idle_due=idle_due,
+            withheld_due=withheld_due,
             policy=self._settings.idle,
         )
         state.energy += interval.energy
         state.consumers += interval.energy - attribution.idle - attribution.unattributed
         state.idle += attribution.idle
         state.unattributed += attribution.unattributed
+        state.withheld += attribution.withheld
         if state.settled is None or state.settled.mono < interval.end.mono:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
@@ -309,6 +328,8 @@ class Ledger:
             idle_power=state.idle_model.power if state.domain.resource is not None else None,
             settled=state.settled,
             present=state.present,
+            withheld=Microjoules(state.withheld),
+            idle_power_remembered=state.idle_model.remembered,
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:
@@ -373,6 +394,7 @@ class Ledger:
                 settled_reading=last,
                 present=False,
                 resumed=last is not None,
+                withheld=account.withheld,
             )
         self._rows = TopPayers(self._settings.top, checkpoint.other, checkpoint.retired)
         for row in checkpoint.processes:
@@ -382,3 +404,12 @@ class Ledger:
             else:
                 self._rows.retire(row.energy)
         self._groups = GroupAccounts(self._settings.groups, checkpoint.groups, now)
+
+
+def _same_hardware(before: Domain, now: Domain) -> bool:
+    """True if an idle power of ``before`` applies to ``now``.
+
+    The domain may be of an earlier boot, of another machine with the same store, or emulated.
+    """
+    models = {before.model, now.model} - {""}
+    return before.provenance is now.provenance and len(models) <= 1

@@ -53,21 +53,24 @@ def attribute(
     *,
     covered: int | None = None,
     idle_due: int = 0,
+    withheld_due: int = 0,
     policy: IdlePolicy = IdlePolicy.SEPARATE,
 ) -> Attribution:
     """Divide the energy of one interval among consumers, idle and unattributed.
 
-    Idle energy is ``idle_due`` microjoules, at most the whole; without a baseline there is none and
-    all energy is active. Active energy is divided by ``spent``; the part of unclaimed use is
-    *unattributed*, as is the active energy of the time beyond the ``covered`` nanoseconds of
-    ``usage``. Idle energy is an account of its own, or is divided by ``policy`` among the present
-    payers.
+    Idle energy is ``idle_due`` microjoules, at most the whole. Without a known baseline it is 0,
+    and ``withheld_due`` is the energy that may be idle: it is *unattributed*. Active energy, the
+    rest, is divided by ``spent``; the part of unclaimed use is unattributed, as is the active
+    energy of the time beyond the ``covered`` nanoseconds of ``usage``. Idle energy is an account of
+    its own, or is divided by ``policy`` among the present payers.
     """
     duration = interval.duration
     idle = min(int(interval.energy), idle_due)
-    active = interval.energy - idle
+    withheld = Microjoules(min(interval.energy - idle, withheld_due))
+    active = interval.energy - idle - withheld
     if usage is None:
-        return Attribution(interval, (), Microjoules(idle), Microjoules(active))
+        rest = Microjoules(active + withheld)
+        return Attribution(interval, (), Microjoules(idle), rest, withheld)
 
     known = active if covered is None else active * min(covered, duration) // duration
     payers: list[Payer] = [payer for payer, spent in usage.spent.items() if spent > 0]
@@ -75,7 +78,7 @@ def attribute(
     parts, unclaimed = list[int](), known
     if payers or usage.unclaimed > 0:
         *parts, unclaimed = split(known, [*weights, max(0, usage.unclaimed)])
-    unattributed = active - known + unclaimed
+    unattributed = withheld + active - known + unclaimed
 
     if idle and policy is not IdlePolicy.SEPARATE:
         idlers = payers
@@ -89,7 +92,7 @@ def attribute(
             payers, parts, idle = list(merged), list(merged.values()), 0
 
     shares = tuple(map(Share._make, compress(zip(payers, parts, strict=True), parts)))
-    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed))
+    return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed), withheld)
 
 
 class SettledInterval(NamedTuple):

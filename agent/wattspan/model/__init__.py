@@ -35,6 +35,7 @@ from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.snapshot import MAX_RATE as MAX_RATE
 from wattspan.model.snapshot import AgentStats as AgentStats
+from wattspan.model.snapshot import BaselineQuality as BaselineQuality
 from wattspan.model.snapshot import Checkpoint as Checkpoint
 from wattspan.model.snapshot import DomainAccount as DomainAccount
 from wattspan.model.snapshot import Exemplar as Exemplar

@@ -140,16 +140,20 @@ class Attribution:
     """One interval, divided without remainder.
 
     ``interval.energy == sum(share.energy) + idle + unattributed``, checked on construction.
+    ``withheld`` is the part of ``unattributed`` that may be idle or active energy, because the idle
+    power is unknown.
     """
 
     interval: Interval
     shares: tuple[Share, ...]
     idle: Microjoules
     unattributed: Microjoules
+    withheld: Microjoules = Microjoules(0)
 
     def __post_init__(self) -> None:
         parts = self.idle + self.unattributed + sum(map(_ENERGY, self.shares))
-        if parts != self.interval.energy or self.idle < 0 or self.unattributed < 0:
+        valid = self.idle >= 0 and 0 <= self.withheld <= self.unattributed
+        if parts != self.interval.energy or not valid:
             raise ValueError(
                 f"{self.interval.domain_id}: {self.interval.energy} uJ were divided into {parts} uJ"
             )

@@ -103,6 +103,7 @@ class Domain:
     staleness: Nanoseconds | None = None  # largest age of a value when read; None: one step
     usage_step: Nanoseconds = Nanoseconds(0)  # time resolution of usage
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
+    model: str = ""  # of the hardware; an idle power is remembered for the same model only
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:

@@ -138,12 +138,22 @@ class Footprint:
     carbon: RatedEnergy | None = None
 
 
+class BaselineQuality(ModelEnum):
+    """The origin of the idle power by which the energy of a domain is divided."""
+
+    UNKNOWN = "baseline_unknown"  # the energy of consumers has only a lower bound
+    REMEMBERED = "baseline_remembered"  # learned in an earlier run on the same CPU model
+    LEARNED = "baseline_learned"
+
+
 @dataclass(frozen=True, slots=True)
 class DomainAccount:
     """The account of one domain since its first reading, up to ``settled``.
 
     For an attributed domain ``energy == consumers + idle + unattributed`` to the microjoule;
     ``pending`` is later energy that is in none of them yet. For other domains the three are 0.
+    ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
+    power was unknown.
     """
 
     domain: Domain
@@ -157,10 +167,22 @@ class DomainAccount:
     idle_power: Milliwatts | None = None  # the baseline; None: unknown
     settled: Instant | None = None
     present: bool = True  # False: the domain is gone
+    withheld: Microjoules = Microjoules(0)
+    idle_power_remembered: bool = False
 
     @property
     def attributed(self) -> bool:
         return self.domain.resource is not None
+
+    @property
+    def baseline(self) -> BaselineQuality | None:
+        """The quality of ``idle_power``; None if the domain is not attributed."""
+        if not self.attributed:
+            return None
+        if self.idle_power is None:
+            return BaselineQuality.UNKNOWN
+        remembered = self.idle_power_remembered
+        return BaselineQuality.REMEMBERED if remembered else BaselineQuality.LEARNED
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from wattspan.model import (
     Attribution,
     Consumer,
     Domain,
+    HwType,
     Interval,
     Microjoules,
     Payer,
@@ -110,6 +111,7 @@ class EnergyHistory:
         self._devices: dict[str, _DeviceProfile] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._families = _ProcessFamilies()
+        self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
         self._awaited = 0
 
@@ -138,6 +140,7 @@ class EnergyHistory:
                 watched.sample()
             for attribution in settled:
                 self._attributions.add(attribution)
+                self._record_baseline(attribution)
                 if self._watched:
                     self._add_energy(attribution)
 
@@ -150,6 +153,11 @@ class EnergyHistory:
             ):
                 watched.add_descendant(consumer)
 
+    def _record_baseline(self, attribution: Attribution) -> None:
+        domain = self._domains.get(attribution.interval.domain_id)
+        if attribution.withheld and domain is not None:
+            self._baseline_unknown[domain.hw_type] = attribution.interval.end.mono
+
     def _add_energy(self, attribution: Attribution) -> None:
         """Add an attribution to the profiles of its device and of watched processes."""
         interval = attribution.interval
@@ -158,11 +166,12 @@ class EnergyHistory:
             return
         self._extend_device(domain, interval.start.mono)
         shares = dict(attribution.shares)
+        divided = interval.energy - attribution.idle - attribution.withheld
         for consumer, watched in self._watched.items():
-            _add_share(watched.own, domain, interval, attribution.idle, shares.get(consumer, 0))
+            _add_share(watched.own, domain, interval, divided, shares.get(consumer, 0))
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
-                _add_share(watched.descended, domain, interval, attribution.idle, own)
+                _add_share(watched.descended, domain, interval, divided, own)
 
     def _extend_device(self, domain: Domain, since: int) -> EnergyProfile | None:
         """The profile of a device, with all recorded intervals of it; None without any.
@@ -208,6 +217,13 @@ class EnergyHistory:
         """Ask for settlement up to ``end`` before the next snapshot."""
         self._awaited = max(self._awaited, end)
 
+    def baseline_unknown(self) -> dict[HwType, int]:
+        """The monotonic time until which the idle power of a domain was unknown, by type.
+
+        A type whose idle power was always known is absent.
+        """
+        return dict(self._baseline_unknown)
+
     def domains(self) -> Mapping[str, Domain]:
         """The cover's attributed domains, by id."""
         with self.lock:
@@ -232,7 +248,7 @@ class EnergyHistory:
         if not entries or entries[0].interval.start.mono > start:
             return None
         total = 0
-        for interval, idle, _, _ in entries:
+        for interval, idle, *_ in entries:
             overlap = min(end, interval.end.mono) - max(start, interval.start.mono)
             if not idle and interval.energy:
                 return None
@@ -324,7 +340,9 @@ def _profile(found: _MatchedEntries) -> EnergyProfile:
         profile.expect(domain.id, domain.hw_type, since)
     # In order of time, because a profile does not wait long for one domain.
     for _, domain, entry in sorted(found.entries, key=itemgetter(0)):
-        _add_share(profile, domain, entry.interval, entry.idle, _share_of(entry, found.numbers))
+        divided = entry.interval.energy - entry.idle - entry.withheld
+        own = _share_of(entry, found.numbers)
+        _add_share(profile, domain, entry.interval, divided, own)
     return profile
 
 
@@ -340,10 +358,10 @@ def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
 
 
 def _add_share(
-    profile: EnergyProfile, domain: Domain, interval: Interval, idle: int, own: int
+    profile: EnergyProfile, domain: Domain, interval: Interval, divided: int, own: int
 ) -> None:
-    """Add the energy ``own`` of a payer in an interval, with its error at the edges."""
-    active = max(1, interval.energy - idle)
+    """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its edge errors."""
+    active = max(1, divided)
     noise = _counter_edge_error(domain, interval) * own // active
     if own < active and domain.usage_step:
         # Usage at a resolution of a sixth of a second distinguishes payers, but not their times:
