@@ -12,6 +12,7 @@ from wattspan.model.settings import SettingError, convert
 from wattspan.ports import SourceContext, SourceError
 from wattspan.sources.rapl.powercap import PowercapSource, RaplSettings, plugin
 from wattspan.sources.rapl.pyrapl import PyRaplSource
+from wattspan.sources.rapl.sysfs import cpu_model
 from wattspan.testing import FakeDirectory, ManualClock
 
 
@@ -81,3 +82,31 @@ def test_wrong_settings_are_refused(raw: dict[str, object]) -> None:
 def test_enabled_is_auto_or_a_truth_value() -> None:
     for value in ("auto", True, False):
         assert convert({"enabled": value}, RaplSettings, "sources.rapl").enabled == value
+
+
+def test_domains_have_the_model_of_the_processor(tmp_path: Path) -> None:
+    with PowercapHost(tmp_path) as host:
+        source = PowercapSource(tmp_path, host.clock, model="Some CPU")
+        assert {domain.model for domain in source.read().domains} == {"Some CPU"}
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (
+            "processor\t: 0\nmodel\t\t: 2\nmodel name\t: Some CPU @ 3GHz \nflags: a\n",
+            "Some CPU @ 3GHz",
+        ),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\n", ""),
+        (None, ""),
+    ],
+    ids=["x86", "arm", "absent"],
+)
+def test_model_of_the_processor_is_read_from_cpuinfo(
+    tmp_path: Path, text: str | None, model: str
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text)
+    assert cpu_model(file) == model

@@ -31,6 +31,7 @@ from wattspan.sources.rapl.sysfs import (
     ZoneProblem,
     ZoneScan,
     access_failure,
+    cpu_model,
     read_zone,
     scan_zones,
 )
@@ -46,9 +47,15 @@ class PowercapSource(RaplSource):
     """
 
     def __init__(
-        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        resolution: int = MILLISECOND,
+        model: str = "",
     ) -> None:
-        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution)
+        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution, model=model)
         self._counters: dict[str, CounterFile] = {}  # by directory
         self._counter_of: dict[str, CounterFile] = {}  # by domain id
         self._topology = ZoneTopology((), {})
@@ -245,14 +252,17 @@ def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource |
             )
         return None
     resolution = context.resolution or MILLISECOND
+    model = "" if context.emulated else cpu_model(Path("/proc/cpuinfo"))
     if settings.reader == "powercap":
         return PowercapSource(
-            sysfs, context.clock, emulated=context.emulated, resolution=resolution
+            sysfs, context.clock, emulated=context.emulated, resolution=resolution, model=model
         )
     # Imported only when chosen: an agent that does not use the library does not carry it.
     from wattspan.sources.rapl.pyrapl import PyRaplError, PyRaplSource
 
-    source = PyRaplSource(sysfs, context.clock, emulated=context.emulated, resolution=resolution)
+    source = PyRaplSource(
+        sysfs, context.clock, emulated=context.emulated, resolution=resolution, model=model
+    )
     if settings.enabled is True:
         try:
             source.open()

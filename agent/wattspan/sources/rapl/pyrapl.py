@@ -145,9 +145,15 @@ class PyRaplSource(RaplSource):
     """
 
     def __init__(
-        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        resolution: int = MILLISECOND,
+        model: str = "",
     ) -> None:
-        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution)
+        super().__init__(sysfs, clock, emulated=emulated, resolution=resolution, model=model)
         self._epoch = -1
         self._sensor: PyRaplSensor | None = None
         self._columns: tuple[tuple[int, Domain], ...] = ()  # place in pyRAPL's list, domain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,15 +219,32 @@ def cpu_vendor(sysfs: Path) -> str | None:
     return None
 
 
+def cpu_model(cpuinfo: Path) -> str:
+    """The name of the processor in ``/proc/cpuinfo``; "" if unknown, as on most ARM kernels."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        return ""
+    named = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", text, re.MULTILINE)
+    return "" if named is None else named[1]
+
+
 class RaplSource:
     """The base of both readers: their root, the domains behind zones, and the next discovery."""
 
     name = NAME
 
     def __init__(
-        self, sysfs: Path, clock: Clock, *, emulated: bool = False, resolution: int = MILLISECOND
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        emulated: bool = False,
+        resolution: int = MILLISECOND,
+        model: str = "",
     ) -> None:
         self._sysfs = sysfs
+        self._model = model
         self._clock = clock
         self._provenance = Provenance.EMULATED if emulated else Provenance.MEASURED
         self._resolution = resolution
@@ -249,6 +267,7 @@ class RaplSource:
             vendor=cpu_vendor(self._sysfs),
             mirrors=mirrors,
             resolution=self._resolution,
+            model=self._model,
         )
 
 

@@ -345,13 +345,14 @@ def resolve_topology(
     vendor: str | None = None,
     mirrors: frozenset[MirrorPair] = frozenset(),
     resolution: int = MILLISECOND,
+    model: str = "",
 ) -> ZoneTopology:
     """The domains behind ``zones``, with the cover chosen and every choice explained.
 
     The result does not depend on the order of ``zones`` nor on their directory ids, as far as names
     distinguish the zones. ``mirrors`` are pairs of domain ids already known to show one counter:
     the knowledge outlives the time at which both could be compared. ``resolution`` is the interval
-    of the counters' moves: about a millisecond on a real host.
+    of the counters' moves: about a millisecond on a real host. ``model`` is that of the processor.
     """
     by_directory = {zone.directory: zone for zone in zones}
     placed = {
@@ -391,6 +392,7 @@ def resolve_topology(
             modulus=modulus,
             resolution=Nanoseconds(resolution),
             why=decision.why + unknown,
+            model=model,
         )
 
     return ZoneTopology(
