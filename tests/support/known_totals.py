@@ -127,6 +127,7 @@ class Books:
             gaps={GapReason.RESET: self.turns * 10**9} if domain.hw_type is HwType.GPU else {},
             idle_power=Milliwatts(12_345),
             settled=self.clock.now(),
+            withheld=Microjoules(self.turns * J // 4 if domain.hw_type is HwType.CPU else 0),
         )
 
     def _group(self, kind: GroupKind, name: str, energy: int) -> GroupRow:
@@ -152,7 +153,7 @@ def totals(opening: Checkpoint | None) -> Totals:
     """All totals that a history must sum to, without zeros."""
     found: Totals = {}
     for account in opening.accounts if opening is not None else ():
-        for name in ("energy", "consumers", "idle", "unattributed"):
+        for name in ("energy", "consumers", "idle", "unattributed", "withheld"):
             found[account.domain.id, name] = getattr(account, name)
         for reason, lasted in account.gaps.items():
             found[account.domain.id, f"gap {reason}"] = lasted
@@ -168,11 +169,11 @@ def history(path: Path, step: int | None = None) -> Totals:
     found: Totals = {}
     with closing(sqlite3.connect(path)) as database:
         for domain, *sums in database.execute(
-            "SELECT id, sum(energy), sum(consumers), sum(idle), sum(unattributed)"
+            "SELECT id, sum(energy), sum(consumers), sum(idle), sum(unattributed), sum(withheld)"
             f" FROM domain_energy JOIN domain ON key = domain{where} GROUP BY id"
         ):
             for name, value in zip(
-                ("energy", "consumers", "idle", "unattributed"), sums, strict=True
+                ("energy", "consumers", "idle", "unattributed", "withheld"), sums, strict=True
             ):
                 found[domain, name] = value
         for domain, reason, lasted in database.execute(

@@ -122,3 +122,14 @@ def test_gap_without_energy_is_kept() -> None:
 
 def _books(account: DomainAccount) -> Checkpoint:
     return Checkpoint(Instant(account.energy, 0), "boot", (account,))
+
+
+def test_withheld_energy_is_the_energy_since_the_last_checkpoint() -> None:
+    def account(energy: int, withheld: int) -> Checkpoint:
+        parts = (Microjoules(energy), Microjoules(0), Microjoules(0), Microjoules(energy))
+        return _books(DomainAccount(PACKAGE, *parts, withheld=Microjoules(withheld)))
+
+    (spent,) = delta_between(account(100, 60), account(130, 80)).domains
+    assert (spent.unattributed, spent.withheld) == (30, 20)
+    (spent,) = delta_between(account(100, 60), account(130, 99)).domains
+    assert spent.withheld == 30  # a part of the unattributed energy

@@ -124,7 +124,9 @@ CREATE TABLE rate (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES)
+_WITHHELD = "ALTER TABLE domain_energy ADD COLUMN withheld INTEGER NOT NULL DEFAULT 0;"
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD)
 """The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 

@@ -180,10 +180,11 @@ def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainA
     consumers = after.consumers - before.consumers
     idle = after.idle - before.idle
     unattributed = after.unattributed - before.unattributed
+    withheld = after.withheld - before.withheld
     if not after.attributed:
-        consumers = idle = unattributed = 0
+        consumers = idle = unattributed = withheld = 0
     elif min(consumers, idle, unattributed) < 0 or consumers + idle + unattributed != energy:
-        consumers, idle, unattributed = 0, 0, energy
+        consumers, idle, unattributed, withheld = 0, 0, energy, 0
     return DomainAccount(
         after.domain,
         Microjoules(energy),
@@ -191,6 +192,7 @@ def _domain_delta(before: DomainAccount | None, after: DomainAccount) -> DomainA
         Microjoules(idle),
         Microjoules(unattributed),
         gaps=_rises(before.gaps, after.gaps),
+        withheld=Microjoules(min(max(0, withheld), unattributed)),
     )
 
 

@@ -72,7 +72,9 @@ def _placeholders(count: int) -> str:
     return ", ".join("?" * count)
 
 
-_DOMAIN_ENERGY = _BucketTable("domain_energy", "domain", "energy, consumers, idle, unattributed")
+_DOMAIN_ENERGY = _BucketTable(
+    "domain_energy", "domain", "energy, consumers, idle, unattributed, withheld"
+)
 _GAP = _BucketTable("gap", "domain, reason", "nanoseconds")
 _OWNER_ENERGY = _BucketTable("owner_energy", "owner", "energy")
 _SPAN_ENERGY = _BucketTable("span_energy", "span, hw_type", "energy")
@@ -141,7 +143,7 @@ class HistoryWriter:
         insert(
             _DOMAIN_ENERGY.add,
             [
-                (*at, key(d.domain), d.energy, d.consumers, d.idle, d.unattributed)
+                (*at, key(d.domain), d.energy, d.consumers, d.idle, d.unattributed, d.withheld)
                 for d in delta.domains
             ],
         )

@@ -54,6 +54,7 @@ class DomainTotal:
     consumers: int
     idle: int
     unattributed: int
+    withheld: int  # the part of ``unattributed`` without a known baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +118,15 @@ SELECT domain, reason, sum(nanoseconds) FROM gap WHERE {_WITHIN} GROUP BY domain
 # SQLite keeps the order of a cross join: it looks up few buckets instead of the whole history.
 _DOMAINS = """
 SELECT key, id, hw_type, name, provenance, method, in_cover, attributed, class, energy, consumers,
-       idle, unattributed
+       idle, unattributed, withheld
 FROM domain JOIN (
     SELECT domain, class, sum(energy) AS energy, sum(consumers) AS consumers, sum(idle) AS idle,
-           sum(unattributed) AS unattributed
+           sum(unattributed) AS unattributed, sum(withheld) AS withheld
     FROM bucket CROSS JOIN domain_energy USING (step, start) GROUP BY domain, class
 ) ON key = domain
 ORDER BY in_cover DESC, hw_type, id, provenance, key
 """
+_PARTS = ("energy", "consumers", "idle", "unattributed", "withheld")
 _OWNERS = """
 SELECT kind, hw_type, name, "group", rest, class, energy
 FROM owner JOIN (
@@ -165,8 +167,9 @@ def _extract(
         gaps.setdefault(domain, {})[GapReason(reason)] = nanoseconds
     names: dict[int, list[Any]] = {}
     sums: dict[int, list[int]] = {}
-    for key, *name, rate_class, energy, consumers, idle, unattributed in database.execute(_DOMAINS):
-        parts = (energy, consumers, idle, unattributed)
+    for row in database.execute(_DOMAINS):
+        key, *name, rate_class = row[: -len(_PARTS)]
+        parts = row[-len(_PARTS) :]
         before = sums.get(key, [0] * len(parts))
         names[key] = name
         sums[key] = [a + weigh(b, rate_class) for a, b in zip(before, parts, strict=True)]

@@ -168,6 +168,7 @@ def _domain(domain: DomainTotal) -> dict[str, Any]:
         "consumers_microjoules": domain.consumers if attributed else None,
         "idle_microjoules": domain.idle if attributed else None,
         "unattributed_microjoules": domain.unattributed if attributed else None,
+        "baseline_unknown_microjoules": domain.withheld if attributed else None,
         "gap_seconds": {reason: time / 1e9 for reason, time in domain.gaps.items()},
     }
 
@@ -242,6 +243,7 @@ def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:
         "consumers_uj": domain.consumers if attributed else None,
         "idle_uj": domain.idle if attributed else None,
         "unattributed_uj": domain.unattributed if attributed else None,
+        "baseline_unknown_uj": domain.withheld if attributed else None,
         "gap_seconds": sum(domain.gaps.values()) / 1e9,
         **footprint_cells(domain.energy, asked),
     }

@@ -79,6 +79,7 @@ def report_lines(
             if place:
                 yield ""
             yield from _table(section.kind, section.lines, breakdown, name, footprint)
+    yield from _withheld(extract.domains, name)
     if by != "domain":
         yield from _gaps(extract.domains)
     if notes := [*footprint_notes(extract.weightings, total, extract.steps)]:
@@ -169,6 +170,16 @@ def _domain_table(
         )
     )
     return table_lines(rows, left=(0, 1, 2), max_width=_WIDEST)
+
+
+def _withheld(domains: Iterable[DomainTotal], unit: str) -> Iterator[str]:
+    found = [domain for domain in domains if domain.in_cover and domain.withheld]
+    if found:
+        yield ""
+        yield "Part of the unattributed energy, because the idle power was not known yet"
+        yield "(baseline_unknown); the energy of consumers is too low by the active part of it:"
+        for domain in found:
+            yield f"  {printable(domain.id)}: {_energy(domain.withheld, unit)}"
 
 
 def _gaps(domains: Iterable[DomainTotal]) -> Iterator[str]:
