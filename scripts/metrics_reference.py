@@ -170,6 +170,7 @@ ATTRIBUTES = {
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
+    "quality": "`baseline_learned`, `baseline_remembered` or `baseline_unknown`",
     "reason": "reason, one of a fixed set of each metric",
     "resolution": "update interval of the counter",
     "service.name": "`service.name` of the spans' resource; with `span_name`, `other` for all "

@@ -339,4 +339,4 @@ def test_idle_energy_is_shown_or_noted_as_unknown() -> None:
     half = (known[0], told.devices[1])
     table = shown(a_run(told._replace(devices=half)))
     assert "of these idle" not in table
-    assert "Idle power of GPU 0 is unknown: processes are charged with it." in table
+    assert "Idle power of GPU 0 is unknown (baseline_unknown)" in table

@@ -16,6 +16,7 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
+    Milliwatts,
     Provenance,
     RatedEnergy,
     RateOrigin,
@@ -197,3 +198,20 @@ def test_json_facts_are_exact() -> None:
         HwType.GPU: 81000.0,
     }
     assert told["domains"][5]["gap_seconds"] == {"lost": 3.2}
+
+
+def test_devices_without_a_baseline_are_named() -> None:
+    host = busy_host()
+    package = replace(
+        host.account("intel-rapl:0"), idle_power=None, withheld=Microjoules(20_000_000)
+    )
+    domains = tuple(package if one.domain.id == "intel-rapl:0" else one for one in host.domains)
+    lines = drawn(replace(host, domains=domains), width=160)
+    assert "by cpu-time, baseline_unknown" in line_with("package-0 ", [
+        line for line in lines if "core" not in line and "!" not in line
+    ])  # fmt: skip
+    assert line_with("! package-0", lines).endswith("lower bound (baseline_unknown)")
+    learned = replace(package, idle_power=Milliwatts(30_000))
+    domains = tuple(learned if one.domain.id == "intel-rapl:0" else one for one in host.domains)
+    lines = drawn(replace(host, domains=domains), width=160)
+    assert not [line for line in lines if "package-0" in line and "baseline" in line]

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from wattspan.model import (
+    BaselineQuality,
     Consumer,
     DomainAccount,
     GpuStatus,
@@ -90,6 +91,8 @@ class DomainEntry(Struct, frozen=True):
     pending_joules: float | None
     gap_seconds: dict[str, float]
     gpu: GpuEntry | None
+    baseline: BaselineQuality | None = None  # of idle_power_watts
+    baseline_unknown_joules: float | None = None  # the part of unattributed_joules without it
 
 
 class ListedProcess(Struct, frozen=True):
@@ -342,6 +345,8 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
         consumers_joules=_joules(account.consumers) if attributed else None,
         idle_joules=_joules(account.idle) if attributed else None,
         unattributed_joules=_joules(account.unattributed) if attributed else None,
+        baseline_unknown_joules=_joules(account.withheld) if attributed else None,
+        baseline=account.baseline,
         pending_joules=_joules(account.pending),
         gap_seconds={reason: lasted / 1e9 for reason, lasted in account.gaps.items() if lasted},
         gpu=None if gpu is None else _gpu(gpu),

@@ -236,6 +236,13 @@ def group_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (hw_type, kind, name, provenance.get(hw_type, "")), energy
 
 
+def baseline_quality(snapshot: Snapshot) -> Iterator[Sample]:
+    for account in snapshot.domains:
+        if account.baseline is not None:
+            domain = account.domain
+            yield (domain.id, domain.hw_type, domain.provenance, account.baseline), 1
+
+
 ACCOUNTS = (
     Metric("wattspan.process.energy", COUNTER, "J",
            "Energy attributed to one listed process, or to all other processes as `other`.",
@@ -255,6 +262,14 @@ ACCOUNTS = (
            TYPE_ATTRIBUTES, _of_attributed("pending")),
     Metric("wattspan.idle.power", GAUGE, "W", "Learned idle power of the domain.",
            TYPE_ATTRIBUTES, _of_attributed("idle_power")),
+    Metric("wattspan.baseline.info", INFO, "",
+           "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
+           "an earlier run, or `baseline_unknown`.",
+           (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
+    Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
+           "Part of the unattributed energy that may be idle energy, from time without a known "
+           "idle power.",
+           TYPE_ATTRIBUTES, _of_attributed("withheld"), lasting=True),
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------- spans

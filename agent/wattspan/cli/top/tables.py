@@ -25,7 +25,14 @@ from wattspan.cli import formatting
 from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import against_original, budget_text, percent, signed_joules, state_text
-from wattspan.model import HwType, Provenance, TuningAccounts, TuningRow, TuningState
+from wattspan.model import (
+    BaselineQuality,
+    HwType,
+    Provenance,
+    TuningAccounts,
+    TuningRow,
+    TuningState,
+)
 from wattspan.util.text import printable
 
 WIDE_COLUMNS = 120  # from this width on: bars, attribution methods and the state of GPUs
@@ -263,7 +270,9 @@ def _state(row: NestedDomain) -> Text:
     if not domain.present:
         return Text("gone")
     if gpu is None:
-        return Text("" if domain.method == "none" else f"by {printable(domain.method)}")
+        method = "" if domain.method == "none" else f"by {printable(domain.method)}"
+        unknown = domain.baseline is BaselineQuality.UNKNOWN
+        return Text(f"{method}, {domain.baseline}" if unknown else method)
     parts = [
         None if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
         None if gpu.sm_clock_hertz is None else f"{gpu.sm_clock_hertz / 1e6:.0f} MHz",

@@ -31,7 +31,7 @@ from wattspan.cli.top.tables import (
     tuning_rows,
     tuning_table,
 )
-from wattspan.model import TuningAccounts
+from wattspan.model import BaselineQuality, TuningAccounts
 from wattspan.ports import Clock
 from wattspan.tuning.serialization import accounts_from_json
 from wattspan.util.text import printable
@@ -210,6 +210,11 @@ def _problems(document: SnapshotDocument, options: ViewOptions) -> Iterator[Rend
         for domain in document.domains
         for reason, seconds in sorted(domain.gap_seconds.items())
         if seconds
+    ]
+    sentences += [
+        f"{domain.hw_name}: idle power unknown, processes have a lower bound (baseline_unknown)"
+        for domain in document.domains
+        if domain.baseline is BaselineQuality.UNKNOWN and domain.baseline_unknown_joules
     ]
     most = 3
     if options.height is None:
