@@ -160,3 +160,13 @@ def test_part_of_a_request_keeps_its_order_and_resources():
     assert first == request("a", "b", service="one")
     assert [span.name for span in spans_in(middle.SerializeToString())] == ["b", "c", "d"]
     assert len(middle.resource_spans) == 2
+
+
+def test_span_from_time_without_a_baseline_has_its_quality():
+    unknown = EnergyAttributeEncoder({CPU: Provenance.MEASURED}, {CPU: 1, MEMORY: 1})
+    told = enriched(joules({CPU: 1, GPU: 1}), unknown)  # the span begins at 0
+    assert told["wattspan.energy.quality"] == "baseline_unknown"
+    assert told["wattspan.energy.cpu.quality"] == "baseline_unknown"
+    assert not {"wattspan.energy.gpu.quality", "wattspan.energy.memory.quality"} & told.keys()
+    known = EnergyAttributeEncoder({CPU: Provenance.MEASURED}, {CPU: 0})
+    assert not [key for key in enriched(joules({CPU: 1}), known) if "quality" in key]

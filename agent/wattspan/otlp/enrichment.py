@@ -3,7 +3,8 @@
 ``wattspan.energy.*`` are span attributes; joules are doubles. Each kind of hardware (``cpu``,
 ``gpu``, ``memory``, ``enclosure``) has ``exclusive``, ``inclusive`` and ``uncertainty``, and the
 same three names without a kind are the sums over all kinds, which are disjoint. A kind that was
-not measured has no attributes.
+not measured has no attributes. ``quality`` is ``baseline_unknown`` if the idle power of a kind was
+unknown when the span began: its energy is then a lower bound.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from wattspan.model import HwType, Provenance
+from wattspan.model import BaselineQuality, HwType, Provenance
 from wattspan.spans.values import Outcome, SpanEnergy
 from wattspan.util.protobuf import length_delimited, message_class, serialize
 
@@ -24,7 +25,9 @@ _FIGURES = ("exclusive", "inclusive", "uncertainty")
 _MAX_TEMPLATES = 1024
 _MAX_SEARCHED = 1024  # attributes of a span up to which earlier energy attributes are replaced
 
-_Shape = tuple[tuple[HwType, ...], tuple[HwType, ...], tuple[HwType, ...], Outcome]
+_Shape = tuple[
+    tuple[HwType, ...], tuple[HwType, ...], tuple[HwType, ...], tuple[HwType, ...], Outcome
+]
 
 
 class EnergyAttributeEncoder:
@@ -34,14 +37,25 @@ class EnergyAttributeEncoder:
     are made once for each shape.
     """
 
-    def __init__(self, provenance: Mapping[HwType, Provenance]) -> None:
+    def __init__(
+        self,
+        provenance: Mapping[HwType, Provenance],
+        baseline_unknown: Mapping[HwType, int] | None = None,
+    ) -> None:
+        """``baseline_unknown``: monotonic time until which the idle power was unknown, by kind."""
         self.provenance = dict(provenance)
+        self.baseline_unknown = dict(baseline_unknown or {})
         self._templates: dict[_Shape, _AttributeTemplate] = {}
 
     def of(self, energy: SpanEnergy) -> bytes:
         """The attributes as fields of a Span message, to be appended to its bytes."""
-        _, exclusive, (inclusive, uncertainty, _), outcome = energy
-        shape = (tuple(exclusive), tuple(inclusive), tuple(uncertainty), outcome)
+        span, exclusive, (inclusive, uncertainty, _), outcome = energy
+        unknown = tuple(
+            kind
+            for kind, until in self.baseline_unknown.items()
+            if span.start < until and kind in inclusive
+        )
+        shape = (tuple(exclusive), tuple(inclusive), tuple(uncertainty), unknown, outcome)
         template = self._templates.get(shape)
         if template is None:
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -56,13 +70,17 @@ class _AttributeTemplate:
     """The attributes of one shape, with room for the values."""
 
     def __init__(self, shape: _Shape, provenance: Mapping[HwType, Provenance]) -> None:
-        *by_figure, outcome = shape
+        *by_figure, unknown, outcome = shape
         figures = list(zip(_FIGURES, by_figure, strict=True))
         names = [f"{kind}.{figure}" for figure, kinds in figures for kind in kinds]
         names += [figure for figure, kinds in figures if kinds]
         keys = [_double_key(ATTRIBUTE_PREFIX + name) for name in ("coverage", *names)]
         texts = text_attribute(f"{ATTRIBUTE_PREFIX}outcome", outcome)
         texts += _provenances({kind for kinds in by_figure for kind in kinds}, provenance)
+        texts += b"".join(
+            text_attribute(f"{ATTRIBUTE_PREFIX}{name}quality", BaselineQuality.UNKNOWN)
+            for name in (*("" for _ in unknown[:1]), *(f"{kind}." for kind in unknown))
+        )
         self._pack = struct.Struct(
             "<" + "".join(f"{len(key)}sd" for key in keys) + f"{len(texts)}s"
         ).pack

@@ -75,6 +75,7 @@ class Forwarder:
         spool_dir: Path | None = None,
         *,
         provenance: Callable[[], Mapping[HwType, Provenance]] = dict,
+        baseline_unknown: Callable[[], Mapping[HwType, int]] = dict,
         version: str = "",
         signal: Signal = SPANS,
         transport: Transport | None = None,
@@ -83,15 +84,17 @@ class Forwarder:
     ) -> None:
         """ConfigError for an invalid address or header, or a missing extra.
 
-        ``provenance`` returns the present provenance of each kind of hardware. ``spool_dir`` is
-        the folder of waiting spans where the settings enable the spool; ``spool`` replaces it.
+        ``provenance`` returns the present provenance of each kind of hardware,
+        ``baseline_unknown`` the monotonic time until which its idle power was unknown.
+        ``spool_dir`` is the folder of waiting spans where the settings enable the spool; ``spool``
+        replaces it.
         """
         self.destination = parse_destination(settings.forward, signal)
         self._transport = transport or open_transport(
             self.destination, parse_headers(settings.forward_headers), clock, version
         )
         self._clock = clock
-        self._provenance = provenance
+        self._provenance, self._baseline_unknown = provenance, baseline_unknown
         self._attributes = EnergyAttributeEncoder({})
         self._backoff = backoff or RetryBackoff(SECOND, MAX_BACKOFF, random.random)
         self._health = DestinationHealth(self.destination, clock, log)
@@ -124,9 +127,12 @@ class Forwarder:
         """Queue a request with the energies of its spans. Waits neither for network nor disk."""
         if delivery.message is None or not energies:
             return
-        provenance = self._provenance()
-        if provenance != self._attributes.provenance:
-            self._attributes = EnergyAttributeEncoder(provenance)
+        provenance, unknown = self._provenance(), self._baseline_unknown()
+        if (provenance, unknown) != (
+            self._attributes.provenance,
+            self._attributes.baseline_unknown,
+        ):
+            self._attributes = EnergyAttributeEncoder(provenance, unknown)
         self.put(enrich(delivery.message, energies, self._attributes), len(energies))
 
     def put(self, body: bytes, count: int) -> None:

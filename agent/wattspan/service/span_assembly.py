@@ -133,6 +133,7 @@ class SpanAssembly:
             self._core.log,
             Path(self._core.config.agent.state_dir) / "forward",
             provenance=lambda: self._core.view().provenance,
+            baseline_unknown=self._core.history.baseline_unknown,
             version=__version__,
         )
 
