@@ -1,11 +1,17 @@
 """Baselines of CPUs and GPUs."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from support.watched_load import CPUS, show, used, watch
-from wattspan.attribution.baseline import LoadIntercept, UnusedDevicePower, idle_model
+from wattspan.attribution.baseline import (
+    LEARNING_TIME,
+    LoadIntercept,
+    UnusedDevicePower,
+    idle_model,
+)
 from wattspan.model import SECOND, Consumer, HwType, Instant, Milliwatts, Usage, energy_at
 
 QUIET = [0.0, 0.02]
@@ -245,3 +251,26 @@ def test_changed_device_begins_a_new_curve() -> None:
     assert model.power == pytest.approx(40_000, rel=0.01)
     watch(model, [0.3, 0.4, 0.5, 0.6, 0.8] * 30, idle=60_000)
     assert model.power == pytest.approx(60_000, rel=0.01)
+
+
+def test_metered_use_is_the_load_if_it_is_known() -> None:
+    model = LoadIntercept()
+    for load in BUSY * 10:  # the usage of processes is late, the meter is not
+        usage = replace(used(0.5), metered=round(load * CPUS * SECOND))
+        model.observe(energy_at(round(40_000 + 9_000 * CPUS * load), SECOND), SECOND, usage)
+    assert model.power == pytest.approx(40_000, rel=0.002)
+
+
+def test_known_idle_power_is_updated_by_the_second_after_the_time_of_learning() -> None:
+    model = LoadIntercept()
+    for tick in range(LEARNING_TIME // (SECOND // 10)):
+        load = BUSY[tick % 3]
+        power = round(40_000 + 9_000 * CPUS * load)
+        model.observe(energy_at(power, SECOND // 10), SECOND // 10, used(load, 0.1))
+    assert model.power == pytest.approx(40_000, rel=0.01)
+    watch(model, [0.0] * 60, idle=30_000)
+    for tick in range(3_000):
+        load = [0.0, 0.5][tick // 50 % 2]
+        power = round(30_000 + 9_000 * CPUS * load)
+        model.observe(energy_at(power, SECOND // 10), SECOND // 10, used(load, 0.1))
+    assert model.power == pytest.approx(30_000, rel=0.02)

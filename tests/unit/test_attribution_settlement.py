@@ -115,3 +115,16 @@ def test_withheld_energy_is_unattributed_and_bounded(due: int, covered: int) -> 
     consumers = sum(share.energy for share in shared.shares)
     assert consumers == active * covered // 200
     assert consumers + shared.unattributed == 1000
+
+
+@pytest.mark.parametrize(("second", "metered"), [(30, 40), (None, None)])
+def test_merged_usage_has_metered_use_if_all_parts_have(
+    second: int | None, metered: int | None
+) -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    settlement.add(interval(50, 200), "r")
+    settlement.add_usage(usage(0, 100, metered=20))
+    settlement.add_usage(usage(100, 200, metered=second))
+    (settled,) = settlement.due(Instant(200, 0))
+    assert settled.usage is not None
+    assert settled.usage.metered == metered

@@ -3,9 +3,19 @@
 import random
 from pathlib import Path
 
-from wattspan.model import MILLISECOND, SECOND
-from wattspan.processes.cpus import CpuacctBusyClock, ProcStatBusyClock, UnattributedTime
-from wattspan.processes.procfs import TICK
+from wattspan.model import MILLISECOND, SECOND, Instant
+from wattspan.processes.cpus import (
+    REFINED_TIME,
+    CpuacctBusyClock,
+    CpuTopology,
+    IdleStateBusyClock,
+    PlacementSampler,
+    ProcStatBusyClock,
+    SocketAccounting,
+    UnattributedTime,
+)
+from wattspan.processes.host import refined_busy_clock
+from wattspan.processes.procfs import TICK, ProcFs
 
 ROW = "cpu{cpu} 10 0 10 {idle} {iowait} 0 0 {steal} 0 0\n"
 
@@ -67,3 +77,123 @@ def test_unattributed_time_is_exact_to_one_clock_step() -> None:
         nobody += rng.randrange(5 * MILLISECOND)
         unclaimed += account.settle(busy=(named + nobody) // TICK * TICK, spent=named)
     assert nobody - TICK <= unclaimed <= nobody
+
+
+class IdleStates:
+    """A sysfs with two idle states of each CPU, in microseconds, and a coarse ``/proc/stat``.
+
+    The kernel adds the time of a state when its CPU wakes.
+    """
+
+    def __init__(self, root: Path, cpus: int = 2) -> None:
+        self.root = root
+        self.idle = dict.fromkeys(range(cpus), 0)  # true idle nanoseconds
+        self.folders = {cpu: root / f"devices/system/cpu/cpu{cpu}/cpuidle" for cpu in range(cpus)}
+        for folder in self.folders.values():
+            for state in (0, 1):
+                (folder / f"state{state}").mkdir(parents=True)
+                (folder / f"state{state}" / "time").write_text("1000\n")
+
+    def advance(self, idle: dict[int, int], *, asleep: tuple[int, ...] = ()) -> None:
+        """``idle`` nanoseconds pass in idle states; CPUs in ``asleep`` have not woken since."""
+        for cpu, spent in idle.items():
+            self.idle[cpu] += spent
+            if cpu not in asleep:
+                text = f"{1000 + self.idle[cpu] // 1000}\n"
+                (self.folders[cpu] / "state1" / "time").write_text(text)
+        write_stat(self.root, {cpu: spent // TICK for cpu, spent in self.idle.items()})
+
+
+def idle_state_clock(states: IdleStates) -> IdleStateBusyClock:
+    states.advance({})
+    clock = IdleStateBusyClock(states.root, ProcStatBusyClock(states.root))
+    assert clock.read(0) == dict.fromkeys(states.idle, 0)
+    return clock
+
+
+def test_idle_states_refine_busy_time_to_a_microsecond(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path)
+    clock = idle_state_clock(states)
+    assert clock.step == 1000
+    for tick in range(1, 20):
+        states.advance({0: 63_217_000, 1: 99_999_000})
+        assert clock.read(tick * SECOND // 10) == {0: tick * 36_783_000, 1: tick * 1000}
+    clock.close()
+
+
+def test_cpu_in_a_long_idle_state_is_busy_for_two_steps_at_most(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path, cpus=1)
+    clock = idle_state_clock(states)
+    for tick in range(1, 50):
+        states.advance({0: SECOND // 10}, asleep=(0,))
+        busy = clock.read(tick * SECOND // 10)
+        assert busy is not None
+        assert 0 <= busy[0] <= 2 * TICK
+    states.advance({0: SECOND // 10 - 5 * MILLISECOND})
+    assert clock.read(5 * SECOND) == {0: 5 * MILLISECOND}
+
+
+def test_idle_time_before_the_first_read_is_not_counted(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path, cpus=1)
+    states.advance({0: 7 * SECOND}, asleep=(0,))
+    clock = IdleStateBusyClock(tmp_path, ProcStatBusyClock(tmp_path))
+    assert clock.read(0) == {0: 0}
+    states.advance({0: SECOND // 20})
+    busy = clock.read(SECOND // 10)
+    assert busy is not None
+    assert abs(busy[0] - SECOND // 20) <= 2 * TICK
+    states.advance({0: 30_001_000})
+    later = clock.read(SECOND // 5)
+    assert later is not None
+    assert later[0] - busy[0] == 69_999_000
+
+
+def test_idle_states_are_read_for_a_limited_time(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path, cpus=1)
+    clock = idle_state_clock(states)
+    states.advance({0: 63_217_000})
+    assert clock.read(REFINED_TIME) == {0: REFINED_TIME - 60 * MILLISECOND}
+    assert (clock.name, clock.step) == ("/proc/stat", TICK)
+    for folder in (tmp_path / "devices").rglob("time"):
+        folder.unlink()
+    assert clock.read(REFINED_TIME + SECOND) is not None
+    clock.close()
+
+
+def test_invalid_idle_state_makes_busy_time_unknown(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path, cpus=1)
+    clock = idle_state_clock(states)
+    (states.folders[0] / "state0" / "time").write_text("garbage\n")
+    assert clock.read(SECOND) is None
+    clock.close()
+
+
+def test_host_without_idle_states_keeps_its_busy_clock(tmp_path: Path) -> None:
+    write_stat(tmp_path, {0: 0})
+    coarse = ProcStatBusyClock(tmp_path)
+    assert refined_busy_clock(coarse, tmp_path / "none") is coarse
+    assert refined_busy_clock(None, tmp_path) is None
+    states = IdleStates(tmp_path)
+    refined = refined_busy_clock(coarse, states.root)
+    assert isinstance(refined, IdleStateBusyClock)
+    refined.close()
+
+
+def test_usage_has_metered_time_with_a_precise_clock_only(tmp_path: Path) -> None:
+    states = IdleStates(tmp_path)
+    clock = idle_state_clock(states)
+    (tmp_path / "devices/system/cpu/online").write_text("0-1\n")
+    topology = CpuTopology(tmp_path)
+    accounts = SocketAccounting(topology, PlacementSampler(ProcFs(), topology), clock)
+    accounts.update_busy(accounts.sample_busy(), 0)
+    instants = [Instant(tick * SECOND // 10, 0) for tick in range(3)]
+    host, socket = accounts.usages(instants[0], instants[0], (), complete=True)
+    assert host.metered is socket.metered is None
+    states.advance({0: 63_217_000, 1: SECOND // 10})
+    accounts.update_busy(accounts.sample_busy(), instants[1].mono)
+    host, socket = accounts.usages(instants[0], instants[1], (), complete=True)
+    assert host.metered == socket.metered == 36_783_000
+    accounts.update_busy(accounts.sample_busy(), REFINED_TIME)
+    host, socket = accounts.usages(instants[1], instants[2], (), complete=True)
+    assert host.metered is socket.metered is None
+    clock.close()

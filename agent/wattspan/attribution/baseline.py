@@ -23,6 +23,9 @@ SAMPLE = 90 * MILLISECOND
 """Shorter observations are added up to this for the power curve. Natural variation of load is
 largest in short samples, and the power at the lowest loads decides about the intercept."""
 
+LEARNING_TIME = 600 * SECOND
+"""After this time, samples of a known idle power are as long as windows, which cost less."""
+
 HALF_LIFE = 900.0  # windows, of the weight of an observation in its bin
 MAX_WEIGHT = 120.0
 """The largest weight of a mean, in windows. A mean includes half of a lasting change after 83
@@ -72,6 +75,7 @@ class LoadIntercept:
         self._began: float | None = None
         self._power = remembered
         self._upper = math.inf
+        self._observed = 0  # nanoseconds
         self.remembered = remembered is not None
 
     @property
@@ -92,11 +96,13 @@ class LoadIntercept:
         """Add the ``energy`` in microjoules of ``duration`` nanoseconds with ``usage``."""
         if not usage.capacity:
             return
-        ends = usage.busy / usage.capacity
+        ends = usage.load / usage.capacity
         began = self._began = ends if self._began is None else self._began
         self._sample.add(energy, duration, usage)
         self._window.add(energy, duration, usage)
-        if self._sample.duration >= SAMPLE:
+        self._observed += duration
+        settled = self._observed > LEARNING_TIME and self._power is not None
+        if self._sample.duration >= (WINDOW if settled else SAMPLE):
             self._curve.add(self._sample.load, self._sample.power, self._sample.duration / SECOND)
             self._sample = _Sum()
         if self._window.duration < WINDOW:
@@ -156,12 +162,12 @@ class _Sum:
         length = max(1, usage.end.mono - usage.start.mono)
         self.energy += energy
         self.duration += duration
-        self.busy += usage.busy * duration // length
+        self.busy += usage.load * duration // length
         self.capacity += (usage.capacity or 0) * duration // length
 
     @property
     def load(self) -> float:
-        return min(1.0, self.busy / max(1, self.capacity))
+        return min(1.0, max(0.0, self.busy / max(1, self.capacity)))
 
     @property
     def power(self) -> float:

@@ -76,7 +76,7 @@ _RESIDUAL_SAMPLES = 20
 _SHIFT_SECONDS = 30.0
 _MAX_CORRELATION = 0.98
 _MIN_SAMPLES = 3.0
-_TINY = 1e-9  # avoids a division by zero
+_TINY = 1e-9  # avoids divisions by zero
 
 
 class PowerCurve:
@@ -186,13 +186,11 @@ class PowerCurve:
         freedom = self._count - _PARAMETERS
         least = freedom * (_NOISE * self._mean[last]) ** 2
         line = _Line(sums.up / sums.uu, 0.0, 0.0, 0.0, 1.0)
-        for _ in range(_ITERATIONS):  # the prior of the curvature is scaled by the slope
-            if line.slope <= 0:
-                return None
-            variance = max(sums.squares(line), least) / freedom * inflation
-            line = sums.solve(prior, line.slope, variance)
         if line.slope <= 0:
             return None
+        for _ in range(_ITERATIONS):  # the prior of the curvature is scaled by the slope
+            variance = max(sums.squares(line), least) / freedom * inflation
+            line = sums.solve(prior, line.slope, variance)
         load, bent, curvature = self._mean[0], self._mean[bend], line.turn / line.slope
         leverage = load * load * line.known - 2 * load * bent * sums.uv + bent * bent * sums.uu
         small_sample = (1 + _PARAMETERS / freedom) ** 2
@@ -271,7 +269,7 @@ class _Moments(NamedTuple):
         # At least the second by the Cauchy-Schwarz inequality, but for rounding.
         determinant = max(self.uu * known - self.uv * self.uv, self.uu * information)
         return _Line(
-            (self.up * known - self.uv * aimed) / determinant,
+            max(_TINY, (self.up * known - self.uv * aimed) / determinant),
             (self.uu * aimed - self.uv * self.up) / determinant,
             variance,
             known,

@@ -177,9 +177,9 @@ def _with_usage(interval: Interval, usages: deque[Usage] | tuple[()]) -> Settled
 
 def _merge(inside: list[tuple[Usage, int]]) -> Usage:
     spent: dict[Payer, int] = {}
-    unclaimed = capacity = 0
+    unclaimed = capacity = metered = 0
     present: frozenset[Payer] = frozenset()
-    bounded = True
+    bounded = is_metered = True
     for usage, overlap in inside:
         whole = usage.end.mono - usage.start.mono
         for payer, amount in usage.spent.items():
@@ -189,11 +189,22 @@ def _merge(inside: list[tuple[Usage, int]]) -> Usage:
             bounded = False
         else:
             capacity += usage.capacity * overlap // whole
+        if usage.metered is None:
+            is_metered = False
+        else:
+            metered += usage.metered * overlap // whole
         present |= usage.present
     first, last = inside[0][0], inside[-1][0]
     # The merged record stands for the overlaps alone: its length is theirs.
     length = sum(overlap for _, overlap in inside)
     start = first.start._replace(mono=last.end.mono - length)
     return Usage(
-        first.resource, start, last.end, spent, unclaimed, capacity if bounded else None, present
+        first.resource,
+        start,
+        last.end,
+        spent,
+        unclaimed,
+        capacity if bounded else None,
+        present,
+        metered if is_metered else None,
     )

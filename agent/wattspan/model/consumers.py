@@ -78,7 +78,9 @@ class Usage:
     ``spent`` and ``unclaimed`` are nanoseconds of the resource: CPU time, or GPU time weighted
     by utilisation. ``unclaimed`` is use by unknown processes; its share of the energy is
     *unattributed*. ``capacity`` is the largest possible use (CPUs times duration). ``present``
-    lists the payers that hold the resource, used or not (GPU contexts).
+    lists the payers that hold the resource, used or not (GPU contexts). ``metered`` is the whole
+    use by a meter of the resource itself, such as the idle times of CPUs; None without a precise
+    one.
     """
 
     resource: str
@@ -88,10 +90,16 @@ class Usage:
     unclaimed: int = 0
     capacity: int | None = None
     present: frozenset[Payer] = frozenset()
+    metered: int | None = None
 
     @property
     def busy(self) -> int:
         return sum(self.spent.values()) + self.unclaimed
+
+    @property
+    def load(self) -> int:
+        """The most precise figure of the whole use."""
+        return self.busy if self.metered is None else self.metered
 
 
 @dataclass(frozen=True, slots=True)

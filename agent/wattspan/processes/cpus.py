@@ -114,22 +114,26 @@ class BusyClock(ABC):
     def sample(self) -> bytes | None:
         """The content of the file, for ``values``; None if it is not readable now."""
         try:
-            return _read_whole(self._fd)
-        except OSError:
+            return self.content()
+        except (OSError, ValueError):
             return None
 
     def values(self, sample: bytes | None, mono: int) -> Mapping[int, int] | None:
         """The values of a sample of the monotonic time ``mono``, in order of time."""
         try:
-            return self._parse(sample, mono) if sample is not None else None
+            return self.parse(sample, mono) if sample is not None else None
         except ValueError:
             return None
+
+    def content(self) -> bytes:
+        """The content of the file; OSError or ValueError if it is not readable now."""
+        return _read_whole(self._fd)
 
     def close(self) -> None:
         os.close(self._fd)
 
     @abstractmethod
-    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]: ...
+    def parse(self, raw: bytes, mono: int) -> Mapping[int, int]: ...
 
 
 class CpuacctBusyClock(BusyClock):
@@ -146,7 +150,7 @@ class CpuacctBusyClock(BusyClock):
         super().__init__(cpuacct / "cpuacct.usage_percpu")
         self._first: list[int] | None = None
 
-    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
+    def parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
         values = list(map(int, raw.split()))
         if self._first is None:
             self._first = values
@@ -169,7 +173,7 @@ class ProcStatBusyClock(BusyClock):
         self._last: dict[int, tuple[int, int]] = {}  # CPU to (mono, ticks not busy)
         self._busy: dict[int, int] = {}
 
-    def _parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
+    def parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
         rows = _idle_ticks(raw)
         for cpu, ticks in rows.items():
             # An offline CPU has no row; its count continues when it returns.
@@ -178,6 +182,79 @@ class ProcStatBusyClock(BusyClock):
             self._busy[cpu] = self._busy.get(cpu, 0) + change
         self._last = {cpu: (mono, ticks) for cpu, ticks in rows.items()}
         return dict(self._busy)
+
+
+REFINED_TIME = 600 * SECOND
+"""Idle states are read for this time after the start: by then the idle power is known, or will
+hardly be. Reading takes a system call for each state."""
+
+MAX_IDLE_STATES = 512
+"""Idle states of more CPUs are not read."""
+
+_IDLE_STATES = "devices/system/cpu/cpu[0-9]*/cpuidle/state[0-9]*/time"
+
+
+class IdleStateBusyClock(BusyClock):
+    """Another clock, refined to a microsecond by the residencies of idle states (cpuidle).
+
+    The kernel adds the time of a state when the CPU leaves it, so a CPU that has been idle for long
+    seems busy, and one that was idle at the first read seems idle for too long: the values are
+    limited to those of the other clock, within two of its steps.
+    """
+
+    name = "cpuidle and /proc/stat"
+    step = 1000
+
+    def __init__(self, sysfs: Path, coarse: BusyClock) -> None:
+        """OSError without idle states, or with too many."""
+        self._coarse = coarse
+        self._fds: dict[int, list[int]] = {}
+        self._offset: dict[int, int] = {}
+        self._until: int | None = None
+        files = sorted(sysfs.glob(_IDLE_STATES))
+        if not 0 < len(files) <= MAX_IDLE_STATES:
+            raise FileNotFoundError(f"{len(files)} idle states in {sysfs}")
+        for file in files:
+            cpu = int(file.parents[2].name.removeprefix("cpu"))
+            self._fds.setdefault(cpu, []).append(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+
+    def content(self) -> bytes:
+        states = (
+            b"%d %d" % (cpu, sum(int(os.pread(fd, 32, 0)) for fd in fds))
+            for cpu, fds in self._fds.items()
+        )
+        return self._coarse.content() + b"\0" + b"\n".join(states)
+
+    def close(self) -> None:
+        self._close_states()
+        self._coarse.close()
+
+    def parse(self, raw: bytes, mono: int) -> Mapping[int, int]:
+        coarse, _, states = raw.partition(b"\0")
+        values = dict(self._coarse.parse(coarse, mono))
+        if self._until is None:
+            self._until = mono + REFINED_TIME
+        if mono >= self._until:
+            self._close_states()
+            return values
+        tolerance = 2 * self._coarse.step
+        for line in states.splitlines():
+            cpu, microseconds = map(int, line.split())
+            if cpu not in values:  # offline
+                continue
+            known, awake = values[cpu], mono - microseconds * 1000
+            offset = self._offset.get(cpu)
+            if offset is None or awake + offset < known - tolerance:
+                offset = self._offset[cpu] = known - awake
+            values[cpu] = min(awake + offset, known + tolerance)
+        return values
+
+    def _close_states(self) -> None:
+        for fds in self._fds.values():
+            for fd in fds:
+                os.close(fd)
+        self._fds = {}
+        self.name, self.step = self._coarse.name, self._coarse.step
 
 
 def _read_whole(fd: int) -> bytes:
@@ -391,6 +468,7 @@ class SocketAccounting:
         self._placement = placement
         self._clock = busy
         self._busy: dict[int, int] | None = None
+        self._metered: dict[int, int] = {}  # busy time at the last usage
         self._spent: dict[int, int] = {}
         self._unclaimed: dict[int, UnattributedTime] = {}
 
@@ -420,6 +498,7 @@ class SocketAccounting:
         so no time is unclaimed; it will be at the next complete poll.
         """
         divided = self._divide(active, end.mono)
+        metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
         usages = []
@@ -433,12 +512,23 @@ class SocketAccounting:
                     spent,
                     self._unclaimed_time(socket) if complete else 0,
                     cpus.get(socket, 0) * duration,
+                    metered=metered.get(socket),
                 )
             )
         unclaimed = sum(usage.unclaimed for usage in usages)
         host = usages[0].spent if len(usages) == 1 else _sum_by_payer(active)
-        whole = Usage(HOST_RESOURCE, start, end, host, unclaimed, sum(cpus.values()) * duration)
+        capacity = sum(cpus.values()) * duration
+        total = sum(metered.values()) if metered else None
+        whole = Usage(HOST_RESOURCE, start, end, host, unclaimed, capacity, metered=total)
         return (whole, *usages)
+
+    def _metered_time(self) -> dict[int, int]:
+        """The busy time of each socket since the last call, if it is known precisely."""
+        if self._busy is None or self._clock is None or self._clock.step >= MILLISECOND:
+            self._metered = {}
+            return {}
+        before, self._metered = self._metered, self._busy
+        return {s: busy - before[s] for s, busy in self._busy.items() if s in before}
 
     def _divide(
         self, active: Sequence[tuple[Payer, int, TrackedProcess | None]], now: int

@@ -17,7 +17,13 @@ from wattspan.processes.cgroups import (
     find_hierarchy,
     is_host_root,
 )
-from wattspan.processes.cpus import BusyClock, CpuacctBusyClock, CpuTopology, ProcStatBusyClock
+from wattspan.processes.cpus import (
+    BusyClock,
+    CpuacctBusyClock,
+    CpuTopology,
+    IdleStateBusyClock,
+    ProcStatBusyClock,
+)
 from wattspan.processes.kernel_events import open_process_connector, open_taskstats
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
@@ -77,7 +83,7 @@ def open_processes(
     clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
     total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
-    busy = open_busy_clock(_PROCFS, hierarchy)
+    busy = refined_busy_clock(open_busy_clock(_PROCFS, hierarchy), _SYSFS)
     processes = ProcFs()
     source = CpuUsageSource(
         clock,
@@ -141,7 +147,9 @@ def _capability(name: str, present: str | None, missing: str, remedy: str) -> Ca
 
 
 def _step(nanoseconds: int) -> str:
-    return "1 ns" if nanoseconds == 1 else f"{nanoseconds // 1_000_000} ms"
+    units = {1_000_000: "ms", 1000: "us", 1: "ns"}
+    unit = next(length for length in units if nanoseconds >= length)
+    return f"{nanoseconds // unit} {units[unit]}"
 
 
 def _try_open(
@@ -166,3 +174,13 @@ def open_busy_clock(procfs: Path, hierarchy: CgroupHierarchy | None) -> BusyCloc
         return ProcStatBusyClock(procfs)
     except OSError:
         return None
+
+
+def refined_busy_clock(busy: BusyClock | None, sysfs: Path) -> BusyClock | None:
+    """``busy``, refined by the CPUs' idle states if it is coarse and the host has them."""
+    if not isinstance(busy, ProcStatBusyClock):
+        return busy
+    try:
+        return IdleStateBusyClock(sysfs, busy)
+    except OSError:
+        return busy
