@@ -179,13 +179,18 @@ def run(
     seconds: int,
     seed: int,
     checkpoint: Checkpoint | None = None,
+    idle_states: bool = False,
 ) -> Run:
-    """The ledger beside an emulated socket, for some seconds from its start."""
+    """The ledger beside an emulated socket, for some seconds from its start.
+
+    With ``idle_states`` the CPUs' own idle times are known without delay, besides the CPU time of
+    processes.
+    """
     chance = random.Random(seed)
     socket = EmulatedSocket(scenario(chance), law, chance)
     ledger = Ledger(LedgerSettings(), checkpoint=checkpoint, boot_id=str(seed), now=socket.at)
     earlier = checkpoint.accounts[0].consumers if checkpoint is not None else 0
-    result, usage_at, usage_busy = Run(), Instant(socket.at, 0), 0
+    result, usage_at, usage_busy, metered = Run(), Instant(socket.at, 0), 0, 0
     for tick in range(seconds * SECOND // TICK + 1):
         socket.advance(1_000 * SECOND + tick * TICK)
         read_at = Instant(socket.at, 0)
@@ -197,8 +202,9 @@ def run(
         if tick:
             spent = {LOAD: busy - usage_busy}
             capacity = CPUS * (now.mono - usage_at.mono)
-            usages = (Usage("cpu:0", usage_at, now, spent, capacity=capacity),)
-        usage_at, usage_busy = now, busy
+            precise = int(socket.busy) - metered if idle_states else None
+            usages = (Usage("cpu:0", usage_at, now, spent, capacity=capacity, metered=precise),)
+        usage_at, usage_busy, metered = now, busy, int(socket.busy)
         domains = {} if tick else {"rapl": (PACKAGE,)}
         ledger.apply(Tick(now, domains, (reading,), (), usages))
         if tick % (SECOND // TICK) == 0:
@@ -231,6 +237,11 @@ def main() -> None:
         for law_name, law in LAWS.items():
             runs = [run(scenario, law, seconds=120, seed=seed) for seed in seeds]
             print(_row(name, law_name, runs), flush=True)
+    for law_name, law in LAWS.items():
+        runs = [
+            run(wandering(0.05), law, seconds=120, seed=seed, idle_states=True) for seed in seeds
+        ]
+        print(_row("variation of 5 %, idle states read", law_name, runs), flush=True)
     for law_name, law in LAWS.items():
         runs = []
         for seed in seeds:
