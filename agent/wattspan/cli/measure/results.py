@@ -285,10 +285,8 @@ def _notes(result: MeasurementResult) -> Iterator[str]:
         yield "Some figures had not settled when they were read, and lack their last part."
     unknown = {device for run in runs for device in run.idle_unknown}
     if names := ", ".join(part.name for key, part in result.parts.items() if key in unknown):
-        yield (
-            f"Idle power of {printable(names)} is unknown (baseline_unknown): processes have a "
-            "lower bound of the energy of CPUs and memory, and all energy of GPUs."
-        )
+        yield f"Idle power of {printable(names)} is unknown (baseline_unknown):"
+        yield "processes have a lower bound of CPU and memory energy, and all GPU energy."
     failed = sorted({run.code for run in runs if run.code})
     if failed and len(runs) > 1:
         yield f"Some runs ended with exit code {', '.join(map(str, failed))}."
