@@ -292,7 +292,7 @@ provider = TracerProvider(resource=Resource.create({{"service.name": "foreign"}}
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 tracer = provider.get_tracer("t")
 for number in range(100):
-    with tracer.start_as_current_span("work", attributes={{"thread.id": 77}}):
+    with tracer.start_as_current_span("work", attributes={{"gen_ai.usage.input_tokens": 77}}):
         pass
 print(provider.force_flush())
 provider.shutdown()
@@ -333,7 +333,7 @@ def test_opentelemetry_exporters_are_accepted(
     assert foreign_exporter(way.split()[0], endpoint, **settings) == ""
     delivery = running.sink.deliveries[0]
     assert (running.sink.count, delivery.parts[0].claim.service) == (100, "foreign")
-    assert delivery.parts[0].spans[0].thread == 77
+    assert delivery.parts[0].spans[0].tokens_in == 77
     assert (delivery.peer.pid is not None) == ("socket" in way)
 
 

@@ -34,12 +34,18 @@ _MOST, _MOST_FIELDS = 1000, 1 << 16
 _WORK = (WorkAttribute("nothing", span="idle"), WorkAttribute("w"))
 
 WHOLE = request(
-    span(1, thread__id=5, gen_ai__usage__input_tokens=7, w=2.5),
+    span(1, gen_ai__usage__output_tokens=5, gen_ai__usage__input_tokens=7, w=2.5),
     span(2, text="x" * 40, w="12"),
     resource={"service.name": "s", "process.pid": 9, "container.id": "ab" * 32},
 )
 _SMALL = request(span(3))
-_NAMES = (b"thread.id", b"gen_ai.usage.input_tokens", b"w", b"service.name", b"process.pid")
+_NAMES = (
+    b"gen_ai.usage.output_tokens",
+    b"gen_ai.usage.input_tokens",
+    b"w",
+    b"service.name",
+    b"process.pid",
+)
 _FIELDS = (
     *(b"resourceSpans", b"scopeSpans", b"spans", b"resource", b"attributes", b"key", b"value"),
     *(b"traceId", b"spanId", b"parentSpanId", b"name", b"kind", b"flags", b"startTimeUnixNano"),

@@ -20,7 +20,9 @@ WORK = [WorkAttribute("nothing", span="idle"), WorkAttribute("w")]
 
 # ---------------------------------------------------------------------------------- requests
 
-names = st.sampled_from(["thread.id", "gen_ai.usage.input_tokens", "w", "other", ""])
+names = st.sampled_from(
+    ["gen_ai.usage.output_tokens", "gen_ai.usage.input_tokens", "w", "other", ""]
+)
 plain_values = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False),

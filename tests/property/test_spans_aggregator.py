@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.joined_spans import CPU, GPU, joined, moment
 from wattspan.model import SpanAccounts, SpanRow
-from wattspan.spans.aggregator import SpanAggregator
+from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.values import Outcome, SpanEnergy
 
 pytestmark = pytest.mark.slow
@@ -81,6 +81,37 @@ def test_rows_never_fall_and_are_limited(turns: Turns) -> None:
                 assert grew(earlier, row)  # otherwise it may have been removed and returned at zero
         assert all(shown.outside[key] >= energy for key, energy in before.outside.items())
         before = shown
+
+
+@given(turns)
+def test_rows_are_the_sums_over_their_spans(turns: Turns) -> None:
+    totals = SpanAggregator(1000)
+    sums: dict[tuple[str, str], list[int]] = {}
+    for batch in (batch for _, batch, _ in turns):
+        totals.add(batch, moment(0))
+        for span, exclusive, inclusive, outcome in batch:
+            measured = outcome in (Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE)
+            if not measured and not any(exclusive.values()):
+                continue
+            key = shortened_name(span.service), shortened_name(span.name)
+            row = sums.setdefault(key, [0] * 6)
+            row[0] += exclusive.get(CPU, 0)
+            row[1] += exclusive.get(GPU, 0)
+            if measured:
+                length = span.end - span.start
+                row[2] += 1
+                row[3] += max(0, length if outcome is Outcome.JOINED else min(length, inclusive[2]))
+                row[4] += max(0, min(10**7, span.tokens_in))
+                row[5] += max(0, min(10**7, span.tokens_out))
+    assert sums == {
+        (row.service, row.name): [
+            *(row.energy.get(kind, 0) for kind in (CPU, GPU)),
+            row.count,
+            row.time,
+            *(row.tokens.get(way, 0) for way in ("input", "output")),
+        ]
+        for row in totals.accounts().rows
+    }
 
 
 def grew(earlier: SpanRow, later: SpanRow) -> bool:

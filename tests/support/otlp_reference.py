@@ -31,7 +31,6 @@ def expected(whole: ExportTraceServiceRequest) -> tuple[list[SpanRecord], set[in
                 "".join(c for c in one.name[:200] if c.isprintable() or not control(c)),
                 one.start_time_unix_nano,
                 one.end_time_unix_nano,
-                count(one, "thread.id") or 0,
                 count(one, "w"),
                 tokens(one, "input", "prompt"),
                 tokens(one, "output", "completion"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord
+from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import (
     CapKey,
     CapRow,
@@ -38,7 +38,7 @@ from wattspan.model import (
     energy_at,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock
-from wattspan.spans.values import IntervalEnergy, Span
+from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.host_view import DeviceUsers
@@ -400,9 +400,9 @@ class Host:
         for job in self.jobs:
             done = job.advance(start, end)
             if done:
-                self.tap.append(
-                    job.consumer, job.service, [one for one, _ in done], [two for _, two in done]
-                )
+                spans, records = zip(*done, strict=True)
+                columns = SpanColumns.of(spans), SpanRecordColumns.of(records)
+                self.tap.append(job.consumer, job.service, *columns)
         for gpu in self.devices:
             users = [one.consumer for one in self.jobs if one.gpu is gpu and one.alive]
             users += self.strangers

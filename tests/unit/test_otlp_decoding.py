@@ -30,7 +30,7 @@ def told(*spans: Span, service: str = "", **options: Any) -> list[SpanRecord]:
     receiver = Receiver(**options)
     whole = request(*spans, resource={"service.name": service})
     receiver.take(whole.SerializeToString(), PEER)
-    return receiver.sink.deliveries[0].parts[0].spans
+    return list(receiver.sink.deliveries[0].parts[0].spans)
 
 
 def claim(**resource: str | int) -> ResourceClaim:
@@ -44,7 +44,7 @@ def claim(**resource: str | int) -> ResourceClaim:
 
 
 def test_record_has_all_fields_that_energy_needs() -> None:
-    one = span(5, thread__id=4711, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
+    one = span(5, gen_ai__usage__input_tokens=12, gen_ai__usage__output_tokens=34)
     one.parent_span_id = b"parent!!"
     assert told(one) == [
         SpanRecord(
@@ -54,7 +54,6 @@ def test_record_has_all_fields_that_energy_needs() -> None:
             name="work 5",
             start=BEGIN + 5,
             end=BEGIN + 1005,
-            thread=4711,
             weight=None,
             tokens_in=12,
             tokens_out=34,
@@ -63,12 +62,16 @@ def test_record_has_all_fields_that_energy_needs() -> None:
 
 
 def test_attributes_belong_to_their_span() -> None:
-    spans = [span(1, thread__id=1), span(2), span(3, thread__id=3)]
-    assert [one.thread for one in told(*spans)] == [1, 0, 3]
+    spans = [
+        span(1, gen_ai__usage__input_tokens=1),
+        span(2),
+        span(3, gen_ai__usage__input_tokens=3),
+    ]
+    assert [one.tokens_in for one in told(*spans)] == [1, 0, 3]
 
 
 @pytest.mark.parametrize(
-    ("value", "thread"),
+    ("value", "count"),
     [
         (0, 0),
         (127, 127),
@@ -87,8 +90,8 @@ def test_attributes_belong_to_their_span() -> None:
         ("main", 0),
     ],
 )
-def test_counts_are_read_from_every_numeric_encoding(value: str | float, thread: int) -> None:
-    assert told(span(thread__id=value))[0].thread == thread
+def test_counts_are_read_from_every_numeric_encoding(value: str | float, count: int) -> None:
+    assert told(span(gen_ai__usage__input_tokens=value))[0].tokens_in == count
 
 
 def test_weight_is_read_from_the_configured_attribute() -> None:
@@ -186,17 +189,22 @@ def test_deprecated_token_count_names_are_recognised() -> None:
 
 def test_attribute_of_an_event_is_not_the_spans() -> None:
     one = span()
-    attribute(one.events.add(name="e"), "thread.id", 9)
-    assert told(one)[0].thread == 0
-    attribute(one, "thread.id", 4)
-    assert told(one)[0].thread == 4
+    attribute(one.events.add(name="e"), "gen_ai.usage.input_tokens", 9)
+    assert told(one)[0].tokens_in == 0
+    attribute(one, "gen_ai.usage.input_tokens", 4)
+    assert told(one)[0].tokens_in == 4
 
 
 def test_attribute_name_inside_a_text_value_is_ignored() -> None:
-    text = "\n\tthread.id\x12\x02\x18\x05"
-    assert told(span(note=text))[0].thread == 0
-    assert told(span(note=text, thread__id=6))[0].thread == 6
-    assert told(span(thread__id__short=7, athread__id=8))[0].thread == 0
+    text = "\n\x19gen_ai.usage.input_tokens\x12\x02\x18\x05"
+    assert told(span(note=text))[0].tokens_in == 0
+    assert told(span(note=text, gen_ai__usage__input_tokens=6))[0].tokens_in == 6
+    assert (
+        told(span(gen_ai__usage__input_tokens__short=7, agen_ai__usage__input_tokens=8))[
+            0
+        ].tokens_in
+        == 0
+    )
 
 
 def test_encoded_attribute_inside_a_text_value_is_ignored() -> None:
@@ -213,32 +221,34 @@ def test_encoded_attribute_inside_a_text_value_is_ignored() -> None:
 def test_value_written_before_its_key_is_found() -> None:
     """No encoder writes so, but protobuf lets it."""
     value = KeyValue(value=AnyValue(int_value=5)).SerializeToString()
-    pair = value + KeyValue(key="thread.id").SerializeToString()
+    pair = value + KeyValue(key="gen_ai.usage.input_tokens").SerializeToString()
     receiver = Receiver()
     raw = span().SerializeToString() + b"\x4a" + bytes([len(pair)]) + pair
     body = b"\x12" + _length(raw) + raw
     body = b"\x12" + _length(body) + body
     receiver.take(b"\n" + _length(body) + body, PEER)
-    assert receiver.sink.deliveries[0].parts[0].spans[0].thread == 5
+    assert receiver.sink.deliveries[0].parts[0].spans[0].tokens_in == 5
 
 
 def test_attribute_with_a_long_value_is_not_a_count() -> None:
-    assert told(span(thread__id="7" * 200))[0].thread == 0
+    assert told(span(gen_ai__usage__input_tokens="7" * 200))[0].tokens_in == 0
 
 
 def test_attribute_that_is_cut_short_is_malformed() -> None:
-    body = request(span(thread__id=5)).SerializeToString()
+    body = request(span(gen_ai__usage__input_tokens=5)).SerializeToString()
     with pytest.raises(MalformedRequestError):
         Receiver().take(body.replace(b"\x12\x02\x18\x05", b"\x12\x09\x18\x05"), PEER)
 
 
 def test_empty_value_is_neither_count_nor_text() -> None:
-    body = request(span(thread__id=5), resource={"service.name": "abc"}).SerializeToString()
+    body = request(
+        span(gen_ai__usage__input_tokens=5), resource={"service.name": "abc"}
+    ).SerializeToString()
     receiver = Receiver()
     body = body.replace(b"\x18\x05", b"\x18\xff").replace(b"\n\x03abc", b"\n\x04abc")
     receiver.take(body, PEER)
     (part,) = receiver.sink.deliveries[0].parts
-    assert (part.claim.service, part.spans[0].thread) == ("", 0)
+    assert (part.claim.service, part.spans[0].tokens_in) == ("", 0)
 
 
 def test_weight_with_a_very_long_name_is_found() -> None:

@@ -17,6 +17,7 @@ from wattspan.ingest.export_request import (
     ResourceClaim,
     ResourceSpanRecords,
     SpanRecord,
+    SpanRecordColumns,
 )
 from wattspan.ingest.side_channel import SideChannelCounters
 from wattspan.model import (
@@ -146,7 +147,7 @@ class Agent:
             Peer(),
             self.clock.monotonic(),
             size,
-            (ResourceSpanRecords(ResourceClaim("app", pid), list(spans)),),
+            (ResourceSpanRecords(ResourceClaim("app", pid), SpanRecordColumns.of(spans)),),
             "raw",
         )
         self.joiner.accept(delivery)
@@ -228,7 +229,7 @@ def test_requests_are_forwarded_in_the_order_of_their_receipt() -> None:
 
 def test_energies_have_the_positions_of_their_spans_in_the_request() -> None:
     agent = Agent()
-    spans = [agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)]
+    spans = SpanRecordColumns.of([agent.span(1, -1.0, 0.0), agent.span(2, -0.5, 0.0)])
     delivery = ExportRequest(
         Peer(),
         agent.clock.monotonic(),
@@ -384,7 +385,7 @@ def test_span_ids_of_the_largest_sender_are_forgotten_first() -> None:
 
 def test_failure_of_a_join_affects_only_its_batch() -> None:
     agent = Agent()
-    agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[]))  # type: ignore[arg-type]
+    agent.send(agent.span(1, -1.0, 0.0)._replace(parent=[1]))  # type: ignore[arg-type]
     agent.send(agent.span(2, -1.0, 0.0), pid=11)
     agent.run(2.0)
     agent.send(agent.span(3, -1.0, 0.0))

@@ -207,7 +207,8 @@ def test_exemplar_is_replaced_by_any_later_span_after_its_lifetime() -> None:
 def test_exemplar_is_never_replaced_by_an_older_span() -> None:
     """Prometheus takes no exemplar that is older than the newest it has of the series."""
     totals = SpanAggregator(MANY)
-    totals.add([joined("a", {CPU: 3}, end=5), joined("a", {CPU: 9}, end=4)], moment(6))
+    totals.add([joined("a", {CPU: 3}, end=5)], moment(6))
+    totals.add([joined("a", {CPU: 9}, end=4)], moment(6))
     assert exemplar_of(totals) == 3
 
 

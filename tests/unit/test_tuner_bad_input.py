@@ -10,7 +10,7 @@ import pytest
 
 from support.tuned_host import DEFAULT, MINIMUM, Host, quick
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord
+from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import (
     CapKey,
     Consumer,
@@ -21,7 +21,7 @@ from wattspan.model import (
     Move,
     TuningState,
 )
-from wattspan.spans.values import Span
+from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.tuner import MAX_JOBS, MISSING_AFTER
 from wattspan.tuning.work_units import MAX_DETECTED_JOBS as SEARCHED
@@ -46,7 +46,7 @@ def send(host: Host, consumer: Consumer, *times: tuple[int, int], name: str = "t
         ident = (hash((start, end)) % 2**63).to_bytes(8, "big")
         spans.append(Span(b"t" * 16, ident, b"", "trainer", name, start, end))
         told.append(SpanRecord(b"t" * 16, ident, b"", name, start, end))
-    host.tap.append(consumer, "trainer", spans, told)
+    host.tap.append(consumer, "trainer", SpanColumns.of(spans), SpanRecordColumns.of(told))
 
 
 # --------------------------------------------------------------------------- missing input
@@ -236,7 +236,8 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
         service = f"service-{number}"
         spans = [Span(b"t" * 16, bytes(8), b"", service, "train_step", now - 10**8, now)]
         told = [SpanRecord(b"t" * 16, bytes(8), b"", "train_step", now - 10**8, now)]
-        host.tap.append(Consumer(5000 + number, 1), service, spans, told)
+        columns = SpanColumns.of(spans), SpanRecordColumns.of(told)
+        host.tap.append(Consumer(5000 + number, 1), service, *columns)
     host.run(1)
     assert len(host.tuner.accounts().rows) == MAX_JOBS
     assert len(host.tuner._search.jobs) <= SEARCHED

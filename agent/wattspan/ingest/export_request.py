@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from wattspan.http.sockets import Peer
+from wattspan.spans.values import Columns
 from wattspan.util.encoding import InvalidBodyError
 
 
@@ -61,11 +63,28 @@ class SpanRecord(NamedTuple):
     name: str
     start: int
     end: int
-    thread: int = 0
     weight: int | None = None
     tokens_in: int = 0
     tokens_out: int = 0
     work: float | None = None
+
+
+class SpanRecordColumns(Columns[SpanRecord]):
+    """Received spans by column."""
+
+    __slots__ = SpanRecord._fields
+    row = SpanRecord
+
+    trace: Sequence[bytes]
+    id: Sequence[bytes]
+    parent: Sequence[bytes]
+    name: Sequence[str]
+    start: Sequence[int]
+    end: Sequence[int]
+    weight: Sequence[int | None]
+    tokens_in: Sequence[int]
+    tokens_out: Sequence[int]
+    work: Sequence[float | None]
 
 
 class WorkAttribute(NamedTuple):
@@ -80,7 +99,7 @@ class ResourceSpanRecords(NamedTuple):
     """The spans of one resource, in the order of the request."""
 
     claim: ResourceClaim
-    spans: list[SpanRecord]
+    spans: SpanRecordColumns
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from wattspan.ingest.export_request import (
     MalformedRequestError,
     ResourceSpanRecords,
     SpanRecord,
+    SpanRecordColumns,
     too_many_fields,
     too_many_spans,
 )
@@ -30,7 +31,6 @@ from wattspan.ingest.trace_decoder import (
     MAX_ATTRIBUTES,
     MAX_FIELDS,
     MAX_NAME,
-    THREAD,
     TOKENS_IN,
     TOKENS_OUT,
     WEIGHT,
@@ -40,10 +40,10 @@ from wattspan.ingest.trace_decoder import (
     Scalar,
     as_count,
     as_decimal,
-    has_valid_ids,
+    invalid_ids,
     printable,
     resource_claim,
-    valid_parent,
+    valid_parents,
 )
 from wattspan.util.protobuf import encode_message, serialize
 
@@ -239,7 +239,7 @@ class JsonTraceDecoder:
                     position += 1
                 fields.append((2, self._joined(inner, scope.schema_url)))
             if records:
-                decoded.parts.append(ResourceSpanRecords(claim, records))
+                decoded.parts.append(ResourceSpanRecords(claim, SpanRecordColumns.of(records)))
             messages.append((1, self._joined(fields, each.schema_url)))
         if not self._settings.keep_message:
             return decoded
@@ -267,29 +267,29 @@ class JsonTraceDecoder:
 
     def _record(self, span: _Span, work: Sequence[tuple[bytes, str]]) -> SpanRecord | None:
         """The record of a span; None if its ids are invalid."""
-        trace, own, parent = (
+        trace, own, above = (
             bytes(each or b"") for each in (span.trace_id, span.span_id, span.parent_span_id)
         )
         start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
         if (start | end) >> 64:
             raise self._malformed("a time has more than 64 bits")
-        if not has_valid_ids(trace, own):
+        if invalid_ids([trace], [own]):
             return None
         values = _scalars(reversed((span.attributes or [])[:MAX_ATTRIBUTES]))
         columns: list[int | None] = [None] * COLUMNS
         for column, key in self._keys:
             if columns[column] is None:
                 columns[column] = as_count(values.get(key))
+        (parent,) = valid_parents([above])
         name = printable((span.name or "").encode(), MAX_NAME)
         amount = next((values.get(key) for key, matching in work if matching in ("", name)), None)
         return SpanRecord(
             trace,
             own,
-            valid_parent(parent),
+            parent,
             name,
             start,
             end,
-            columns[THREAD] or 0,
             columns[WEIGHT],
             columns[TOKENS_IN] or 0,
             columns[TOKENS_OUT] or 0,

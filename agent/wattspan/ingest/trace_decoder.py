@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -23,7 +24,7 @@ from wattspan.ingest.export_request import (
     RequestTooLargeError,
     ResourceClaim,
     ResourceSpanRecords,
-    SpanRecord,
+    SpanRecordColumns,
     WorkAttribute,
     too_many_fields,
     too_many_spans,
@@ -45,16 +46,14 @@ _LARGEST = (1 << 63) - 1
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 _DECIMAL = re.compile(rb"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_MAKE_TUPLE: Any = tuple.__new__  # takes a quarter of the time of SpanRecord()
 
 _Request, _ResourceSpans = message_class("FlatRequest"), message_class("FlatResourceSpans")
-_ScopeSpans, _Span = message_class("ScopeSpans"), message_class("Span")
+_ScopeSpans, _ScopeSpanFields = message_class("ScopeSpans"), message_class("ScopeSpanFields")
 _SpanAttributes, _Resource = message_class("SpanAttributes"), message_class("Resource")
 _KeyValue, _AnyValue = message_class("KeyValue"), message_class("AnyValue")
 
-THREAD, WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 4)
+WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 3)
 _COLUMN_NAMES = (
-    (THREAD, "thread.id"),
     (TOKENS_IN, "gen_ai.usage.input_tokens"),
     (TOKENS_IN, "gen_ai.usage.prompt_tokens"),  # the name until 2024
     (TOKENS_OUT, "gen_ai.usage.output_tokens"),
@@ -175,10 +174,16 @@ def count_fields(message: bytes, layer: _Layer, limit: int, budget: FieldBudget)
         try:
             while at < end and count <= limit:
                 count += 1
-                tag, at = _varint(message, at)
+                # Nearly all numbers have one or two bytes, and a call takes as long as a field.
+                tag, at = (byte, at + 1) if (byte := message[at]) < 128 else _varint(message, at)
                 kind = tag & 7
                 if kind == _BYTES:
-                    length, at = _varint(message, at)
+                    if (byte := message[at]) < 128:
+                        length, at = byte, at + 1
+                    elif (above := message[at + 1]) < 128:
+                        length, at = byte & 127 | above << 7, at + 2
+                    else:
+                        length, at = _varint(message, at)
                     if (inner := layer.get(tag >> 3)) is not None:
                         pending.append((at, min(at + length, end), _NESTED[inner]))
                     at += length
@@ -281,13 +286,23 @@ def resource_claim(attributes: Mapping[bytes, Scalar]) -> ResourceClaim:
     )
 
 
-def has_valid_ids(trace: bytes, span: bytes) -> bool:
-    return len(trace) == 16 and len(span) == 8 and trace != _NO_TRACE and span != _NO_SPAN
+def invalid_ids(traces: Sequence[bytes], spans: Sequence[bytes]) -> list[int]:
+    """The positions of spans whose trace or span id is invalid."""
+    lengths = {*map(len, traces)}, {*map(len, spans)}
+    if lengths == ({16}, {8}) and _NO_TRACE not in traces and _NO_SPAN not in spans:
+        return []
+    return [
+        i
+        for i, (trace, span) in enumerate(zip(traces, spans, strict=True))
+        if len(trace) != 16 or len(span) != 8 or trace == _NO_TRACE or span == _NO_SPAN
+    ]
 
 
-def valid_parent(parent: bytes) -> bytes:
-    """The id of a parent; b"" if it is invalid."""
-    return parent if len(parent) == 8 and parent != _NO_SPAN else b""
+def valid_parents(parents: Sequence[bytes]) -> Sequence[bytes]:
+    """The ids of parents; b"" for invalid ones."""
+    if {*map(len, parents)} <= {0, 8} and _NO_SPAN not in parents:
+        return parents
+    return [each if len(each) == 8 and each != _NO_SPAN else b"" for each in parents]
 
 
 # -------------------------------------------------------------------------------- the decoder
@@ -326,6 +341,8 @@ class _AttributeFinder(Generic[Number]):
         """``count`` columns with the number of each span, None where it has none."""
         columns: list[list[Number | None]] = [[None] * len(spans) for _ in range(count)]
         numbers = self._numbers
+        if not keys:
+            return columns
         for i, span in enumerate(spans):
             attributes: Sequence[bytes] | None = None  # decoded at most once a span
             values: dict[bytes, bytes] = {}
@@ -417,17 +434,18 @@ class TraceDecoder:
             attributes = _pairs(_attributes_of(resource, _Resource))
             claim = resource_claim({name: _scalar(value) for name, value in attributes})
             work = self._settings.work_of(claim.service)
-            records: list[SpanRecord] = []
+            records: list[SpanRecordColumns] = []
             for raw in scopes:
                 inner = self._parse(raw, _ScopeSpans, budget)
                 scope, spans = inner.scope, inner.spans[:]
                 del inner
                 _check_fields(scope, SCOPE, "a scope", budget)
                 seen = self._checked(seen, spans)
-                records += self._records(spans, keys, work, position, skipped, budget)
+                records.append(self._records(raw, spans, keys, work, position, skipped, budget))
                 position += len(spans)
-            if records:
-                parts.append(ResourceSpanRecords(claim, records))
+            joined = SpanRecordColumns.joined(records)
+            if joined:
+                parts.append(ResourceSpanRecords(claim, joined))
         return parts, skipped
 
     def _parse(self, raw: bytes, kind: Any, budget: FieldBudget) -> Any:
@@ -444,43 +462,48 @@ class TraceDecoder:
 
     def _records(
         self,
+        scope: bytes,
         spans: Sequence[bytes],
         keys: Sequence[AttributeKey],
         work: Sequence[_WorkKey],
         position: int,
         skipped: list[int],
         budget: FieldBudget,
-    ) -> list[SpanRecord]:
+    ) -> SpanRecordColumns:
         """The spans of one scope, the first of which has the flat ``position``."""
-        parse = _Span.FromString
-        valid: list[bytes] = []
-        rows: list[tuple[bytes, bytes, bytes, str, int, int]] = []
-        names: dict[bytes, str] = {}
-        for number, raw in enumerate(spans, position):
+        for raw in spans:
             if len(raw) > MAX_FIELDS:
                 _check_fields(raw, SPAN, "a span", budget)
-            span = parse(raw)
-            trace, own, parent = span.trace_id, span.span_id, span.parent_span_id
-            if len(trace) != 16 or len(own) != 8 or trace == _NO_TRACE or own == _NO_SPAN:
-                skipped.append(number)
-                continue
-            valid.append(raw)
-            name = span.name
-            if name not in names:
-                names[name] = printable(name, MAX_NAME)
-            if len(parent) != 8 or parent == _NO_SPAN:
-                parent = b""
-            rows.append((trace, own, parent, names[name], span.start, span.end))
-        columns = self._counts.columns(valid, keys, COLUMNS, budget)
-        amounts = self._work(valid, [row[3] for row in rows], work, budget)
-        return [
-            _MAKE_TUPLE(
-                SpanRecord, (*row, thread or 0, weight, tokens_in or 0, tokens_out or 0, amount)
-            )
-            for row, thread, weight, tokens_in, tokens_out, amount in zip(
-                rows, *columns, amounts, strict=True
-            )
+        # All spans of a scope at once take half the time of one by one.
+        rows = [
+            (each.trace_id, each.span_id, each.parent_span_id, each.name, each.start, each.end)
+            for each in _ScopeSpanFields.FromString(scope).spans
         ]
+        columns = list(zip(*rows, strict=True))
+        if invalid := invalid_ids(*columns[:2]) if rows else []:
+            skipped += [position + i for i in invalid]
+            valid = [True] * len(rows)
+            for i in invalid:
+                valid[i] = False
+            spans = list(compress(spans, valid))
+            columns = list(zip(*compress(rows, valid), strict=True))
+        if not columns:
+            return SpanRecordColumns.of([])
+        traces, ids, parents, raw_names, starts, ends = columns
+        printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
+        names = [printed[name] for name in raw_names]
+        weights, *tokens = self._counts.columns(spans, keys, COLUMNS, budget)
+        return SpanRecordColumns(
+            traces,
+            ids,
+            valid_parents(parents),
+            names,
+            starts,
+            ends,
+            weights,
+            *([count or 0 for count in column] for column in tokens),
+            self._work(spans, names, work, budget),
+        )
 
     def _work(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.http.limits import FairQuota
@@ -23,9 +23,15 @@ from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
-from wattspan.spans.energy_division import ProcessSpans
-from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
-from wattspan.spans.values import Outcome, Span, SpanEnergy, SpanStart
+from wattspan.spans.energy_division import ProcessSpans, without_energy
+from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.values import (
+    Outcome,
+    SpanColumns,
+    SpanEnergy,
+    SpanEnergyColumns,
+    SpanStart,
+)
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.spans.weights import GenerationalCache
 from wattspan.util.throttle import RateLimitedLog
@@ -68,8 +74,6 @@ MAX_PROCESSES = 1024
 BYTES_PER_SPAN = 700
 """Measured memory of a waiting span, without its part of the request."""
 
-_TUPLE: Any = tuple.__new__
-_START, _END = attrgetter("start"), attrgetter("end")
 _REMEMBERED = attrgetter("remembered")
 
 
@@ -93,7 +97,7 @@ class _PendingSpans:
 
     pending: _PendingRequest
     positions: Sequence[int]
-    spans: list[Span]
+    spans: SpanColumns
     end: int
     due: int  # time at which they are joined, settled or not
 
@@ -348,35 +352,40 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
-        end = max(map(_END, spans))
+        end = max(spans.end)
         due = now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
         process.waiting.append(_PendingSpans(pending, positions, spans, end, due))
 
     def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
         """The process that announced these spans: better evidence than a claim."""
-        first, last = part.spans[0].id, part.spans[-1].id
-        return self._announced.get(first) or self._announced.get(last)
+        ids = part.spans.id
+        return self._announced.get(ids[0]) or self._announced.get(ids[-1])
 
-    def _spans(self, part: ResourceSpanRecords) -> list[Span]:
+    def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
         """The spans of a part, on the monotonic clock."""
-        service = part.claim.service
-        offset = self._wall.offset(min(map(_START, part.spans)), max(map(_END, part.spans)))
+        received, count = part.spans, len(part.spans)
+        offset = self._wall.offset(min(received.start), max(received.end))
         if offset is None:
-            monotonic = self._wall.monotonic
-            times = [(monotonic(span.start), monotonic(span.end)) for span in part.spans]
+            starts = list(map(self._wall.monotonic, received.start))
+            ends = list(map(self._wall.monotonic, received.end))
         else:
-            times = [(span.start - offset, span.end - offset) for span in part.spans]
-        # The constructor of a named tuple takes three times as long.
-        return [
-            _TUPLE(
-                Span,
-                (trace, own, parent, service, name, start, end, thread, None, weight, into, out),
-            )
-            for (trace, own, parent, name, _, _, thread, weight, into, out, _), (start, end) in zip(
-                part.spans, times, strict=True
-            )
-        ]
+            starts = [start - offset for start in received.start]
+            ends = [end - offset for end in received.end]
+        return SpanColumns(
+            received.trace,
+            received.id,
+            received.parent,
+            [part.claim.service] * count,
+            received.name,
+            starts,
+            ends,
+            [0] * count,
+            [None] * count,
+            received.weight,
+            received.tokens_in,
+            received.tokens_out,
+        )
 
     def _process(self, consumer: Consumer, now: int) -> _SendingProcess:
         process = self._processes.get(consumer)
@@ -407,19 +416,17 @@ class SpanJoiner:
                 ready.append(waiting.popleft())
             if not ready:
                 return
-            spans = [span for chunk in ready for span in chunk.spans]
+            spans = SpanColumns.joined([chunk.spans for chunk in ready])
             results = self._settled(process, spans, now.mono)
-        at = 0
+        rows = iter(results)
         for chunk in ready:
-            own = results[at : at + len(chunk.spans)]
-            at += len(chunk.spans)
-            chunk.pending.left -= len(own)
+            chunk.pending.left -= len(chunk.spans)
             if self._forwarder is not None:
-                for position, result in zip(chunk.positions, own, strict=True):
+                for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
         self._totals.add(results, now)
 
-    def _settled(self, process: _SendingProcess, spans: list[Span], now: int) -> list[SpanEnergy]:
+    def _settled(self, process: _SendingProcess, spans: SpanColumns, now: int) -> SpanEnergyColumns:
         """The energies of ``spans``; after a failure they have no energy and are not lost."""
         try:
             # Only forwarded spans need inclusive energies.
@@ -429,7 +436,7 @@ class SpanJoiner:
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error
             )
-            return [SpanEnergy(span, {}, NO_ENERGY, Outcome.NO_ENERGY) for span in spans]
+            return without_energy(spans)
 
     def _tidy(self, process: _SendingProcess, now: int) -> None:
         """Count outside energy, and release a process that has exited or sends no spans.

@@ -8,11 +8,13 @@ returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
+from operator import itemgetter, sub
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from wattspan.attribution.top_n import OTHER, STALE_AFTER
 from wattspan.model import (
@@ -25,7 +27,7 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
 )
-from wattspan.spans.values import Outcome, Span, SpanEnergy
+from wattspan.spans.values import Outcome, SpanColumns, SpanEnergy, SpanEnergyColumns
 
 MAX_NAME_LENGTH = 128
 """Characters of a service or span name; a longer one is cut and marked with a digest."""
@@ -62,9 +64,26 @@ class _TypeTotal:
     stale: int = 0
     exemplar: Exemplar | None = None
 
-    def set_exemplar(self, span: Span, energy: int, wall: int) -> None:
-        self.most, self.end, self.stale = energy, span.end, span.end + EXEMPLAR_LIFETIME
-        self.exemplar = Exemplar(span.trace.hex(), span.id.hex(), Microjoules(energy), wall)
+    def update_exemplar(
+        self, spans: SpanColumns, at: Sequence[int], energies: Sequence[int], to_wall: int
+    ) -> None:
+        """Take the span with the most energy of those at ``at`` that may replace the exemplar.
+
+        ``to_wall`` is wall-clock time less monotonic time.
+        """
+        ends = spans.end
+        later = [
+            (energy, i)
+            for energy, i in zip(energies, at, strict=True)
+            # Prometheus rejects an exemplar that is older than its predecessor.
+            if energy and ends[i] > self.end and (energy > self.most or ends[i] > self.stale)
+        ]
+        if later:
+            energy, i = max(later, key=itemgetter(0))
+            self.most, self.end, self.stale = energy, ends[i], ends[i] + EXEMPLAR_LIFETIME
+            self.exemplar = Exemplar(
+                spans.trace[i].hex(), spans.id[i].hex(), Microjoules(energy), ends[i] + to_wall
+            )
 
 
 @dataclass(slots=True)
@@ -119,47 +138,52 @@ class SpanAggregator:
 
     def add(self, results: Sequence[SpanEnergy], now: Instant) -> None:
         """Add joined spans."""
-        accounts, joined = self._accounts, Outcome.JOINED
-        mono, to_wall = now.mono, now.wall - now.mono
-        self._now = mono
-        others = 0
-        for span, exclusive, inclusive, outcome in results:
-            measured = outcome is joined
-            if not measured:
-                others += 1
+        batch = SpanEnergyColumns.of(results)
+        spans, to_wall = batch.spans, now.wall - now.mono
+        self._now, self._rows = now.mono, None
+        counts = self._count_outcomes(batch.outcome)
+        columns = [counts, _times(batch, counts)]
+        columns += [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
+        groups: dict[SpanKey, list[int]] = defaultdict(list)
+        for i, key in enumerate(zip(spans.service, spans.name, strict=True)):
+            groups[key].append(i)
+        for key, at in groups.items():
+            pick = _picker(at)
+            energies = {kind: pick(column) for kind, column in batch.exclusive.items()}
+            if batch.known is not None:
+                known = set().union(*pick(batch.known))
+                energies = {kind: energies[kind] for kind in energies if kind in known}
+            count, time, tokens_in, tokens_out = (
+                sum(pick(column)) if column else 0 for column in columns
+            )
+            energy = {kind: sum(values) for kind, values in energies.items()}
+            if not count and not any(energy.values()):
+                continue
+            account = self._accounts.get(key) or self._find(*key, sum(energy.values()))
+            account.used, account.row = now.mono, None
+            account.count += count
+            account.time += time
+            account.tokens_in += tokens_in
+            account.tokens_out += tokens_out
+            newest = max(pick(spans.end))
+            for kind, values in energies.items():
+                spent = account.spent.get(kind)
+                if spent is None:
+                    spent = account.spent[kind] = _TypeTotal()
+                spent.energy += energy[kind]
+                if newest > spent.end and (newest > spent.stale or max(values) > spent.most):
+                    spent.update_exemplar(spans, at, values, to_wall)
+
+    def _count_outcomes(self, outcomes: Sequence[Outcome]) -> list[int]:
+        """Count outcomes; 1 for each span that is counted in its account, else 0."""
+        joined = outcomes.count(Outcome.JOINED)
+        self._outcomes[Outcome.JOINED] += joined
+        if joined == len(outcomes):
+            return [1] * joined
+        for outcome in outcomes:
+            if outcome is not Outcome.JOINED:
                 self._outcomes[outcome] += 1
-                measured = outcome in _MEASURED
-                if not measured and not any(exclusive.values()):
-                    continue
-            _, _, _, service, name, start, end, _, _, _, tokens_in, tokens_out = span
-            account = accounts.get((service, name))
-            if account is None:
-                account = self._find(service, name, exclusive)
-            account.used = mono
-            account.row = None
-            of_kind = account.spent
-            for kind, energy in exclusive.items():
-                try:
-                    spent = of_kind[kind]
-                except KeyError:
-                    spent = of_kind[kind] = _TypeTotal()
-                spent.energy += energy
-                # Prometheus rejects an exemplar that is older than its predecessor.
-                if (energy > spent.most or end > spent.stale) and end > spent.end and energy:
-                    spent.set_exemplar(span, energy, end + to_wall)
-            if measured:
-                account.count += 1
-                length = end - start
-                if outcome is not joined:
-                    length = min(length, inclusive.covered)
-                if length > 0:
-                    account.time += length
-                if tokens_in > 0:
-                    account.tokens_in += min(_MAX_TOKENS, tokens_in)
-                if tokens_out > 0:
-                    account.tokens_out += min(_MAX_TOKENS, tokens_out)
-        self._outcomes[joined] += len(results) - others
-        self._rows = None
+        return [int(outcome in _MEASURED) for outcome in outcomes]
 
     def outside(self, service: str, kind: HwType, energy: int) -> None:
         """Add outside energy of a process of ``service``."""
@@ -197,7 +221,7 @@ class SpanAggregator:
             received=self._received,
         )
 
-    def _find(self, service: str, name: str, exclusive: Mapping[HwType, int]) -> _SpanNameAccount:
+    def _find(self, service: str, name: str, energy: int) -> _SpanNameAccount:
         """The account of a shortened or new name; the account of all others for want of room."""
         key = shortened_name(service), shortened_name(name)
         account = self._accounts.get(key)
@@ -207,7 +231,7 @@ class SpanAggregator:
             return self._open(key)
         # Waiting names are ranked by energy, so that important ones get an account.
         if key in self._waiting or len(self._waiting) < 4 * self._names:
-            self._waiting[key] = self._waiting.get(key, 0) + sum(exclusive.values())
+            self._waiting[key] = self._waiting.get(key, 0) + energy
         other = OTHER, OTHER
         return self._accounts.get(other) or self._open(other)
 
@@ -258,6 +282,36 @@ class SpanAggregator:
             self._release(self._accounts.pop(least))
             self._open(newcomer)
         self._waiting = {}
+
+
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that returns the values of a column at some positions."""
+    if len(at) > 1:
+        return itemgetter(*at)
+    (only,) = at
+    return lambda column: (column[only],)
+
+
+def _times(batch: SpanEnergyColumns, counts: Sequence[int]) -> list[int]:
+    """The nanoseconds of each counted span, of which energy is known."""
+    lengths = list(map(sub, batch.spans.end, batch.spans.start))
+    if all(counts) and batch.inclusive.covered == lengths:
+        return lengths
+    return [
+        count * max(0, length if outcome is Outcome.JOINED else min(length, covered))
+        for count, length, outcome, covered in zip(
+            counts, lengths, batch.outcome, batch.inclusive.covered, strict=True
+        )
+    ]
+
+
+def _tokens(tokens: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """The tokens of each counted span; empty if no span has any."""
+    if not any(tokens):
+        return []
+    return [
+        count * max(0, min(_MAX_TOKENS, each)) for each, count in zip(tokens, counts, strict=True)
+    ]
 
 
 def shortened_name(name: str) -> str:

@@ -19,29 +19,31 @@ per span and becomes outside energy.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from operator import le, lt, mul
+from operator import le, lt, mul, sub
 
 from wattspan.model import HwType, Microjoules
 from wattspan.spans.fair_division import CoveredTime, FairDivision, exclude_covered_time
 from wattspan.spans.open_spans import OpenSpans
-from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, SHARE_WHOLE, WHOLE, Lanes
+from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE, Lanes
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
-from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import (
+    IntervalEnergyColumns,
+    Outcome,
+    Span,
+    SpanColumns,
+    SpanEnd,
+    SpanEnergy,
+    SpanEnergyColumns,
+    SpanStart,
+)
 from wattspan.spans.weights import (
-    END,
-    ID,
     MAX_WEIGHT,
-    START,
-    WEIGHT,
     GenerationalCache,
     OrphanSpans,
     SpanBatch,
     SpanWeights,
 )
-
-_new_result = functools.partial(tuple.__new__, SpanEnergy)  # faster, see `profiles`
 
 
 class ProcessSpans:
@@ -117,18 +119,21 @@ class ProcessSpans:
 
     def settle(
         self, spans: Sequence[Span], profile: EnergyProfile, now: int, *, inclusive: bool = True
-    ) -> list[SpanEnergy]:
+    ) -> SpanEnergyColumns:
         """The energies of ``spans``, in their order.
 
         To be called when the profile's watermark has passed their ends: energy beyond it is never
         theirs. A span that ends after ``now`` is FUTURE. Without ``inclusive``, results have the
         covered time but no inclusive energy, which is faster.
         """
+        columns = SpanColumns.of(spans)
         # `now` may be older than the watermark; settled time is never in the future.
-        refused = self._refused(spans, max(now, profile.watermark))
-        accepted = [s for i, s in enumerate(spans) if i not in refused] if refused else spans
+        refused = self._refused(columns, max(now, profile.watermark))
+        accepted = columns
+        if refused:
+            accepted = SpanColumns.of([s for i, s in enumerate(columns) if i not in refused])
         if not accepted or profile.watermark <= profile.horizon:
-            joined = [SpanEnergy(span, {}, NO_ENERGY, Outcome.NO_ENERGY) for span in accepted]
+            joined = without_energy(accepted)
         elif self._announced.active:
             joined = self._join_announced(accepted, profile, inclusive=inclusive)
         else:
@@ -136,15 +141,16 @@ class ProcessSpans:
         if not refused:
             return joined
         rest = iter(joined)
-        return [
-            SpanEnergy(span, {}, NO_ENERGY, refused[i]) if i in refused else next(rest)
-            for i, span in enumerate(spans)
-        ]
+        return SpanEnergyColumns.of(
+            [
+                SpanEnergy(span, {}, NO_ENERGY, refused[i]) if i in refused else next(rest)
+                for i, span in enumerate(columns)
+            ]
+        )
 
-    def _refused(self, spans: Sequence[Span], now: int) -> dict[int, Outcome]:
+    def _refused(self, spans: SpanColumns, now: int) -> dict[int, Outcome]:
         """The outcomes of invalid spans, by position; ids of valid ones are remembered."""
-        seen, ids = self._seen, list(map(ID, spans))
-        starts, ends = list(map(START, spans)), list(map(END, spans))
+        seen, ids, starts, ends = self._seen, spans.id, spans.start, spans.end
         if (
             all(map(le, starts, ends))
             and max(ends, default=now) <= now
@@ -166,14 +172,14 @@ class ProcessSpans:
         return refused
 
     def _join(
-        self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
-    ) -> list[SpanEnergy]:
+        self, spans: SpanColumns, profile: EnergyProfile, *, inclusive: bool
+    ) -> SpanEnergyColumns:
         """Settle a batch of a process without announced spans."""
         batch = SpanBatch(spans, profile.horizon, profile.watermark)
         self._weights.observe(spans)
         division, located = self._divide(batch, batch.starts, batch.ends, profile)
         count = len(spans)
-        starts, ends = list(map(START, spans)), list(map(END, spans))
+        starts, ends = spans.start, spans.end
         if inclusive:
             stops = located[count : 2 * count]
             inclusives = profile.energies(starts, located[:count], ends, stops)
@@ -188,37 +194,34 @@ class ProcessSpans:
 
     def _results(
         self,
-        spans: Sequence[Span],
+        spans: SpanColumns,
         shares: Sequence[int],
         taken: Sequence[int],
-        inclusives: Sequence[IntervalEnergy],
+        inclusives: IntervalEnergyColumns,
         known: Sequence[Sequence[HwType]] | None,
         lanes: Lanes,
-    ) -> list[SpanEnergy]:
+    ) -> SpanEnergyColumns:
         """``taken``: the covered time in which each span was a leaf."""
-        self._assigned += sum([share & SHARE_WHOLE for share in shares])
-        exclusives = lanes.each_share(shares)
+        columns: Sequence[Sequence[Microjoules]] = lanes.share_columns(shares)
+        self._assigned += lanes.pack(map(sum, columns)) << SHARE
         if known is not None:
-            exclusives = [
-                {kind: energy[kind] for kind in kinds}
-                for energy, kinds in zip(exclusives, known, strict=True)
+            columns = [
+                [e if kind in k else Microjoules(0) for e, k in zip(column, known, strict=True)]
+                for kind, column in zip(lanes.kinds, columns, strict=True)
             ]
-        joined = Outcome.JOINED
-        outcomes = [
-            joined
-            if not late and inclusive[2] >= span.end - span.start
-            else self._outcome(span, late, inclusive)
-            for span, late, inclusive in zip(spans, taken, inclusives, strict=True)
-        ]
-        return list(map(_new_result, zip(spans, exclusives, inclusives, outcomes, strict=True)))
+        lengths = list(map(sub, spans.end, spans.start))
+        outcomes = [Outcome.JOINED] * len(spans)
+        if any(taken) or inclusives.covered != lengths:
+            outcomes = list(map(self._outcome, spans.id, lengths, taken, inclusives.covered))
+        exclusive = dict(zip(lanes.kinds, columns, strict=True))
+        return SpanEnergyColumns(spans, exclusive, known, inclusives, outcomes)
 
-    def _outcome(self, span: Span, taken: int, inclusive: IntervalEnergy) -> Outcome:
-        """The outcome of a span that is not simply JOINED."""
-        covered, length = inclusive.covered, span.end - span.start
+    def _outcome(self, span: bytes, length: int, taken: int, covered: int) -> Outcome:
+        """The outcome of a span of this id and ``length``."""
         if not covered and length:
             return Outcome.NO_ENERGY
         if taken:
-            children = self._orphans.get(span.id)
+            children = self._orphans.get(span)
             if taken > (0 if children is None else children.time):
                 return Outcome.LATE
         return Outcome.PARTIAL if covered < length else Outcome.JOINED
@@ -244,14 +247,15 @@ class ProcessSpans:
         stretches, located = division.run(profile, times, codes, order, covered, beyond)
         for stretch in stretches:
             self._covered.add(stretch)
-        for i in [i for i, parent in enumerate(parents) if parent < 0]:
-            if batch.spans[i].parent and ends[i] > starts[i]:
-                self._orphans.remember(batch.spans[i], starts[i], ends[i])
+        spans = batch.spans
+        for i, (above, parent) in enumerate(zip(parents, spans.parent, strict=True)):
+            if parent and above < 0 and ends[i] > starts[i]:
+                self._orphans.remember(parent, starts[i], ends[i], spans.thread[i], spans.cpu[i])
         return division, located
 
     def _join_announced(
-        self, spans: Sequence[Span], profile: EnergyProfile, *, inclusive: bool
-    ) -> list[SpanEnergy]:
+        self, spans: SpanColumns, profile: EnergyProfile, *, inclusive: bool
+    ) -> SpanEnergyColumns:
         """Settle a batch of a process with announced spans.
 
         All open spans are settled together up to the latest end in the batch; the uncovered rest
@@ -259,17 +263,17 @@ class ProcessSpans:
         """
         announced = self._announced
         batch = SpanBatch(spans, profile.horizon, profile.watermark)
-        records = list(map(announced.records.get, batch.ids))
-        for span, record in zip(spans, records, strict=True):
+        records = list(map(announced.records.get, spans.id))
+        for end, record in zip(spans.end, records, strict=True):
             if record is not None and record.end is None:
-                announced.end(record, span.end, None)
+                announced.end(record, end, None)
         began = [
-            span.start if record is None else record.start
-            for span, record in zip(spans, records, strict=True)
+            start if record is None else record.start
+            for start, record in zip(spans.start, records, strict=True)
         ]
         ended = [
-            span.end if record is None or record.end is None else record.end
-            for span, record in zip(spans, records, strict=True)
+            end if record is None or record.end is None else record.end
+            for end, record in zip(spans.end, records, strict=True)
         ]
         until = min(max(ended), profile.watermark)
         front = announced.begin(profile, until)
@@ -283,7 +287,7 @@ class ProcessSpans:
                 ends[i] = max(starts[i], front)
         if self._weights.observe(spans):
             # Announced spans of the batch need the mean weight.
-            self._weights.filled(list(map(WEIGHT, spans)), MAX_WEIGHT)
+            self._weights.filled(spans.weight, MAX_WEIGHT)
         before = FairDivision()
         before.join(len(spans))
         if any(map(lt, starts, ends)):
@@ -327,7 +331,9 @@ class ProcessSpans:
         before = min(before, profile.watermark)
         if self._announced.active:
             front = self._announced.begin(profile, before)
-            self._announced.advance(profile, max(front, before), SpanBatch([], 0, 0), [], [])
+            self._announced.advance(
+                profile, max(front, before), SpanBatch(SpanColumns.of([]), 0, 0), [], []
+            )
             self._announced.tidy()
         self._covered.close(profile, before)
         lanes = profile.lanes
@@ -342,3 +348,10 @@ class ProcessSpans:
         new = {kind: max(0, total - returned.get(kind, 0)) for kind, total in totals.items()}
         self._returned = {kind: returned.get(kind, 0) + energy for kind, energy in new.items()}
         return {kind: Microjoules(energy) for kind, energy in new.items()}
+
+
+def without_energy(spans: SpanColumns) -> SpanEnergyColumns:
+    """Results of spans whose energy is not known."""
+    return SpanEnergyColumns.of(
+        [SpanEnergy(span, {}, NO_ENERGY, Outcome.NO_ENERGY) for span in spans]
+    )

@@ -19,14 +19,13 @@ stay; older ones are thinned progressively, and the deviation is added to the un
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
 
-from wattspan.model import SECOND, HwType, Interval
+from wattspan.model import SECOND, HwType, Interval, Microjoules
 from wattspan.spans.interval_pool import CpuTimeCurve, EnergySlice, IntervalPool
 from wattspan.spans.packed_energy import (
     FRACTION,
@@ -44,12 +43,10 @@ from wattspan.spans.packed_energy import (
     thinned_indices,
     uncertainty_between,
 )
-from wattspan.spans.values import IntervalEnergy
+from wattspan.spans.values import IntervalEnergy, IntervalEnergyColumns
 
 NO_ENERGY = IntervalEnergy({}, {}, 0)
 _MAX_GAPS = 256
-# The constructor of a named tuple takes twice as long.
-_new_energy = functools.partial(tuple.__new__, IntervalEnergy)
 
 
 class EnergyProfile:
@@ -286,12 +283,13 @@ class EnergyProfile:
         begins: Sequence[tuple[int, int]],
         ends: Sequence[int],
         stops: Sequence[tuple[int, int]],
-    ) -> list[IntervalEnergy]:
+    ) -> IntervalEnergyColumns:
         """``between`` for many periods with located edges."""
         lengths = list(map(sub, ends, starts))
-        energies = self.lanes.each_energy(
+        columns = self.lanes.energy_columns(
             [(s[0] & WHOLE) - (b[0] & WHOLE) for b, s in zip(begins, stops, strict=True)]
         )
+        energies = list(map(self.lanes.named, *columns))
         between_rows = [
             self._cached.get((b[1], s[1])) or self._uncertainty(b[1], s[1])
             for b, s in zip(begins, stops, strict=True)
@@ -310,12 +308,13 @@ class EnergyProfile:
             uncertainties = [
                 {kind: u[kind] for kind in k} for u, k in zip(uncertainties, known, strict=True)
             ]
-        return list(map(_new_energy, zip(energies, uncertainties, covered, strict=True)))
+        return IntervalEnergyColumns(energies, uncertainties, covered)
 
-    def coverages(self, starts: Sequence[int], ends: Sequence[int]) -> list[IntervalEnergy]:
+    def coverages(self, starts: Sequence[int], ends: Sequence[int]) -> IntervalEnergyColumns:
         """``energies`` with the covered times only, which is much faster."""
         covered = self._coverage(starts, ends)
-        return list(map(_new_energy, zip(repeat({}), repeat({}), covered)))
+        none: list[dict[HwType, Microjoules]] = [{}] * len(covered)
+        return IntervalEnergyColumns(none, none, covered)
 
     def _coverage(self, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
         if min(starts) < self._whole_from or max(ends) > self._whole_until:

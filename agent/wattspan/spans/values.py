@@ -6,10 +6,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 from wattspan.model import HwType, Microjoules, ModelEnum
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+
+class Columns(Sequence[Row], Generic[Row]):
+    """Rows of one named tuple, stored as one sequence for each field.
+
+    A row is made when it is read. The columns are attributes with the names of the fields.
+    """
+
+    __slots__ = ()
+
+    row: ClassVar[Any]
+    """The class of the rows."""
+
+    def __init__(self, *columns: Sequence[Any]) -> None:
+        for name, column in zip(self.row._fields, columns, strict=True):
+            setattr(self, name, column)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Self:
+        """``rows`` by column; the same object if they are."""
+        if isinstance(rows, cls):
+            return rows
+        return cls(*zip(*rows, strict=True)) if rows else cls(*[()] * len(cls.row._fields))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, of which there is at least one, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(part.columns() for part in parts), strict=True)
+        return cls(*(list(chain.from_iterable(each)) for each in columns))
+
+    def columns(self) -> list[Sequence[Any]]:
+        """All columns in the order of the fields."""
+        return [getattr(self, name) for name in self.row._fields]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.row._fields[0]))
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(partial(tuple.__new__, self.row), zip(*self.columns(), strict=True))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: Any) -> Any:
+        chosen = [column[index] for column in self.columns()]
+        return type(self)(*chosen) if isinstance(index, slice) else self.row._make(chosen)
 
 
 class Outcome(ModelEnum):
@@ -50,6 +103,26 @@ class Span(NamedTuple):
     tokens_out: int = 0
 
 
+class SpanColumns(Columns[Span]):
+    """Spans by column."""
+
+    __slots__ = Span._fields
+    row = Span
+
+    trace: Sequence[bytes]
+    id: Sequence[bytes]
+    parent: Sequence[bytes]
+    service: Sequence[str]
+    name: Sequence[str]
+    start: Sequence[int]
+    end: Sequence[int]
+    thread: Sequence[int]
+    cpu: Sequence[int | None]
+    weight: Sequence[int | None]
+    tokens_in: Sequence[int]
+    tokens_out: Sequence[int]
+
+
 class SpanStart(NamedTuple):
     """The start of a span, announced by its process."""
 
@@ -82,6 +155,17 @@ class IntervalEnergy(NamedTuple):
     covered: int
 
 
+class IntervalEnergyColumns(Columns[IntervalEnergy]):
+    """The energies of periods by column."""
+
+    __slots__ = IntervalEnergy._fields
+    row = IntervalEnergy
+
+    energy: Sequence[Mapping[HwType, Microjoules]]
+    uncertainty: Sequence[Mapping[HwType, Microjoules]]
+    covered: Sequence[int]
+
+
 class SpanEnergy(NamedTuple):
     """The energy of one span. Exclusive energies of a process add up; inclusive ones overlap."""
 
@@ -95,3 +179,92 @@ class SpanEnergy(NamedTuple):
         """The measured fraction of the span's time (0–1)."""
         length = self.span.end - self.span.start
         return self.inclusive.covered / length if length > 0 else 0.0
+
+
+def dict_builder(kinds: tuple[HwType, ...]) -> Callable[..., dict[HwType, Microjoules]]:
+    """A function from energies to a dictionary; a display is five times faster than dict()."""
+    match kinds:
+        case (one,):
+            return lambda x: {one: x}
+        case (one, two):
+            return lambda x, y: {one: x, two: y}
+        case (one, two, three):
+            return lambda x, y, z: {one: x, two: y, three: z}
+    return lambda *values: dict(zip(kinds, values, strict=True))
+
+
+class SpanEnergyColumns(Sequence[SpanEnergy]):
+    """The energies of spans by column.
+
+    ``exclusive`` has one column of microjoules for each hardware type. ``known`` are the types with
+    known energy of each span, None for all types in all spans; other values are 0.
+    """
+
+    __slots__ = ("exclusive", "inclusive", "known", "outcome", "spans")
+
+    def __init__(
+        self,
+        spans: SpanColumns,
+        exclusive: Mapping[HwType, Sequence[Microjoules]],
+        known: Sequence[Collection[HwType]] | None,
+        inclusive: IntervalEnergyColumns,
+        outcome: Sequence[Outcome],
+    ) -> None:
+        self.spans, self.exclusive, self.known = spans, exclusive, known
+        self.inclusive, self.outcome = inclusive, outcome
+
+    @classmethod
+    def of(cls, rows: Sequence[SpanEnergy]) -> Self:
+        """``rows`` by column; the same object if they are."""
+        if isinstance(rows, cls):
+            return rows
+        known = [tuple(row.exclusive) for row in rows]
+        none = Microjoules(0)
+        return cls(
+            SpanColumns.of([row.span for row in rows]),
+            {
+                kind: [row.exclusive.get(kind, none) for row in rows]
+                for kind in dict.fromkeys(chain.from_iterable(known))
+            },
+            known if len(set(known)) > 1 else None,
+            IntervalEnergyColumns.of([row.inclusive for row in rows]),
+            [row.outcome for row in rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.outcome)
+
+    def __iter__(self) -> Iterator[SpanEnergy]:
+        exclusive = self._exclusive()
+        columns = zip(self.spans, exclusive, self.inclusive, self.outcome, strict=True)
+        return map(partial(tuple.__new__, SpanEnergy), columns)  # four times as fast as `_make`
+
+    def _exclusive(self) -> Iterator[dict[HwType, Microjoules]]:
+        """The exclusive energies of each span by hardware type."""
+        kinds = tuple(self.exclusive)
+        if not kinds:
+            return ({} for _ in self.outcome)
+        rows = zip(*self.exclusive.values(), strict=True)
+        if self.known is None:
+            return map(dict_builder(kinds), *self.exclusive.values())
+        return (
+            {kind: energy for kind, energy in zip(kinds, row, strict=True) if kind in known}
+            for row, known in zip(rows, self.known, strict=True)
+        )
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SpanEnergy: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            at = range(len(self))[index]
+            (row,) = self[at : at + 1]
+            return row
+        return type(self)(
+            self.spans[index],
+            {kind: column[index] for kind, column in self.exclusive.items()},
+            None if self.known is None else self.known[index],
+            self.inclusive[index],
+            self.outcome[index],
+        )

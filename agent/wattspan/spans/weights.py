@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 from wattspan.spans.fair_division import FairDivision
-from wattspan.spans.values import Span
+from wattspan.spans.values import SpanColumns
 
 T = TypeVar("T")
 
@@ -94,28 +93,23 @@ class OrphanChildren:
 class OrphanSpans(GenerationalCache[OrphanChildren]):
     """Children that were received before their parents, by the parent's id."""
 
-    def remember(self, span: Span, start: int, end: int) -> None:
-        children = self.get(span.parent)
+    def remember(self, parent: bytes, start: int, end: int, thread: int, cpu: int | None) -> None:
+        children = self.get(parent)
         if children is None:
-            children = self[span.parent] = OrphanChildren(start)
-        children.add(start, end, span.thread, span.cpu)
+            children = self[parent] = OrphanChildren(start)
+        children.add(start, end, thread, cpu)
 
 
-# C functions that read fields of a span, because there are many spans.
-ID, PARENT, START, END, CPU, WEIGHT = map(
-    itemgetter, map(Span._fields.index, ("id", "parent", "start", "end", "cpu", "weight"))
-)
 MAX_PARENT_CHAIN = 64  # ancestors with the same start that are followed
 
 
 class SpanBatch:
     """Spans that are settled together, with their times clipped to the profile."""
 
-    def __init__(self, spans: Sequence[Span], horizon: int, watermark: int) -> None:
+    def __init__(self, spans: SpanColumns, horizon: int, watermark: int) -> None:
         self.spans = spans
-        self.ids = list(map(ID, spans))
-        self.starts = list(map(START, spans))
-        self.ends = list(map(END, spans))
+        self.starts = spans.start
+        self.ends = spans.end
         if spans and (min(self.starts) < horizon or max(self.ends) > watermark):
             self.starts = [max(horizon, min(start, watermark)) for start in self.starts]
             self.ends = [max(horizon, min(end, watermark)) for end in self.ends]
@@ -126,21 +120,25 @@ class SpanBatch:
         A parent that begins later than its child is ignored, so that there are no cycles.
         """
         spans = self.spans
-        positions = dict(zip(self.ids, range(len(spans)), strict=True))
-        parents = list(map(positions.get, map(PARENT, spans), repeat(-1)))
+        count = len(spans)
+        if not any(spans.parent):
+            return [-1] * count
+        positions = dict(zip(spans.id, range(count), strict=True))
+        parents = list(map(positions.get, spans.parent, repeat(-1)))
+        starts = spans.start
         for i, parent in enumerate(parents):
             if parent >= 0 and self.starts[parent] >= self.starts[i]:
-                above, below = spans[parent].start, spans[i].start
-                if above > below or (above == below and _circular(i, parents, spans)):
+                above, below = starts[parent], starts[i]
+                if above > below or (above == below and _circular(i, parents, starts)):
                     parents[i] = -1
         return parents
 
 
-def _circular(i: int, parents: Sequence[int], spans: Sequence[Span]) -> bool:
+def _circular(i: int, parents: Sequence[int], starts: Sequence[int]) -> bool:
     """True if the chain of parents with the same start is a cycle or too long."""
     at = parents[i]
     for _ in range(MAX_PARENT_CHAIN):
-        if at < 0 or spans[at].start != spans[i].start:
+        if at < 0 or starts[at] != starts[i]:
             return False
         if at == i:
             return True
@@ -161,18 +159,17 @@ class SpanWeights:
         self.by_weight = False  # True from the first span with a weight on
         self._default = MILLION  # the weight of spans without a known weight
 
-    def observe(self, spans: Sequence[Span]) -> bool:
+    def observe(self, spans: SpanColumns) -> bool:
         """True if any of ``spans`` has a weight; from the first one on weights are by attribute."""
-        weighted = any(map(WEIGHT, spans))
+        weighted = any(spans.weight)
         self.by_weight = self.by_weight or weighted
         return weighted
 
     def assign(self, batch: SpanBatch, division: FairDivision, order: Sequence[int]) -> None:
         """Set the weights of a batch in ``division``."""
         if self.by_weight:
-            weights = list(map(WEIGHT, batch.spans))
-            division.gpu[:] = division.cpu[:] = self.filled(weights, MAX_WEIGHT)
-        elif self._by_cpu and any(map(CPU, batch.spans)):
+            division.gpu[:] = division.cpu[:] = self.filled(batch.spans.weight, MAX_WEIGHT)
+        elif self._by_cpu and any(batch.spans.cpu):
             rates = self._cpu_rates(batch, division.parent, order)
             division.cpu[:] = self.filled(rates, MILLION)
 
@@ -199,17 +196,17 @@ class SpanWeights:
             parent = parents[i]
             time[parent] += max(0, ends[i] - max(starts[i], until[parent]))
             until[parent] = max(until[parent], ends[i])
-            used = spans[i].cpu
-            if used is not None and spans[i].thread == spans[parent].thread:
+            used = spans.cpu[i]
+            if used is not None and spans.thread[i] == spans.thread[parent]:
                 cpu[parent] += used
         rates: list[int | None] = []
-        for i, span in enumerate(spans):
-            children = self._orphans.get(span.id)
+        for i, (span, used) in enumerate(zip(spans.id, spans.cpu, strict=True)):
+            children = self._orphans.get(span)
             if children is not None:
                 time[i] += children.time
-                cpu[i] += children.cpu.get(span.thread, 0)
-            alone = max(1, span.end - span.start - time[i])
-            rates.append(None if span.cpu is None else (span.cpu - cpu[i]) * MILLION // alone)
+                cpu[i] += children.cpu.get(spans.thread[i], 0)
+            alone = max(1, spans.end[i] - spans.start[i] - time[i])
+            rates.append(None if used is None else (used - cpu[i]) * MILLION // alone)
         return rates
 
     def assign_one(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord
+from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import SECOND, Consumer
-from wattspan.spans.values import Span
+from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
 from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
 
@@ -44,8 +44,8 @@ class ReceivedSpans(NamedTuple):
 
     consumer: Consumer
     service: str
-    spans: Sequence[Span]
-    records: Sequence[SpanRecord]
+    spans: SpanColumns
+    records: SpanRecordColumns
 
 
 class ReceivedSpanQueue:
@@ -58,7 +58,7 @@ class ReceivedSpanQueue:
         self.lost = 0
 
     def append(
-        self, consumer: Consumer, service: str, spans: list[Span], records: list[SpanRecord]
+        self, consumer: Consumer, service: str, spans: SpanColumns, records: SpanRecordColumns
     ) -> None:
         """Append the spans of one process."""
         with self._lock:
@@ -198,7 +198,7 @@ class UnitSearch:
             self._detected_at.clear()
             self._cleared_at = now
         service = received.service
-        for name in {span.name for span in received.spans}:
+        for name in set(received.spans.name):
             job = matching_job(self._configured, service, name)
             if job is not None and job.span and (service, name) not in self.jobs:
                 self._add_configured(received, job, name, now)

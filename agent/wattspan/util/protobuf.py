@@ -33,6 +33,7 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
         "repeated bytes scope_spans = 2",
         "optional bytes schema_url = 3",
     ],
+    "ScopeSpanFields": ["repeated Span spans = 2"],
     "Span": [
         "optional bytes trace_id = 1",
         "optional bytes span_id = 2",
