@@ -1,8 +1,9 @@
 """CPU cost per span of dividing a process's energy among its spans.
 
 Batches of 512 spans of a server: requests of depth three, about ten at once, with CPU, memory and
-GPU energy. CPU time of one thread. The lower bound next to it: cost of building the results when
-they are known.
+GPU energy, by column as the decoder makes them. CPU time of one thread. Only forwarded spans need
+inclusive energies. The lower bound next to it: cost of building one object for each result when
+the results are known.
 
     .venv/bin/python -m benchmarks.join
 """
@@ -20,7 +21,15 @@ from benchmarks.machine import describe
 from wattspan.model import HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import IntervalEnergy, Outcome, Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import (
+    IntervalEnergy,
+    Outcome,
+    Span,
+    SpanColumns,
+    SpanEnd,
+    SpanEnergy,
+    SpanStart,
+)
 
 BATCH = 512
 GOAL = 3.0  # microseconds
@@ -39,23 +48,24 @@ def main() -> None:
         f"\nCPU microseconds a span, batches of {BATCH}, 3 kinds of energy (goal: {GOAL:g}); "
         "median and best batch\n"
     )
-    print("| spans a second | weighed | median | best | floor, best |")
-    print("|---|---|---|---|---|")
+    print("| spans a second | weighed | median | best | with inclusive | best | floor, best |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for rate in (100_000, 10_000, 1_000):
         batches = list(requests(rate, min(chosen.batches, rate * 8 // BATCH)))
         profile = known(10 + batches[-1][-1].end // MS)
         for weighed in ("alike", "by CPU time", "announced"):
-            process = ProcessSpans()
             if weighed == "by CPU time":
                 batches = [[s._replace(cpu=(s.end - s.start) // 3) for s in b] for b in batches]
-            if weighed == "announced":
-                announce(process, batches)
-            cost = costs(batches, partial(process.settle, profile=profile, now=NEVER))
-            floor = costs(batches, answers)
-            print(
-                f"| {rate:,} | {weighed} | {statistics.median(cost):.1f} | {min(cost):.1f} "
-                f"| {min(floor):.1f} |"
-            )
+            columns = [SpanColumns.of(batch) for batch in batches]
+            row = f"| {rate:,} | {weighed} "
+            for inclusive in (False, True):
+                process = ProcessSpans()
+                if weighed == "announced":
+                    announce(process, batches)
+                settle = partial(process.settle, profile=profile, now=NEVER, inclusive=inclusive)
+                cost = costs(columns, settle)
+                row += f"| {statistics.median(cost):.1f} | {min(cost):.1f} "
+            print(f"{row}| {min(costs(batches, answers)):.1f} |")
 
 
 def costs(

@@ -177,10 +177,11 @@ class ProcessSpans:
         """Settle a batch of a process without announced spans."""
         batch = SpanBatch(spans, profile.horizon, profile.watermark)
         self._weights.observe(spans)
-        division, located = self._divide(batch, batch.starts, batch.ends, profile)
         count = len(spans)
+        located: list[tuple[int, int]] | None = [] if inclusive else None
+        division = self._divide(batch, batch.starts, batch.ends, profile, located)
         starts, ends = spans.start, spans.end
-        if inclusive:
+        if located is not None:
             stops = located[count : 2 * count]
             inclusives = profile.energies(starts, located[:count], ends, stops)
         else:
@@ -227,9 +228,17 @@ class ProcessSpans:
         return Outcome.PARTIAL if covered < length else Outcome.JOINED
 
     def _divide(
-        self, batch: SpanBatch, starts: Sequence[int], ends: Sequence[int], profile: EnergyProfile
-    ) -> tuple[FairDivision, list[tuple[int, int]]]:
-        """Divide the energy of uncovered time among unannounced spans."""
+        self,
+        batch: SpanBatch,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        profile: EnergyProfile,
+        located: list[tuple[int, int]] | None = None,
+    ) -> FairDivision:
+        """Divide the energy of uncovered time among unannounced spans.
+
+        ``located`` receives the locations in the profile of all starts, then of all ends.
+        """
         count = len(starts)
         division = FairDivision()
         division.join(count)
@@ -244,14 +253,16 @@ class ProcessSpans:
         if covered:
             exclude_covered_time(times, codes, covered, first, last)
             order = sorted(range(len(times)), key=times.__getitem__)
-        stretches, located = division.run(profile, times, codes, order, covered, beyond)
+        if located is not None:
+            located += [(0, 0)] * len(times)
+        stretches = division.run(profile, times, codes, order, covered, beyond, located)
         for stretch in stretches:
             self._covered.add(stretch)
         spans = batch.spans
         for i, (above, parent) in enumerate(zip(parents, spans.parent, strict=True)):
             if parent and above < 0 and ends[i] > starts[i]:
                 self._orphans.remember(parent, starts[i], ends[i], spans.thread[i], spans.cpu[i])
-        return division, located
+        return division
 
     def _join_announced(
         self, spans: SpanColumns, profile: EnergyProfile, *, inclusive: bool
@@ -291,7 +302,7 @@ class ProcessSpans:
         before = FairDivision()
         before.join(len(spans))
         if any(map(lt, starts, ends)):
-            before, _ = self._divide(batch, starts, ends, profile)
+            before = self._divide(batch, starts, ends, profile)
         announced.advance(profile, max(front, until), batch, records, numbers := [-1] * len(spans))
         shares, taken = [], []
         for i, record in enumerate(records):

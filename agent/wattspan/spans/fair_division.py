@@ -143,15 +143,15 @@ class FairDivision:
         order: Sequence[int],
         covered: Sequence[CoveredStretch],
         beyond: int | None,
-    ) -> tuple[list[CoveredStretch], list[tuple[int, int]]]:
+        located: list[tuple[int, int]] | None = None,
+    ) -> list[CoveredStretch]:
         """Process events: a code is the number of a span that begins, or ``~`` of one that ends.
 
         ``order`` sorts ``times``. ``beyond`` is the packed energy up to the next covered stretch
-        after the events. Returns the stretches with a leaf span, and for each event its location in
-        the profile.
+        after the events. Returns the stretches with a leaf span. ``located`` is as long as
+        ``times`` and receives the location of each event in the profile.
         """
         rows, thinned = profile.rows, profile.thinned
-        located: list[tuple[int, int]] = [(0, 0)] * len(times)
         stretches: list[CoveredStretch] = []
         gained, children, opened = self.gained, self.children, self.open
         parents, cpu, gpu = self.parent, self.cpu, self.gpu
@@ -191,7 +191,8 @@ class FairDivision:
                     stretches.append(CoveredStretch(since[0], at, since[1], energy))
                     since = None
                 at, energy = time, now
-            located[event] = location
+            if located is not None:
+                located[event] = location
             if code < 0:
                 span = ~code
                 opened[span] = False
@@ -230,7 +231,7 @@ class FairDivision:
         self._virtual, self.passed = virtual, passed
         self._cpu_weight, self._gpu_weight = cpu_weight, gpu_weight
         self.at, self.energy = at, energy
-        return stretches, located
+        return stretches
 
     def leave(self, span: int) -> None:
         """End a span at the present time."""

@@ -150,7 +150,7 @@ class OpenSpans:
         exclude_covered_time(times, codes, covered, front, until)
         before = running.passed
         order = sorted(range(len(times)), key=times.__getitem__)
-        stretches, _ = running.run(profile, times, codes, order, covered, beyond)
+        stretches = running.run(profile, times, codes, order, covered, beyond)
         divided = before - running.passed
         for stretch in stretches:
             divided += stretch.after - stretch.before
