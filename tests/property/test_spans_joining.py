@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from wattspan.model import HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
-from wattspan.spans.values import Outcome, Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import Outcome, Span, SpanColumns, SpanEnd, SpanEnergy, SpanStart
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
 KINDS = (CPU, MEMORY, GPU)
@@ -92,17 +93,23 @@ def joined_stretch(results: Sequence[SpanEnergy], machine: Machine) -> tuple[int
     st.lists(st.lists(spans(), max_size=12), max_size=5),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_exclusive_and_outside_energies_add_up_to_the_process(
-    spent: list[tuple[int, ...]], batches: list[list[Span]], by_cpu: bool, forgetful: bool
+    spent: list[tuple[int, ...]],
+    batches: list[list[Span]],
+    by_cpu: bool,
+    forgetful: bool,
+    received: bool,
 ) -> None:
     machine = Machine()
     for interval in spent:
         machine.spend(interval)
     process = ProcessSpans(by_cpu=by_cpu)
     results: list[SpanEnergy] = []
-    for batch in batches:
-        settled = process.settle(batch, machine.profile, 125)
+    for number, batch in enumerate(batches, start=1):
+        later = [SpanColumns.of(each) for each in batches[number:]] if received else []
+        settled = process.settle(batch, machine.profile, 125, waiting=later)
         assert [each.span for each in settled] == batch
         results += settled
         if forgetful:  # a repeated identifier is unknown and receives no energy twice
@@ -191,6 +198,50 @@ def test_joining_equals_the_rule_at_every_nanosecond(
                 continue
             for kind, share in zip(KINDS, expected[joined.span.id], strict=True):
                 assert abs(joined.exclusive.get(kind, 0) - share) < 1 + Fraction(1, 1000)
+
+
+@given(
+    st.lists(energies, min_size=12, max_size=12),
+    st.lists(st.tuples(st.integers(0, 119), st.integers(1, 60), st.integers(0, 20)), max_size=20),
+    st.lists(st.integers(0, 20), max_size=4),
+    st.booleans(),
+)
+def test_received_spans_share_as_if_all_were_settled_together(
+    spent: list[tuple[int, ...]],
+    times: list[tuple[int, int, int]],
+    cuts: list[int],
+    inclusive: bool,
+) -> None:
+    machine = Machine()
+    for each in spent:
+        machine.spend(each)
+    begins = {ident: start for ident, (start, _, _) in enumerate(times, start=1)}
+    spans = [
+        Span(
+            bytes(16),
+            bytes([ident]) * 8,
+            bytes([parent]) * 8 if begins.get(parent, start) < start else b"",
+            "s",
+            "n",
+            start,
+            min(120, start + length),
+        )
+        for ident, (start, length, parent) in enumerate(times, start=1)
+    ]
+    spans.sort(key=lambda span: span.end)  # as a batch exporter sends them
+    edges = [0, *sorted(cuts), len(spans)]
+    batches = [SpanColumns.of(spans[a:b]) for a, b in pairwise(edges)]
+    process, expected = ProcessSpans(), reference(machine, [spans], lambda span: 1)
+    for number, batch in enumerate(batches, start=1):
+        for joined in process.settle(
+            batch, machine.profile, NEVER, inclusive=inclusive, waiting=batches[number:]
+        ):
+            assert joined.outcome is Outcome.JOINED
+            for kind, share in zip(KINDS, expected[joined.span.id], strict=True):
+                assert abs(joined.exclusive[kind] - share) < 1 + Fraction(1, 1000)
+            if inclusive:
+                alone = machine.profile.between(joined.span.start, joined.span.end)
+                assert joined.inclusive == alone
 
 
 @given(st.lists(energies, min_size=3, max_size=12), st.integers(1, 64), st.integers(0, 20))

@@ -194,6 +194,56 @@ def test_span_waits_until_its_energy_has_settled() -> None:
     assert agent.energy() == pytest.approx(100_000, abs=2)
 
 
+def exported(agent: Agent, batches: int, every: float) -> None:
+    """Batches of overlapping spans of 0.2 s, two a tick, as an unmodified exporter sends them."""
+    ident = 0
+    for _ in range(batches):
+        spans = []
+        for _ in range(round(every * 10)):
+            agent.run(0.1)
+            spans += [agent.span(ident := ident + 1, -0.2, 0.0) for _ in range(2)]
+        since = agent.clock.now().wall
+        agent.send(*spans)
+        assert max(span.end for span in spans) == since
+    agent.run(15.0)
+
+
+@pytest.mark.parametrize("every", [0.5, 2.0, 5.0])
+def test_spans_at_the_edges_of_batches_are_not_late(every: float) -> None:
+    agent = Agent()
+    exported(agent, 6, every)
+    assert agent.outcomes() == {"joined": 6 * round(every * 20)}
+
+
+def test_span_waits_for_the_usual_delay_of_its_sender() -> None:
+    agent = Agent()
+    exported(agent, 3, 2.0)
+    agent.send(agent.span(1001, -0.1, 0.0))
+    agent.run(1.5)
+    assert agent.outcomes() == {"joined": 120}
+    agent.run(1.0)
+    assert agent.outcomes() == {"joined": 121}
+
+
+def test_spans_of_an_announcing_process_do_not_wait_for_others() -> None:
+    agent = Agent()
+    exported(agent, 3, 2.0)
+    start, ident = agent.clock.monotonic(), bytes(7) + b"\xff"
+    agent.feed.reports.append(Heard(10, [SpanStart(ident, b"", start, 5, 0)]))
+    agent.run(0.1)
+    agent.send(agent.span(1001, -0.1, 0.0))
+    agent.run(0.7)
+    assert agent.outcomes() == {"joined": 121}
+
+
+def test_spans_do_not_wait_for_others_if_room_is_scarce() -> None:
+    agent = Agent(buffer=400_000)
+    exported(agent, 3, 2.0)
+    agent.send(agent.span(1001, -0.1, 0.0), size=150_000)
+    agent.run(0.7)
+    assert agent.outcomes() == {"joined": 121}
+
+
 def test_span_is_joined_without_settlement_after_a_timeout() -> None:
     agent = Agent()
     agent.late = 3600 * SECOND

@@ -111,7 +111,7 @@ class FairQuota:
     """
 
     def __init__(self, most: int) -> None:
-        self._left = most
+        self._most = self._left = most
         self._held: Counter[QuotaOwner] = Counter()
 
     def acquire(self, owner: QuotaOwner, size: int = 1) -> bool:
@@ -130,6 +130,11 @@ class FairQuota:
     def idle(self) -> bool:
         """True if nothing is reserved."""
         return not self._held
+
+    @property
+    def scarce(self) -> bool:
+        """True if less than three quarters are left."""
+        return 4 * self._left < 3 * self._most
 
     def release(self, owner: QuotaOwner, size: int = 1) -> None:
         self._held[owner] -= size

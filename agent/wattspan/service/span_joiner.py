@@ -32,6 +32,7 @@ from wattspan.spans.values import (
     SpanEnergyColumns,
     SpanStart,
 )
+from wattspan.spans.waiting_spans import ReceiptDelay
 from wattspan.spans.wall_time import WallClockConverter
 from wattspan.spans.weights import GenerationalCache
 from wattspan.util.throttle import RateLimitedLog
@@ -98,6 +99,7 @@ class _PendingSpans:
     pending: _PendingRequest
     positions: Sequence[int]
     spans: SpanColumns
+    start: int
     end: int
     due: int  # time at which they are joined, settled or not
 
@@ -112,6 +114,7 @@ class _SendingProcess:
     last_seen: int
     service: str = ""
     waiting: deque[_PendingSpans] = field(default_factory=deque)
+    delay: ReceiptDelay = field(default_factory=ReceiptDelay)
     announces: bool = False
     exited: bool = False
 
@@ -352,10 +355,10 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
-        end = max(spans.end)
-        due = now + SETTLEMENT_TIMEOUT
+        process.delay.add(spans.start, spans.end, now)
+        start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
-        process.waiting.append(_PendingSpans(pending, positions, spans, end, due))
+        process.waiting.append(_PendingSpans(pending, positions, spans, start, end, due))
 
     def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
         """The process that announced these spans: better evidence than a claim."""
@@ -405,19 +408,25 @@ class SpanJoiner:
     # --------------------------------------------------------------------------------- joining
 
     def _join(self, process: _SendingProcess, now: Instant, *, wait: bool = True) -> None:
-        """Join the spans that have settled or timed out; all spans without ``wait``."""
+        """Join the spans that have settled or timed out; all spans without ``wait``.
+
+        The spans of a process that does not announce them wait for later batches of the same time.
+        """
         waiting = process.waiting
         if not waiting:
             return
         ready: list[_PendingSpans] = []
+        hold = 0 if process.announces or self._quota.scarce else process.delay.hold
         with self._history.lock:
-            settled = process.profile.watermark
+            settled = min(process.profile.watermark, now.mono - hold)
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
                 ready.append(waiting.popleft())
             if not ready:
                 return
             spans = SpanColumns.joined([chunk.spans for chunk in ready])
-            results = self._settled(process, spans, now.mono)
+            until = max(chunk.end for chunk in ready)
+            later = [chunk.spans for chunk in waiting if chunk.start < until]
+            results = self._settled(process, spans, later, now.mono)
         rows = iter(results)
         for chunk in ready:
             chunk.pending.left -= len(chunk.spans)
@@ -426,12 +435,20 @@ class SpanJoiner:
                     chunk.pending.energies[position] = result
         self._totals.add(results, now)
 
-    def _settled(self, process: _SendingProcess, spans: SpanColumns, now: int) -> SpanEnergyColumns:
+    def _settled(
+        self,
+        process: _SendingProcess,
+        spans: SpanColumns,
+        later: Sequence[SpanColumns],
+        now: int,
+    ) -> SpanEnergyColumns:
         """The energies of ``spans``; after a failure they have no energy and are not lost."""
         try:
             # Only forwarded spans need inclusive energies.
             inclusive = self._forwarder is not None
-            return process.spans.settle(spans, process.profile, now, inclusive=inclusive)
+            return process.spans.settle(
+                spans, process.profile, now, inclusive=inclusive, waiting=later
+            )
         except Exception as error:  # noqa: BLE001 - one process must not affect others
             self._failures.failure(
                 f"Joining {len(spans)} spans of process {process.consumer.pid}", error

@@ -37,6 +37,7 @@ from wattspan.spans.values import (
     SpanEnergyColumns,
     SpanStart,
 )
+from wattspan.spans.waiting_spans import WaitingShares
 from wattspan.spans.weights import (
     MAX_WEIGHT,
     GenerationalCache,
@@ -68,6 +69,7 @@ class ProcessSpans:
         self._orphans = OrphanSpans(ids)
         self._weights = SpanWeights(self._orphans, by_cpu=by_cpu)
         self._announced = OpenSpans(self._covered, self._weights, announced)
+        self._waiting = WaitingShares()
         self._assigned = 0  # packed microjoules times 2**104
         self._returned: dict[HwType, int] = {}
 
@@ -118,13 +120,20 @@ class ProcessSpans:
     # -------------------------------------------------------------------------------- settling
 
     def settle(
-        self, spans: Sequence[Span], profile: EnergyProfile, now: int, *, inclusive: bool = True
+        self,
+        spans: Sequence[Span],
+        profile: EnergyProfile,
+        now: int,
+        *,
+        inclusive: bool = True,
+        waiting: Sequence[SpanColumns] = (),
     ) -> SpanEnergyColumns:
         """The energies of ``spans``, in their order.
 
         To be called when the profile's watermark has passed their ends: energy beyond it is never
         theirs. A span that ends after ``now`` is FUTURE. Without ``inclusive``, results have the
-        covered time but no inclusive energy, which is faster.
+        covered time but no inclusive energy, which is faster. ``waiting`` are received spans that
+        are settled later: they share the energy up to the latest end in ``spans``.
         """
         columns = SpanColumns.of(spans)
         # `now` may be older than the watermark; settled time is never in the future.
@@ -137,7 +146,9 @@ class ProcessSpans:
         elif self._announced.active:
             joined = self._join_announced(accepted, profile, inclusive=inclusive)
         else:
-            joined = self._join(accepted, profile, inclusive=inclusive)
+            until = min(max(accepted.end), profile.watermark)
+            others = self._waiting.select(waiting, until, max(now, until), self._seen)
+            joined = self._join(accepted, others, profile, inclusive=inclusive)
         if not refused:
             return joined
         rest = iter(joined)
@@ -172,24 +183,38 @@ class ProcessSpans:
         return refused
 
     def _join(
-        self, spans: SpanColumns, profile: EnergyProfile, *, inclusive: bool
+        self, spans: SpanColumns, others: SpanColumns, profile: EnergyProfile, *, inclusive: bool
     ) -> SpanEnergyColumns:
-        """Settle a batch of a process without announced spans."""
-        batch = SpanBatch(spans, profile.horizon, profile.watermark)
-        self._weights.observe(spans)
-        count = len(spans)
-        located: list[tuple[int, int]] | None = [] if inclusive else None
-        division = self._divide(batch, batch.starts, batch.ends, profile, located)
+        """Settle a batch of a process without announced spans; ``others`` share its energy."""
+        count, together = len(spans), SpanColumns.joined([spans, others]) if others else spans
+        batch = SpanBatch(together, profile.horizon, profile.watermark)
+        self._weights.observe(together)
+        parted = bool(others or self._waiting)
+        begins, stops = batch.starts, batch.ends
+        if parted:
+            until = max(batch.ends[:count])
+            begins, stops = self._waiting.remaining(together.id, begins, stops, until)
+        located: list[tuple[int, int]] | None = [] if inclusive and not parted else None
+        division = self._divide(batch, begins, stops, profile, located)
         starts, ends = spans.start, spans.end
         if located is not None:
-            stops = located[count : 2 * count]
-            inclusives = profile.energies(starts, located[:count], ends, stops)
+            first, last = located[:count], located[count : 2 * count]
+            inclusives = profile.energies(starts, first, ends, last)
+        elif inclusive:
+            first, last = list(map(profile.locate, starts)), list(map(profile.locate, ends))
+            inclusives = profile.energies(starts, first, ends, last)
         else:
             inclusives = profile.coverages(starts, ends)
         shares = list(map(mul, division.gained, division.cpu))
         if division.cpu != division.gpu:
-            shares = [division.share(i) for i in range(count)]
+            shares = [division.share(i) for i in range(len(together))]
         taken = [gained & CLOCK_MASK for gained in division.gained]
+        if parted:
+            for i in range(count, len(together)):
+                self._waiting.add(together.id[i], shares[i], taken[i], stops[i])
+            before = list(map(self._waiting.pop, spans.id))
+            shares = [share + part for share, (part, _) in zip(shares, before, strict=False)]
+            taken = [time + part for time, (_, part) in zip(taken, before, strict=False)]
         known = profile.known_types(starts, ends)
         return self._results(spans, shares, taken, inclusives, known, profile.lanes)
 
@@ -204,12 +229,12 @@ class ProcessSpans:
     ) -> SpanEnergyColumns:
         """``taken``: the covered time in which each span was a leaf."""
         columns: Sequence[Sequence[Microjoules]] = lanes.share_columns(shares)
-        self._assigned += lanes.pack(map(sum, columns)) << SHARE
         if known is not None:
             columns = [
                 [e if kind in k else Microjoules(0) for e, k in zip(column, known, strict=True)]
                 for kind, column in zip(lanes.kinds, columns, strict=True)
             ]
+        self._assigned += lanes.pack(map(sum, columns)) << SHARE
         lengths = list(map(sub, spans.end, spans.start))
         outcomes = [Outcome.JOINED] * len(spans)
         if any(taken) or inclusives.covered != lengths:
@@ -339,6 +364,7 @@ class ProcessSpans:
         with the first span. Once all is settled, exclusive and outside energies add up to the
         energy of the profile, to the microjoule.
         """
+        self._waiting.expire(before)
         before = min(before, profile.watermark)
         if self._announced.active:
             front = self._announced.begin(profile, before)
@@ -352,7 +378,8 @@ class ProcessSpans:
         for first in self._covered:
             divided += first.before - (first.before & WHOLE)
             break
-        unclaimed = (divided << SHARE) - self._assigned - self._announced.held
+        held = self._announced.held + self._waiting.held
+        unclaimed = (divided << SHARE) - self._assigned - held
         totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=True))
         # A span that extends covered time backwards may reclaim a fraction of a microjoule.
         returned = self._returned

@@ -1,0 +1,133 @@
+"""Received spans that wait for others of their process: for how long, and their shares meanwhile.
+
+An exporter sends spans in batches, so a span may arrive long after others of the same time. The
+energy of a period is divided once, when the usual delay of its sender has passed. Spans of later
+batches that were open in the period take part, and their shares are kept until they are settled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
+from typing import NamedTuple
+
+from wattspan.model import SECOND
+from wattspan.spans.values import SpanColumns
+from wattspan.spans.weights import GenerationalCache
+
+MAX_HOLD = 6 * SECOND
+"""The longest wait for later batches: OpenTelemetry's exporters send every 5 s by default."""
+
+MAX_HELD_DURATION = SECOND // 2
+"""The part of a span's duration that counts as delay, so that long spans delay no short ones."""
+
+_ONE_IN = 500  # spans that may arrive later than the learned delay
+_SAMPLES = 16  # spans of a batch that are examined
+_MAX_COUNT = 2048  # examined spans after which all counts are halved
+_UNIT = 20  # a unit of delay is 2**20 nanoseconds
+
+
+class ReceiptDelay:
+    """The delay of nearly all spans of one sender, up to ``MAX_HOLD``.
+
+    A delay is the time from the start of a span, or from ``MAX_HELD_DURATION`` before its end, to
+    its receipt. Delays are counted in buckets of at most an eighth of their length; the counts of
+    earlier spans fade. Longer delays than ``MAX_HOLD`` are ignored, because no hold bridges them.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self.hold = 0
+        """Nanoseconds to wait for spans of a moment; 0 before any span."""
+
+    def add(self, starts: Sequence[int], ends: Sequence[int], received: int) -> None:
+        """Add a batch in the order of its export; all times are monotonic nanoseconds."""
+        step = -(-len(starts) // _SAMPLES)
+        for start, end in zip(starts[::step], ends[::step], strict=True):
+            delay = received - max(start, end - MAX_HELD_DURATION)
+            if 0 <= delay <= MAX_HOLD:
+                units = delay >> _UNIT
+                shift = max(0, units.bit_length() - 4)
+                self._counts[8 * shift + (units >> shift)] += 1
+        if self._counts.total() > _MAX_COUNT:
+            self._counts = Counter({key: count // 2 for key, count in self._counts.items()})
+            self._counts += Counter()  # without zeros
+        self.hold = self._quantile()
+
+    def _quantile(self) -> int:
+        later, total = 0, self._counts.total()
+        for bucket in sorted(self._counts, reverse=True):
+            later += self._counts[bucket]
+            if later * _ONE_IN > total:
+                shift = max(0, bucket // 8 - 1)
+                return min(MAX_HOLD, bucket - 8 * shift + 1 << shift + _UNIT)
+        return 0
+
+
+class _Part(NamedTuple):
+    """The packed share of a span up to a time, and the covered time in which it was a leaf."""
+
+    until: int
+    share: int
+    taken: int
+
+
+class WaitingShares:
+    """The shares of received spans that are not settled yet. ``held`` is their packed sum."""
+
+    def __init__(self) -> None:
+        self._parts: dict[bytes, _Part] = {}
+        self.held = 0
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def select(
+        self, waiting: Sequence[SpanColumns], until: int, now: int, seen: GenerationalCache[bool]
+    ) -> SpanColumns:
+        """The valid spans of ``waiting`` that begin before ``until``.
+
+        Invalid are spans that end before they begin or after ``now``, and repeated ones.
+        """
+        found: list[SpanColumns] = []
+        ids: set[bytes] = set()
+        for spans in waiting:
+            chosen: list[bool] = []
+            for span, start, end in zip(spans.id, spans.start, spans.end, strict=True):
+                valid = start <= end <= now and not (span in seen or span in ids)
+                chosen.append(valid and start < until)
+                if valid:
+                    ids.add(span)
+            found.append(SpanColumns(*(list(compress(each, chosen)) for each in spans.columns())))
+        return SpanColumns.joined(found) if found else SpanColumns.of([])
+
+    def remaining(
+        self, ids: Sequence[bytes], starts: Sequence[int], ends: Sequence[int], until: int
+    ) -> tuple[list[int], list[int]]:
+        """Starts and ends up to ``until``, without the time of known shares."""
+        begins = [
+            max(start, part.until) if (part := self._parts.get(span)) is not None else start
+            for span, start in zip(ids, starts, strict=True)
+        ]
+        stops = [max(begin, min(end, until)) for begin, end in zip(begins, ends, strict=True)]
+        return begins, stops
+
+    def add(self, span: bytes, share: int, taken: int, until: int) -> None:
+        """Add the share of a waiting span up to a time."""
+        _, before, taken_before = self._parts.get(span, _Part(0, 0, 0))
+        self._parts[span] = _Part(until, before + share, taken_before + taken)
+        self.held += share
+
+    def pop(self, span: bytes) -> tuple[int, int]:
+        """The share of a span that is settled now, and the covered time in which it was a leaf."""
+        part = self._parts.pop(span, None)
+        if part is None:
+            return 0, 0
+        self.held -= part.share
+        return part.share, part.taken
+
+    def expire(self, before: int) -> None:
+        """Release the shares of spans that have not been settled long after ``before``."""
+        for span in [span for span, part in self._parts.items() if part.until <= before]:
+            self.pop(span)
