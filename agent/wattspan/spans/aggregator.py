@@ -9,12 +9,12 @@ returns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from operator import itemgetter, sub
 from types import MappingProxyType
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 from wattspan.attribution.top_n import OTHER, STALE_AFTER
 from wattspan.model import (
@@ -73,10 +73,11 @@ class _TypeTotal:
         """
         ends = spans.end
         later = [
-            (energy, i)
-            for energy, i in zip(energies, at, strict=True)
+            (energies[i], i)
+            for i in at
             # Prometheus rejects an exemplar that is older than its predecessor.
-            if energy and ends[i] > self.end and (energy > self.most or ends[i] > self.stale)
+            if energies[i] and ends[i] > self.end
+            if energies[i] > self.most or ends[i] > self.stale
         ]
         if later:
             energy, i = max(later, key=itemgetter(0))
@@ -139,40 +140,35 @@ class SpanAggregator:
     def add(self, results: Sequence[SpanEnergy], now: Instant) -> None:
         """Add joined spans."""
         batch = SpanEnergyColumns.of(results)
-        spans, to_wall = batch.spans, now.wall - now.mono
+        spans, known, columns = batch.spans, batch.known, batch.exclusive
         self._now, self._rows = now.mono, None
         counts = self._count_outcomes(batch.outcome)
-        columns = [counts, _times(batch, counts)]
-        columns += [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
+        times = _times(batch, counts)
+        tokens = [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
         groups: dict[SpanKey, list[int]] = defaultdict(list)
         for i, key in enumerate(zip(spans.service, spans.name, strict=True)):
             groups[key].append(i)
         for key, at in groups.items():
-            pick = _picker(at)
-            energies = {kind: pick(column) for kind, column in batch.exclusive.items()}
-            if batch.known is not None:
-                known = set().union(*pick(batch.known))
-                energies = {kind: energies[kind] for kind in energies if kind in known}
-            count, time, tokens_in, tokens_out = (
-                sum(pick(column)) if column else 0 for column in columns
-            )
-            energy = {kind: sum(values) for kind, values in energies.items()}
-            if not count and not any(energy.values()):
+            sums = _sums(at, counts, times, spans.end, columns)
+            if not sums.spans and not any(sums.energy):
                 continue
-            account = self._accounts.get(key) or self._find(*key, sum(energy.values()))
+            account = self._accounts.get(key) or self._find(*key, sum(sums.energy))
             account.used, account.row = now.mono, None
-            account.count += count
-            account.time += time
-            account.tokens_in += tokens_in
-            account.tokens_out += tokens_out
-            newest = max(pick(spans.end))
-            for kind, values in energies.items():
+            account.count += sums.spans
+            account.time += sums.time
+            if tokens[0]:
+                account.tokens_in += sum(tokens[0][i] for i in at)
+            if tokens[1]:
+                account.tokens_out += sum(tokens[1][i] for i in at)
+            for kind, energy, most in zip(columns, sums.energy, sums.most, strict=True):
+                if known is not None and not any(kind in known[i] for i in at):
+                    continue
                 spent = account.spent.get(kind)
                 if spent is None:
                     spent = account.spent[kind] = _TypeTotal()
-                spent.energy += energy[kind]
-                if newest > spent.end and (newest > spent.stale or max(values) > spent.most):
-                    spent.update_exemplar(spans, at, values, to_wall)
+                spent.energy += energy
+                if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
+                    spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
 
     def _count_outcomes(self, outcomes: Sequence[Outcome]) -> list[int]:
         """Count outcomes; 1 for each span that is counted in its account, else 0."""
@@ -284,12 +280,32 @@ class SpanAggregator:
         self._waiting = {}
 
 
-def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that returns the values of a column at some positions."""
-    if len(at) > 1:
-        return itemgetter(*at)
-    (only,) = at
-    return lambda column: (column[only],)
+class _Sums(NamedTuple):
+    """Sums over some spans of one name; ``energy`` and ``most`` by hardware type."""
+
+    spans: int
+    time: int
+    end: int  # the latest
+    energy: Sequence[int]
+    most: Sequence[int]  # of one span
+
+
+def _sums(
+    at: Sequence[int],
+    counts: Sequence[int],
+    times: Sequence[int],
+    ends: Sequence[int],
+    energies: Mapping[HwType, Sequence[int]],
+) -> _Sums:
+    """Sums over the spans at these positions."""
+    if len(at) == 1:
+        (only,) = at
+        energy = [column[only] for column in energies.values()]
+        return _Sums(counts[only], times[only], ends[only], energy, energy)
+    pick = itemgetter(*at)
+    chosen = [pick(column) for column in energies.values()]
+    energy, most = list(map(sum, chosen)), list(map(max, chosen))
+    return _Sums(sum(pick(counts)), sum(pick(times)), max(pick(ends)), energy, most)
 
 
 def _times(batch: SpanEnergyColumns, counts: Sequence[int]) -> list[int]:
