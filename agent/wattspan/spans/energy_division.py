@@ -194,14 +194,15 @@ class ProcessSpans:
         if parted:
             until = max(batch.ends[:count])
             begins, stops = self._waiting.remaining(together.id, begins, stops, until)
-        located: list[tuple[int, int]] | None = [] if inclusive and not parted else None
+        located: list[tuple[int, int]] | None = [] if inclusive else None
         division = self._divide(batch, begins, stops, profile, located)
         starts, ends = spans.start, spans.end
         if located is not None:
-            first, last = located[:count], located[count : 2 * count]
-            inclusives = profile.energies(starts, first, ends, last)
-        elif inclusive:
-            first, last = list(map(profile.locate, starts)), list(map(profile.locate, ends))
+            last = located[len(together) : len(together) + count]
+            first = [
+                place if begin == start else profile.locate(start)
+                for place, begin, start in zip(located[:count], begins, batch.starts, strict=False)
+            ]
             inclusives = profile.energies(starts, first, ends, last)
         else:
             inclusives = profile.coverages(starts, ends)
