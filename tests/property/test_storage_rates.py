@@ -122,7 +122,7 @@ def unpriced(seconds: int) -> Checkpoint:
 
 
 def measured_before(store: sqlite3.Connection) -> None:
-    store.execute("INSERT OR IGNORE INTO domain_energy VALUES (60, 0, 1, 1, 0, 0, 0)")
+    store.execute("INSERT OR IGNORE INTO domain_energy VALUES (60, 0, 1, 1, 0, 0, 0, 0)")
 
 
 def told(store: sqlite3.Connection, *written: Checkpoint) -> tuple[RateChange, ...]:
