@@ -9,9 +9,7 @@ from wattspan.model import Payer
 def shares(history: AttributionHistory, entry: HistoryEntry) -> dict[Payer, int]:
     """The shares of an entry, by payer."""
     numbers = iter(entry.shares)
-    return {
-        history._payers[number]: energy for number, energy in zip(numbers, numbers, strict=True)
-    }
+    return {history.payer(number): energy for number, energy in zip(numbers, numbers, strict=True)}
 
 
 def spent(history: AttributionHistory, domain_id: str, payer: Payer, start: int, end: int) -> int:

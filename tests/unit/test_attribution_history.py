@@ -61,6 +61,42 @@ def test_last_entry_of_a_domain_is_never_dropped() -> None:
     assert len(history) == 2
 
 
+def test_entry_is_returned_as_it_was_added() -> None:
+    history = AttributionHistory(300 * SECOND, 10**6)
+    small, large = 2**32 - 1, 2**32
+    start, end = Instant(10**12, 10**18, 7), Instant(10**12 + 1, 10**18 + 1, 8)
+    for energy in (small, large):
+        shares = (Share(ME, Microjoules(energy)), Share(YOU, Microjoules(1)))
+        interval = Interval("d", start, end, Microjoules(energy + 6))
+        added = Attribution(interval, shares, Microjoules(2), Microjoules(3))
+        history.add(added)
+        found = history.entries("d", 0, 2**62)[-1]
+        assert found[:3] == (interval, 2, 3)
+        assert [
+            Share(history.payer(number), Microjoules(energy))
+            for number, energy in zip(found.shares[::2], found.shares[1::2], strict=True)
+        ] == list(shares)
+
+
+def test_number_of_a_removed_payer_is_used_again_for_another_one() -> None:
+    history = AttributionHistory(SECOND, 10**6)
+    history.add(settled(0, 100, me=5))
+    (number,) = history.numbers([ME])
+    history.add(settled(2 * SECOND, 2 * SECOND + 100))
+    assert history.numbers([ME]) == set()
+    history.add(settled(3 * SECOND, 3 * SECOND + 100, you=5))
+    assert history.numbers([ME, YOU]) == {number}
+    assert history.payer(number) == YOU
+
+
+def test_entry_takes_less_than_a_fifth_of_a_kilobyte() -> None:
+    history = AttributionHistory(300 * SECOND, 10**9)
+    history.add(settled(0, 100, me=5, you=6))
+    before = history.size
+    history.add(settled(100, 200, me=5, you=6))
+    assert history.size - before < 200
+
+
 def test_size_is_close_to_the_memory_in_use() -> None:
     history = AttributionHistory(300 * SECOND, 10**9)
     tracemalloc.start()

@@ -11,9 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import itemgetter
 
-from wattspan.attribution.history import AttributionHistory, HistoryEntry
+from wattspan.attribution.history import AttributionHistory, HistoryEntry, unpack_entry
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -316,12 +315,12 @@ class EnergyHistory:
         """The recorded attributions of a period, for the sum of some payers."""
         found = _MatchedEntries(self._attributions.numbers(members))
         for domain_id, domain in self._domains.items():
-            entries = self._attributions.entries(domain_id, start, end)
-            found.entries += [(entry.interval.end.mono, domain, entry) for entry in entries]
+            packed = self._attributions.packed(domain_id, start, end)
+            found.packed += [(domain, one) for one in packed]
             mark = self._attributions.watermark(domain_id)
             if domain.resource is not None and mark is not None and self._is_fresh(mark.mono):
-                since = entries[0].interval.start.mono if entries else mark.mono
-                found.expected.append((domain, since))
+                since = unpack_entry(domain_id, packed[0]).interval.start if packed else mark
+                found.expected.append((domain, since.mono))
         return found
 
 
@@ -330,7 +329,7 @@ class _MatchedEntries:
     """Entries of the history, and the numbers of the wanted payers in them."""
 
     numbers: set[int]
-    entries: list[tuple[int, Domain, HistoryEntry]] = field(default_factory=list)
+    packed: list[tuple[Domain, bytes]] = field(default_factory=list)
     expected: list[tuple[Domain, int]] = field(default_factory=list)
 
 
@@ -339,7 +338,8 @@ def _profile(found: _MatchedEntries) -> EnergyProfile:
     for domain, since in found.expected:
         profile.expect(domain.id, domain.hw_type, since)
     # In order of time, because a profile does not wait long for one domain.
-    for _, domain, entry in sorted(found.entries, key=itemgetter(0)):
+    entries = [(domain, unpack_entry(domain.id, packed)) for domain, packed in found.packed]
+    for domain, entry in sorted(entries, key=lambda one: one[1].interval.end.mono):
         divided = entry.interval.energy - entry.idle - entry.withheld
         own = _share_of(entry, found.numbers)
         _add_share(profile, domain, entry.interval, divided, own)
