@@ -26,19 +26,48 @@ def wattspan(*arguments: str, env: dict[str, str] | None = None) -> Result:
 
 
 def test_help_imports_no_heavy_library() -> None:
+    loaded = modules_of("--help")
+    assert "wattspan.cli" in loaded
+    heavy = {"pynvml", "pyRAPL", "opentelemetry", "sqlite3", "rich", "prometheus_client", "psutil"}
+    assert loaded & heavy == set()
+
+
+NETWORK = {"ssl", "http.client", "asyncio", "urllib.request"}
+
+
+@pytest.mark.parametrize("command", ["config show", "config check", "measure --help"])
+def test_command_that_connects_to_nothing_imports_no_network_library(command: str) -> None:
+    assert modules_of(command) & {"wattspan.config", *NETWORK} == {"wattspan.config"}
+
+
+def test_measure_without_an_agent_starts_its_search_without_network_library(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys; from wattspan.sdk.client import request_json\n"
+        "try: request_json('/', {}, directories=(sys.argv[1],))\n"
+        "except Exception as error: print(error)\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert f"{tmp_path}/api.sock (no such file or directory)" in done.stdout
+    assert not set(done.stderr.split()) & NETWORK
+
+
+def modules_of(command: str) -> set[str]:
+    """The modules that a command of the program has imported at its end."""
     code = (
         "import sys; from wattspan.cli import cli\n"
-        "try: cli(['--help'])\n"
+        f"try: cli({command.split()!r})\n"
         "except SystemExit: pass\n"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    loaded = set(done.stderr.split())
-    assert "wattspan.cli" in loaded
-    heavy = {"pynvml", "pyRAPL", "opentelemetry", "sqlite3", "rich", "prometheus_client", "psutil"}
-    assert loaded & heavy == set()
+    return set(done.stderr.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)

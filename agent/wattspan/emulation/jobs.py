@@ -34,7 +34,7 @@ from wattspan.emulation.workloads import CompletedUnit, GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Instant
 from wattspan.ports import WattspanError
 from wattspan.util.process import module_command
-from wattspan.util.unix_sockets import UnixHttpConnection
+from wattspan.util.unix_sockets import unix_http_connection
 
 if TYPE_CHECKING:
     from wattspan.emulation.gpus import EmulatedGpus
@@ -198,7 +198,7 @@ class SpanSender:
         resource = {"attributes": [_attribute("service.name", self._service)]}
         scopes = [{"scope": {"name": "wattspan.demo"}, "spans": list(self.waiting)}]
         body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
-        connection = UnixHttpConnection(self._path, _SEND_TIMEOUT)
+        connection = unix_http_connection(self._path, _SEND_TIMEOUT)
         try:
             connection.request("POST", "/v1/traces", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()

@@ -7,13 +7,12 @@ import binascii
 import hmac
 import ipaddress
 import re
-import ssl
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from wattspan.config import AccessSettings
@@ -21,6 +20,9 @@ from wattspan.http.limits import CountRejection, RejectionReason, ignore_rejecti
 from wattspan.model.settings import Listen
 from wattspan.ports import WattspanError
 from wattspan.util.files import read_regular
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 Log = Callable[[str], None]
@@ -98,7 +100,7 @@ def unreadable_error(path: str, error: OSError, setting: str, where: str) -> Acc
 MAX_PEM_BYTES = 16 << 20
 """Size limit of a PEM file; the authorities of a whole system are below one MiB."""
 
-TlsContexts = Callable[[], ssl.SSLContext]
+TlsContexts = Callable[[], "ssl.SSLContext"]
 """Returns the context for the next connection."""
 
 
@@ -135,6 +137,8 @@ def server_tls(
 
 
 def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
+    import ssl  # takes 10 ms and 4 MB, and most listeners have no TLS
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # No session is resumed: a revoked certificate must not outlive its revocation.
@@ -158,6 +162,8 @@ def load_certificate(
     context: ssl.SSLContext, certificate: str, key: str, what: str, where: str
 ) -> None:
     """Load a certificate and its key, by default from the same file; AccessError."""
+    import ssl
+
     key = key or certificate
 
     def no_passphrase() -> str:
@@ -190,6 +196,7 @@ def readable_pem(setting: str, path: str, where: str) -> str:
 
 def _counting_ssl_object(count: CountRejection) -> type[ssl.SSLObject]:
     """A TLS connection type that counts failed handshakes."""
+    import ssl
 
     class CountingSslObject(ssl.SSLObject):
         def do_handshake(self) -> None:

@@ -5,19 +5,21 @@ An owner is a local user, or a host of the network: no owner can exclude the oth
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from wattspan.http.rate_limiter import BURST_SECONDS, RateLimiter
 from wattspan.http.sockets import Peer, QuotaOwner, UidOf, transport_peer, unknown_uid
 from wattspan.model import SECOND
 from wattspan.ports import Clock
+
+if TYPE_CHECKING:
+    import asyncio
 
 SLOW_REQUEST = 5 * SECOND
 """Age in nanoseconds at which an incomplete request may be dropped for any newcomer."""
@@ -257,7 +259,9 @@ class FairTurns:
     @asynccontextmanager
     async def of(self, owner: QuotaOwner) -> AsyncIterator[None]:
         """Wait for the turn of ``owner``, which lasts for the block."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        from asyncio import get_running_loop  # imports ssl, which few commands need
+
+        turn: asyncio.Future[None] = get_running_loop().create_future()
         self._waiting.put(owner, (owner, turn))
         self._schedule()
         try:
@@ -270,8 +274,10 @@ class FairTurns:
 
     def _schedule(self) -> None:
         if not self._scheduled:
+            from asyncio import get_running_loop
+
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._scheduled = False

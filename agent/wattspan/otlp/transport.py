@@ -26,7 +26,7 @@ from wattspan.ports import Clock
 from wattspan.util.encoding import GrpcStatus
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
-from wattspan.util.unix_sockets import UnixHttpConnection
+from wattspan.util.unix_sockets import unix_http_connection
 
 CONNECT_TIMEOUT = 5
 """Seconds for a connection to be made."""
@@ -212,7 +212,7 @@ class CollectorTransport(ABC):
         destination = self._destination
         connection: http.client.HTTPConnection
         if destination.socket:
-            connection = UnixHttpConnection(destination.socket, CONNECT_TIMEOUT)
+            connection = unix_http_connection(destination.socket, CONNECT_TIMEOUT)
         elif destination.tls:
             self._context = self._context or self._trust()
             self._context.set_alpn_protocols([self.alpn])

@@ -89,8 +89,8 @@ def metrics_destination(config: Config) -> Destination | None:
 
 def forward_faults(config: Config) -> Iterator[str]:
     """A sentence for each error of the settings of forwarding; connects nowhere."""
-    from wattspan.otlp.http_transport import address_errors  # imports ssl, which few commands need
-
     spans = config.spans
     if spans.enabled and spans.forward:
+        from wattspan.otlp.http_transport import address_errors  # imports ssl
+
         yield from address_errors(spans.forward, spans.forward_headers)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
+import functools
 import socket
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _UNKNOWN_UID = -1
@@ -42,18 +45,27 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     return frozenset(uids), tuple(unknown)
 
 
-class UnixHttpConnection(http.client.HTTPConnection):
+def unix_http_connection(path: str, timeout: float | None = None) -> HTTPConnection:
     """A connection to the server that listens at ``path``; ``timeout`` is in seconds."""
+    return _connection_class()(path, timeout)
 
-    def __init__(self, path: str, timeout: float | None = None) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(self._path)
-        except BaseException:
-            self.sock.close()
-            raise
+@functools.cache
+def _connection_class() -> Callable[[str, float | None], HTTPConnection]:
+    from http.client import HTTPConnection  # imports ssl, which takes 10 ms and 4 MB
+
+    class UnixHttpConnection(HTTPConnection):
+        def __init__(self, path: str, timeout: float | None) -> None:
+            super().__init__("localhost", timeout=timeout)
+            self._path = path
+
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self.sock.settimeout(self.timeout)
+                self.sock.connect(self._path)
+            except BaseException:
+                self.sock.close()
+                raise
+
+    return UnixHttpConnection

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from wattspan.cli.agent_client import is_local_agent
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import AccessError, exposure_warning, server_tls, token_check
@@ -46,7 +45,14 @@ def examine_ports(config: Config) -> Iterator[Finding]:
 
 
 def _answers_as_agent(listen: Listen, table: Table) -> bool:
-    return hasattr(table, "token_file") and is_local_agent(listen, cast("AccessSettings", table))
+    return hasattr(table, "token_file") and _is_local_agent(listen, cast("AccessSettings", table))
+
+
+def _is_local_agent(listen: Listen, settings: AccessSettings) -> bool:
+    # http.client and ssl are not imported for `wattspan config`, which uses this module.
+    from wattspan.cli.agent_client import is_local_agent
+
+    return is_local_agent(listen, settings)
 
 
 def _port(
@@ -121,7 +127,7 @@ def examine_spans(config: Config) -> Iterator[Finding]:
         yield note("spans", "not received: [spans] enabled = false")
         return
     if spans.http:
-        yield _span_port(config, "http", spans.http, partial(is_local_agent, spans.http, spans))
+        yield _span_port(config, "http", spans.http, partial(_is_local_agent, spans.http, spans))
     if spans.grpc:
         grpc_socket = run_directory(config) / "otlp-grpc.sock"
         yield _span_port(config, "grpc", spans.grpc, partial(_accepts_connection, grpc_socket))

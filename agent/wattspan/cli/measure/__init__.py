@@ -207,8 +207,6 @@ def _measurement_client(
     loaded: LoadedConfiguration, clock: SystemClock, *, alone: bool
 ) -> Iterator[MeasurementClient]:
     """The running agent; a standalone one if there is none."""
-    from wattspan.service.assembly import standalone_agent
-
     unavailable = ""
     if not alone:
         try:
@@ -218,6 +216,8 @@ def _measurement_client(
         else:
             yield client
             return
+    from wattspan.service.assembly import standalone_agent
+
     try:
         with standalone_agent(loaded, clock, echo_error) as own:
             yield own
