@@ -25,16 +25,24 @@ class LoadedConfiguration:
     plugins: Plugins
 
 
-@contextlib.contextmanager
-def selected_emulated_host(settings: EmulationSettings) -> Iterator[EmulatedHost | None]:
-    """The emulated host of ``settings``, running during the block; None for the real host."""
+def start_emulated_host(settings: EmulationSettings) -> EmulatedHost | None:
+    """The emulated host of ``settings``, to be connected and closed; None for the real host."""
     if not settings.profile:
-        yield None
-        return
+        return None
     from wattspan.emulation.host import EmulatedHost
     from wattspan.emulation.profiles import profile_named
 
-    with EmulatedHost(profile_named(settings.profile), period=settings.counters) as host:
+    return EmulatedHost(profile_named(settings.profile), period=settings.counters)
+
+
+@contextlib.contextmanager
+def selected_emulated_host(settings: EmulationSettings) -> Iterator[EmulatedHost | None]:
+    """The emulated host of ``settings``, running during the block; None for the real host."""
+    host = start_emulated_host(settings)
+    if host is None:
+        yield None
+        return
+    with host:
         yield host
 
 
