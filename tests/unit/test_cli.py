@@ -56,6 +56,22 @@ def test_measure_without_an_agent_starts_its_search_without_network_library(
     assert not set(done.stderr.split()) & NETWORK
 
 
+def test_agent_without_spans_and_rates_imports_no_library_for_them() -> None:
+    modules = (
+        "wattspan.service.assembly",
+        "wattspan.ingest.listeners",
+        "wattspan.service.span_joiner",
+        "wattspan_exporters.prometheus.exporter",
+        "wattspan_exporters.prometheus.pages",
+    )
+    code = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert loaded >= set(modules)
+    unused = {"google.protobuf", "prometheus_client", "zoneinfo", "html", "h2", "urllib.request"}
+    assert not loaded & unused
+
+
 def modules_of(command: str) -> set[str]:
     """The modules that a command of the program has imported at its end."""
     code = (

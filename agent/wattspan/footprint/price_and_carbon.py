@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import Schedule, billionths
-from wattspan.footprint.tariff_file import read_schedule
 from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, Trouble
 from wattspan.model.settings import Duration, quoted
 from wattspan.ports import Clock, ConfigError
@@ -216,6 +215,8 @@ class TariffRate(PolledRate):
         except OSError:
             version = None  # read_schedule reports the cause
         if version is None or version != self._version or self._failure is not None:
+            from wattspan.footprint.tariff_file import read_schedule  # imports zoneinfo
+
             self._schedule = read_schedule(self._path)
             self._version = version
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.sockets import Peer
@@ -22,9 +22,11 @@ from wattspan.ingest.export_request import (
     SpanSink,
     WorkAttribute,
 )
-from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings, TraceDecoder
 from wattspan.ports import Clock
 from wattspan.util.encoding import BodyTooLongError, gzip_decompress
+
+if TYPE_CHECKING:
+    from wattspan.ingest.trace_decoder import DecodedRequest, DecoderSettings
 
 LARGE_REQUEST = 256 * 1024
 """Bytes that occupy the listeners' thread for a few hundredths of a second."""
@@ -47,21 +49,28 @@ class RejectedSpans(NamedTuple):
 
 
 class Decoders:
-    """The decoders of one thread. JSON's is made on the first request in JSON."""
+    """The decoders of one thread. Each is made on the first request in its encoding.
 
-    def __init__(self, settings: DecoderSettings) -> None:
+    Until then an agent that receives no spans does without protobuf, which takes 4 MB.
+    """
+
+    def __init__(self, settings: Callable[[], DecoderSettings]) -> None:
         self._settings = settings
-        self._protobuf = TraceDecoder(settings)
+        self._protobuf: Callable[[bytes], DecodedRequest] | None = None
         self._json: Callable[[bytes], DecodedRequest] | None = None
 
     def decode(self, body: bytes, *, json: bool = False) -> DecodedRequest:
-        if not json:
-            return self._protobuf.decode(body)
-        if self._json is None:
-            from wattspan.ingest.otlp_json import JsonTraceDecoder
+        if json:
+            if self._json is None:
+                from wattspan.ingest.otlp_json import JsonTraceDecoder
 
-            self._json = JsonTraceDecoder(self._settings).decode
-        return self._json(body)
+                self._json = JsonTraceDecoder(self._settings()).decode
+            return self._json(body)
+        if self._protobuf is None:
+            from wattspan.ingest.trace_decoder import TraceDecoder
+
+            self._protobuf = TraceDecoder(self._settings()).decode
+        return self._protobuf(body)
 
 
 class _Success(NamedTuple):
@@ -92,13 +101,18 @@ class TraceReceiver:
     ) -> None:
         self.sink, self._clock = sink, clock
         self.max_request = int(max_request)
-        settings = DecoderSettings(
-            max_spans=max(_MIN_SPANS, max_request // _BYTES_PER_SPAN),
-            max_fields=max(_MIN_FIELDS, max_request // _BYTES_PER_FIELD),
-            weight=weight,
-            work=work,
-            keep_message=keep,
-        )
+
+        def settings() -> DecoderSettings:
+            from wattspan.ingest.trace_decoder import DecoderSettings
+
+            return DecoderSettings(
+                max_spans=max(_MIN_SPANS, max_request // _BYTES_PER_SPAN),
+                max_fields=max(_MIN_FIELDS, max_request // _BYTES_PER_FIELD),
+                weight=weight,
+                work=work,
+                keep_message=keep,
+            )
+
         self.decoders = Decoders(settings)
         self._thread_decoders = Decoders(settings)  # for large requests, in another thread
         self._lock = FairTurns(1)  # one large request is decoded at a time

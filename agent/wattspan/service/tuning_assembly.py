@@ -25,17 +25,16 @@ from wattspan.model import (
 )
 from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.capper_process import CapperHealth
 from wattspan.service.configuration import run_directory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TickObserver
-from wattspan.tuning.work_units import ReceivedSpanQueue
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
     from wattspan.tuning.tuner import Tuner
+    from wattspan.tuning.work_units import ReceivedSpanQueue
 
 Log = Callable[[str], None]
 
@@ -70,12 +69,16 @@ class TuningAssembly:
 
     def __post_init__(self) -> None:
         if self.core.config.autotune.mode != "off":
+            from wattspan.tuning.work_units import ReceivedSpanQueue
+
             self.tap = ReceivedSpanQueue()
         if self._needs_capper or self.tap is not None:
             self._add_records()
         if self._needs_capper:
             self._add_audit()  # before the capper, whose start and end it records
             self._add_capper()
+            from wattspan.service.capper_process import CapperHealth
+
             capper = CapperHealth(self._client)
             self.services.add_thread("wattspan-capper-watch", capper.run)
             self.services.health_checks.append(capper.health)

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from html import escape
 
 import msgspec
 from prometheus_client import (
@@ -230,6 +229,8 @@ def _negotiated(content_type: str, body: bytes, zipped: bool, **more: str) -> Ht
 
 def _links(snapshot: Snapshot, version: str) -> HttpResponse:
     """The page of links, without the live page: no script, no external resource."""
+    from html import escape
+
     emulated = "<p><strong>Emulated host</strong></p>" if snapshot.emulated else ""
     page = (
         '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>wattspan</title>'
