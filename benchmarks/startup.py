@@ -34,7 +34,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     chosen = options.parse_args()
     print(describe())
-    print(f"\nTo the first figure, seconds; {chosen.repeats} starts (goal: 2 s for wattspan)\n")
+    print(f"\nTo the first figure, seconds; {chosen.repeats} starts (goal: 0.5 s for wattspan)\n")
     print("| | median | least | most |")
     print("|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
