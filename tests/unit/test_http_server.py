@@ -743,3 +743,25 @@ def test_repeated_error_is_logged_once_a_minute() -> None:
         for number in range(200):
             loop.call_exception_handler({"message": f"kind {number}"})
         assert len(server._errors._logged) <= 50
+
+
+def test_periodic_work_runs_in_a_worker_thread_while_it_is_due() -> None:
+    checks, ran = list[str](), list[str]()
+    due = threading.Event()
+
+    def is_due() -> bool:
+        checks.append(threading.current_thread().name)
+        return due.is_set()
+
+    server = HttpServer(ManualClock(), log=print, name="periodic")
+    server.every(0.001, lambda: ran.append(threading.current_thread().name), due=is_due)
+    server.start()
+    try:
+        eventually(lambda: len(checks) > 3, "it is checked again")
+        assert not ran
+        due.set()
+        eventually(lambda: ran, "the work runs")
+    finally:
+        server.stop()
+    assert set(checks) == {"wattspan-periodic"}
+    assert all(name.startswith("wattspan-aside-") for name in ran)

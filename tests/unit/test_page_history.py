@@ -228,3 +228,14 @@ def test_process_that_ended_keeps_its_name_for_the_hour() -> None:
     now, hour = memory.recent(last)
     assert {node.name for node in build_flow(hour).nodes.values()} >= {"worker", "unlisted"}
     assert "worker" not in {node.name for node in build_flow(now).nodes.values()}
+
+
+def test_record_is_due_at_the_end_of_a_period_only() -> None:
+    memory = PageHistory()
+    due = []
+    for second in range(3 * STEP // SECOND):
+        snapshot = host(at(1000 + second))
+        due.append(memory.is_due(snapshot))
+        memory.record(snapshot)
+        assert not memory.is_due(snapshot)
+    assert [second for second, one in enumerate(due) if one] == [0, 5, 10]

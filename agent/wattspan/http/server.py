@@ -164,7 +164,7 @@ class HttpServer:
         name: str = "web",
     ) -> None:
         self._clock, self._log, self._uid_of, self._name = clock, log, uid_of, name
-        self._periodic: list[tuple[float, Callable[[], object]]] = []
+        self._periodic: list[tuple[float, Callable[[], object], Callable[[], bool]]] = []
         self._limits = limits or ServerLimits()
         self._listeners: list[tuple[ListeningSocket, LimitedProtocolFactory, AccessPolicy]] = []
         self._open = ExitStack()
@@ -196,9 +196,14 @@ class HttpServer:
         self._listeners.append((listening, make, policy))
         return listening.address
 
-    def every(self, seconds: float, work: Callable[[], object]) -> None:
-        """Run ``work`` in a worker thread at the start, and ``seconds`` after each run."""
-        self._periodic.append((seconds, work))
+    def every(
+        self, seconds: float, work: Callable[[], object], *, due: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Run ``work`` in a worker thread at the start, and ``seconds`` after each run.
+
+        It is left out while ``due``, which runs in the server's thread, is False.
+        """
+        self._periodic.append((seconds, work, due))
 
     def start(self) -> None:
         """Serve, in a thread of its own."""
@@ -245,10 +250,13 @@ class HttpServer:
             server.close()
         await self._close_connections(capacity)
 
-    async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
+    async def _repeat(
+        self, seconds: float, work: Callable[[], object], due: Callable[[], bool]
+    ) -> None:
         while True:
             try:
-                await asyncio.to_thread(work)
+                if due():
+                    await asyncio.to_thread(work)
             except Exception as error:  # noqa: BLE001 - it must not end the server
                 self._report_error(None, {"message": "periodic work failed", "exception": error})
             await asyncio.sleep(seconds)

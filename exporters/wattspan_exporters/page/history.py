@@ -71,15 +71,14 @@ class PageHistory:
 
     def record(self, snapshot: Snapshot) -> None:
         """Record the energy since the last period, if it has ended."""
+        if self.is_due(snapshot):
+            with self._lock:
+                self._write(snapshot)
+
+    def is_due(self, snapshot: Snapshot) -> bool:
+        """True if ``record`` would record ``snapshot``: a period has ended, or the first begins."""
         base = self._base
-        if (
-            base is not None
-            and _slot(snapshot.at) == _slot(base.at)
-            and not self._begins_with(snapshot)
-        ):
-            return
-        with self._lock:
-            self._write(snapshot)
+        return base is None or _slot(snapshot.at) != _slot(base.at) or self._begins_with(snapshot)
 
     def _begins_with(self, snapshot: Snapshot) -> bool:
         """True if no period is recorded and more devices have settled since the base.

@@ -224,6 +224,10 @@ class LivePage:
         self._files = _load(STATIC_DIRECTORY, "/")
         self._history = PageHistory()
 
+    def is_due(self) -> bool:
+        """True if ``remember`` would record the newest snapshot."""
+        return self._history.is_due(self._view())
+
     def remember(self) -> None:
         """Record the newest snapshot, if it is time; to be called about every second."""
         self._history.record(self._view())

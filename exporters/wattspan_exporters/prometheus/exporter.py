@@ -88,7 +88,7 @@ class PrometheusExporter:
         except ListenError as error:
             raise ExporterError(str(error)) from None
         if site is not None:
-            server.every(REMEMBER_SECONDS, site.remember)
+            server.every(REMEMBER_SECONDS, site.remember, due=site.is_due)
         server.start()
         if exposed := exposure_warning(listen, self._settings, where=_WHERE, risk=EXPOSURE_RISK):
             self._context.log(exposed)
