@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import sqrt
+from math import nan, sqrt
 from pathlib import Path
 
 from benchmarks.harness import PAGE
@@ -292,7 +292,7 @@ def rss_megabytes() -> float:
 
 def report(samples: Sequence[Sample], interval: int) -> str:
     settled = hourly_medians([one for one in samples if one[0] * HOUR > FILLING])
-    values = [megabytes for hours, megabytes in samples if hours * HOUR > FILLING]
+    values = [megabytes for hours, megabytes in samples if hours * HOUR > FILLING] or [nan]
     hours = samples[-1][0]
     lines = [
         f"\nRSS over {hours:.1f} simulated hours on an emulated host, one tick every "
@@ -302,17 +302,14 @@ def report(samples: Sequence[Sample], interval: int) -> str:
         "| first | after two hours: least | median | most | slope, MB/day (95 %) | result |",
         "|---|---|---|---|---|---|",
     ]
+    least, median, most = min(values), statistics.median(values), max(values)
+    figures = f"| {samples[0][1]:.1f} MB | {least:.1f} MB | {median:.1f} MB | {most:.1f} MB "
     if len(settled) < MIN_POINTS:
-        lines.append(f"| {samples[0][1]:.1f} MB | too few samples for a slope | | | | |")
-        return "\n".join(lines)
+        return "\n".join((*lines, f"{figures}| too few hours | not judged |"))
     slope, low, high = sen_slope(settled)
     result = "rises" if low > 0 else "falls" if high < 0 else "flat"
-    lines.append(
-        f"| {samples[0][1]:.1f} MB | {min(values):.1f} MB | {statistics.median(values):.1f} MB "
-        f"| {max(values):.1f} MB | {24 * slope:+.2f} ({24 * low:+.2f} to {24 * high:+.2f}) "
-        f"| {result} |"
-    )
-    return "\n".join(lines)
+    interval_text = f"{24 * slope:+.2f} ({24 * low:+.2f} to {24 * high:+.2f})"
+    return "\n".join((*lines, f"{figures}| {interval_text} | {result} |"))
 
 
 MIN_POINTS = 10

@@ -57,7 +57,9 @@ def test_result_of_constant_memory_is_flat() -> None:
 
 
 def test_short_run_has_no_result() -> None:
-    assert "too few samples" in report(day(0.0, 0.0)[: 12 * (MIN_POINTS - 1)], SECOND)
+    assert "| too few hours | not judged |" in report(
+        day(0.0, 0.0)[: 12 * (MIN_POINTS - 1)], SECOND
+    )
 
 
 @pytest.mark.slow
