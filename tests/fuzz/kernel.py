@@ -10,10 +10,11 @@ from typing import Any, cast
 
 from fuzz.registry import target
 from fuzz.supply import Supply, folder, one_line
+from support.netlink import batch_of
 from wattspan.capper.actuators.cpu import find_packages
 from wattspan.ingest.identity_verification import container_id
 from wattspan.model import NamePolicy
-from wattspan.processes import kernel_events as netlink
+from wattspan.processes import netlink
 from wattspan.processes.cgroups import (
     MAX_LABEL,
     CgroupClocks,
@@ -28,12 +29,12 @@ from wattspan.processes.inspector import ProcessInspector, TcpConnections
 from wattspan.processes.kernel_events import (
     ProcessEvents,
     acknowledgement,
-    parse_exit,
-    record_event,
+    record_events,
 )
 from wattspan.processes.metadata import HostProcesses, command_of
 from wattspan.processes.procfs import ProcFs, parse_stat
 from wattspan.processes.scripts import script_of
+from wattspan.processes.taskstats import ExitLayout, parse_exit, record_exits
 from wattspan.sources.estimate import busy_ticks
 from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.sources.rapl.sysfs import cpu_vendor
@@ -357,6 +358,9 @@ def _exit(size: int = 400) -> bytes:
     return struct.pack("=BBH", 1, 1, 0) + netlink.attribute(4, both)
 
 
+_LAYOUT = ExitLayout.of(30, netlink.message(30, 0, _exit()), 0x01010101)
+
+
 class _Link:
     """A netlink socket on which the input comes."""
 
@@ -389,7 +393,7 @@ def netlink_messages(data: bytes) -> None:
     kind, datagram = supply.byte() % 3, supply.rest()
     if kind == 0:
         news = ProcessEvents()
-        record_event(datagram, news)
+        record_events(batch_of(datagram, datagram), news)
         error = acknowledgement(datagram)
         assert error is None or isinstance(error, int)
     elif kind == 1:
@@ -399,6 +403,10 @@ def netlink_messages(data: bytes) -> None:
                     netlink.raise_error(payload)
             final = parse_exit(payload)
             assert final is None or len(final.command) <= 32
+        news = ProcessEvents()
+        record_exits(_LAYOUT, batch_of(datagram, longest=1024), news)
+        for records in news.exits.values():
+            assert all(len(final.command) <= 32 for final in records)
     else:
         connections = TcpConnections()
         here = ipaddress.IPv6Address("::ffff:127.0.0.1")

@@ -24,10 +24,11 @@ from wattspan.processes.cpus import (
     IdleStateBusyClock,
     ProcStatBusyClock,
 )
-from wattspan.processes.kernel_events import open_process_connector, open_taskstats
+from wattspan.processes.kernel_events import open_process_connector
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.source import CpuUsageSource
+from wattspan.processes.taskstats import open_taskstats
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,11 @@ def open_processes(
     ``"auto"`` uses the reports of the kernel if permitted, True requires them (SourceError), False
     does not use them.
     """
-    fork_events, fork_error = _try_open(open_process_connector, events)
     possible = CpuTopology(_SYSFS).possible
     exit_events, exit_error = _try_open(lambda: open_taskstats(possible), events)
+    fork_events, fork_error = _try_open(
+        lambda: open_process_connector(exits=exit_events is None), events
+    )
     if events is True and (fork_error or exit_error):
         for channel in (fork_events, exit_events):
             if channel is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.model import Consumer
-from wattspan.processes.kernel_events import (
+from wattspan.processes.netlink import (
     ERROR,
     MAX_DATAGRAM,
     REQUEST,

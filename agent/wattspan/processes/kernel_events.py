@@ -1,13 +1,7 @@
-"""Kernel events of processes: the process connector (fork, exec, exit) and taskstats (CPU time).
+"""Kernel events of processes, and the process connector, which reports forks, execs and exits.
 
-Both use netlink, whose messages and attributes are coded here as well.
-
-Layout of the connector from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``.
-A subscription needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces.
-
-Layout of taskstats from ``uapi/linux/taskstats.h``. New versions add fields at the end, but version
-15 added some in the middle, so the layout is verified with a query about this process. Taskstats
-need CAP_NET_ADMIN and the initial user and pid namespaces.
+Layout from the kernel's ``uapi/linux/connector.h`` and ``uapi/linux/cn_proc.h``. A subscription
+needs CAP_NET_ADMIN before Linux 6.6, and the initial user and pid namespaces.
 """
 
 from __future__ import annotations
@@ -17,80 +11,29 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-GENERIC = 16  # NETLINK_GENERIC
-CONNECTOR = 11  # NETLINK_CONNECTOR
-ERROR = 2  # NLMSG_ERROR
-REQUEST, ACK = 1, 4
-_SO_RCVBUFFORCE = 33
-_HEADER = struct.Struct("=IHHII")
-_CODE = struct.Struct("=i")
-_ATTRIBUTE = struct.Struct("=HH")
-_BUFFER = 4 << 20  # enough for some thousand exits between two polls; allocated on demand
-MAX_DATAGRAM = 8192
-"""Longer than all expected messages; a small buffer is cheap to allocate for each read."""
-
-
-def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
-    """A bound netlink socket with a receive buffer large enough for bursts.
-
-    OSError if the kernel does not permit or support it.
-    """
-    link = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
-    try:
-        link.bind((0, groups))
-        try:
-            link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
-        except OSError:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-    except OSError:
-        link.close()
-        raise
-    return link
-
-
-def message(kind: int, flags: int, payload: bytes, sequence: int = 1) -> bytes:
-    return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, 0) + payload
-
-
-def messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (type, payload) of every whole message in a datagram; a cut one ends it."""
-    at = 0
-    while at + _HEADER.size <= len(datagram):
-        length, kind, _, _, _ = _HEADER.unpack_from(datagram, at)
-        if length < _HEADER.size or at + length > len(datagram):
-            return
-        yield kind, datagram[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    length = _ATTRIBUTE.size + len(value)
-    return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
-
-
-def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (type, value) of every whole attribute; a cut one ends it."""
-    at = 0
-    while at + _ATTRIBUTE.size <= len(payload):
-        length, kind = _ATTRIBUTE.unpack_from(payload, at)
-        if length < _ATTRIBUTE.size or at + length > len(payload):
-            return
-        yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
-        at += (length + 3) & ~3
-
-
-def raise_error(payload: bytes) -> None:
-    """Raise the error of an NLMSG_ERROR; return for an acknowledgement."""
-    if len(payload) < _CODE.size:
-        raise OSError(errno.EBADMSG, "the kernel's error message is truncated")
-    code = -_CODE.unpack_from(payload)[0]
-    if code:
-        raise OSError(code, os.strerror(code) if code in errno.errorcode else "unknown error")
+from wattspan.processes.netlink import (
+    CONNECTOR,
+    HEADER,
+    MAX_DATAGRAM,
+    DatagramBatch,
+    DatagramReader,
+    Rule,
+    assemble,
+    attach_filter,
+    if_at_least,
+    if_same,
+    if_word,
+    keep,
+    load_length,
+    load_word,
+    message,
+    messages,
+    open_netlink,
+)
 
 
 class ExitRecord(NamedTuple):
@@ -140,40 +83,45 @@ class ProcessEvents:
         return bool(self.born or self.exited or self.exits or self.lost)
 
 
+class Datagrams(Protocol):
+    """Datagrams of the kernel; see :class:`wattspan.processes.netlink.DatagramReader`."""
+
+    @property
+    def slots(self) -> int: ...
+    def pending(self) -> bool: ...
+    def read(self) -> DatagramBatch: ...
+    def close(self) -> None: ...
+
+
 class EventChannel:
     """A netlink socket on which the kernel reports processes."""
 
-    def __init__(self, link: socket.socket, record: Callable[[bytes, ProcessEvents], None]) -> None:
-        """``record`` adds the events of one datagram."""
-        self._link, self._record = link, record
+    def __init__(
+        self, datagrams: Datagrams, record: Callable[[DatagramBatch, ProcessEvents], None]
+    ) -> None:
+        """``record`` adds the events of one batch."""
+        self._datagrams, self._record = datagrams, record
 
     def pending(self) -> bool:
         """True if ``drain`` would add something, or if that is unknown."""
-        try:
-            return bool(self._link.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return self._datagrams.pending()
 
     def drain(self, events: ProcessEvents) -> None:
         """Add everything reported so far to ``events``; never waits, never raises."""
-        receive, record = self._link.recvfrom, self._record
         while True:
             try:
-                datagram, sender = receive(MAX_DATAGRAM)
-            except BlockingIOError:
-                return
+                batch = self._datagrams.read()
             except OSError as error:
                 events.lost = True
                 if error.errno != errno.ENOBUFS:
                     return
                 continue
-            if sender[0] == 0:  # only messages of the kernel are trustworthy
-                record(datagram, events)
+            self._record(batch, events)
+            if len(batch.lengths) < self._datagrams.slots:
+                return
 
     def close(self) -> None:
-        self._link.close()
+        self._datagrams.close()
 
 
 _PROC_GROUP = 1  # CN_IDX_PROC
@@ -181,20 +129,70 @@ _CN = struct.Struct("=IIIIHH")  # idx val seq ack len flags
 # idx val, then what, then the four numbers an event may have: of a fork parent_pid parent_tgid
 # child_pid child_tgid, of the others process_pid process_tgid and more.
 _EVENT = struct.Struct("=II12xI12xIIII")
-_MIN_EVENT = _HEADER.size + _EVENT.size
+_MIN_EVENT = HEADER.size + _EVENT.size
+_AT_WHAT = HEADER.size + _CN.size
+_AT_NUMBERS = _AT_WHAT + 16
+_LONGEST = 176  # bytes: two events of Linux 6.18, of 76 bytes each, leave some of a slot free
+# A slot: sender's port, length of the message, and the fields of `_EVENT`.
+_EVENT_SLOT = struct.Struct(f"=4xI8xI12x{_EVENT.format[1:]}{_LONGEST - _MIN_EVENT}x")
+_EVENT_SLOTS = 256
 _NONE, _FORKED, _EXECED, _EXITED = 0, 0x1, 0x2, 0x80000000
 _LISTEN = 1  # PROC_CN_MCAST_LISTEN
 _ACK_TIMEOUT_MS = 500  # milliseconds for the kernel's answer to a subscription
 
 
-def record_event(datagram: bytes, events: ProcessEvents) -> None:
-    """Add the one event of a datagram, unless it concerns a thread.
+def event_filter(*, exits: bool) -> Sequence[Rule]:
+    """Filter for forks, execs and, if wanted, exits of processes, and for acknowledgements.
+
+    Events of threads and other kinds of events are dropped.
+    """
+    return (
+        load_length(),
+        if_at_least(2 * _MIN_EVENT, "pass"),  # several messages
+        load_word(_AT_WHAT),
+        if_word(_FORKED, "fork"),
+        if_word(_EXECED, "task"),
+        if_word(_EXITED, "task" if exits else "drop"),
+        if_word(_NONE, "pass", "drop"),
+        load_word(_AT_NUMBERS, "task"),  # process_pid and process_tgid
+        keep(),
+        load_word(_AT_NUMBERS + 4),
+        if_same("pass", "drop"),
+        load_word(_AT_NUMBERS + 8, "fork"),  # child_pid and child_tgid
+        keep(),
+        load_word(_AT_NUMBERS + 12),
+        if_same("pass", "drop"),
+    )
+
+
+def record_events(batch: DatagramBatch, events: ProcessEvents) -> None:
+    """Add the events of processes, without those of threads.
 
     A busy host has thousands of events a second, so one unpack reads all fields.
     """
-    if len(datagram) < _MIN_EVENT:
-        return
-    index, value, what, first, second, third, fourth = _EVENT.unpack_from(datagram, _HEADER.size)
+    slots = _EVENT_SLOT.iter_unpack(batch.memory)
+    for at, (length, slot) in enumerate(zip(batch.lengths, slots, strict=True)):
+        sender, size, *event = slot
+        if size == length >= _MIN_EVENT:
+            if sender == 0:  # only messages of the kernel are trustworthy
+                _add_event(events, *event)
+            continue
+        events.lost = events.lost or batch.is_full(at)
+        for _, payload in messages(batch.datagram(at)):
+            if len(payload) >= _EVENT.size:
+                _add_event(events, *_EVENT.unpack_from(payload))
+
+
+def _add_event(
+    events: ProcessEvents,
+    index: int,
+    value: int,
+    what: int,
+    first: int,
+    second: int,
+    third: int,
+    fourth: int,
+) -> None:
     if index != _PROC_GROUP or value != 1:
         return
     if what == _FORKED:
@@ -211,22 +209,25 @@ def acknowledgement(datagram: bytes) -> int | None:
     """The error number of an acknowledged subscription, 0 for success; None for other messages."""
     if len(datagram) < _MIN_EVENT:
         return None
-    index, value, what, error, *_ = _EVENT.unpack_from(datagram, _HEADER.size)
+    index, value, what, error, *_ = _EVENT.unpack_from(datagram, HEADER.size)
     return error if (index, value, what) == (_PROC_GROUP, 1, _NONE) else None
 
 
-def open_process_connector() -> EventChannel:
-    """Subscribe to the process connector; OSError if the kernel does not permit or answer it."""
+def open_process_connector(*, exits: bool = True) -> EventChannel:
+    """Subscribe to the process connector; OSError if the kernel does not permit or answer it.
+
+    Without ``exits`` the kernel reports births and execs only.
+    """
     link = open_netlink(CONNECTOR, _PROC_GROUP)
     try:
+        attach_filter(link, assemble(event_filter(exits=exits)))
         request = _CN.pack(_PROC_GROUP, 1, 0, 0, 4, 0) + struct.pack("=I", _LISTEN)
         link.send(message(3, 0, request))
         _await_acknowledgement(link)
-        link.setblocking(False)
     except OSError:
         link.close()
         raise
-    return EventChannel(link, record_event)
+    return EventChannel(DatagramReader(link, _LONGEST, _EVENT_SLOTS), record_events)
 
 
 def _await_acknowledgement(link: socket.socket) -> None:
@@ -242,123 +243,3 @@ def _await_acknowledgement(link: socket.socket) -> None:
                 raise OSError(error, os.strerror(error))
             return
     raise TimeoutError("the kernel does not acknowledge the subscription")
-
-
-_CONTROL, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2
-_GET, _ASK_PID, _REGISTER_MASK = 1, 1, 3
-_TGID, _STATS, _AGGR_PID, _AGGR_TGID = 2, 3, 4, 5
-_GENL = struct.Struct("=BBH")
-_REPLY_TIMEOUT = 1.0  # seconds for an answer while opening
-
-_VERSION = struct.Struct("=H")
-_CPU_VIRTUAL = struct.Struct("=Q")  # cpu_run_virtual_total: the scheduler's nanoseconds
-_ACCT = struct.Struct("=IIII")  # ac_uid ac_gid ac_pid ac_ppid
-_TIMES = struct.Struct("=QQQ")  # ac_etime ac_utime ac_stime, microseconds
-_GROUP = struct.Struct("=I4xQ")  # ac_tgid ac_tgetime
-_AT_FLAG, _AT_VIRTUAL, _AT_COMM, _AT_ACCT, _AT_TIMES, _AT_GROUP = 8, 72, 80, 120, 144, 368
-_LAST_OF_GROUP = 0x20  # AGROUP
-_GROUP_SINCE_VERSION = 12  # the version that brought ac_tgid and AGROUP
-
-
-def parse_exit(payload: bytes) -> ExitRecord | None:
-    """The exit of a process in one generic-netlink message; None for other messages.
-
-    A process with one thread has one record (AGGR_PID). The last thread of a group adds the sum
-    over the group (AGGR_TGID), which takes precedence.
-    """
-    task: ExitRecord | None = None
-    total: tuple[int, int] | None = None
-    for kind, value in attributes(payload[_GENL.size :]):
-        parts = dict(attributes(value))
-        stats = parts.get(_STATS, b"")
-        if len(stats) < _AT_TIMES + _TIMES.size:
-            continue
-        if kind == _AGGR_PID:
-            task = _task(stats)
-        elif kind == _AGGR_TGID and len(parts.get(_TGID, b"")) >= 4:
-            total = (struct.unpack_from("=I", parts[_TGID])[0], _cpu_of(stats))
-    if task is not None and total is not None:
-        return task._replace(pid=total[0], cpu=total[1], certain=True)
-    return task
-
-
-def record_exits(family: int, datagram: bytes, events: ProcessEvents) -> None:
-    """Add the exits of a datagram of the taskstats ``family``."""
-    for kind, payload in messages(datagram):
-        record = parse_exit(payload) if kind == family else None
-        if record is not None:
-            events.add_exit(record)
-
-
-def _task(stats: bytes) -> ExitRecord | None:
-    user_id, _, pid, parent = _ACCT.unpack_from(stats, _AT_ACCT)
-    elapsed = _TIMES.unpack_from(stats, _AT_TIMES)[0]
-    version = _VERSION.unpack_from(stats)[0]
-    certain = version >= _GROUP_SINCE_VERSION and len(stats) >= _AT_GROUP + _GROUP.size
-    if certain:
-        if not stats[_AT_FLAG] & _LAST_OF_GROUP:
-            return None  # other threads of the process live
-        pid, elapsed = _GROUP.unpack_from(stats, _AT_GROUP)
-    comm = stats[_AT_COMM : _AT_COMM + 32].split(b"\0", 1)[0].decode("utf-8", "replace")
-    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, comm, user_id, certain)
-
-
-def _cpu_of(stats: bytes) -> int:
-    """CPU time: by the scheduler, or in ticks if the kernel has no delay accounting."""
-    _, user, system = _TIMES.unpack_from(stats, _AT_TIMES)
-    return int(_CPU_VIRTUAL.unpack_from(stats, _AT_VIRTUAL)[0] or (user + system) * 1000)
-
-
-def open_taskstats(cpus: str) -> EventChannel:
-    """Subscribe to the exits on ``cpus``, a list as in ``/sys/devices/system/cpu/possible``.
-
-    OSError if the kernel does not permit it or if its layout is unknown.
-    """
-    link = open_netlink(GENERIC)
-    try:
-        link.settimeout(_REPLY_TIMEOUT)
-        name = attribute(_FAMILY_NAME, b"TASKSTATS\0")
-        answer = _request_stats(link, _CONTROL, _GENL.pack(_GET_FAMILY, 1, 0) + name)
-        family = struct.unpack("=H", dict(attributes(answer[4:]))[_FAMILY_ID][:2])[0]
-        _check_layout(link, family)
-        mask = attribute(_REGISTER_MASK, cpus.encode() + b"\0")
-        flags = REQUEST | ACK
-        link.send(message(family, flags, _GENL.pack(_GET, 1, 0) + mask))
-        _acknowledged(link)
-        link.setblocking(False)
-    except (KeyError, struct.error) as error:
-        link.close()
-        raise OSError(errno.EPROTO, "the kernel's answer is invalid") from error
-    except OSError:
-        link.close()
-        raise
-    return EventChannel(link, partial(record_exits, family))
-
-
-def _request_stats(link: socket.socket, kind: int, payload: bytes) -> bytes:
-    link.send(message(kind, REQUEST, payload))
-    for answer, body in messages(link.recv(MAX_DATAGRAM)):
-        if answer == ERROR:
-            raise_error(body)
-        return body
-    raise OSError(errno.EPROTO, "the kernel's answer is empty")
-
-
-def _check_layout(link: socket.socket, family: int) -> None:
-    """Verify the layout: query this process, and compare the pid in the answer."""
-    own = attribute(_ASK_PID, struct.pack("=I", os.getpid()))
-    answer = _request_stats(link, family, _GENL.pack(_GET, 1, 0) + own)
-    stats = dict(attributes(dict(attributes(answer[4:]))[_AGGR_PID]))[_STATS]
-    if _ACCT.unpack_from(stats, _AT_ACCT)[2] != os.getpid():
-        version = _VERSION.unpack_from(stats)[0]
-        raise OSError(errno.EPROTO, f"taskstats version {version} has another layout")
-
-
-def _acknowledged(link: socket.socket) -> None:
-    """Wait for the acknowledgement; ignore exits before it."""
-    for _ in range(10_000):
-        for kind, payload in messages(link.recv(MAX_DATAGRAM)):
-            if kind == ERROR:
-                raise_error(payload)
-                return
-    raise OSError(errno.EPROTO, "the kernel does not acknowledge the subscription")
