@@ -11,7 +11,6 @@ lower, or its birth is reported, and then its start time decides.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -127,7 +126,7 @@ class LifecycleUpdate:
         self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # processed pids
         self.tracked: set[int] = set()  # pids whose tracking began in this poll
-        self.exits_of_pid: Counter[int] = Counter()  # unseen processes of each pid
+        self.exits_of_pid: dict[int, int] = {}  # number of unseen processes
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
@@ -242,8 +241,8 @@ class LifecycleTracker:
         if pid in self._table:
             return False
         born = pid not in update.found.found
-        stat = self._processes.stat(pid)
-        value = self._table.clock(pid) if stat is not None else None
+        value = self._table.clock(pid)  # first, as it fails faster if the process has ended
+        stat = self._processes.stat(pid) if value is not None else None
         if stat is None or value is None:
             return False
         row = TrackedProcess(
@@ -269,29 +268,25 @@ class LifecycleTracker:
             if row is not None and pid not in update.tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
-            else:
+            elif update.before is not None:
                 for final in records:
                     if final.certain or pid in update.events.born:
-                        self._charge_unseen(update, final)
+                        self._charge_unseen(update, final, update.before)
             records.clear()
 
-    def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord) -> None:
-        if update.before is None:
-            return
-        period = update.now.mono - update.before.mono + _MAX_EXIT_DELAY
-        if record.elapsed > period:
+    def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord, before: Instant) -> None:
+        pid, parent, cpu, elapsed = record[:4]
+        now = update.now
+        if elapsed > now.mono - before.mono + _MAX_EXIT_DELAY:
             return  # it was hidden until now: its work is unattributed already
         # Its start time is unknown; derived ones must differ for each process of a pid.
-        boot = update.now.mono + update.now.asleep
-        consumer = Consumer(
-            record.pid, (boot - record.elapsed) // TICK + update.exits_of_pid[record.pid]
-        )
-        update.exits_of_pid[record.pid] += 1
-        parent = update.events.born.get(record.pid, record.parent)
-        text = self._text_of(update, parent)
-        update.texts[record.pid] = text
+        earlier = update.exits_of_pid.get(pid, 0)
+        update.exits_of_pid[pid] = earlier + 1
+        consumer = Consumer(pid, (now.mono + now.asleep - elapsed) // TICK + earlier)
+        parent = update.events.born.get(pid, parent)
+        text = update.texts[pid] = self._text_of(update, parent)
         update.infos.append(self._info_of(consumer, record, text, parent))
-        charge = CpuCharge(consumer, record.cpu, text)
+        charge = CpuCharge(consumer, cpu, text)
         update.charges.append(charge)
         update.exited.append(consumer)
         update.ended.setdefault(text, []).append(charge)

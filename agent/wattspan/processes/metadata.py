@@ -41,6 +41,11 @@ def groups_in(cgroup_text: str, user: str) -> tuple[Group, ...]:
     return (*found, Group(GroupKind.USER, clean_label(user, MAX_COMMAND))) if user else found
 
 
+@functools.lru_cache(maxsize=1024)
+def _label(comm: str) -> str:
+    return clean_label(comm, MAX_COMMAND)
+
+
 def command_of(
     stat: Stat,
     procfs: ProcFs,
@@ -105,7 +110,7 @@ def info_of_exited(
     """Describe an ended process, whose command line is not readable any more."""
     return PayerInfo(
         consumer,
-        UNNAMED if names is NamePolicy.NONE else clean_label(comm, MAX_COMMAND),
+        UNNAMED if names is NamePolicy.NONE else _label(comm),
         groups_in(cgroup_text, user),
         user,
         parent or None,

@@ -9,7 +9,7 @@ for each thread. Time that is missing in one usage is in the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -307,8 +307,7 @@ class CpuUsageSource:
 
     def _wake_exited(self, events: ProcessEvents) -> None:
         """Read the clocks of exited processes in this poll, also those of idle ones."""
-        for pid in (*events.exits, *events.exited):
-            self._table.wake(pid)
+        self._table.wake(events.exits.keys() | events.exited)
 
     # ------------------------------------------------------------------------------ cgroups
 
@@ -344,10 +343,10 @@ class CpuUsageSource:
             covering = self._covering(text)
             if covering is not None:
                 ended.setdefault(covering, []).extend(some)
-        for charge in update.charges:
-            covering = self._covering(charge.cgroup)
+        for text, amount in _sum_by_cgroup(update.charges).items():
+            covering = self._covering(text)
             if covering is not None:
-                self._excess.charged(covering, charge.amount)
+                self._excess.charged(covering, amount)
         if measured:
             self._churn = False
             for cgroup, excess in self._excess.settle().items():
@@ -395,7 +394,7 @@ class CpuUsageSource:
 
     def _redescribe(self, update: LifecycleUpdate) -> None:
         """Describe processes again: after an exec, after `RESCAN_INTERVAL`, and in turn."""
-        again = {row for pid in update.events.execed if (row := self._table.get(pid)) is not None}
+        again = set(self._table.rows(update.events.execed))
         while self._recent and self._recent[0][0] <= update.now.mono:
             row = self._recent.popleft()[1]
             again.add(row)
@@ -422,3 +421,11 @@ class CpuUsageSource:
             was, now = self._covering(old), self._covering(new)
             if was is not None and now is not None:
                 self._excess.moved(was, now)
+
+
+def _sum_by_cgroup(charges: Iterable[CpuCharge]) -> dict[str, int]:
+    """The nanoseconds of each cgroup text."""
+    total: dict[str, int] = {}
+    for charge in charges:
+        total[charge.cgroup] = total.get(charge.cgroup, 0) + charge.amount
+    return total

@@ -10,7 +10,7 @@ processes are read at every poll.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
@@ -146,6 +146,10 @@ class ProcessTable:
     def get(self, pid: int) -> TrackedProcess | None:
         return self._by_pid.get(pid)
 
+    def rows(self, pids: Iterable[int]) -> list[TrackedProcess]:
+        """The tracked ones of these processes."""
+        return [self._by_pid[pid] for pid in self._by_pid.keys() & pids]
+
     def clock(self, pid: int) -> int | None:
         """The clock of any process, tracked or not; None without a process of this pid."""
         try:
@@ -168,14 +172,14 @@ class ProcessTable:
         row.charged = value
         row.active = self._sweep
         if row.clock_list is self.idle:
-            self.wake(row.consumer.pid)
+            self.wake((row.consumer.pid,))
 
-    def wake(self, pid: int) -> None:
-        """Make this process active."""
-        row = self._by_pid.get(pid)
-        if row is not None and row.clock_list is self.idle:
-            self.idle.remove(row)
-            self.active.add(row)
+    def wake(self, pids: Iterable[int]) -> None:
+        """Make these processes active, as far as they are tracked."""
+        for row in self.rows(pids):
+            if row.clock_list is self.idle:
+                self.idle.remove(row)
+                self.active.add(row)
 
     def sweep(self, patience: int) -> None:
         """Move the processes without work in the last ``patience`` sweeps to the idle list."""
