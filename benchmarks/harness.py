@@ -163,6 +163,54 @@ def sleepers(count: int) -> Iterator[None]:
         process.stdout.close()
 
 
+_FORKER = """
+import os, select, sys, time
+rate, started, began = int(sys.argv[1]), 0, time.monotonic()
+os.write(1, b"ready")
+while not select.select([0], [], [], 0.01)[0]:
+    due = int((time.monotonic() - began) * rate) - started
+    due = min(due, max(1, rate // 10))  # a late start is not made up for
+    pids = [os.posix_spawn("/bin/true", ["true"], {}) for _ in range(due)]
+    for pid in pids: os.waitpid(pid, 0)
+    started += due
+    if due == rate // 10: began = time.monotonic() - started / rate
+os.write(1, b"%d" % started)
+"""
+
+
+@dataclass
+class Forker:
+    """Short-lived processes: the achieved rate per second is known at the end."""
+
+    rate: float = 0.0
+
+
+@contextmanager
+def forker(rate: int) -> Iterator[Forker]:
+    """Run ``rate`` processes a second that end at once, as far as the machine manages."""
+    load = Forker()
+    if not rate:
+        yield load
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _FORKER, str(rate)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdout.read(5)
+        began = time.monotonic()
+        yield load
+        process.stdin.close()
+        load.rate = int(process.stdout.read() or 0) / (time.monotonic() - began)
+    finally:
+        process.stdin.close()  # the end of its input ends it
+        process.wait(60)
+        process.stdout.close()
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End the process, politely first."""
     if process.poll() is None:

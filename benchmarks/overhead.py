@@ -1,15 +1,17 @@
 """Cost of the agent at 10 Hz with 500 and with 3,000 processes, next to its peers.
 
 .venv/bin/python -m benchmarks.overhead
+.venv/bin/python -m benchmarks.overhead --processes 500 --forks 0 1000
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from itertools import product
 from pathlib import Path
 
-from benchmarks.harness import Cost, Subject, measure, medians, sleepers
+from benchmarks.harness import Cost, Subject, forker, measure, medians, sleepers
 from benchmarks.machine import describe
 from benchmarks.peers import agent, peers
 
@@ -20,11 +22,15 @@ HOSTS = {
     "two-socket-h100": "two sockets, two GPUs",
 }
 GOALS = {500: 1.0, 3000: 3.0}  # percent of one core
+FORKS_GOAL = 2.0  # percent of one core, for 1,000 short-lived processes a second
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--processes", type=int, nargs="+", default=list(GOALS))
+    options.add_argument(
+        "--forks", type=int, nargs="+", default=[0], help="short-lived processes a second"
+    )
     options.add_argument("--window", type=float, default=10.0, help="seconds measured each time")
     options.add_argument("--warm-up", type=float, default=15.0, help="seconds before that")
     options.add_argument("--repeats", type=int, default=3)
@@ -38,20 +44,33 @@ def main() -> None:
         ]
         if not chosen.alone:
             subjects += peers(Path(folder))
-        for count in chosen.processes:
-            with sleepers(count):
+        for count, rate in product(chosen.processes, chosen.forks):
+            with sleepers(count), forker(rate) as load:
                 costs = medians(
                     subjects, chosen.repeats, lambda s: measure(s, chosen.window, chosen.warm_up)
                 )
-            print(table(count, subjects, costs, chosen.repeats, chosen.window))
+            print(table(count, subjects, costs, chosen.repeats, chosen.window, load.rate))
 
 
 def table(
-    count: int, subjects: list[Subject], costs: dict[str, Cost], repeats: int, window: float
+    count: int,
+    subjects: list[Subject],
+    costs: dict[str, Cost],
+    repeats: int,
+    window: float,
+    forks: float = 0.0,
 ) -> str:
-    """The costs with ``count`` more processes, as ratios to the agent's, in Markdown."""
+    """The costs with ``count`` more processes, as ratios to the agent's, in Markdown.
+
+    ``forks`` is the achieved rate of short-lived processes a second.
+    """
     own = costs[subjects[0].name].cpu_percent
     goal = f" (goal: {GOALS[count]:g} % for wattspan)" if count in GOALS else ""
+    if forks:
+        goal = (
+            f" and {forks:,.0f} short-lived ones a second "
+            f"(goal: at most {FORKS_GOAL:g} % more than without, at 1,000 a second)"
+        )
     lines = [
         f"\n**{count:,} sleeping processes**{goal}; medians of {repeats} windows of {window:g} s\n",
         "| | does | % of one core | ratio | RSS MB |",
