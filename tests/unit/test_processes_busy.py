@@ -9,13 +9,15 @@ from wattspan.processes.cpus import (
     CpuacctBusyClock,
     CpuTopology,
     IdleStateBusyClock,
-    PlacementSampler,
     ProcStatBusyClock,
-    SocketAccounting,
-    UnattributedTime,
 )
 from wattspan.processes.host import refined_busy_clock
 from wattspan.processes.procfs import TICK, ProcFs
+from wattspan.processes.socket_division import (
+    PlacementSampler,
+    SocketAccounting,
+    UnattributedTime,
+)
 
 ROW = "cpu{cpu} 10 0 10 {idle} {iowait} 0 0 {steal} 0 0\n"
 

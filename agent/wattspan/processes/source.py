@@ -28,7 +28,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock, UsageBatch
 from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
-from wattspan.processes.cpus import BusyClock, CpuTopology, PlacementSampler, SocketAccounting
+from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
@@ -40,6 +40,7 @@ from wattspan.processes.lifecycle import (
 )
 from wattspan.processes.metadata import groups_in
 from wattspan.processes.procfs import ProcFs
+from wattspan.processes.socket_division import PlacementSampler, SocketAccounting
 from wattspan.processes.table import (
     GONE,
     IDLE_AFTER,

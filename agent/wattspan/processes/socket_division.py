@@ -1,0 +1,312 @@
+"""Division of the CPU time of processes among the sockets of a host.
+
+The CPU time of each process is known, and the busy time of each socket; the socket of a process is
+only sampled: the CPU of its main thread at its last run, and the CPUs that it may run on.
+Proportional fitting reconciles these estimates with both sums. The division is exact with one
+socket and for processes bound to one; otherwise a process that moves between sockets within a
+tick, or has threads on several, is divided like the sockets' own remaining load. Nothing is lost:
+the parts of a process add up to its CPU time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+from wattspan.model import MILLISECOND, SECOND, Instant, Payer, Usage
+from wattspan.processes.cpus import BusyClock, CpuTopology
+from wattspan.processes.procfs import ProcFs
+from wattspan.processes.table import TrackedProcess
+
+
+class UnattributedTime:
+    """Busy time that cannot be charged to a process: never negative, not biased by steps.
+
+    ``settle`` returns the growth of the running maximum of ``busy - spent``. A step that makes the
+    difference too large is returned once and is then the new maximum, so noise of amplitude ``a``
+    adds at most ``a`` in all, where clipping each difference at zero would add a part of it every
+    time. The cost: after a period in which ``spent`` ran ahead, as much unattributed time is
+    hidden.
+    """
+
+    def __init__(self) -> None:
+        self._emitted = 0
+
+    def settle(self, busy: int, spent: int) -> int:
+        """The new unclaimed nanoseconds, from both totals since the beginning."""
+        new = max(0, busy - spent - self._emitted)
+        self._emitted += new
+        return new
+
+    @property
+    def total(self) -> int:
+        return self._emitted
+
+
+OTHER_SOCKET_WEIGHT = 1 / 16
+"""Weight of a socket that a process may use, relative to the socket of its last sample."""
+
+_ROUNDS = 6
+_FIT_TOLERANCE = 0.01  # relative error of loads that ends the fitting
+
+Weights = Mapping[int, float]
+
+
+def weights_of(
+    seen: int | None, allowed: Iterable[int], cpus: Mapping[int, int], threads: int
+) -> dict[int, float]:
+    """The likelihood of each socket for a process.
+
+    ``seen`` is the socket of its main thread, ``allowed`` the permitted sockets, ``cpus`` the
+    number of CPUs of each. The place of one thread is weak evidence for many.
+    """
+    open_to = [socket for socket in allowed if cpus.get(socket)] or list(cpus)
+    if threads > 1 or seen not in open_to:
+        return {socket: float(cpus.get(socket, 1) or 1) for socket in open_to}
+    return {socket: 1.0 if socket == seen else OTHER_SOCKET_WEIGHT for socket in open_to}
+
+
+def apportion(
+    spent: Sequence[int], weights: Sequence[Weights], room: Mapping[int, int]
+) -> list[dict[int, int]]:
+    """Divide each of ``spent`` over the sockets, by weight and so as to fill their ``room`` evenly.
+
+    A socket's room is its busy time that is not charged to any process yet.
+    """
+    # Few different weights occur; a sampler gives processes alike the same object.
+    likelihoods = {id(weight): weight for weight in weights}
+    sums = dict.fromkeys(likelihoods, 0)
+    for amount, weight in zip(spent, weights, strict=True):
+        sums[id(weight)] += amount
+    bound = dict.fromkeys(room, 0.0)
+    free: list[tuple[int, Weights]] = []
+    for key, weight in likelihoods.items():
+        if len(weight) == 1:
+            bound[next(iter(weight))] += sums[key]
+        else:
+            free.append((sums[key], weight))
+    factor = _fitted(free, bound, room) if free else {}
+    fractions = {
+        key: _fractions(weight if len(weight) == 1 else _scaled(weight, factor))
+        for key, weight in likelihoods.items()
+    }
+    return [
+        _divide(amount, *fractions[id(weight)])
+        for amount, weight in zip(spent, weights, strict=True)
+    ]
+
+
+def _fitted(
+    free: Sequence[tuple[int, Weights]], bound: Mapping[int, float], room: Mapping[int, int]
+) -> dict[int, float]:
+    """The factor of the weights of each socket with which loads fill the rooms evenly."""
+    factor = dict.fromkeys(room, 1.0)
+    open_room = sum(max(0, r) for r in room.values())
+    for _ in range(_ROUNDS):
+        load = dict(bound)
+        for amount, weight in free:
+            scaled = _scaled(weight, factor)
+            whole = sum(scaled.values())
+            if whole > 0:
+                for s, w in scaled.items():
+                    load[s] += amount * w / whole
+        total = sum(load.values())
+        if total <= 0 or open_room <= 0:
+            break
+        worst = 0.0
+        for s in factor:
+            if load[s] > 0:
+                # A full socket keeps a little weight, because bound processes ran there.
+                want = max(0, room[s]) * total / open_room
+                worst = max(worst, abs(want / load[s] - 1))
+                factor[s] = max(1e-6, factor[s] * want / load[s])
+        if worst < _FIT_TOLERANCE:
+            break
+    return factor
+
+
+def _scaled(weight: Weights, factor: Mapping[int, float]) -> dict[int, float]:
+    return {s: w * factor.get(s, 0.0) for s, w in weight.items()}
+
+
+def _fractions(weight: Weights) -> tuple[int, tuple[tuple[int, float], ...]]:
+    """The socket with the largest weight, and the fractions of the others."""
+    whole = sum(weight.values())
+    heaviest = max(weight, key=weight.__getitem__)
+    others = ((s, w / whole) for s, w in weight.items() if s != heaviest and whole)
+    return heaviest, tuple(others)
+
+
+def _divide(amount: int, heaviest: int, others: tuple[tuple[int, float], ...]) -> dict[int, int]:
+    """Whole parts of ``amount``; the heaviest socket gets the rounding error."""
+    parts = {s: part for s, fraction in others if (part := int(amount * fraction)) > 0}
+    rest = amount - sum(parts.values())
+    if rest > 0:
+        parts[heaviest] = rest
+    return parts
+
+
+MAX_SAMPLES = 24
+"""Limit of samples of one poll, the busiest processes first: some ten microseconds each."""
+
+FAST_INTERVAL, SLOW_INTERVAL = 300 * MILLISECOND, SECOND
+"""Sampling intervals: the slow one for processes that are bound to a socket or did little work."""
+
+MIN_CPU_TIME = 2 * MILLISECOND
+
+_MAX_SHARED = 256
+
+
+class PlacementSampler:
+    """Samples the sockets of active processes."""
+
+    def __init__(self, processes: ProcFs, topology: CpuTopology) -> None:
+        self._processes = processes
+        self._topology = topology
+        self._shared: dict[tuple[tuple[int, float], ...], Weights] = {}
+
+    def weights(
+        self, active: Sequence[tuple[TrackedProcess | None, int]], now: int
+    ) -> list[Weights]:
+        """The weights of each of ``active`` (with its CPU time); None is an unknown process."""
+        cpus = self._topology.capacity()
+        anywhere = {socket: float(count or 1) for socket, count in cpus.items()}
+        due = [
+            (amount, row)
+            for row, amount in active
+            if row is not None and row.clock_list is not None and now >= row.next_placement
+        ]
+        if len(due) > MAX_SAMPLES:
+            due.sort(key=operator.itemgetter(0), reverse=True)
+        for amount, row in due[:MAX_SAMPLES]:
+            row.weights = self._sample(row.consumer.pid, dict(cpus)) or row.weights
+            roams = row.weights is not None and len(row.weights) > 1 and amount > MIN_CPU_TIME
+            row.next_placement = now + (FAST_INTERVAL if roams else SLOW_INTERVAL)
+        return [(row.weights if row is not None else None) or anywhere for row, _ in active]
+
+    def _sample(self, pid: int, cpus: dict[int, int]) -> Weights | None:
+        stat, allowed = self._processes.stat(pid), self._processes.affinity(pid)
+        if stat is None:
+            return None
+        socket_of = self._topology.socket_of
+        sockets = {socket_of(cpu) for cpu in allowed} if allowed else set(cpus)
+        seen = socket_of(stat.processor) if stat.processor >= 0 else None
+        weights = weights_of(seen, sorted(sockets), cpus, stat.threads)
+        if len(self._shared) > _MAX_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(tuple(weights.items()), weights)
+
+
+HOST_RESOURCE = "cpu"
+
+
+class SocketAccounting:
+    """CPU time of each socket: total, charged to processes, and unclaimed."""
+
+    def __init__(
+        self, topology: CpuTopology, placement: PlacementSampler, busy: BusyClock | None
+    ) -> None:
+        self._topology = topology
+        self._placement = placement
+        self._clock = busy
+        self._busy: dict[int, int] | None = None
+        self._metered: dict[int, int] = {}  # busy time at the last usage
+        self._spent: dict[int, int] = {}
+        self._unclaimed: dict[int, UnattributedTime] = {}
+
+    def sample_busy(self) -> bytes | None:
+        """Sample busy time; to be called before the clocks of processes are read."""
+        return self._clock.sample() if self._clock is not None else None
+
+    def update_busy(self, sample: bytes | None, mono: int) -> None:
+        """Continue with the sample of the next poll."""
+        by_cpu = self._clock.values(sample, mono) if self._clock is not None else None
+        self._busy = None
+        if by_cpu is not None:
+            self._busy = dict.fromkeys(self._topology.sockets, 0)
+            for cpu, busy in by_cpu.items():
+                self._busy[self._topology.socket_of(cpu)] += busy
+
+    def usages(
+        self,
+        start: Instant,
+        end: Instant,
+        active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+        complete: bool,
+    ) -> tuple[Usage, ...]:
+        """One usage for the host and one for each socket.
+
+        If the process table is not ``complete``, a process may yet be found for the remaining time,
+        so no time is unclaimed; it will be at the next complete poll.
+        """
+        divided = self._divide(active, end.mono)
+        metered = self._metered_time()
+        cpus = self._topology.capacity()
+        duration = end.mono - start.mono
+        usages = []
+        for socket, spent in divided.items():
+            self._spent[socket] = self._spent.get(socket, 0) + sum(spent.values())
+            usages.append(
+                Usage(
+                    f"{HOST_RESOURCE}:{socket}",
+                    start,
+                    end,
+                    spent,
+                    self._unclaimed_time(socket) if complete else 0,
+                    cpus.get(socket, 0) * duration,
+                    metered=metered.get(socket),
+                )
+            )
+        unclaimed = sum(usage.unclaimed for usage in usages)
+        host = usages[0].spent if len(usages) == 1 else _sum_by_payer(active)
+        capacity = sum(cpus.values()) * duration
+        total = sum(metered.values()) if metered else None
+        whole = Usage(HOST_RESOURCE, start, end, host, unclaimed, capacity, metered=total)
+        return (whole, *usages)
+
+    def _metered_time(self) -> dict[int, int]:
+        """The busy time of each socket since the last call, if it is known precisely."""
+        if self._busy is None or self._clock is None or self._clock.step >= MILLISECOND:
+            self._metered = {}
+            return {}
+        before, self._metered = self._metered, self._busy
+        return {s: busy - before[s] for s, busy in self._busy.items() if s in before}
+
+    def _divide(
+        self, active: Sequence[tuple[Payer, int, TrackedProcess | None]], now: int
+    ) -> dict[int, dict[Payer, int]]:
+        sockets = self._topology.sockets
+        if len(sockets) == 1:
+            return {sockets[0]: _sum_by_payer(active)}
+        weights = self._placement.weights([(row, amount) for _, amount, row in active], now)
+        parts = apportion([amount for _, amount, _ in active], weights, self._room(sockets))
+        divided: dict[int, dict[Payer, int]] = {socket: {} for socket in sockets}
+        for (payer, _, _), by_socket in zip(active, parts, strict=True):
+            for socket, part in by_socket.items():
+                mine = divided[socket]
+                mine[payer] = mine.get(payer, 0) + part
+        return divided
+
+    def _room(self, sockets: Sequence[int]) -> Mapping[int, int]:
+        """The busy time of each socket that is not charged to a process yet."""
+        if self._busy is None:
+            return dict.fromkeys(sockets, 0)
+        return {
+            socket: self._busy[socket]
+            - self._spent.get(socket, 0)
+            - (self._unclaimed[socket].total if socket in self._unclaimed else 0)
+            for socket in sockets
+        }
+
+    def _unclaimed_time(self, socket: int) -> int:
+        if self._busy is None:
+            return 0
+        account = self._unclaimed.setdefault(socket, UnattributedTime())
+        return account.settle(self._busy[socket], self._spent[socket])
+
+
+def _sum_by_payer(active: Sequence[tuple[Payer, int, TrackedProcess | None]]) -> dict[Payer, int]:
+    spent: dict[Payer, int] = {}
+    for payer, amount, _ in active:
+        spent[payer] = spent.get(payer, 0) + amount
+    return spent
