@@ -7,6 +7,7 @@ from wattspan.model import Consumer, NamePolicy
 from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.procfs import TICK, Stat
+from wattspan.processes.socket_division import ProcessSocketTimes
 from wattspan.processes.source import CpuUsageSource
 from wattspan.testing import ManualClock
 
@@ -214,6 +215,7 @@ class SyntheticKernel:
         busy: bool = True,
         vigil: bool = False,
         topology: CpuTopology | None = None,
+        times: ProcessSocketTimes | None = None,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> CpuUsageSource:
         return CpuUsageSource(
@@ -226,6 +228,7 @@ class SyntheticKernel:
             exit_events=self.finals if events else None,
             cgroups=self.envelope if envelope else None,
             total=self if vigil else None,
+            times=times,
             names=names,
         )
 

@@ -3,7 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.synthetic_kernel import SyntheticKernel
+from wattspan.ports import UsageBatch
 from wattspan.processes.socket_division import apportion, weights_of
+from wattspan.processes.source import CpuUsageSource
 
 BOTH = {0: 4, 1: 4}
 
@@ -47,3 +50,132 @@ def test_parts_of_every_process_add_up(work: list, room: dict[int, int]) -> None
     parts = apportion(spent, [weight for _, weight in work], room)
     assert [sum(part.values()) for part in parts] == spent
     assert all(part > 0 for by_socket in parts for part in by_socket.values())
+
+
+class Times:
+    """Counted times of the next poll."""
+
+    def __init__(self) -> None:
+        self.next: dict[int, dict[int, int]] = {}
+        self.refreshed = self.closed = 0
+
+    def read(self) -> dict[int, dict[int, int]]:
+        found, self.next = self.next, {}
+        return found
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TwoSockets:
+    """Two sockets of one CPU each."""
+
+    sockets = (0, 1)
+    changed = False
+
+    def socket_of(self, cpu: int) -> int:
+        return cpu
+
+    def capacity(self) -> dict[int, int]:
+        return {0: 1, 1: 1}
+
+    def refresh(self) -> bool:
+        return self.changed
+
+
+MS = 1_000_000
+
+
+def spent(batch: UsageBatch) -> dict[int, dict[str, int]]:
+    """The nanoseconds of each pid by resource."""
+    found: dict[int, dict[str, int]] = {}
+    for usage in batch.usages:
+        for payer, amount in usage.spent.items():
+            found.setdefault(payer.pid, {})[usage.resource] = amount
+    return found
+
+
+def watched() -> tuple[SyntheticKernel, Times, CpuUsageSource]:
+    kernel, times = SyntheticKernel(), Times()
+    source = kernel.source(topology=TwoSockets(), times=times)
+    source.poll()
+    return kernel, times, source
+
+
+def polled(kernel: SyntheticKernel, source: CpuUsageSource) -> dict[int, dict[str, int]]:
+    kernel.clock.advance(0.1)
+    return spent(source.poll())
+
+
+def test_counted_process_is_divided_by_the_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 30 * MS)
+    times.next = {life.pid: {0: 7_000, 1: 14_000}}
+    assert polled(kernel, source)[life.pid] == {
+        "cpu": 30 * MS,
+        "cpu:0": 10 * MS,
+        "cpu:1": 20 * MS,
+    }
+
+
+def test_counted_process_that_ended_is_divided_by_the_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 4 * MS)
+    kernel.exit(life)
+    times.next = {life.pid: {1: 5}}
+    assert polled(kernel, source)[life.pid] == {"cpu": 4 * MS, "cpu:1": 4 * MS}
+
+
+def test_uncounted_process_is_divided_by_its_last_count() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    times.next = {life.pid: {1: 14_000}}
+    polled(kernel, source)
+    kernel.run(life, 5 * MS)
+    assert polled(kernel, source)[life.pid] == {"cpu": 5 * MS, "cpu:1": 5 * MS}
+
+
+def test_count_on_an_unknown_socket_is_ignored() -> None:
+    kernel, times, source = watched()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    times.next = {life.pid: {7: 14_000}}
+    found = polled(kernel, source)[life.pid]
+    assert found == {"cpu": 3 * MS, "cpu:0": 3 * MS}  # the socket that was busy
+
+
+def test_changed_sockets_are_told_to_the_count_which_the_source_closes() -> None:
+    kernel, times, source = watched()
+    polled(kernel, source)
+    assert times.refreshed == 0
+    source._topology.changed = True  # type: ignore[attr-defined]
+    kernel.clock.advance(1.0)
+    source.poll()
+    source.close()
+    assert (times.refreshed, times.closed) == (1, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 10**12),
+            st.dictionaries(st.integers(0, 1), st.integers(1, 10**11), max_size=2),
+        ),
+        max_size=12,
+    )
+)
+def test_divided_work_adds_up_with_and_without_counts(work: list) -> None:
+    kernel, times, source = watched()
+    for amount, counted in work:
+        life = kernel.spawn()
+        kernel.run(life, amount)
+        if counted:
+            times.next[life.pid] = counted
+    for found in polled(kernel, source).values():
+        assert found["cpu"] == found.get("cpu:0", 0) + found.get("cpu:1", 0)

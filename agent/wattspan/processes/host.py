@@ -27,6 +27,7 @@ from wattspan.processes.cpus import (
 from wattspan.processes.kernel_events import open_process_connector
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
+from wattspan.processes.socket_times import SocketTimes
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.taskstats import open_taskstats
 
@@ -82,6 +83,11 @@ def open_processes(
             f"Cannot have process events: {fork_error or exit_error}. "
             "Grant CAP_NET_ADMIN in the initial user and pid namespaces, or set events to auto."
         )
+    topology = CpuTopology(sysfs)
+    sockets = len(topology.sockets)
+    times, times_error = (
+        _try_open(lambda: SocketTimes(topology, possible), events) if sockets > 1 else (None, None)
+    )
     hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
     clocks = CgroupClocks(hierarchy) if hierarchy is not None else None
     whole = hierarchy is not None and is_host_root(hierarchy)
@@ -92,16 +98,17 @@ def open_processes(
         clock,
         processes,
         clock.read_cpu_clock,
-        CpuTopology(sysfs),
+        topology,
         busy=busy,
         fork_events=fork_events,
         exit_events=exit_events,
         cgroups=clocks,
         total=total,
+        times=times,
         scan_every=SECOND if fork_events is None else SAFETY_SCAN,
         names=names,
     )
-    capabilities = (
+    capabilities: tuple[Capability, ...] = (
         _capability(
             "processes",
             "the processes of all users are visible" if processes.stat(1) else None,
@@ -134,6 +141,14 @@ def open_processes(
             "Make /proc/stat readable (ProcSubset=all).",
         ),
     )
+    socket_times = _capability(
+        "socket times (eBPF)",
+        "the scheduler counts the work of each process on each socket" if times else None,
+        f"the socket of a process is sampled and fitted to busy times ({times_error})",
+        "Grant CAP_BPF and CAP_PERFMON and allow bpf(2), on Linux 5.8 or newer.",
+    )
+    if sockets > 1:
+        capabilities = (*capabilities, socket_times)
     return HostUsage(source, HostProcesses(ProcFs(), names), capabilities)
 
 

@@ -1,19 +1,22 @@
 """Division of the CPU time of processes among the sockets of a host.
 
-The CPU time of each process is known, and the busy time of each socket; the socket of a process is
-only sampled: the CPU of its main thread at its last run, and the CPUs that it may run on.
-Proportional fitting reconciles these estimates with both sums. The division is exact with one
-socket and for processes bound to one; otherwise a process that moves between sockets within a
-tick, or has threads on several, is divided like the sockets' own remaining load. Nothing is lost:
-the parts of a process add up to its CPU time.
+The CPU time of each process is known, and the busy time of each socket. If the scheduler counts the
+time of each process on each socket (:mod:`wattspan.processes.socket_times`), the CPU time is
+divided in proportion to it. Otherwise the socket of a process is only sampled: the CPU of its main
+thread at its last run, and the CPUs that it may run on. Proportional fitting reconciles these
+estimates with both sums. That division is exact with one socket and for processes bound to one;
+a process that moves between sockets within a tick, or has threads on several, is divided like the
+sockets' own remaining load. Nothing is lost: the parts of a process add up to its CPU time.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from wattspan.model import MILLISECOND, SECOND, Instant, Payer, Usage
+from wattspan.attribution.settlement import split
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
 from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.procfs import ProcFs
 from wattspan.processes.table import TrackedProcess
@@ -129,6 +132,14 @@ def _scaled(weight: Weights, factor: Mapping[int, float]) -> dict[int, float]:
     return {s: w * factor.get(s, 0.0) for s, w in weight.items()}
 
 
+def share(amount: int, times: Mapping[int, int]) -> Mapping[int, int]:
+    """The positive parts of ``amount`` in proportion to the times on the sockets."""
+    if len(times) == 1:
+        return dict.fromkeys(times, amount)
+    parts = zip(times, split(amount, list(times.values())), strict=True)
+    return {socket: part for socket, part in parts if part}
+
+
 def _fractions(weight: Weights) -> tuple[int, tuple[tuple[int, float], ...]]:
     """The socket with the largest weight, and the fractions of the others."""
     whole = sum(weight.values())
@@ -200,14 +211,35 @@ class PlacementSampler:
 HOST_RESOURCE = "cpu"
 
 
+SocketTimesByPid = Mapping[int, Mapping[int, int]]
+"""Nanoseconds of processes by pid and socket."""
+
+
+class ProcessSocketTimes(Protocol):
+    """Counts the CPU time of each process on each socket."""
+
+    def read(self) -> SocketTimesByPid:
+        """The times since the last read; some processes may be missing."""
+
+    def refresh(self) -> None:
+        """The sockets of CPUs have changed."""
+
+    def close(self) -> None: ...
+
+
 class SocketAccounting:
     """CPU time of each socket: total, charged to processes, and unclaimed."""
 
     def __init__(
-        self, topology: CpuTopology, placement: PlacementSampler, busy: BusyClock | None
+        self,
+        topology: CpuTopology,
+        placement: PlacementSampler,
+        busy: BusyClock | None,
+        times: ProcessSocketTimes | None = None,
     ) -> None:
         self._topology = topology
         self._placement = placement
+        self._times = times
         self._clock = busy
         self._busy: dict[int, int] | None = None
         self._metered: dict[int, int] = {}  # busy time at the last usage
@@ -217,6 +249,10 @@ class SocketAccounting:
     def sample_busy(self) -> bytes | None:
         """Sample busy time; to be called before the clocks of processes are read."""
         return self._clock.sample() if self._clock is not None else None
+
+    def sample_times(self) -> SocketTimesByPid:
+        """Sample the times on sockets; to be called after the clocks of processes are read."""
+        return self._times.read() if self._times is not None else {}
 
     def update_busy(self, sample: bytes | None, mono: int) -> None:
         """Continue with the sample of the next poll."""
@@ -232,14 +268,15 @@ class SocketAccounting:
         start: Instant,
         end: Instant,
         active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+        times: SocketTimesByPid,
         complete: bool,
     ) -> tuple[Usage, ...]:
-        """One usage for the host and one for each socket.
+        """One usage for the host and one for each socket, divided by the sampled ``times``.
 
         If the process table is not ``complete``, a process may yet be found for the remaining time,
         so no time is unclaimed; it will be at the next complete poll.
         """
-        divided = self._divide(active, end.mono)
+        divided = self._divide(active, times, end.mono)
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
@@ -273,21 +310,28 @@ class SocketAccounting:
         return {s: busy - before[s] for s, busy in self._busy.items() if s in before}
 
     def _divide(
-        self, active: Sequence[tuple[Payer, int, TrackedProcess | None]], now: int
+        self,
+        active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+        times: SocketTimesByPid,
+        now: int,
     ) -> dict[int, dict[Payer, int]]:
         sockets = self._topology.sockets
         if len(sockets) == 1:
             return {sockets[0]: _sum_by_payer(active)}
-        weights = self._placement.weights([(row, amount) for _, amount, row in active], now)
-        parts = apportion([amount for _, amount, _ in active], weights, self._room(sockets))
         divided: dict[int, dict[Payer, int]] = {socket: {} for socket in sockets}
-        for (payer, _, _), by_socket in zip(active, parts, strict=True):
+        sampled = _divide_measured(active, times, divided, now)
+        weights = self._placement.weights([(row, amount) for _, amount, row in sampled], now)
+        room = self._room(sockets)
+        for socket, spent in divided.items():
+            room[socket] -= sum(spent.values())
+        parts = apportion([amount for _, amount, _ in sampled], weights, room)
+        for (payer, _, _), by_socket in zip(sampled, parts, strict=True):
             for socket, part in by_socket.items():
                 mine = divided[socket]
                 mine[payer] = mine.get(payer, 0) + part
         return divided
 
-    def _room(self, sockets: Sequence[int]) -> Mapping[int, int]:
+    def _room(self, sockets: Sequence[int]) -> dict[int, int]:
         """The busy time of each socket that is not charged to a process yet."""
         if self._busy is None:
             return dict.fromkeys(sockets, 0)
@@ -310,3 +354,24 @@ def _sum_by_payer(active: Sequence[tuple[Payer, int, TrackedProcess | None]]) ->
     for payer, amount, _ in active:
         spent[payer] = spent.get(payer, 0) + amount
     return spent
+
+
+def _divide_measured(
+    active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+    times: SocketTimesByPid,
+    divided: Mapping[int, dict[Payer, int]],
+    now: int,
+) -> Sequence[tuple[Payer, int, TrackedProcess | None]]:
+    """Divide the work of processes whose sockets are measured; returns the others."""
+    others = []
+    for one in active:
+        payer, amount, row = one
+        mine = times.get(payer.pid) if isinstance(payer, Consumer) else None
+        if mine is None or not mine.keys() <= divided.keys():  # of an earlier topology
+            others.append(one)
+            continue
+        if row is not None:  # for work that is charged late
+            row.weights, row.next_placement = mine, now + SLOW_INTERVAL
+        for socket, part in share(amount, mine).items():
+            divided[socket][payer] = divided[socket].get(payer, 0) + part
+    return others

@@ -40,7 +40,12 @@ from wattspan.processes.lifecycle import (
 )
 from wattspan.processes.metadata import groups_in
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.socket_division import PlacementSampler, SocketAccounting
+from wattspan.processes.socket_division import (
+    PlacementSampler,
+    ProcessSocketTimes,
+    SocketAccounting,
+    SocketTimesByPid,
+)
 from wattspan.processes.table import (
     GONE,
     IDLE_AFTER,
@@ -73,11 +78,15 @@ _NO_PROCESSES = Failure(
 
 
 class ClockSample(NamedTuple):
-    """The clocks at one tick: busy time as read, and the values of the active processes."""
+    """The clocks at one tick.
+
+    Busy time as read, the values of the active processes, and the times of processes on sockets.
+    """
 
     now: Instant
     busy: bytes | None
     values: list[int]
+    times: SocketTimesByPid
 
 
 @dataclass(slots=True)
@@ -117,6 +126,7 @@ class CpuUsageSource:
         exit_events: EventChannel | None = None,
         cgroups: CgroupClocks | None = None,
         total: TotalCpuClock | None = None,
+        times: ProcessSocketTimes | None = None,
         scan_every: int = SECOND,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> None:
@@ -129,7 +139,9 @@ class CpuUsageSource:
         self._table = ProcessTable(read_clock)
         self._lifecycle = LifecycleTracker(processes, self._table, names)
         self._scanner = ProcessScanner(processes, self._table, scan_every)
-        self._accounts = SocketAccounting(topology, PlacementSampler(processes, topology), busy)
+        self._times = times
+        placement = PlacementSampler(processes, topology)
+        self._accounts = SocketAccounting(topology, placement, busy, times)
         self._excess = CgroupExcess()
         self._idle_scanner = IdleScanner(total)
         self._new_cgroups: set[str] = set()
@@ -187,7 +199,7 @@ class CpuUsageSource:
         capacity = self._capacity(last.mono if last is not None else now.mono, now.mono)
         if self._idle_scanner.due(now.mono, capacity, spent):
             return None
-        return ClockSample(now, busy, values)
+        return ClockSample(now, busy, values, self._accounts.sample_times())
 
     def _settle_sample(self, sample: ClockSample, result: UsageResults) -> None:
         """Charge the work in a sample that waited."""
@@ -195,14 +207,15 @@ class CpuUsageSource:
         self._accounts.update_busy(sample.busy, sample.now.mono)
         self._lifecycle.process(update, self._table.active.moved(sample.values))
         self._add_charged(update)
-        self._finish(update, result, measured=False, complete=True)
+        self._finish(update, result, sample.times, measured=False, complete=True)
 
     def _settle(self, result: UsageResults) -> None:
         """Sample, and settle with the events and cgroups of this moment."""
         now = self._clock.now()
         if now.mono >= self._next_topology:
             self._next_topology = now.mono + SECOND
-            self._topology.refresh()
+            if self._topology.refresh() and self._times is not None:
+                self._times.refresh()
         self._accounts.update_busy(self._accounts.sample_busy(), now.mono)
         self._idle_scanner.read()
         events = self._read_events()
@@ -228,10 +241,17 @@ class CpuUsageSource:
                 # second read it would be charged to the exited processes.
                 self._add_events(events, found)
                 self._lifecycle.process(update, self._read_clocks(self._table.active, update))
-        self._finish(update, result, measured=measured, complete=found.complete)
+        times = self._accounts.sample_times()
+        self._finish(update, result, times, measured=measured, complete=found.complete)
 
     def _finish(
-        self, update: LifecycleUpdate, result: UsageResults, *, measured: bool, complete: bool
+        self,
+        update: LifecycleUpdate,
+        result: UsageResults,
+        times: SocketTimesByPid,
+        *,
+        measured: bool,
+        complete: bool,
     ) -> None:
         """Settle the cgroups and sockets of an update, and add its results."""
         self._redescribe(update)
@@ -239,7 +259,7 @@ class CpuUsageSource:
         before, self._before = self._before or update.now, update.now
         active = [(c.payer, c.amount, c.row) for c in update.charges if c.amount > 0]
         complete = complete and not self._churn
-        result.usages += self._accounts.usages(before, update.now, active, complete)
+        result.usages += self._accounts.usages(before, update.now, active, times, complete)
         result.infos += update.infos
         result.exited += update.exited
 
@@ -293,6 +313,7 @@ class CpuUsageSource:
             self._exit_events,
             self._cgroups,
             self._idle_scanner.total,
+            self._times,
             self._busy,
             self._processes,
         ):

@@ -1,0 +1,202 @@
+"""The real scheduler's count of the work of each process on each socket.
+
+Each CPU of this machine is a socket of the emulated topology.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.waiting import eventually
+from wattspan.clock import SystemClock
+from wattspan.processes import HostUsage, open_processes
+from wattspan.processes.cpus import CpuTopology
+from wattspan.processes.socket_times import SocketTimes
+
+MS = 1_000_000
+CAPABILITY_VERSION_3 = 0x20080522  # <linux/capability.h>
+CAPABILITY = "socket times (eBPF)"
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for eBPF"),
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs"),
+    pytest.mark.needs_root,
+]
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    cpus = tmp_path / "devices/system/cpu"
+    for cpu in range(os.cpu_count() or 1):
+        (cpus / f"cpu{cpu}/topology").mkdir(parents=True)
+        (cpus / f"cpu{cpu}/topology/physical_package_id").write_text(f"{cpu % 2}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def times(sysfs: Path) -> Iterator[SocketTimes]:
+    try:
+        times = SocketTimes(CpuTopology(sysfs), CpuTopology().possible)
+    except OSError as error:
+        pytest.skip(f"eBPF cannot be used here: {error}")
+    yield times
+    times.close()
+
+
+@contextlib.contextmanager
+def running(work: Callable[[], None]) -> Iterator[int]:
+    """The pid of a child that has done its ``work`` and waits."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            work()
+            os.write(writer, b"done")
+            signal.pause()
+        os._exit(0)
+    os.close(writer)
+    try:
+        assert os.read(reader, 4) == b"done"
+        yield pid
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def burn(cpu: int, nanoseconds: int) -> None:
+    """Use the CPU time of this thread on one CPU, and be free to use all again."""
+    os.sched_setaffinity(0, {cpu})
+    end = time.thread_time_ns() + nanoseconds
+    while time.thread_time_ns() < end:
+        pass
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def burn_both() -> None:
+    burn(0, 60 * MS)
+    burn(1, 140 * MS)
+
+
+def test_work_of_a_moving_process_is_counted_on_both_sockets(times: SocketTimes) -> None:
+    times.read()
+    with running(burn_both) as pid:
+        counted = times.read()[pid]
+    assert counted[0] == pytest.approx(60 * MS, rel=0.1)
+    assert counted[1] == pytest.approx(140 * MS, rel=0.1)
+
+
+def test_threads_are_counted_with_their_process(times: SocketTimes) -> None:
+    def work() -> None:
+        thread = threading.Thread(target=burn, args=(1, 100 * MS))
+        thread.start()
+        burn(0, 50 * MS)
+        thread.join()
+
+    times.read()
+    with running(work) as pid:
+        counted = times.read()[pid]
+    assert counted[1] / sum(counted.values()) == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_process_that_never_waits_is_counted_while_it_runs(times: SocketTimes) -> None:
+    times.read()
+    burn(1, 100 * MS)
+    end = time.thread_time_ns() + 100 * MS
+    os.sched_setaffinity(0, {1})
+    try:
+        while time.thread_time_ns() < end:
+            pass
+        counted = times.read()[os.getpid()]
+    finally:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    assert sum(counted.values()) >= 180 * MS
+
+
+def test_ended_process_is_counted_once(times: SocketTimes) -> None:
+    times.read()
+    pid = os.fork()
+    if pid == 0:
+        burn(1, 20 * MS)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert times.read()[pid][1] >= 18 * MS
+    eventually(lambda: pid not in times.read(), "nothing is counted after the end")
+
+
+def test_changed_topology_is_used_after_a_refresh(times: SocketTimes, sysfs: Path) -> None:
+    cpus = sysfs / "devices/system/cpu"
+    (cpus / "cpu1/topology/physical_package_id").write_text("7\n")
+    (cpus / "online").write_text("0-1\n")
+    times._topology.refresh()
+    times.refresh()
+    times.read()
+    with running(burn_both) as pid:
+        assert times.read()[pid].keys() == {0, 7}
+
+
+def spent_by(host: HostUsage, pid: int) -> dict[str, int]:
+    """The charges of a process in one poll, by resource."""
+    return {
+        usage.resource: sum(
+            n for payer, n in usage.spent.items() if getattr(payer, "pid", 0) == pid
+        )
+        for usage in host.usage.poll().usages
+    }
+
+
+def test_usage_of_a_moving_process_is_divided_by_the_count(sysfs: Path) -> None:
+    host = open_processes(SystemClock(), sysfs=sysfs)
+    try:
+        if not all(one.active for one in host.capabilities if one.name == CAPABILITY):
+            pytest.skip("eBPF cannot be used here")
+        host.usage.poll()
+        with running(burn_both) as pid:
+            spent = spent_by(host, pid)
+    finally:
+        host.usage.close()
+    assert spent["cpu:0"] + spent["cpu:1"] == spent["cpu"] >= 199 * MS
+    assert spent["cpu:1"] / spent["cpu"] == pytest.approx(0.7, abs=0.05)
+
+
+def test_host_with_one_socket_has_no_count() -> None:
+    host = open_processes(SystemClock())
+    host.usage.close()
+    sockets = len(CpuTopology().sockets)
+    assert (CAPABILITY in {one.name for one in host.capabilities}) is (sockets > 1)
+
+
+def test_unpermitted_count_is_a_missing_capability_with_a_remedy(sysfs: Path) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            header, none = struct.pack("=Ii", CAPABILITY_VERSION_3, 0), bytes(24)
+            assert ctypes.CDLL(None).capset(header, none) == 0
+            host = open_processes(SystemClock(), sysfs=sysfs)
+            missing = next(one for one in host.capabilities if one.name == CAPABILITY)
+            os.write(writer, f"{missing.active} {missing.remedy}".encode())
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 4096).decode()
+    os.close(reader)
+    os.waitpid(pid, 0)
+    assert said.startswith("False Grant CAP_BPF and CAP_PERFMON")
+
+
+def test_closing_leaves_no_descriptor(sysfs: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        try:
+            SocketTimes(CpuTopology(sysfs), CpuTopology().possible).close()
+        except OSError as error:
+            pytest.skip(f"eBPF cannot be used here: {error}")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
