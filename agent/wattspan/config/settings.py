@@ -102,7 +102,8 @@ class ProcessesSettings(Table, frozen=True):
         BoolOrAuto,
         about(
             "Receive every fork and exit from the kernel, so that the agent attributes work "
-            "shorter than a sampling interval to its process. Needs CAP_NET_ADMIN."
+            "shorter than a sampling interval to its process. Needs CAP_NET_ADMIN. `false` also "
+            "turns off the count of work by CPU socket in the scheduler (eBPF)."
         ),
     ] = "auto"
 
