@@ -36,6 +36,8 @@ _CAPABILITIES = {
     12: "CAP_NET_ADMIN",
     19: "CAP_SYS_PTRACE",
     21: "CAP_SYS_ADMIN",
+    38: "CAP_PERFMON",
+    39: "CAP_BPF",
 }
 """Capabilities that widen what can be read, by their bit of ``CapEff`` in ``/proc/self/status``."""
 
