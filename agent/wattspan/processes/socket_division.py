@@ -276,7 +276,9 @@ class SocketAccounting:
         If the process table is not ``complete``, a process may yet be found for the remaining time,
         so no time is unclaimed; it will be at the next complete poll.
         """
-        divided = self._divide(active, times, end.mono)
+        spent_by_payer = _sum_by_payer(active)
+        rows = {payer: row for payer, _, row in active if row is not None}
+        divided = self._divide(spent_by_payer, rows, times, end.mono)
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono
@@ -295,10 +297,9 @@ class SocketAccounting:
                 )
             )
         unclaimed = sum(usage.unclaimed for usage in usages)
-        host = usages[0].spent if len(usages) == 1 else _sum_by_payer(active)
         capacity = sum(cpus.values()) * duration
         total = sum(metered.values()) if metered else None
-        whole = Usage(HOST_RESOURCE, start, end, host, unclaimed, capacity, metered=total)
+        whole = Usage(HOST_RESOURCE, start, end, spent_by_payer, unclaimed, capacity, metered=total)
         return (whole, *usages)
 
     def _metered_time(self) -> dict[int, int]:
@@ -311,24 +312,26 @@ class SocketAccounting:
 
     def _divide(
         self,
-        active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+        spent: dict[Payer, int],
+        rows: Mapping[Payer, TrackedProcess],
         times: SocketTimesByPid,
         now: int,
     ) -> dict[int, dict[Payer, int]]:
         sockets = self._topology.sockets
         if len(sockets) == 1:
-            return {sockets[0]: _sum_by_payer(active)}
+            return {sockets[0]: spent}
         divided: dict[int, dict[Payer, int]] = {socket: {} for socket in sockets}
-        sampled = _divide_measured(active, times, divided, now)
-        weights = self._placement.weights([(row, amount) for _, amount, row in sampled], now)
+        sampled = _divide_measured(spent, rows, times, divided, now)
+        weights = self._placement.weights(
+            [(rows.get(payer), amount) for payer, amount in sampled], now
+        )
         room = self._room(sockets)
-        for socket, spent in divided.items():
-            room[socket] -= sum(spent.values())
-        parts = apportion([amount for _, amount, _ in sampled], weights, room)
-        for (payer, _, _), by_socket in zip(sampled, parts, strict=True):
+        for socket, measured in divided.items():
+            room[socket] -= sum(measured.values())
+        parts = apportion([amount for _, amount in sampled], weights, room)
+        for (payer, _), by_socket in zip(sampled, parts, strict=True):
             for socket, part in by_socket.items():
-                mine = divided[socket]
-                mine[payer] = mine.get(payer, 0) + part
+                divided[socket][payer] = part
         return divided
 
     def _room(self, sockets: Sequence[int]) -> dict[int, int]:
@@ -357,21 +360,22 @@ def _sum_by_payer(active: Sequence[tuple[Payer, int, TrackedProcess | None]]) ->
 
 
 def _divide_measured(
-    active: Sequence[tuple[Payer, int, TrackedProcess | None]],
+    spent: Mapping[Payer, int],
+    rows: Mapping[Payer, TrackedProcess],
     times: SocketTimesByPid,
     divided: Mapping[int, dict[Payer, int]],
     now: int,
-) -> Sequence[tuple[Payer, int, TrackedProcess | None]]:
+) -> Sequence[tuple[Payer, int]]:
     """Divide the work of processes whose sockets are measured; returns the others."""
     others = []
-    for one in active:
-        payer, amount, row = one
+    for payer, amount in spent.items():
         mine = times.get(payer.pid) if isinstance(payer, Consumer) else None
         if mine is None or not mine.keys() <= divided.keys():  # of an earlier topology
-            others.append(one)
+            others.append((payer, amount))
             continue
+        row = rows.get(payer)
         if row is not None:  # for work that is charged late
             row.weights, row.next_placement = mine, now + SLOW_INTERVAL
         for socket, part in share(amount, mine).items():
-            divided[socket][payer] = divided[socket].get(payer, 0) + part
+            divided[socket][payer] = part
     return others
