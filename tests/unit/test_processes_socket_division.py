@@ -141,6 +141,27 @@ def test_uncounted_process_is_divided_by_its_last_count() -> None:
     assert polled(kernel, source)[life.pid] == {"cpu": 5 * MS, "cpu:1": 5 * MS}
 
 
+def test_waiting_sample_is_divided_by_its_own_count() -> None:
+    kernel, times = SyntheticKernel(), Times()
+    life = kernel.spawn()
+    source = kernel.source(topology=TwoSockets(), times=times, vigil=True)
+    source.poll()
+    kernel.run(life, MS)
+    polled(kernel, source)
+    kernel.run(life, 10 * MS)
+    times.next = {life.pid: {0: 5}}
+    kernel.clock.advance(0.1)
+    assert source.poll(settle=False).usages == ()
+    kernel.run(life, 6 * MS)
+    times.next = {life.pid: {1: 5}}
+    kernel.clock.advance(0.1)
+    divided = [usage for usage in source.poll().usages if usage.resource != "cpu"]
+    assert [(usage.resource, usage.spent) for usage in divided if usage.spent] == [
+        ("cpu:0", {life.consumer: 10 * MS}),
+        ("cpu:1", {life.consumer: 6 * MS}),
+    ]
+
+
 def test_count_on_an_unknown_socket_is_ignored() -> None:
     kernel, times, source = watched()
     life = kernel.spawn()
