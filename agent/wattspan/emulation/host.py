@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
@@ -28,7 +28,7 @@ class EmulatedHost(Closeable):
     """An emulated host that is running. Closing it ends its process and removes its files."""
 
     def __init__(self, profile: HostProfile, *, period: int = 10 * MILLISECOND) -> None:
-        """Start it. Its first use, ``connect`` or ``with`` waits until its counters can be read.
+        """Start it, and return when its counters can be read.
 
         Every ``period`` nanoseconds its CPU counters move. A shorter one costs more.
         """
@@ -49,25 +49,20 @@ class EmulatedHost(Closeable):
             pass_fds=(self._lock_fd,),
         )
         self._client: ControlClient | None = None
-
-    def __enter__(self) -> Self:
         try:
-            self.connect()
+            self._client = self._connected()
         except BaseException:
             self.close()
             raise
-        return self
 
-    def connect(self) -> ControlClient:
-        """The client of the engine, once the engine is ready. WattspanError if it ends before."""
-        if self._client is None:
-            assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-            if not self._process.stdout.readline():
-                raise WattspanError(
-                    f"The emulated host {self.profile.name!r} did not start; see its message above."
-                )
-            self._client = ControlClient(self.directory)
-        return self._client
+    def _connected(self) -> ControlClient:
+        """A client of the engine, once the engine is ready."""
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        if not self._process.stdout.readline():
+            raise WattspanError(
+                f"The emulated host {self.profile.name!r} did not start; see its message above."
+            )
+        return ControlClient(self.directory)
 
     def _engine_command(self) -> tuple[str, ...]:
         return module_command("wattspan.emulation.engine")
@@ -75,7 +70,6 @@ class EmulatedHost(Closeable):
     @property
     def sysfs(self) -> Path:
         """The directory in place of ``/sys``."""
-        self.connect()
         return self.directory / "sys"
 
     @property
@@ -93,7 +87,6 @@ class EmulatedHost(Closeable):
             return None
         from wattspan.emulation.nvml import EmulatedNvml
 
-        self.connect()
         return EmulatedNvml(self.directory / "gpus")
 
     def start_jobs(self, agent: Path | None = None) -> dict[str, int]:
@@ -107,7 +100,8 @@ class EmulatedHost(Closeable):
 
     def ask(self, **question: object) -> dict[str, Any]:
         """Ask the engine: ``ask(do="truth")``."""
-        return self.connect().ask(**question)
+        assert self._client is not None  # noqa: S101 - it is there from the start on
+        return self._client.ask(**question)
 
     def close(self) -> None:
         """End the process and remove its files. Idempotent."""

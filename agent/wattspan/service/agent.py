@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from wattspan.model import Checkpoint, Failure, Snapshot, SourceHealth, Trouble
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
@@ -19,11 +18,9 @@ from wattspan.ports import (
     SourceError,
     WattspanError,
 )
-
-if TYPE_CHECKING:
-    from wattspan.service.energy_history import EnergyHistory
-    from wattspan.service.poller import Poller
-    from wattspan.storage.store import DeferredStore, Store
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.poller import Poller
+from wattspan.storage.store import DeferredStore, Store
 
 STOP_TIMEOUT = 1.5
 """Seconds to wait for a thread. A thread that hangs in a driver continues as a daemon."""

@@ -25,24 +25,16 @@ class LoadedConfiguration:
     plugins: Plugins
 
 
-def start_emulated_host(settings: EmulationSettings) -> EmulatedHost | None:
-    """The emulated host of ``settings``, to be connected and closed; None for the real host."""
-    if not settings.profile:
-        return None
-    from wattspan.emulation.host import EmulatedHost
-    from wattspan.emulation.profiles import profile_named
-
-    return EmulatedHost(profile_named(settings.profile), period=settings.counters)
-
-
 @contextlib.contextmanager
 def selected_emulated_host(settings: EmulationSettings) -> Iterator[EmulatedHost | None]:
     """The emulated host of ``settings``, running during the block; None for the real host."""
-    host = start_emulated_host(settings)
-    if host is None:
+    if not settings.profile:
         yield None
         return
-    with host:
+    from wattspan.emulation.host import EmulatedHost
+    from wattspan.emulation.profiles import profile_named
+
+    with EmulatedHost(profile_named(settings.profile), period=settings.counters) as host:
         yield host
 
 

@@ -20,8 +20,9 @@ from wattspan.model import SECOND, Checkpoint, Failure, SourceHealth, Trouble
 from wattspan.plugins import exporter_faults
 from wattspan.ports import Clock, ConfigError, WattspanError
 from wattspan.service.agent import SELF_REPORTING, merge_failures, require_readable_counters
+from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
-from wattspan.service.configuration import forward_faults, start_emulated_host
+from wattspan.service.configuration import forward_faults, selected_emulated_host
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
 
 if TYPE_CHECKING:
@@ -74,13 +75,12 @@ class EmulatedHosts:
         self._open: dict[EmulationSettings, tuple[EmulatedHost | None, ExitStack]] = {}
 
     def get(self, chosen: EmulationSettings) -> EmulatedHost | None:
-        """The host of these settings, started if it does not run yet; it may not be ready yet."""
+        """The host of these settings, started if it does not run yet."""
         if chosen not in self._open:
             stack = ExitStack()
-            host = start_emulated_host(chosen)
+            host = stack.enter_context(selected_emulated_host(chosen))
             self._open[chosen] = host, stack
             if host is not None:
-                stack.callback(host.close)
                 about = host.profile.about
                 self._log(f"Emulated host: {about}. No figure is of real hardware.")
         return self._open[chosen][0]
@@ -151,11 +151,6 @@ class AgentDaemon:
         self._progress()
         try:
             emulated = self._hosts.get(config.emulation)
-            # These are most of the agent's modules: an emulated host starts meanwhile.
-            from wattspan.service.assembly import build_agent
-
-            if emulated is not None:
-                emulated.connect()
         except WattspanError:
             # Ctrl-C on a terminal also ends an emulated host that has no session of its own yet.
             if self._request.requested:

@@ -1,23 +1,19 @@
-"""The exporter: metrics, snapshot and live page on the agent's HTTP server.
-
-The server and the pages are imported at its start, after the first readings of the counters.
-"""
+"""The exporter: metrics, snapshot and live page on the agent's HTTP server."""
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
 
 from wattspan.http.access_policy import AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionReason, ServerLimits
+from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_tcp
 from wattspan.model import SECOND
 from wattspan.ports import ExporterContext, ExporterError, ListenError, SnapshotView
+from wattspan_exporters.catalogue.gpu import DCGM
+from wattspan_exporters.page.site import LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
-
-if TYPE_CHECKING:
-    from wattspan.http.server import HttpServer
-    from wattspan_exporters.prometheus.pages import SelfMetrics
+from wattspan_exporters.prometheus.pages import HEALTH_PATH, MetricsPages, SelfMetrics
 
 _WHERE = "[exporters.prometheus]"
 
@@ -42,18 +38,13 @@ class PrometheusExporter:
 
     def __init__(self, settings: PrometheusSettings, context: ExporterContext) -> None:
         self._settings, self._context = settings, context
+        self._self_metrics = SelfMetrics(context.version)
         self._rejected = context.refusals(self.name)
         self._server: HttpServer | None = None
 
     def start(self, view: SnapshotView) -> None:
-        from wattspan.http.server import HttpServer
-        from wattspan_exporters.catalogue.gpu import DCGM
-        from wattspan_exporters.page.site import LivePage
-        from wattspan_exporters.prometheus.pages import MetricsPages, SelfMetrics
-
         context, settings, listen = self._context, self._settings, self._settings.listen
-        self_metrics = SelfMetrics(context.version)
-        policy = self._policy(self_metrics)
+        policy = self._policy()
         site = LivePage(view) if settings.page else None
         server = HttpServer(
             context.clock,
@@ -76,7 +67,7 @@ class PrometheusExporter:
             view,
             context.clock,
             context.version,
-            self_metrics,
+            self._self_metrics,
             site,
             DCGM if "dcgm" in settings.aliases else (),
         )
@@ -102,24 +93,21 @@ class PrometheusExporter:
             self._server.stop()
         self._server = self.address = None
 
-    def _policy(self, self_metrics: SelfMetrics) -> AccessPolicy:
-        from wattspan_exporters.prometheus.pages import HEALTH_PATH
-
+    def _policy(self) -> AccessPolicy:
         listen = self._settings.listen
-
-        def count(reason: str) -> None:
-            if reason == RejectionReason.CROWDED:
-                self.drops += 1
-                self_metrics.refused.inc()
-            self._rejected(reason)
-
         policy = tcp_policy(
             self._settings,
             what="serve metrics",
             table=_WHERE,
             protocol="http/1.1",
             log=self._context.log,
-            count=count,
+            count=self._count,
         )
         local = policy.tls is None and listen.loopback  # TLS proves the name
         return policy._replace(local_names=local, open_paths=frozenset({HEALTH_PATH}))
+
+    def _count(self, reason: str) -> None:
+        if reason == RejectionReason.CROWDED:
+            self.drops += 1
+            self._self_metrics.refused.inc()
+        self._rejected(reason)
