@@ -235,6 +235,11 @@ def test_counters_do_not_fall_over_repeated_kills(tmp_path: Path) -> None:
 def test_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -> None:
     with Running(tmp_path, emulate="two-socket-h100") as agent:
         agent.measuring()
+        # While the idle power is unknown, the first intervals may be unattributed.
+        eventually(
+            lambda: "\nwattspan_process_energy_joules_total{" in agent.scrape(),
+            "a process's energy",
+        )
         modern, classic = agent.scrape(), agent.scrape("text/plain")
     families = {family.name for family in openmetrics(modern)}
     assert {"hw_energy_joules", "wattspan_process_energy_joules"} <= families
