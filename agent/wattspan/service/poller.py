@@ -42,7 +42,13 @@ MAX_SLEEP = 200 * MILLISECOND
 SILENT_SOURCE_AFTER = 5 * SECOND
 """A source without readings for longer is down."""
 
-PUBLISH_EVERY = SECOND // 2
+PUBLISH_EVERY = SECOND
+
+PUBLISH_FOR_SPANS = SECOND // 2
+"""The period of snapshots while the energy of processes is watched, for spans or queries."""
+
+STARTUP = 2 * SECOND
+"""For this time, a snapshot is published at each tick, so that the first figures are known soon."""
 
 SETTLE_AFTER = SECOND // 5
 """Awaited energy is settled this long after the last settlement."""
@@ -53,19 +59,19 @@ class Ticker:
 
     def __init__(self, clock: Clock, interval: int) -> None:
         self._clock = clock
-        self._interval = interval
+        self.interval = interval
         self._next = clock.monotonic()
         self.ticks = 0
         self.missed = 0
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Return at the next deadline, at once if it has just passed, or soon after ``stopped``."""
-        self._next += self._interval
+        self._next += self.interval
         late = self._clock.monotonic() - self._next
-        if late >= self._interval:
-            skipped = late // self._interval
+        if late >= self.interval:
+            skipped = late // self.interval
             self.missed += skipped
-            self._next += skipped * self._interval
+            self._next += skipped * self.interval
         while (now := self._clock.monotonic()) < self._next and not stopped():
             self._clock.sleep_until(min(self._next, now + MAX_SLEEP))
         self.ticks += 1
@@ -224,7 +230,6 @@ class Poller:
         self._published = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
         self._checkpoint: Checkpoint | None = None
-        self._any_settled = False
         self._sampled: list[Tick] = []
         self._settled = self._started.mono
 
@@ -250,15 +255,17 @@ class Poller:
     def turn(self) -> None:
         """Run one cycle: sample, and settle and publish when it is time for that."""
         now = self._clock.monotonic()
-        first = not self._any_settled
-        due = now - self._published >= PUBLISH_EVERY
+        period = PUBLISH_FOR_SPANS if self.history.watched else PUBLISH_EVERY
+        due = (
+            now - self._published >= period - self._ticker.interval // 2
+            or now - self._started.mono <= STARTUP
+        )
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
-        settle = first or due or awaited
-        self._sampled.append(self._sample(settle=settle))
-        if settle:
-            self._settle()
-        if due or (first and self._any_settled):
+        self._sampled.append(self._sample(settle=due or awaited))
+        if due:
             self.publish()
+        elif awaited:
+            self._settle()
 
     def _settle(self) -> None:
         """Apply the ticks since the last settlement, in their order.
@@ -273,7 +280,6 @@ class Poller:
             settled = self._ledger.apply(tick)
             for observe in self._observers:
                 observe(tick, settled)
-            self._any_settled = self._any_settled or bool(settled)
 
     def publish(self) -> None:
         """Settle all ticks and replace the newest snapshot.

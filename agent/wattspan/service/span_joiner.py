@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
-IDLE_INTERVAL = SECOND // 4
+IDLE_INTERVAL = SECOND // 2
 """The period of passes while no process sends spans."""
 
 SETTLEMENT_TIMEOUT = 6 * SECOND

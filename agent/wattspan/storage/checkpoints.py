@@ -4,11 +4,11 @@ The format is JSON, because a person must be able to read it after a failure and
 a lone surrogate (an undecodable byte in a process name). The database holds it compressed: it is
 written every few seconds, and the checksum of the compression detects a changed bit.
 
-The agent publishes snapshots twice a second and writes the database every few seconds. An agent
-killed in between would resume from a checkpoint older than its published counters: the counters
-would fall, and rates would show a reset and a burst. Therefore the agent writes the checkpoint of
-every snapshot to a file before it publishes the snapshot. The write goes to the page cache, which
-outlives the process; without fsync a power failure may lose the last seconds.
+The agent publishes snapshots once or twice a second and writes the database every few seconds. An
+agent killed in between would resume from a checkpoint older than its published counters: the
+counters would fall, and rates would show a reset and a burst. Therefore the agent writes the
+checkpoint of every snapshot to a file before it publishes the snapshot. The write goes to the page
+cache, which outlives the process; without fsync a power failure may lose the last seconds.
 """
 
 from __future__ import annotations
