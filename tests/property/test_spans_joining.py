@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from wattspan.model import HwType, Instant, Interval, Microjoules
 from wattspan.spans.energy_division import ProcessSpans
+from wattspan.spans.power_model import ENOUGH_STEPS, PowerModel, Segment, Step
 from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import Outcome, Span, SpanColumns, SpanEnd, SpanEnergy, SpanStart
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
@@ -43,16 +45,26 @@ class Machine:
         return tuple(Fraction(energy, 10) for energy in self.spent[time // 10])
 
 
+def divider(*powers: int) -> StepDivider:
+    """A divider with the mean powers of the spans' names and outside of spans."""
+    model = PowerModel()
+    activities = [(GPU, "process"), *((GPU, ("s", name)) for name in "nmo")]
+    for number in range(ENOUGH_STEPS):
+        for activity, power in zip(activities, powers, strict=True):
+            model.learn(Step([Segment(0, 10**8, {activity: 1.0})], power * (1 + number % 3)))
+    return StepDivider(model, "process")
+
+
 def spans(latest: int = 130) -> st.SearchStrategy[Span]:
     """Spans of a small world, often sensible: few ids, so that parents and duplicates happen."""
     times = st.integers(-5, latest)
     return st.builds(
-        lambda ident, parent, a, b, straight, thread, cpu, weight: Span(
+        lambda ident, parent, a, b, straight, thread, cpu, weight, name: Span(
             trace=bytes(16),
             id=bytes([ident]) * 8,
             parent=bytes([parent]) * 8 if parent else b"",
             service="s",
-            name="n",
+            name=name,
             start=min(a, b) if straight else a,
             end=max(a, b) if straight else b,
             thread=thread,
@@ -67,7 +79,11 @@ def spans(latest: int = 130) -> st.SearchStrategy[Span]:
         st.integers(0, 2),
         st.none() | st.integers(-5, 2**65),
         st.none(),
+        st.sampled_from("nmo"),
     )
+
+
+dividers = st.none() | st.builds(divider, *[st.sampled_from([0, 1, 1000, 10**8]) for _ in range(4)])
 
 
 energies = st.tuples(st.integers(0, 50), st.integers(0, 2**40), st.integers(0, 3))
@@ -94,6 +110,7 @@ def joined_stretch(results: Sequence[SpanEnergy], machine: Machine) -> tuple[int
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    dividers,
 )
 def test_exclusive_and_outside_energies_add_up_to_the_process(
     spent: list[tuple[int, ...]],
@@ -101,15 +118,19 @@ def test_exclusive_and_outside_energies_add_up_to_the_process(
     by_cpu: bool,
     forgetful: bool,
     received: bool,
+    steps: StepDivider | None,
 ) -> None:
     machine = Machine()
     for interval in spent:
         machine.spend(interval)
-    process = ProcessSpans(by_cpu=by_cpu)
+    process = ProcessSpans(by_cpu=by_cpu, steps=steps)
     results: list[SpanEnergy] = []
     for number, batch in enumerate(batches, start=1):
         later = [SpanColumns.of(each) for each in batches[number:]] if received else []
         settled = process.settle(batch, machine.profile, 125, waiting=later)
+        for at, energies in enumerate(machine.spent):
+            within = machine.profile.between(10 * at, 10 * at + 10).energy
+            assert within == dict(zip(KINDS, energies, strict=True))
         assert [each.span for each in settled] == batch
         results += settled
         if forgetful:  # a repeated identifier is unknown and receives no energy twice
@@ -307,13 +328,17 @@ def happenings(draw: st.DrawFn) -> list[tuple[object, ...]]:
     return draw(st.lists(step, max_size=40))
 
 
-@given(happenings(), st.integers(1, 6), st.sampled_from([16, 4096]), st.booleans())
+@given(happenings(), st.integers(1, 6), st.sampled_from([16, 4096]), st.booleans(), dividers)
 def test_conservation_holds_for_generated_events(
-    script: list[tuple[object, ...]], stretches: int, limit: int, weighed: bool
+    script: list[tuple[object, ...]],
+    stretches: int,
+    limit: int,
+    weighed: bool,
+    steps: StepDivider | None,
 ) -> None:
     machine = Machine(limit)
     machine.spend((7, 7, 7))
-    process = ProcessSpans(stretches=stretches, ids=24, announced=8)
+    process = ProcessSpans(stretches=stretches, ids=24, announced=8, steps=steps)
     total = dict.fromkeys(KINDS, 0)
     first: int | None = None
 

@@ -193,6 +193,17 @@ def test_changing_power_has_a_larger_uncertainty() -> None:
     assert 5 * sure < unsure
 
 
+def test_gpu_interval_below_recent_power_has_a_larger_uncertainty() -> None:
+    constant, below = EnergyProfile(), EnergyProfile()
+    tell(constant, *[500] * 6, domain="gpu", kind=GPU)
+    # The halves of two loads at full power, then a load in the halves of two intervals: the energy
+    # of the latter is 1000.
+    tell(below, 0, 1000, 500, 500, 500, 0, domain="gpu", kind=GPU)
+    assert energy(below, 350, 450, GPU) == 500
+    assert below.between(350 * MS, 450 * MS).uncertainty[GPU] > 450
+    assert constant.between(350 * MS, 450 * MS).uncertainty[GPU] < 100
+
+
 def test_uncertainty_of_unequal_shares_grows_over_time() -> None:
     profile = EnergyProfile()
     for i in range(100):

@@ -24,7 +24,9 @@ from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans, without_energy
+from wattspan.spans.power_model import PowerModel
 from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
     Outcome,
     SpanColumns,
@@ -165,6 +167,7 @@ class SpanJoiner:
         self._announced: GenerationalCache[Consumer] = GenerationalCache(
             2 * settings.open_spans, keep=self._awaits
         )
+        self._powers = PowerModel()
         self._accounts = SpanAccounts()
         self._open = 0
         self._announcers: dict[int, Consumer] = {}  # connected processes, by pid
@@ -400,7 +403,11 @@ class SpanJoiner:
                 self._sampler.watch(consumer)
                 samples = partial(self._sampler.take, consumer)
             profile = self._history.watch(consumer, samples=samples)
-            spans = ProcessSpans(by_cpu=self._by_cpu, announced=self._open_spans)
+            spans = ProcessSpans(
+                by_cpu=self._by_cpu,
+                announced=self._open_spans,
+                steps=StepDivider(self._powers, consumer),
+            )
             process = _SendingProcess(consumer, spans, profile, now)
             self._processes[consumer] = process
         return process
@@ -499,6 +506,7 @@ class SpanJoiner:
         del self._processes[process.consumer]
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
         self._count_outside(process, now)
+        process.spans.forget()
         self._history.forget(process.consumer)
         if self._sampler is not None:
             self._sampler.unwatch(process.consumer)

@@ -27,6 +27,7 @@ from wattspan.spans.fair_division import CoveredTime, FairDivision, exclude_cove
 from wattspan.spans.open_spans import OpenSpans
 from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE, Lanes
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
+from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
     IntervalEnergyColumns,
     Outcome,
@@ -52,7 +53,8 @@ class ProcessSpans:
 
     With ``by_cpu``, CPU and memory energy is divided by the CPU time of the spans' threads where it
     is known. ``stretches``, ``ids`` and ``announced`` limit the numbers of covered stretches, of
-    span ids for the detection of duplicates, and of announced spans.
+    span ids for the detection of duplicates, and of announced spans. ``steps`` divides the GPU
+    energy inside counter steps; without it, it is spread evenly.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class ProcessSpans:
         stretches: int = 4096,
         ids: int = 32_768,
         announced: int = 100_000,
+        steps: StepDivider | None = None,
     ) -> None:
         self._by_cpu = by_cpu
+        self._steps = steps
         self._covered = CoveredTime(stretches)
         self._seen: GenerationalCache[bool] = GenerationalCache(ids)
         self._orphans = OrphanSpans(ids)
@@ -117,6 +121,11 @@ class ProcessSpans:
         """
         return self._announced.expire(opened, ended)
 
+    def forget(self) -> None:
+        """Remove the process from the power model; its spans are not settled any more."""
+        if self._steps is not None:
+            self._steps.forget()
+
     # -------------------------------------------------------------------------------- settling
 
     def settle(
@@ -141,6 +150,9 @@ class ProcessSpans:
         accepted = columns
         if refused:
             accepted = SpanColumns.of([s for i, s in enumerate(columns) if i not in refused])
+        if self._steps is not None and accepted:
+            fixed = max(filter(None, (self._announced.front, self._waiting.front)), default=None)
+            self._steps.shape(accepted, profile, self._covered, fixed=fixed)
         if not accepted or profile.watermark <= profile.horizon:
             joined = without_energy(accepted)
         elif self._announced.active:

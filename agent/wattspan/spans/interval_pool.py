@@ -64,6 +64,8 @@ class CpuTimeCurve:
 
 
 POOL_NOISE = 50  # intervals with more noise than one part in so many are pooled
+_BLURRED_NOISE = 5  # likewise for steps whose energy is not clearly that of their time
+_MAX_STEPS = 256  # counter steps of a GPU that are kept; up to twice as many
 
 # The error of an edge from a counter's step is uniform between zero and the noise; the difference
 # of two such errors is within 0.78 of the noise in 95 % of cases, and the energy that it moves
@@ -80,6 +82,7 @@ _SPREAD = 0.1, 2.0
 # For a GPU only intervals are known. If its load begins or ends inside an interval, even spreading
 # is wrong by that part of the difference to the previous interval.
 _SUDDEN = 1.0
+_PEAK_DECAY = 0.98  # an interval: a half in three seconds
 
 
 class EnergySlice(NamedTuple):
@@ -100,6 +103,18 @@ class EnergySlice(NamedTuple):
     walk: float = 0.0
 
 
+class CounterStep(NamedTuple):
+    """An interval of a GPU, inside which the times of the energy are not known.
+
+    ``blurred``: a part of the energy may be of the steps around it.
+    """
+
+    start: int
+    end: int
+    energy: int
+    blurred: bool
+
+
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
     """A slice without energy from ``last`` to ``end``."""
     return EnergySlice(end, last.energy, walk=last.walk)
@@ -114,9 +129,11 @@ class IntervalPool:
         self.gone = False  # rows continue without the domain
         self.gone_since: int | None = None  # beginning of the time without intervals
         self.slices = [EnergySlice(start, 0)]  # the first one ends with the merged rows
+        self.steps: list[CounterStep] = []  # of a GPU, from the first energy on
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
         self._power: float | None = None  # of the last slice
+        self._peak = 0.0  # the highest recent power of a slice of a GPU
         self._noise: int | None = None  # of the last interval
 
     @property
@@ -195,6 +212,11 @@ class IntervalPool:
         if samples is not None:
             times, spent = samples
             sums = [sums[-1] * (each - spent[0]) // (spent[-1] - spent[0]) for each in spent]
+        if even and (sums[-1] or self.steps):
+            blurred = noise * _BLURRED_NOISE > sums[-1]
+            self.steps.append(CounterStep(times[0], times[-1], sums[-1], blurred))
+            if len(self.steps) > 2 * _MAX_STEPS:
+                del self.steps[:_MAX_STEPS]
         self._append(times, sums, noise, walk, _SPREAD if samples is None else _FOLLOWED)
         self._pool.clear()
         self.pool_start = self.known
@@ -219,8 +241,11 @@ class IntervalPool:
             unknown = max(least, min(change, 1.0)) * power
             curve = _CURVE_ERROR * unknown
             if self.kind is HwType.GPU:
-                curve = max(_CURVE_ERROR * least * power, _SUDDEN * abs(power - before))
-                unknown = max(unknown, abs(power - before))
+                # A load at the highest recent power for a part of the interval, at either side.
+                self._peak = peak = max(power, self._peak * _PEAK_DECAY)
+                part = power * (1 - power / peak) if peak > 0 else 0.0
+                curve = max(_CURVE_ERROR * least * power, _SUDDEN * abs(power - before), part)
+                unknown = max(unknown, abs(power - before), min(power, peak - power))
             self.slices.append(
                 EnergySlice(
                     times[i + 1],

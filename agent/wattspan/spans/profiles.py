@@ -3,14 +3,14 @@
 Each domain reports a payer's energy in intervals of about 100 ms. Their edges are the *knots* of a
 monotonic function: energy since the beginning. Inside an interval the energy of a CPU or of memory
 follows the payer's sampled CPU clock and is spread evenly without samples; the energy of a GPU is
-always spread evenly.
+spread evenly until the names of spans show its times (:mod:`wattspan.spans.step_division`).
 
 A counter that moves in steps misplaces up to a step's energy at each edge. Where that is more than
 a fiftieth of the payer's energy, neighbouring intervals are *pooled* until it is less, for at most
 a second, and the whole pool follows the CPU clock: only the edges of pools are exact. A pool is
 released when it is complete, so the newest energy may be late by a second, and answers never
-change. (An immediate release with a later correction would move energy that spans have already
-received.)
+change, except inside an interval of a GPU by ``reshape``. (An immediate release with a later
+correction would move energy that spans have already received.)
 
 The functions of all domains are merged, up to the *watermark*, into rows with the energies of all
 hardware types, each row packed into one integer (:mod:`wattspan.spans.packed_energy`). Recent rows
@@ -19,6 +19,7 @@ stay; older ones are thinned progressively, and the deviation is added to the un
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,9 +27,10 @@ from math import hypot
 from operator import itemgetter, sub
 
 from wattspan.model import SECOND, HwType, Interval, Microjoules
-from wattspan.spans.interval_pool import CpuTimeCurve, EnergySlice, IntervalPool
+from wattspan.spans.interval_pool import CounterStep, CpuTimeCurve, EnergySlice, IntervalPool
 from wattspan.spans.packed_energy import (
     FRACTION,
+    GPU_MASK,
     KINDS,
     LANE_OF,
     UNCERTAINTY_CACHE_SIZE,
@@ -39,6 +41,7 @@ from wattspan.spans.packed_energy import (
     empty_uncertainties,
     lanes_of,
     merged_uncertainties,
+    shift_of,
     short_period_uncertainty,
     thinned_indices,
     uncertainty_between,
@@ -242,6 +245,67 @@ class EnergyProfile:
                 merged_uncertainties(self.lanes, old, errors, left, right),
             )
         self._thin_at = min(self._limit, len(kept) + self._limit // 8)
+
+    # ----------------------------------------------------------------------------------- reshape
+
+    @property
+    def counter_steps(self) -> dict[str, list[CounterStep]]:
+        """The recent counter steps of GPUs with energy, by domain, in order of time."""
+        return {key: track.steps for key, track in self._tracks.items() if track.steps}
+
+    def row_times(self, start: int, end: int) -> list[int]:
+        """The begins of rows inside a period."""
+        times = self.rows.times
+        return times[bisect_right(times, start) : bisect_left(times, end)]
+
+    def gpu_energies(self, times: Sequence[int]) -> list[int]:
+        """The GPU energy up to each time, in microjoules times 2**32."""
+        return [(self.locate(time)[0] & GPU_MASK) >> shift_of(HwType.GPU) for time in times]
+
+    def reshape(
+        self,
+        times: Sequence[int],
+        energies: Sequence[int],
+        errors: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        """Change the times of GPU energy inside a period before the watermark.
+
+        ``energies`` are the GPU energies from ``times[0]`` to each of ``times``, in microjoules
+        times 2**32; the last one is the present energy of the period, so that all energies outside
+        of it stay as they are. ``times`` contain the rows of the period. ``errors`` are the fields
+        ``curve`` and ``rate`` of a slice from each time to the next; without them the present ones
+        remain.
+        """
+        rows, shift, gpu = self.rows, shift_of(HwType.GPU), LANE_OF[HwType.GPU]
+        located = [self.locate(time) for time in times]
+        first = located[0][0] & GPU_MASK
+        bases, slopes = [], []
+        for i, (begin, end) in enumerate(pairwise(times)):
+            packed, row = located[i]
+            slope = (energies[i + 1] - energies[i]) // (end - begin)
+            bases.append((packed & ~GPU_MASK) + first + (energies[i] << shift))
+            slopes.append((rows.slope[row] & ~GPU_MASK) + (slope << shift))
+        (packed, until), kept = located[-1], located[0][1]
+        kept += rows.times[kept] < times[0]
+        begins, sources = list(times[:-1]), [row for _, row in located[:-1]]
+        if rows.times[until] < times[-1]:  # the rest of the last row remains
+            begins.append(times[-1])
+            bases.append(packed)
+            slopes.append(rows.slope[until])
+            sources.append(until)
+            until += 1
+        for lane in self._errors:
+            for values in lane:
+                values[kept:until] = array(values.typecode, [values[row] for row in sources])
+        _, curves, rates, _ = self._errors[gpu]
+        for i, (curve, rate) in enumerate(errors, kept):
+            curves[i], rates[i] = curve, rate
+        rows.times[kept:until] = begins
+        rows.energy[kept:until] = bases
+        rows.slope[kept:until] = slopes
+        self._cached.clear()
+        if len(rows.times) > self._limit:
+            self._thin()
 
     # ----------------------------------------------------------------------------------- answers
 

@@ -83,6 +83,11 @@ class WaitingShares:
     def __len__(self) -> int:
         return len(self._parts)
 
+    @property
+    def front(self) -> int | None:
+        """The time up to which energy has been divided among waiting spans; None without any."""
+        return max((part.until for part in self._parts.values()), default=None)
+
     def select(
         self, waiting: Sequence[SpanColumns], until: int, now: int, seen: GenerationalCache[bool]
     ) -> SpanColumns:

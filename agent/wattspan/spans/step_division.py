@@ -1,0 +1,304 @@
+"""The GPU energy of a process inside the steps of a counter, by the names of its spans.
+
+A profile spreads the energy of a counter step evenly. With the spans in and around the step it is
+divided by the mean powers of their names (:mod:`wattspan.spans.power_model`) instead. Only time
+whose energy has not been divided among spans is changed, and the energy of each such period stays
+the same, to the unit of the profile.
+
+Steps are learned a while after their end, once most spans of their time have been received.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from math import hypot
+from operator import itemgetter
+from typing import NamedTuple
+
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.fair_division import CoveredTime
+from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.packed_energy import FRACTION
+from wattspan.spans.power_model import Activity, Part, PowerModel, Segment, Step
+from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.values import Span
+
+LEARN_AFTER = 6 * SECOND
+"""The delay after which a step is learned: the usual period of exporters, and a second."""
+
+MAX_RECENT = 1024
+"""Spans that are kept until their steps are learned; with more, steps are spread evenly."""
+
+MAX_OPEN = 48
+"""Spans in one step; with more of them the step is spread evenly and not learned."""
+
+MAX_SEGMENTS = 12
+"""Periods with other activities in one step; with more of them the step is spread evenly."""
+
+# Standard deviations of the stated uncertainty: loads have longer tails than the normal
+# distribution.
+_SURE = 2.5
+_EDGE_TIME = MILLISECOND // 2  # standard deviation of the times of span edges and of steps
+_MOST = 3.0  # limit of the deviations that are compared
+_PERSISTENCE_MEMORY = 50.0  # steps
+_ONE = 1 << 40  # fractions of an energy
+_START, _END = itemgetter(0), itemgetter(1)
+
+
+class _RecentSpan(NamedTuple):
+    start: int
+    end: int
+    activity: tuple[str, str]  # service and name
+    id: bytes
+    parent: bytes
+
+
+class StepDivider:
+    """Learns from the spans of one process, and divides the energy of its counter steps."""
+
+    def __init__(self, model: PowerModel, process: Hashable) -> None:
+        self._model = model
+        self._process = process
+        self._recent: deque[_RecentSpan] = deque()
+        self._complete_from = 0  # spans before this time may be missing
+        self._learned: dict[str, int] = {}  # time up to which steps are learned, by board
+        self._since: int | None = None
+        self._deviations: dict[str, tuple[int, float]] = {}  # of the last step, by board
+        self._persistence = 0.5  # correlation of the deviations of consecutive steps
+
+    def forget(self) -> None:
+        """Remove the process from the model."""
+        for board in self._learned:
+            self._model.forget((board, self._process))
+
+    def shape(
+        self,
+        spans: Sequence[Span],
+        profile: EnergyProfile,
+        covered: CoveredTime,
+        *,
+        fixed: int | None,
+    ) -> None:
+        """Divide the counter steps at the edges of ``spans``, which are about to be settled.
+
+        The energy up to ``fixed`` has been read and must not change; None: no such time.
+        """
+        boards = profile.counter_steps
+        if not boards:
+            return
+        self._remember(spans)
+        self._learn(profile)
+        edges = sorted({edge for span in spans for edge in (span.start, span.end)})
+        for board, steps in boards.items():
+            for number in _steps_at(steps, edges):
+                if steps[number].start >= max(self._complete_from, profile.thinned):
+                    self._shape(board, number, profile, covered, fixed)
+
+    # ----------------------------------------------------------------------------------- learn
+
+    def _remember(self, spans: Sequence[Span]) -> None:
+        if self._since is None:
+            self._since = min(span.start for span in spans)
+        if len(spans) > MAX_RECENT:
+            self._complete_from = max(self._complete_from, *(span.end for span in spans))
+            return
+        self._recent.extend(
+            _RecentSpan(s.start, s.end, (s.service, s.name), s.id, s.parent) for s in spans
+        )
+        while len(self._recent) > MAX_RECENT:
+            self._complete_from = max(self._complete_from, self._recent.popleft().end)
+
+    def _learn(self, profile: EnergyProfile) -> None:
+        """Learn the steps that ended ``LEARN_AFTER`` before the watermark, each one once."""
+        until = profile.watermark - LEARN_AFTER
+        since = max(self._since or 0, self._complete_from)
+        for board, steps in profile.counter_steps.items():
+            done = max(self._learned.get(board, since), since)
+            for step in steps[bisect_left(steps, done, key=_START) :]:
+                if step.end > until:
+                    break
+                done = step.end
+                segments = self._known_segments(board, step)
+                if not segments:
+                    continue
+                deviation = self._model.learn(Step(segments, step.energy))
+                deviation = max(-_MOST, min(deviation, _MOST))
+                at, before = self._deviations.get(board, (0, 0.0))
+                if at == step.start:
+                    found = deviation * before
+                    self._persistence += (found - self._persistence) / _PERSISTENCE_MEMORY
+                self._deviations[board] = step.end, deviation
+            self._learned[board] = done
+        oldest = until - SECOND
+        if self._recent and self._recent[0].end < oldest:
+            self._recent = deque(span for span in self._recent if span.end >= oldest)
+
+    def _segments(self, board: str, start: int, end: int) -> list[Segment]:
+        """The periods with the same leaf spans; empty with too many spans."""
+        inside = [span for span in self._recent if span.start < end and span.end > start]
+        if len(inside) > MAX_OPEN:
+            return []
+        outside: Activity = (board, self._process)
+        numbers = {span.id: i for i, span in enumerate(inside)}
+        edges = {max(start, span.start) for span in inside} | {min(end, s.end) for s in inside}
+        found: list[Segment] = []
+        for left, right in pairwise(sorted(edges | {start, end})):
+            opened = [i for i, span in enumerate(inside) if span.start <= left < span.end]
+            parents = {numbers.get(inside[i].parent) for i in opened}
+            leaves = [inside[i] for i in opened if i not in parents]
+            counts: Counter[Activity] = Counter((board, leaf.activity) for leaf in leaves)
+            mix = {activity: n / len(leaves) for activity, n in counts.items()} or {outside: 1.0}
+            found.append(Segment(left, right, mix))
+        return found
+
+    def _known_segments(self, board: str, step: CounterStep) -> list[Segment]:
+        """The segments of a step with few activities and its own energy; else empty."""
+        if step.blurred:
+            return []
+        segments = _merged(self._segments(board, step.start, step.end))
+        return segments if len(segments) <= MAX_SEGMENTS else []
+
+    # ---------------------------------------------------------------------------------- divide
+
+    def _shape(
+        self,
+        board: str,
+        number: int,
+        profile: EnergyProfile,
+        covered: CoveredTime,
+        fixed: int | None,
+    ) -> None:
+        """Divide the undivided periods of one step; with other boards only a whole step.
+
+        Of several boards only the sum is known inside a step that has been divided in part.
+        """
+        boards = profile.counter_steps
+        steps, alone = boards[board], len(boards) == 1
+        step = steps[number]
+        periods = _undivided(step.start, step.end, covered, fixed)
+        if not alone and periods != [(step.start, step.end)]:
+            return
+        before, after = [], []
+        if number and steps[number - 1].end == step.start:
+            before = self._neighbour(board, steps[number - 1])
+        if number + 1 < len(steps) and steps[number + 1].start == step.end:
+            after = self._neighbour(board, steps[number + 1])
+        for start, end in periods:
+            segments = self._segments(board, start, end)
+            if len(segments) > MAX_SEGMENTS:
+                segments = _merged(segments)
+            if not 2 <= len(segments) <= MAX_SEGMENTS:
+                continue
+            times = [start, *profile.row_times(start, end), *(s.end for s in segments)]
+            times = sorted(set(times))
+            known = profile.gpu_energies(times)
+            own = known[-1] - known[0] if alone else step.energy << FRACTION
+            divided = Step(segments, own / (1 << FRACTION))
+            parts = self._model.divide(
+                [*before, divided, *after], len(before), max(0.0, min(self._persistence, 0.95))
+            )
+            if parts is not None:
+                sums = _sums(segments, parts, own, times)
+                if not alone:
+                    sums = _with_others(sums, own, times, known)
+                # The energy of other boards or of other times has a larger error.
+                certain = alone and not step.blurred
+                profile.reshape(times, sums, _errors(segments, parts, times) if certain else ())
+
+    def _neighbour(self, board: str, step: CounterStep) -> list[Step]:
+        segments = self._known_segments(board, step)
+        return [Step(segments, step.energy)] if segments else []
+
+
+def _merged(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, consecutive ones with the same activities as one."""
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and merged[-1].mix == segment.mix:
+            merged[-1] = merged[-1]._replace(end=segment.end)
+        else:
+            merged.append(segment)
+    return merged
+
+
+def _sums(
+    segments: Sequence[Segment], parts: Sequence[Part], energy: int, times: Sequence[int]
+) -> list[int]:
+    """The energy up to each time; ``energy`` is the whole, the unit is the profile's."""
+    scale = sum(part.energy for part in parts)
+    fractions = [0, *(round(each / scale * _ONE) for each in accumulate(p.energy for p in parts))]
+    fractions[-1] = _ONE
+    sums, i = [], 0
+    for time in times:
+        while time > segments[i].end:
+            i += 1
+        start, end, _ = segments[i]
+        part = fractions[i] + (fractions[i + 1] - fractions[i]) * (time - start) // (end - start)
+        sums.append(energy * part // _ONE)
+    return sums
+
+
+def _with_others(
+    sums: Sequence[int], energy: int, times: Sequence[int], known: Sequence[int]
+) -> list[int]:
+    """The energy of all boards up to each time, after a change of that of one board."""
+    start, length, total = times[0], times[-1] - times[0], known[-1] - known[0]
+    moved = [
+        all_boards - known[0] + changed - energy * (time - start) // length
+        for time, all_boards, changed in zip(times, known, sums, strict=True)
+    ]
+    between = accumulate(moved[1:-1], max, initial=0)
+    return [*(min(total, each) for each in between), total]
+
+
+def _errors(
+    segments: Sequence[Segment], parts: Sequence[Part], times: Sequence[int]
+) -> list[tuple[float, float]]:
+    """The uncertainties of a period that begins in each row, and of one inside it."""
+    errors, i = [], 0
+    for time in times[:-1]:
+        while time >= segments[i].end:
+            i += 1
+        part, (start, end, _) = parts[i], segments[i]
+        most = max(p.energy / (s.end - s.start) for p, s in zip(parts, segments, strict=True))
+        errors.append(
+            (
+                _SURE * hypot(part.before, _EDGE_TIME * most),
+                _SURE * hypot(part.inside, _EDGE_TIME * most) / (end - start),
+            )
+        )
+    return errors
+
+
+def _steps_at(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[int]:
+    """The numbers of the steps with an edge inside; both are in order of time."""
+    at = 0
+    for number in range(bisect_right(steps, edges[0], key=_END), len(steps)):
+        at = bisect_right(edges, steps[number].start, at)
+        if at == len(edges):
+            return
+        if edges[at] < steps[number].end:
+            yield number
+
+
+def _undivided(
+    start: int, end: int, covered: CoveredTime, fixed: int | None
+) -> list[tuple[int, int]]:
+    """The parts of a period that are not covered, separated at ``fixed``."""
+    free, at = [], start
+    for stretch in covered.inside(start, end):
+        if stretch.start > at:
+            free.append((at, stretch.start))
+        at = max(at, stretch.end)
+    if at < end:
+        free.append((at, end))
+    if fixed is None:
+        return free
+    return [
+        part
+        for low, high in free
+        for part in ([(low, fixed), (fixed, high)] if low < fixed < high else [(low, high)])
+    ]
