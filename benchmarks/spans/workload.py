@@ -85,6 +85,11 @@ def _single(draw: random.Random, seconds: float) -> Trial:
     )
 
 
+def _recurring(draw: random.Random, seconds: float) -> Trial:
+    """As ``single``: repeated so often that the power of the span's name is known."""
+    return _single(draw, seconds)._replace(kind="recurring")
+
+
 def _inside(draw: random.Random, seconds: float) -> Trial:
     """The load changes continuously, independent of the span."""
     start = draw.uniform(0.05, 0.35)
@@ -127,7 +132,13 @@ def _varied(draw: random.Random, until: float) -> list[tuple[float, float, float
     return load
 
 
-MAKERS = {"single": _single, "inside": _inside, "nested": _nested, "concurrent": _concurrent}
+MAKERS = {
+    "single": _single,
+    "recurring": _recurring,
+    "inside": _inside,
+    "nested": _nested,
+    "concurrent": _concurrent,
+}
 
 
 # ------------------------------------------------------------------------------------- doing it
