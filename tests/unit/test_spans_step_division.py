@@ -204,7 +204,7 @@ def test_span_inside_its_parent_is_divided_from_it() -> None:
 
 def test_step_with_many_edges_has_fewer_periods() -> None:
     profile, process = shaped(known(PowerModel(), "process", n=300))
-    batch = [span(110 + i, 150 + i) for i in range(20)]
+    batch = [span(110 + i, 150 + i) for i in range(10)]
     results = process.settle(batch, profile, NEVER)
     assert sum(result.exclusive[GPU] for result in results) == pytest.approx(1_000_003, rel=0.02)
 
@@ -219,13 +219,14 @@ def test_step_with_too_many_spans_is_spread_evenly(numbers: Sequence[int]) -> No
     ]
     assert sum(result.exclusive[GPU] for result in results) == pytest.approx(400_000, rel=0.01)
     (later,) = process.settle([span(320, 340)], profile, NEVER)
-    assert later.exclusive[GPU] == pytest.approx(1_000_003, rel=0.02)
+    divided = sum(numbers) <= MAX_RECENT  # otherwise other spans may be missing
+    assert later.exclusive[GPU] == pytest.approx(1_000_003 if divided else 200_000, rel=0.02)
 
 
 def test_many_activities_in_a_step_are_spread_evenly() -> None:
-    names = [f"n{i}" for i in range(20)]
+    names = [f"n{i}" for i in range(10)]
     profile, process = shaped(known(PowerModel(), "process", **dict.fromkeys(names, 300.0)))
-    batch = [span(110 + 2 * i, 111 + 2 * i, name) for i, name in enumerate(names)]
+    batch = [span(110 + 4 * i, 112 + 4 * i, name) for i, name in enumerate(names)]
     results = process.settle(batch, profile, NEVER)
     assert sum(result.exclusive[GPU] for result in results) == pytest.approx(200_000, rel=0.01)
 
@@ -249,9 +250,8 @@ def test_steps_are_learned_after_a_delay() -> None:
     ProcessSpans().forget()
 
 
-def test_blurred_steps_are_not_learned_and_keep_their_uncertainty() -> None:
+def test_blurred_steps_are_divided_and_keep_their_uncertainty() -> None:
     model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
-    names = len(model)
     for start in range(0, 500, 100):
         add(profile, start, 1_000_000, noise=500_000)
     assert {step.blurred for step in profile.counter_steps["gpu"]} == {True}
@@ -260,10 +260,29 @@ def test_blurred_steps_are_not_learned_and_keep_their_uncertainty() -> None:
     (result,) = process.settle([span(110, 140)], profile, NEVER)
     assert result.exclusive[GPU] == pytest.approx(1_000_000, rel=0.02)
     assert result.inclusive.uncertainty[GPU] >= before.uncertainty[GPU]
-    for start in range(500, 9000, 100):
-        add(profile, start, 1_000_000, noise=500_000)
-    process.settle([span(8800, 8850)], profile, NEVER)
-    assert len(model) == names
+
+
+def test_blurred_steps_are_learned_together() -> None:
+    model, profile = PowerModel(), EnergyProfile()
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    periods = 2 * ENOUGH_STEPS
+    for start in range(1000, 1000 * periods, 1000):
+        # 40 J of a span of 0.1 s appear in four steps; then there are three of nothing, and a gap.
+        for i, energy in enumerate([10_000_000] * 4 + [0] * 3):
+            add(profile, start + 100 * i, energy, noise=energy)
+        process.settle([span(start + 150, start + 250)], profile, NEVER)
+    span_power, rest = model.power(("gpu", ("s", "n"))), model.power(("gpu", "process"))
+    assert span_power == pytest.approx(0.4, rel=0.05)  # kilowatts
+    assert rest == pytest.approx(0, abs=0.01)
+
+
+def test_long_blurred_periods_are_learned_in_parts() -> None:
+    model, profile = PowerModel(), EnergyProfile()
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    for start in range(0, 60_000, 100):
+        add(profile, start, 10_000_000, noise=9_000_000)
+        process.settle([span(start, start + 100)], profile, NEVER)
+    assert model.power(("gpu", ("s", "n"))) == pytest.approx(0.1, rel=0.01)
 
 
 def test_counter_steps_begin_with_energy_and_are_limited() -> None:

@@ -5,14 +5,15 @@ divided by the mean powers of their names (:mod:`wattspan.spans.power_model`) in
 whose energy has not been divided among spans is changed, and the energy of each such period stays
 the same, to the unit of the profile.
 
-Steps are learned a while after their end, once most spans of their time have been received.
+Steps are learned a while after their end, once most spans of their time have been received. Of
+*blurred* steps, in which a shared GPU has the energy of other steps too, only sums are learned.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import hypot
 from operator import itemgetter
@@ -30,9 +31,10 @@ LEARN_AFTER = 6 * SECOND
 """The delay after which a step is learned: the usual period of exporters, and a second."""
 
 MAX_RECENT = 1024
-"""Spans that are kept until their steps are learned; with more, steps are spread evenly."""
+"""Spans that are kept until their steps are learned; with more (150 a second) steps are spread
+evenly."""
 
-MAX_OPEN = 48
+MAX_OPEN = 16
 """Spans in one step; with more of them the step is spread evenly and not learned."""
 
 MAX_SEGMENTS = 12
@@ -63,9 +65,10 @@ class StepDivider:
         self._model = model
         self._process = process
         self._recent: deque[_RecentSpan] = deque()
-        self._complete_from = 0  # spans before this time may be missing
+        self._complete_from = -LEARN_AFTER  # spans before this time may be missing
         self._learned: dict[str, int] = {}  # time up to which steps are learned, by board
         self._since: int | None = None
+        self._blurred: dict[str, CounterStep] = {}  # consecutive ones as one, by board
         self._deviations: dict[str, tuple[int, float]] = {}  # of the last step, by board
         self._persistence = 0.5  # correlation of the deviations of consecutive steps
 
@@ -90,11 +93,15 @@ class StepDivider:
         if not boards:
             return
         self._remember(spans)
+        if self._complete_from > profile.watermark - LEARN_AFTER:
+            return  # too many spans: nothing can be learned
         self._learn(profile)
         edges = sorted({edge for span in spans for edge in (span.start, span.end)})
         for board, steps in boards.items():
+            if self._model.power((board, self._process)) is None:
+                continue
             for number in _steps_at(steps, edges):
-                if steps[number].start >= max(self._complete_from, profile.thinned):
+                if steps[number].start >= profile.thinned:
                     self._shape(board, number, profile, covered, fixed)
 
     # ----------------------------------------------------------------------------------- learn
@@ -114,34 +121,60 @@ class StepDivider:
     def _learn(self, profile: EnergyProfile) -> None:
         """Learn the steps that ended ``LEARN_AFTER`` before the watermark, each one once."""
         until = profile.watermark - LEARN_AFTER
-        since = max(self._since or 0, self._complete_from)
+        since = self._since or 0
         for board, steps in profile.counter_steps.items():
             done = max(self._learned.get(board, since), since)
             for step in steps[bisect_left(steps, done, key=_START) :]:
                 if step.end > until:
                     break
                 done = step.end
-                segments = self._known_segments(board, step)
-                if not segments:
+                known = self._known_period(board, step)
+                if known is None:
                     continue
-                deviation = self._model.learn(Step(segments, step.energy))
-                deviation = max(-_MOST, min(deviation, _MOST))
-                at, before = self._deviations.get(board, (0, 0.0))
-                if at == step.start:
-                    found = deviation * before
-                    self._persistence += (found - self._persistence) / _PERSISTENCE_MEMORY
-                self._deviations[board] = step.end, deviation
+                segments = self._segments(board, known.start, known.end, self._recent)
+                if segments:
+                    deviation = self._model.learn(Step(segments, known.energy))
+                    self._compare(board, known, deviation)
             self._learned[board] = done
-        oldest = until - SECOND
+        oldest = until - 2 * SECOND
         if self._recent and self._recent[0].end < oldest:
             self._recent = deque(span for span in self._recent if span.end >= oldest)
 
-    def _segments(self, board: str, start: int, end: int) -> list[Segment]:
+    def _known_period(self, board: str, step: CounterStep) -> CounterStep | None:
+        """The step as one with the blurred steps before it; None while more may follow.
+
+        The energy of consecutive blurred steps is that of their time as a whole.
+        """
+        before = self._blurred.pop(board, None)
+        if before is not None and before.end == step.start:
+            step = step._replace(start=before.start, energy=before.energy + step.energy)
+        if step.blurred and step.end - step.start < SECOND:
+            self._blurred[board] = step
+            return None
+        return step
+
+    def _compare(self, board: str, step: CounterStep, deviation: float) -> None:
+        """Estimate the persistence from the deviations of consecutive steps."""
+        deviation = max(-_MOST, min(deviation, _MOST))
+        at, before = self._deviations.get(board, (0, 0.0))
+        if at == step.start:
+            found = deviation * before
+            self._persistence += (found - self._persistence) / _PERSISTENCE_MEMORY
+        self._deviations[board] = step.end, deviation
+
+    def _open(self, start: int, end: int) -> list[_RecentSpan]:
+        return [span for span in self._recent if span.start < end and span.end > start]
+
+    def _segments(
+        self, board: str, start: int, end: int, spans: Iterable[_RecentSpan]
+    ) -> list[Segment]:
         """The periods with the same leaf spans; empty with too many spans."""
-        inside = [span for span in self._recent if span.start < end and span.end > start]
+        inside = [span for span in spans if span.start < end and span.end > start]
         if len(inside) > MAX_OPEN:
             return []
         outside: Activity = (board, self._process)
+        if not inside:
+            return [Segment(start, end, {outside: 1.0})]
         numbers = {span.id: i for i, span in enumerate(inside)}
         edges = {max(start, span.start) for span in inside} | {min(end, s.end) for s in inside}
         found: list[Segment] = []
@@ -153,13 +186,6 @@ class StepDivider:
             mix = {activity: n / len(leaves) for activity, n in counts.items()} or {outside: 1.0}
             found.append(Segment(left, right, mix))
         return found
-
-    def _known_segments(self, board: str, step: CounterStep) -> list[Segment]:
-        """The segments of a step with few activities and its own energy; else empty."""
-        if step.blurred:
-            return []
-        segments = _merged(self._segments(board, step.start, step.end))
-        return segments if len(segments) <= MAX_SEGMENTS else []
 
     # ---------------------------------------------------------------------------------- divide
 
@@ -181,13 +207,15 @@ class StepDivider:
         periods = _undivided(step.start, step.end, covered, fixed)
         if not alone and periods != [(step.start, step.end)]:
             return
+        first, last = max(0, number - 1), min(number + 1, len(steps) - 1)
+        spans = self._open(steps[first].start, steps[last].end)
         before, after = [], []
-        if number and steps[number - 1].end == step.start:
-            before = self._neighbour(board, steps[number - 1])
-        if number + 1 < len(steps) and steps[number + 1].start == step.end:
-            after = self._neighbour(board, steps[number + 1])
+        if steps[first].end == step.start:
+            before = self._neighbour(board, steps[first], spans)
+        if steps[last].start == step.end:
+            after = self._neighbour(board, steps[last], spans)
         for start, end in periods:
-            segments = self._segments(board, start, end)
+            segments = self._segments(board, start, end, spans)
             if len(segments) > MAX_SEGMENTS:
                 segments = _merged(segments)
             if not 2 <= len(segments) <= MAX_SEGMENTS:
@@ -208,9 +236,12 @@ class StepDivider:
                 certain = alone and not step.blurred
                 profile.reshape(times, sums, _errors(segments, parts, times) if certain else ())
 
-    def _neighbour(self, board: str, step: CounterStep) -> list[Step]:
-        segments = self._known_segments(board, step)
-        return [Step(segments, step.energy)] if segments else []
+    def _neighbour(self, board: str, step: CounterStep, spans: Sequence[_RecentSpan]) -> list[Step]:
+        """A step beside the divided one; none if it is blurred or has many changes."""
+        if step.blurred:
+            return []
+        segments = _merged(self._segments(board, step.start, step.end, spans))
+        return [Step(segments, step.energy)] if 0 < len(segments) <= MAX_SEGMENTS else []
 
 
 def _merged(segments: Sequence[Segment]) -> list[Segment]:
