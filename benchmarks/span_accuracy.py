@@ -113,13 +113,13 @@ def measure(
     law = _law()
     return [
         judged
-        for one in _after_learning(told)
+        for one in after_learning(told)
         if one["id"] in collector.spans
         for judged in _judge(one, collector.spans[one["id"]], law)
     ]
 
 
-def _after_learning(told: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def after_learning(told: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """All spans but the first ``LEARNED`` recurring ones of each length."""
     seen: Counter[float] = Counter()
     for one in told:

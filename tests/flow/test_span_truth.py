@@ -10,7 +10,17 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import pytest
-from benchmarks.span_accuracy import PROFILE, Judged, measure, neighbour, settle, table
+from benchmarks.span_accuracy import (
+    KINDS,
+    LEARNED,
+    PROFILE,
+    Judged,
+    after_learning,
+    measure,
+    neighbour,
+    settle,
+    table,
+)
 from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.collector import Collector
 from benchmarks.spans.workload import Edge, Mark, Trial, divided, trials
@@ -45,14 +55,24 @@ def test_truth_divides_energy_among_innermost_open_spans() -> None:
 
 
 def test_trials_open_spans_before_closing_them() -> None:
-    kinds = ("single", "inside", "nested", "concurrent")
-    for trial in trials(kinds, (0.1, 1.0), (2, 1), seed=5):
+    for trial in trials(KINDS, (0.1, 1.0), (2, 1), seed=5):
         for span, parent in enumerate(trial.parents):
             begin, end = (edge for edge in trial.edges if edge.span == span)
             assert begin.opens
             assert not end.opens
             assert 0 < begin.at < end.at < trial.load[-1][0]
             assert parent < span
+
+
+def test_first_recurring_spans_of_each_length_are_not_judged() -> None:
+    recurring = [
+        {"kind": "recurring", "seconds": seconds, "number": number}
+        for number in range(LEARNED + 2)
+        for seconds in (0.1, 1.0)
+    ]
+    single = {"kind": "single", "seconds": 0.1}
+    judged = list(after_learning([single, *recurring]))
+    assert judged == [single, *recurring[-4:]]
 
 
 @pytest.fixture(scope="module")

@@ -339,3 +339,28 @@ def test_divided_steps_leave_the_profile_within_its_limit() -> None:
     process.settle(batch, profile, NEVER)
     assert len(profile.rows.times) <= 16
     assert profile.between(0, 1000 * MS).energy[GPU] == 10_000_000
+
+
+def test_steps_with_too_many_spans_are_not_learned() -> None:
+    model, profile = PowerModel(), EnergyProfile()
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    for start in range(0, 9000, 100):
+        add(profile, start, 1_000_000)
+        if start == 200:
+            process.settle([span(0, 300) for _ in range(MAX_OPEN + 1)], profile, NEVER)
+    process.settle([span(8800, 8850)], profile, NEVER)
+    assert model.power(("gpu", ("s", "n"))) is None
+    assert len(model) == 1  # the time outside of spans
+
+
+def test_steps_of_an_absent_board_are_learned() -> None:
+    model, profile = PowerModel(), EnergyProfile()
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    for start in range(0, 1000, 100):
+        add(profile, start, 1_000_000)
+    process.settle([span(100, 900)], profile, NEVER)
+    for start in range(0, 20):
+        edges = Instant(start * SECOND, 0), Instant((start + 1) * SECOND, 0)
+        profile.add("cpu", HwType.CPU, Interval("cpu", *edges, Microjoules(0)), 1000, 0)
+    process.settle([span(18_000, 18_100)], profile, NEVER)
+    assert len(model) == 2
