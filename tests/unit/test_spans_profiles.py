@@ -204,6 +204,16 @@ def test_gpu_interval_below_recent_power_has_a_larger_uncertainty() -> None:
     assert constant.between(350 * MS, 450 * MS).uncertainty[GPU] < 100
 
 
+def test_blurred_interval_may_have_the_energy_of_a_load_elsewhere() -> None:
+    exact, blurred = EnergyProfile(), EnergyProfile()
+    for profile, noise in ((exact, 10), (blurred, 30)):
+        start = tell(profile, 0, 1000, 0, domain="gpu", kind=GPU)
+        tell(profile, 100, 100, 100, domain="gpu", kind=GPU, start=start, noise=noise)
+    period = 420 * MS, 480 * MS
+    assert exact.between(*period).uncertainty[GPU] < 70
+    assert blurred.between(*period).uncertainty[GPU] > 250
+
+
 def test_uncertainty_of_unequal_shares_grows_over_time() -> None:
     profile = EnergyProfile()
     for i in range(100):

@@ -83,6 +83,7 @@ _SPREAD = 0.1, 2.0
 # is wrong by that part of the difference to the previous interval.
 _SUDDEN = 1.0
 _PEAK_DECAY = 0.98  # an interval: a half in three seconds
+_ELSEWHERE = 0.3  # intervals at the highest recent power
 
 
 class EnergySlice(NamedTuple):
@@ -113,6 +114,10 @@ class CounterStep(NamedTuple):
     end: int
     energy: int
     blurred: bool
+
+
+def _is_blurred(noise: int, energy: int) -> bool:
+    return noise * _BLURRED_NOISE > energy
 
 
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
@@ -213,7 +218,7 @@ class IntervalPool:
             times, spent = samples
             sums = [sums[-1] * (each - spent[0]) // (spent[-1] - spent[0]) for each in spent]
         if even and (sums[-1] or self.steps):
-            blurred = noise * _BLURRED_NOISE > sums[-1]
+            blurred = _is_blurred(noise, sums[-1])
             self.steps.append(CounterStep(times[0], times[-1], sums[-1], blurred))
             if len(self.steps) > 2 * _MAX_STEPS:
                 del self.steps[:_MAX_STEPS]
@@ -246,6 +251,10 @@ class IntervalPool:
                 part = power * (1 - power / peak) if peak > 0 else 0.0
                 curve = max(_CURVE_ERROR * least * power, _SUDDEN * abs(power - before), part)
                 unknown = max(unknown, abs(power - before), min(power, peak - power))
+                if _is_blurred(noise, sums[-1]):
+                    # The energy of a load may be in any of the intervals around it.
+                    curve += _ELSEWHERE * peak
+                    unknown += 2 * _ELSEWHERE * peak
             self.slices.append(
                 EnergySlice(
                     times[i + 1],

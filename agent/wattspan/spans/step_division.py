@@ -43,7 +43,7 @@ MAX_SEGMENTS = 12
 # Standard deviations of the stated uncertainty: loads have longer tails than the normal
 # distribution.
 _SURE = 2.5
-_EDGE_TIME = MILLISECOND // 2  # standard deviation of the times of span edges and of steps
+_EDGE_TIME = MILLISECOND  # standard deviation of the times of span edges and of steps
 _MOST = 3.0  # limit of the deviations that are compared
 _PERSISTENCE_MEMORY = 50.0  # steps
 _ONE = 1 << 40  # fractions of an energy
