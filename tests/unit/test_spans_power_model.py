@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from wattspan.spans.power_model import ENOUGH_STEPS, STEP, PowerModel, Segment, Step
+from wattspan.spans.power_model import ENOUGH_STEPS, MAX_LINKS, STEP, PowerModel, Segment, Step
 
 A, B, REST = "a", "b", "rest"
 WATT = 1e-3  # microjoules per nanosecond
@@ -75,6 +75,18 @@ def test_least_recently_used_activities_are_removed() -> None:
     assert len(model) == 1
     model.learn(step((B, 1.0), watts={B: 50.0}))
     assert model.power(B) == pytest.approx(50 * WATT)
+
+
+def test_number_of_common_steps_is_bounded() -> None:
+    model, many = PowerModel(), [f"a{i}" for i in range(2 * MAX_LINKS)]
+    watts = {REST: 10.0, **dict.fromkeys(many, 300.0)}
+    draw = random.Random(4)
+    for _ in range(ENOUGH_STEPS):
+        for one in many:
+            part = draw.uniform(0.2, 0.8)
+            model.learn(step((REST, part), (one, 1 - part), watts=watts))
+    assert [model.power(one) for one in many] == pytest.approx([300 * WATT] * len(many), rel=0.25)
+    assert max(map(model.links, [REST, *many])) == MAX_LINKS
 
 
 def test_energy_of_a_step_follows_the_mean_powers() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import sqrt
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ STEP = 100 * MILLISECOND
 
 ENOUGH_STEPS = 40
 """Steps with an activity before its mean power is used: 20 spans of 0.1 s, 4 of 1 s."""
+
+MAX_LINKS = 64
+"""Other activities with which one has steps in common; further ones count as independent."""
 
 _MEMORY = 300.0  # whole steps of an activity to which older ones fade
 _RIDGE = 0.1  # weight of the first estimate, in whole steps
@@ -92,6 +96,10 @@ class PowerModel:
         """The mean power in uJ/ns; None before ``ENOUGH_STEPS``."""
         mean = self._means.get(activity)
         return None if mean is None or mean.steps < ENOUGH_STEPS else mean.power
+
+    def links(self, activity: Activity) -> int:
+        """The number of activities with which an activity has steps in common."""
+        return len(self._means[activity].links)
 
     def forget(self, activity: Activity) -> None:
         """Remove an activity. Idempotent."""
@@ -166,9 +174,11 @@ class PowerModel:
             mean = means[activity]
             mean.weight += weight * part * part
             mean.pull += weight * part * residual
-            for other, also in parts.items():
-                if other != activity:
-                    mean.links[other] = mean.links.get(other, 0.0) + weight * part * also
+        for one, other in combinations(parts, 2):
+            links, back = means[one].links, means[other].links
+            if other in links or max(len(links), len(back)) < MAX_LINKS:
+                link = links.get(other, 0.0) + weight * parts[one] * parts[other]
+                links[other] = back[one] = link
         for _ in range(_SWEEPS):
             for mean in means.values():
                 change = max(-mean.power, mean.pull / mean.weight)
