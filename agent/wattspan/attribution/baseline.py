@@ -223,7 +223,7 @@ class UnusedDevicePower:
 IdleModel = LoadIntercept | UnusedDevicePower
 """Learns the idle power of a device; ``power`` is None while it is unknown.
 
-Meanwhile ``upper`` bounds it. ``remembered`` is True until the power is learned anew.
+Meanwhile ``upper`` bounds it. ``remembered`` is True until the power is learned again.
 """
 
 

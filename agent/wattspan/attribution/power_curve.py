@@ -91,7 +91,7 @@ class PowerCurve:
     attenuates the slope by at most the coefficient of determination (the bounds of Frisch,
     "Statistical confluence analysis", 1934): the slope is taken to be uniformly distributed
     between its bounds. A lasting deviation from the curve means that the device has changed: the
-    regression then begins anew.
+    regression then restarts.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class PowerCurve:
         """The posterior for one exponent; None if power does not rise with load."""
         prior, bend, last = _PRIORS[index], index + 1, _WIDTH - 1
         first, second = self._moments[0], self._moments[bend]
-        sums = _Moments(
+        sums = _CurveMoments(
             first[0],
             first[bend],
             first[last],
@@ -245,7 +245,7 @@ class _Line(NamedTuple):
     determinant: float
 
 
-class _Moments(NamedTuple):
+class _CurveMoments(NamedTuple):
     """Central moments of load (u), bend (v) and power (p)."""
 
     uu: float

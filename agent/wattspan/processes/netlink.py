@@ -229,7 +229,7 @@ class _Header(ctypes.Structure):  # struct msghdr
     )
 
 
-class _Message(ctypes.Structure):  # struct mmsghdr
+class _MessageSlot(ctypes.Structure):  # struct mmsghdr
     _fields_ = (("header", _Header), ("length", ctypes.c_uint32))
 
 
@@ -245,7 +245,7 @@ class DatagramReader:
         self._buffer = ctypes.create_string_buffer(self._slot * slots)
         self._memory = memoryview(self._buffer).cast("B")
         self._vectors = (_Vector * slots)()
-        self._messages = (_Message * slots)()
+        self._messages = (_MessageSlot * slots)()
         begin = ctypes.addressof(self._buffer)
         for at in range(slots):
             address = begin + at * self._slot
@@ -253,7 +253,7 @@ class DatagramReader:
             header = self._messages[at].header
             header.name, header.name_size = address, ADDRESS
             header.vectors, header.vector_count = ctypes.addressof(self._vectors[at]), 1
-        size, place = ctypes.sizeof(_Message), _Message.length.offset
+        size, place = ctypes.sizeof(_MessageSlot), _MessageSlot.length.offset
         self._length = struct.Struct(f"={place}xI{size - place - 4}x")
         self._headers = memoryview(self._messages).cast("B")
         self._receive = ctypes.CDLL(None, use_errno=True).recvmmsg
