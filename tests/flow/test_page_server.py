@@ -185,7 +185,7 @@ def test_history_is_recorded_without_viewers() -> None:
         told = figures(served.ask("/live.json"))
     hour = told["hour"]
     assert isinstance(hour, dict)
-    assert hour["seconds"] >= 20
+    assert hour["seconds"] >= 15  # the first and the last look may be under way
     assert hour["seconds"] * 10**9 <= served.snapshot.at.mono - first.at.mono + 10**6
     assert {node["layer"] for node in hour["nodes"]} >= {"device", "type", "group", "process"}
     power = told["power"]
