@@ -370,6 +370,9 @@ class HttpCollector(Memory):
 # ---------------------------------------------------------------------------------------- gRPC
 
 
+_LAST_TURNS = 8
+
+
 class GrpcCollector(Memory):
     """OTLP/gRPC on a loopback port, by grpclib in a thread of its own."""
 
@@ -461,12 +464,14 @@ class GrpcCollector(Memory):
         await self._over.wait()
         server.close()
         await server.wait_closed()
-        # grpclib leaves the connections open that its clients have not closed.
-        for transport in server.transports:
-            transport.abort()
-        closed = self._loop.create_future()
-        self._loop.call_soon(closed.set_result, None)  # after the sockets
-        await closed
+        # grpclib leaves the connections open that its clients have not closed. One that is being
+        # accepted now is made in a later turn of the loop, and its socket closes in the next one.
+        for _ in range(_LAST_TURNS):
+            for transport in server.transports:
+                transport.abort()
+            turned = self._loop.create_future()
+            self._loop.call_soon(turned.set_result, None)
+            await turned
 
     async def _export(self, stream: Any) -> None:
         message = await stream.recv_message()
