@@ -22,7 +22,7 @@ from wattspan.model import (
     Share,
     Tick,
 )
-from wattspan.service.energy_history import BACKFILL, SETTLEMENT_TIMEOUT, EnergyHistory
+from wattspan.service.energy_history import BACKFILL, MAX_AWAITED, SETTLEMENT_TIMEOUT, EnergyHistory
 
 CPU = Domain("cpu0", HwType.CPU, "package-0", "fake", Provenance.MEASURED, resource="cpu")
 GPU = Domain("gpu0", HwType.GPU, "gpu", "fake", Provenance.MEASURED, resource="gpu")
@@ -135,6 +135,15 @@ def test_reused_pid_has_no_older_children() -> None:
     host.born(*family(), PayerInfo(older, "old", parent=SHELL.pid))
     start = host.run(10, (SHELL, older))
     assert host.past.process(SHELL, start, host.now, family=True).energy[HwType.CPU] == 10_000
+
+
+def test_energy_of_the_far_future_is_not_awaited_for_ever() -> None:
+    host = Host(CPU)
+    host.run(1, (SHELL,))
+    host.past.expect(host.now + 10**18)
+    assert host.past.awaited
+    host.run(MAX_AWAITED // TICK, (SHELL,))
+    assert not host.past.awaited
 
 
 def test_profile_reaches_back_further_than_the_history() -> None:

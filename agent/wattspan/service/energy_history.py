@@ -33,6 +33,9 @@ SETTLEMENT_TIMEOUT = 5 * SECOND
 MAX_KNOWN_PARENTS = 20_000
 """Processes with a remembered parent, so that a family is known after its members' exits."""
 
+MAX_AWAITED = 2 * SECOND
+"""Energy is awaited at most this long after the last settlement."""
+
 BACKFILL = 60 * SECOND
 """The period before its start that a new profile includes: spans arrive after their end."""
 
@@ -214,7 +217,8 @@ class EnergyHistory:
 
     def expect(self, end: int) -> None:
         """Ask for settlement up to ``end`` before the next snapshot."""
-        self._awaited = max(self._awaited, end)
+        # Spans may end in the far future by mistake; their energy would be awaited for ever.
+        self._awaited = max(self._awaited, min(end, self._now + MAX_AWAITED))
 
     def baseline_unknown(self) -> dict[HwType, int]:
         """The monotonic time until which the idle power of a domain was unknown, by type.
