@@ -129,6 +129,22 @@ def medians(
     }
 
 
+@contextmanager
+def piped(command: Sequence[str | Path]) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Run a process that ends with its input; yields its standard input and output."""
+    process = subprocess.Popen(
+        [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdin, process.stdout
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
 _SLEEPERS = """
 import os, sys
 for _ in range(int(sys.argv[1])):
@@ -146,21 +162,11 @@ while True:
 @contextmanager
 def sleepers(count: int) -> Iterator[None]:
     """``count`` more processes that do nothing. They end with this process in any case."""
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _SLEEPERS, str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        if process.stdout.read(5) != b"ready":
+    # The end of their input is the end of them all.
+    with piped([sys.executable, "-S", "-E", "-c", _SLEEPERS, str(count)]) as (_, output):
+        if output.read(5) != "ready":
             raise RuntimeError(f"only some of {count} processes could be started")
         yield
-    finally:
-        process.stdin.close()  # the end of their input is the end of them all
-        process.wait(60)
-        process.stdout.close()
 
 
 _FORKER = """
@@ -192,23 +198,12 @@ def forker(rate: int) -> Iterator[Forker]:
     if not rate:
         yield load
         return
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _FORKER, str(rate)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdout.read(5)
+    with piped([sys.executable, "-S", "-E", "-c", _FORKER, str(rate)]) as (control, output):
+        output.read(5)
         began = time.monotonic()
         yield load
-        process.stdin.close()
-        load.rate = int(process.stdout.read() or 0) / (time.monotonic() - began)
-    finally:
-        process.stdin.close()  # the end of its input ends it
-        process.wait(60)
-        process.stdout.close()
+        control.close()
+        load.rate = int(output.read() or 0) / (time.monotonic() - began)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -10,12 +10,12 @@ late if a part of its time had been divided among other spans before it arrived.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.harness import piped
 from benchmarks.machine import describe
 from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.exporter import SERVICE
@@ -29,27 +29,17 @@ JOINED_WITHIN = 30.0
 def lateness(agent: SpanAgent, seconds: float, threads: int, delay: int) -> tuple[int, float]:
     """The number of spans, and the part of them that was late; ``delay`` in milliseconds."""
     before = {reason: agent.total(OUTCOMES, reason=reason) for reason in ("joined", "late")}
-    application = subprocess.Popen(
-        ["env", f"OTEL_BSP_SCHEDULE_DELAY={delay}", sys.executable,
-         str(ROOT / "benchmarks" / "spans" / "exporter.py"),
-         f"http://127.0.0.1:{agent.http_port}/v1/traces", str(seconds), str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert application.stdin is not None
-    assert application.stdout is not None
-    try:
-        spans = int(application.stdout.readline())
+    script = ROOT / "benchmarks" / "spans" / "exporter.py"
+    url = f"http://127.0.0.1:{agent.http_port}/v1/traces"
+    setting = f"OTEL_BSP_SCHEDULE_DELAY={delay}"
+    command = ["env", setting, sys.executable, script, url, str(seconds), str(threads)]
+    with piped(command) as (_, output):
+        spans = int(output.readline())
         deadline = time.monotonic() + JOINED_WITHIN
         while agent.total("wattspan_spans_total", service_name=SERVICE) < spans:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"some of {spans} spans were not joined: {agent.said()}")
             time.sleep(0.2)
-    finally:
-        application.stdin.close()
-        application.wait()
-        application.stdout.close()
     late = agent.total(OUTCOMES, reason="late") - before["late"]
     joined = agent.total(OUTCOMES, reason="joined") - before["joined"]
     return round(joined + late), late / max(1.0, joined + late)

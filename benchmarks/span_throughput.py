@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness import piped
 from benchmarks.machine import describe
 from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.batches import SERVICE, SPANS, Batches
@@ -106,21 +107,10 @@ def floor(seconds: float = 3.0) -> float:
 @contextmanager
 def sink() -> Iterator[str]:
     """A collector in a process of its own, on the others' core; its URL."""
-    process = subprocess.Popen(
-        ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable,
-         str(ROOT / "benchmarks" / "spans" / "sink.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
+    script = ROOT / "benchmarks" / "spans" / "sink.py"
+    command = ["taskset", "--cpu-list", str(OTHERS_CPU), sys.executable, script]
+    with piped(command) as (_, output):
+        yield f"http://127.0.0.1:{output.readline().strip()}"
 
 
 @contextmanager
