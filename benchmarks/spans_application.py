@@ -80,7 +80,7 @@ SUBJECTS: list[tuple[str, bool, Callable[[Tracer], None], Cost]] = [
     ("several threads, back to back", True, _another_thread, back_to_back),
     ("one thread, 200 us apart", True, _nobody, spaced),
     ("several threads, 200 us apart", True, _another_thread, spaced),
-    ("no agent: `thread.id` is set", False, _nobody, back_to_back),
+    ("no agent", False, _nobody, back_to_back),
 ]
 
 

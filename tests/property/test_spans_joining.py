@@ -59,7 +59,7 @@ def spans(latest: int = 130) -> st.SearchStrategy[Span]:
     """Spans of a small world, often sensible: few ids, so that parents and duplicates happen."""
     times = st.integers(-5, latest)
     return st.builds(
-        lambda ident, parent, a, b, straight, thread, cpu, weight, name: Span(
+        lambda ident, parent, a, b, straight, weight, name: Span(
             trace=bytes(16),
             id=bytes([ident]) * 8,
             parent=bytes([parent]) * 8 if parent else b"",
@@ -67,8 +67,6 @@ def spans(latest: int = 130) -> st.SearchStrategy[Span]:
             name=name,
             start=min(a, b) if straight else a,
             end=max(a, b) if straight else b,
-            thread=thread,
-            cpu=cpu,
             weight=weight,
         ),
         st.integers(1, 40),
@@ -76,8 +74,6 @@ def spans(latest: int = 130) -> st.SearchStrategy[Span]:
         times,
         times,
         st.sampled_from([True, True, True, False]),
-        st.integers(0, 2),
-        st.none() | st.integers(-5, 2**65),
         st.none(),
         st.sampled_from("nmo"),
     )
@@ -198,7 +194,7 @@ def test_joining_equals_the_rule_at_every_nanosecond(
         machine.spend(each)
     # Ties are broken by age, so that the reference need not know of circles.
     batches = [
-        [s._replace(cpu=None, parent=b"" if s.parent == s.id else s.parent) for s in batch]
+        [s._replace(parent=b"" if s.parent == s.id else s.parent) for s in batch]
         for batch in batches
     ]
     if weights:

@@ -179,21 +179,15 @@ def test_cached_cpu_time_error_is_small(feed: SideChannelServer, tracer: trace.T
 # ------------------------------------------------------------- agents that come, go and are absent
 
 
-def test_span_has_its_start_thread_without_an_agent(provider: TracerProvider) -> None:
+def test_span_attributes_are_unchanged_without_an_agent(provider: TracerProvider) -> None:
     span = provider.get_tracer("application").start_span("work")
-    assert span.attributes == {"thread.id": threading.get_native_id()}  # type: ignore[attr-defined]
+    assert span.attributes == {}  # type: ignore[attr-defined]
     span.end()
 
 
 def test_span_attributes_are_unchanged_with_an_agent(tracer: trace.Tracer) -> None:
     span = tracer.start_span("work")
     assert span.attributes == {}  # type: ignore[attr-defined]
-    span.end()
-
-
-def test_thread_that_the_application_names_is_left_alone(provider: TracerProvider) -> None:
-    span = provider.get_tracer("application").start_span("work", attributes={"thread.id": 5})
-    assert span.attributes == {"thread.id": 5}  # type: ignore[attr-defined]
     span.end()
 
 
@@ -248,9 +242,7 @@ def test_full_agent_is_treated_as_missing(tmp_path: Path, provider: TracerProvid
         tracer.start_span("unheard").end()
         feed.drain()
         processor._due = 0
-        span = tracer.start_span("unheard")
-        assert "thread.id" in span.attributes  # type: ignore[attr-defined]
-        span.end()
+        tracer.start_span("unheard").end()
         assert feed.drain() == []
         assert feed.counts.crowded_out == 1
 

@@ -43,11 +43,9 @@ def span(
     end: float,
     parent: int = 0,
     *,
-    thread: int = 1,
-    cpu: float | None = None,
     weight: int | None = None,
 ) -> Span:
-    """From and to milliseconds, ``cpu`` as well."""
+    """From and to milliseconds."""
     return Span(
         trace=bytes(16),
         id=ident.to_bytes(8, "big"),
@@ -56,8 +54,6 @@ def span(
         name="n",
         start=round(start * MS),
         end=round(end * MS),
-        thread=thread,
-        cpu=None if cpu is None else round(cpu * MS),
         weight=weight,
     )
 
@@ -117,69 +113,27 @@ def test_thousand_parallel_spans_are_divided_exactly() -> None:
 # ---------------------------------------------------------------------------------------- weights
 
 
-def test_cpu_time_weights_apply_to_cpu_and_memory_only() -> None:
-    batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
-    busy, waiting = ProcessSpans().settle(batch, known(), NEVER)
-    assert (milliseconds(busy), milliseconds(waiting)) == (90, 10)
-    assert milliseconds(busy, MEMORY) == 90
-    assert milliseconds(busy, GPU) == milliseconds(waiting, GPU) == 50
-
-
-def test_cpu_time_weights_can_be_turned_off() -> None:
-    batch = [span(1, 0, 100, thread=1, cpu=90), span(2, 0, 100, thread=2, cpu=10)]
-    one, other = ProcessSpans(by_cpu=False).settle(batch, known(), NEVER)
-    assert milliseconds(one) == milliseconds(other) == 50
-
-
-def test_cpu_time_of_children_on_the_same_thread_is_subtracted() -> None:
-    # The parent works 10 of its own 100 ms, its child 100 of 100, the neighbour 50 of 200.
-    batch = [
-        span(1, 0, 200, cpu=110),
-        span(2, 100, 200, 1, cpu=100),
-        span(4, 110, 120, 2, thread=9, cpu=5),
-        span(3, 0, 200, thread=2, cpu=50),
-    ]
-    parent, *_ = ProcessSpans().settle(batch, known(), NEVER)
-    assert milliseconds(parent) == pytest.approx(100 * 0.1 / (0.1 + 0.25), abs=0.1)
-
-
 def test_earlier_child_is_known_to_its_parent() -> None:
     process, profile = ProcessSpans(), known()
-    process.settle([span(2, 100, 200, 1, cpu=100)], profile, NEVER)
-    parent, other = process.settle(
-        [span(1, 0, 200, cpu=110), span(3, 0, 100, thread=2, cpu=10)], profile, NEVER
-    )
+    process.settle([span(2, 100, 200, 1)], profile, NEVER)
+    parent, other = process.settle([span(1, 0, 200), span(3, 0, 100)], profile, NEVER)
     assert milliseconds(parent) == milliseconds(other) == 50
     assert parent.outcome is Outcome.JOINED
 
 
-def test_span_of_unknown_cpu_time_has_the_mean_weight() -> None:
-    batch = [span(1, 0, 100, cpu=20), span(2, 0, 100, cpu=40), span(3, 0, 100)]
-    assert [milliseconds(r) for r in ProcessSpans().settle(batch, known(), NEVER)] == [
-        pytest.approx(100 * w / 90, abs=0.1) for w in (20, 40, 30)
-    ]
-
-
 def test_weights_by_attribute_apply_to_all_types() -> None:
-    batch = [
-        span(1, 0, 100, weight=300, cpu=1),
-        span(2, 0, 100, weight=100, cpu=99),
-        span(3, 0, 100),
-    ]
+    batch = [span(1, 0, 100, weight=300), span(2, 0, 100, weight=100), span(3, 0, 100)]
     results = ProcessSpans().settle(batch, known(), NEVER)
     for kind in POWER:
         assert [milliseconds(r, kind) for r in results] == [50, 16.7, 33.3]
 
 
-def test_weights_and_cpu_times_are_limited() -> None:
+def test_weights_are_limited() -> None:
     batch = [span(1, 0, 100, weight=-7), span(2, 0, 100, weight=2**90), span(3, 0, 100, weight=0)]
     results = ProcessSpans().settle(batch, known(), NEVER)
     assert results[1].exclusive[GPU] == pytest.approx(
         1_000_000 * MAX_WEIGHT / (MAX_WEIGHT + 2), abs=1
     )
-    batch = [span(1, 0, 100, cpu=-(2.0**60)), span(2, 0, 100, cpu=2.0**60)]
-    none, everything = ProcessSpans().settle(batch, known(), NEVER)
-    assert (milliseconds(none), milliseconds(everything)) == (0, 100)
 
 
 # --------------------------------------------------------------------------------------- outcomes

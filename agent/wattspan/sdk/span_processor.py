@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 import weakref
-from threading import Lock, get_native_id
+from threading import Lock
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
@@ -89,14 +89,13 @@ _write = WRITE_FORMAT.pack_into
 class SpanProcessor(sdk.SpanProcessor):
     """Reports the start and end of every span to the agent; add it to a provider once.
 
-    Without an agent it sets ``thread.id`` on spans instead, and tries to connect now and then.
+    Without an agent it tries to connect now and then.
     """
 
     def __init__(self) -> None:
         self._connecting = Lock()
         self._wait = _CHECK_INTERVAL
         self._due = 0  # monotonic time of the next check of the channel
-        self._marking = True
         self._channel: RingChannel | None = None
         self._pen: RingWriter | None = None
         self._begin()
@@ -118,8 +117,6 @@ class SpanProcessor(sdk.SpanProcessor):
                 self._check_channel(at)
             pen = self._pen
             if pen is None:
-                if self._marking:
-                    _set_thread_id(span)
                 return
             me = pen.here.me
             if pen.threads[0] == 1:
@@ -182,7 +179,7 @@ class SpanProcessor(sdk.SpanProcessor):
 
     def shutdown(self) -> None:
         """Stop permanently."""
-        self._due, self._marking = _NEVER, False
+        self._due = _NEVER
         self._drop()
 
     def _check_channel(self, at: int) -> None:
@@ -225,11 +222,6 @@ class SpanProcessor(sdk.SpanProcessor):
         if self._channel is not None:
             self._drop()
             self._begin()
-
-
-def _set_thread_id(span: sdk.Span) -> None:
-    if "thread.id" not in (span.attributes or ()):
-        span.set_attribute("thread.id", get_native_id())
 
 
 def attach(provider: Any) -> str:

@@ -40,7 +40,6 @@ from wattspan.spans.values import (
 )
 from wattspan.spans.waiting_spans import WaitingShares
 from wattspan.spans.weights import (
-    MAX_WEIGHT,
     GenerationalCache,
     OrphanSpans,
     SpanBatch,
@@ -51,10 +50,10 @@ from wattspan.spans.weights import (
 class ProcessSpans:
     """The spans of one process, among which the energy of its profile is divided.
 
-    With ``by_cpu``, CPU and memory energy is divided by the CPU time of the spans' threads where it
-    is known. ``stretches``, ``ids`` and ``announced`` limit the numbers of covered stretches, of
-    span ids for the detection of duplicates, and of announced spans. ``steps`` divides the GPU
-    energy inside counter steps; without it, it is spread evenly.
+    With ``by_cpu``, CPU and memory energy is divided by the CPU time of the spans' threads where
+    announcements tell it. ``stretches``, ``ids`` and ``announced`` limit the numbers of covered
+    stretches, of span ids for the detection of duplicates, and of announced spans. ``steps``
+    divides the GPU energy inside counter steps; without it, it is spread evenly.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ProcessSpans:
         self._covered = CoveredTime(stretches)
         self._seen: GenerationalCache[bool] = GenerationalCache(ids)
         self._orphans = OrphanSpans(ids)
-        self._weights = SpanWeights(self._orphans, by_cpu=by_cpu)
+        self._weights = SpanWeights(by_cpu=by_cpu)
         self._announced = OpenSpans(self._covered, self._weights, announced)
         self._waiting = WaitingShares()
         self._assigned = 0  # packed microjoules times 2**104
@@ -284,7 +283,7 @@ class ProcessSpans:
         times = [*starts, *ends]
         order = sorted(range(2 * count), key=times.__getitem__)
         codes = [*range(count), *range(-1, -count - 1, -1)]
-        self._weights.assign(batch, division, order)
+        self._weights.assign(batch, division)
         first, last = times[order[0]], times[order[-1]]
         covered = self._covered.inside(first, last)
         division.energy, beyond = self._covered.around(first, last)
@@ -299,7 +298,7 @@ class ProcessSpans:
         spans = batch.spans
         for i, (above, parent) in enumerate(zip(parents, spans.parent, strict=True)):
             if parent and above < 0 and ends[i] > starts[i]:
-                self._orphans.remember(parent, starts[i], ends[i], spans.thread[i], spans.cpu[i])
+                self._orphans.remember(parent, starts[i], ends[i])
         return division
 
     def _join_announced(
@@ -335,8 +334,7 @@ class ProcessSpans:
             elif front < ends[i]:
                 ends[i] = max(starts[i], front)
         if self._weights.observe(spans):
-            # Announced spans of the batch need the mean weight.
-            self._weights.filled(spans.weight, MAX_WEIGHT)
+            self._weights.filled(spans.weight)  # announced spans of the batch need the mean weight
         before = FairDivision()
         before.join(len(spans))
         if any(map(lt, starts, ends)):

@@ -84,8 +84,6 @@ class Outcome(ModelEnum):
 class Span(NamedTuple):
     """One ended span of a known process. Times are monotonic nanoseconds.
 
-    ``thread`` is the native id of its first thread, 0 if unknown. ``cpu`` is the CPU time of that
-    thread between start and end, None if unknown or if the span ended on another thread.
     ``weight`` is None for the mean weight.
     """
 
@@ -96,8 +94,6 @@ class Span(NamedTuple):
     name: str
     start: int
     end: int
-    thread: int = 0
-    cpu: int | None = None
     weight: int | None = None
     tokens_in: int = 0
     tokens_out: int = 0
@@ -116,8 +112,6 @@ class SpanColumns(Columns[Span]):
     name: Sequence[str]
     start: Sequence[int]
     end: Sequence[int]
-    thread: Sequence[int]
-    cpu: Sequence[int | None]
     weight: Sequence[int | None]
     tokens_in: Sequence[int]
     tokens_out: Sequence[int]

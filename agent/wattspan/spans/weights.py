@@ -74,30 +74,27 @@ class GenerationalCache(Generic[T]):
 
 
 class OrphanChildren:
-    """The sums over the children of a span that has not been received yet."""
+    """The time of the children of a span that has not been received yet."""
 
-    __slots__ = ("cpu", "first", "last", "time")
+    __slots__ = ("first", "last", "time")
 
     def __init__(self, start: int) -> None:
         self.first = self.last = start
         self.time = 0
-        self.cpu: dict[int, int] = {}  # by thread
 
-    def add(self, start: int, end: int, thread: int, cpu: int | None) -> None:
+    def add(self, start: int, end: int) -> None:
         self.time += max(0, end - max(start, self.last)) + max(0, min(end, self.first) - start)
         self.first, self.last = min(self.first, start), max(self.last, end)
-        if cpu is not None:
-            self.cpu[thread] = self.cpu.get(thread, 0) + cpu
 
 
 class OrphanSpans(GenerationalCache[OrphanChildren]):
     """Children that were received before their parents, by the parent's id."""
 
-    def remember(self, parent: bytes, start: int, end: int, thread: int, cpu: int | None) -> None:
+    def remember(self, parent: bytes, start: int, end: int) -> None:
         children = self.get(parent)
         if children is None:
             children = self[parent] = OrphanChildren(start)
-        children.add(start, end, thread, cpu)
+        children.add(start, end)
 
 
 MAX_PARENT_CHAIN = 64  # ancestors with the same start that are followed
@@ -151,10 +148,9 @@ MAX_WEIGHT = 1 << 24
 
 
 class SpanWeights:
-    """The weights of one process's spans: by attribute, by CPU time, or equal."""
+    """The weights of one process's spans: by attribute, or equal; announced ones by CPU time."""
 
-    def __init__(self, orphans: OrphanSpans, *, by_cpu: bool) -> None:
-        self._orphans = orphans
+    def __init__(self, *, by_cpu: bool) -> None:
         self._by_cpu = by_cpu
         self.by_weight = False  # True from the first span with a weight on
         self._default = MILLION  # the weight of spans without a known weight
@@ -165,49 +161,18 @@ class SpanWeights:
         self.by_weight = self.by_weight or weighted
         return weighted
 
-    def assign(self, batch: SpanBatch, division: FairDivision, order: Sequence[int]) -> None:
+    def assign(self, batch: SpanBatch, division: FairDivision) -> None:
         """Set the weights of a batch in ``division``."""
         if self.by_weight:
-            division.gpu[:] = division.cpu[:] = self.filled(batch.spans.weight, MAX_WEIGHT)
-        elif self._by_cpu and any(batch.spans.cpu):
-            rates = self._cpu_rates(batch, division.parent, order)
-            division.cpu[:] = self.filled(rates, MILLION)
+            division.gpu[:] = division.cpu[:] = self.filled(batch.spans.weight)
 
-    def filled(self, weights: Sequence[int | None], most: int) -> list[int]:
-        """Weights from 1 to ``most``; unknown ones become the mean of the known ones."""
-        known = [max(1, min(weight, most)) for weight in weights if weight is not None]
+    def filled(self, weights: Sequence[int | None]) -> list[int]:
+        """Weights from 1 to MAX_WEIGHT; unknown ones become the mean of the known ones."""
+        known = [max(1, min(weight, MAX_WEIGHT)) for weight in weights if weight is not None]
         if known:
             self._default = max(1, sum(known) // len(known))
-        default = min(self._default, most)
-        return [default if w is None else max(1, min(w, most)) for w in weights]
-
-    def _cpu_rates(
-        self, batch: SpanBatch, parents: Sequence[int], order: Sequence[int]
-    ) -> list[int | None]:
-        """The CPU usage of each span's thread while it was a leaf, in millionths of a core.
-
-        The CPU time of children on the same thread and the time of open children are subtracted.
-        """
-        spans, starts, ends = batch.spans, batch.starts, batch.ends
-        time, cpu, until = [0] * len(spans), [0] * len(spans), list(starts)
-        for i in order:
-            if i >= len(spans) or parents[i] < 0:
-                continue
-            parent = parents[i]
-            time[parent] += max(0, ends[i] - max(starts[i], until[parent]))
-            until[parent] = max(until[parent], ends[i])
-            used = spans.cpu[i]
-            if used is not None and spans.thread[i] == spans.thread[parent]:
-                cpu[parent] += used
-        rates: list[int | None] = []
-        for i, (span, used) in enumerate(zip(spans.id, spans.cpu, strict=True)):
-            children = self._orphans.get(span)
-            if children is not None:
-                time[i] += children.time
-                cpu[i] += children.cpu.get(spans.thread[i], 0)
-            alone = max(1, spans.end[i] - spans.start[i] - time[i])
-            rates.append(None if used is None else (used - cpu[i]) * MILLION // alone)
-        return rates
+        default = min(self._default, MAX_WEIGHT)
+        return [default if w is None else max(1, min(w, MAX_WEIGHT)) for w in weights]
 
     def assign_one(
         self, division: FairDivision, number: int, weight: int | None, rate: int | None
