@@ -386,8 +386,6 @@ class SpanJoiner:
             received.name,
             starts,
             ends,
-            [0] * count,
-            [None] * count,
             received.weight,
             received.tokens_in,
             received.tokens_out,
