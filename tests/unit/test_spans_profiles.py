@@ -146,6 +146,18 @@ def test_noisy_intervals_are_pooled() -> None:
     assert energy(profile, 0, 100) == energy(profile, 100, 200) == energy(profile, 200, 300) == 1000
 
 
+def test_sockets_are_pooled_together() -> None:
+    # A process works always, on socket 0 first and on socket 1 for a tenth of a second at the end.
+    profile = clocked(1300)
+    for begin in range(0, 1000, 100):
+        for socket in range(2):
+            own = 1000 if socket == (begin == 700) else 0
+            tell(profile, own, domain=f"cpu:{socket}", start=begin, noise=own // 25)
+    assert energy(profile, 200, 300) == pytest.approx(1000, abs=5)
+    assert energy(profile, 650, 700) == pytest.approx(500, abs=5)
+    assert energy(profile, 700, 800) == pytest.approx(1000, abs=5)
+
+
 def test_pool_is_released_after_a_second() -> None:
     profile = clocked(3000)
     tell(profile, *[10] * 9, noise=50)

@@ -1,7 +1,8 @@
 """Intervals of one domain, pooled until the error at their edges is small.
 
 The energy of a CPU or of memory inside a pool follows the payer's sampled CPU time; the energy of a
-GPU is spread evenly.
+GPU is spread evenly. The CPU time is that on all sockets, so the energies of sockets follow it only
+together: the pools of the domains of one type begin and end at the same time.
 """
 
 from __future__ import annotations
@@ -147,15 +148,13 @@ class IntervalPool:
         return self.slices[-1].end
 
     def add(self, start: int, end: int, energy: int, noise: int, clock: CpuTimeCurve) -> None:
-        """Append an interval; time between it and its predecessor is a gap."""
+        """Append an interval to the pool; time between it and its predecessor is a gap."""
         if start > self.known:
             self.release(clock)
             self.slices.append(_flat_slice(self.slices[-1], start))
             self.pool_start, self._power, self._noise = start, None, None
         self.known = end
         self._pool.append((end, energy, noise))
-        if self._complete(clock):
-            self.release(clock)
 
     def cut(self, knots: Sequence[int]) -> Iterator[EnergySlice]:
         """For each knot the energy there, with the uncertainties of the slice around it."""
@@ -188,12 +187,16 @@ class IntervalPool:
         """Number of slices that end by ``until``."""
         return bisect_right(self.slices, until, key=itemgetter(0))
 
-    def _complete(self, clock: CpuTimeCurve) -> bool:
-        noise = max(noise for _, _, noise in self._pool)
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """The energy in the pool, and the error at the edges of its intervals."""
         energy = sum(energy for _, energy, _ in self._pool)
+        return energy, max((noise for _, _, noise in self._pool), default=0)
+
+    def is_overdue(self, clock: CpuTimeCurve) -> bool:
+        """True if the pool is released in any case."""
         return (
             self.kind is HwType.GPU
-            or noise * POOL_NOISE <= energy
             or self.known - self.pool_start >= SECOND
             or not clock.reaches(self.pool_start)
         )
@@ -267,3 +270,17 @@ class IntervalPool:
             )
             before = power
         self._power = before
+
+
+def complete_pools(
+    pools: Sequence[IntervalPool], clock: CpuTimeCurve, latest: int
+) -> Sequence[IntervalPool]:
+    """Those of the pools of one type of domains that are complete now.
+
+    They wait for each other up to the time ``latest``.
+    """
+    overdue = [pool for pool in pools if pool.is_overdue(clock)]
+    if overdue or any(pool.known < latest for pool in pools):
+        return overdue
+    energies, noises = zip(*(pool.pooled for pool in pools), strict=True)
+    return pools if hypot(*noises) * POOL_NOISE <= sum(energies) else ()

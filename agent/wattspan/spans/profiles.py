@@ -7,7 +7,8 @@ spread evenly until the names of spans show its times (:mod:`wattspan.spans.step
 
 A counter that moves in steps misplaces up to a step's energy at each edge. Where that is more than
 a fiftieth of the payer's energy, neighbouring intervals are *pooled* until it is less, for at most
-a second, and the whole pool follows the CPU clock: only the edges of pools are exact. A pool is
+a second, and the whole pool follows the CPU clock: only the edges of pools are exact. The domains
+of one type are pooled together, because the CPU clock is that on all sockets. A pool is
 released when it is complete, so the newest energy may be late by a second, and answers never
 change, except inside an interval of a GPU by ``reshape``. (An immediate release with a later
 correction would move energy that spans have already received.)
@@ -27,7 +28,13 @@ from math import hypot
 from operator import itemgetter, sub
 
 from wattspan.model import SECOND, HwType, Interval, Microjoules
-from wattspan.spans.interval_pool import CounterStep, CpuTimeCurve, EnergySlice, IntervalPool
+from wattspan.spans.interval_pool import (
+    CounterStep,
+    CpuTimeCurve,
+    EnergySlice,
+    IntervalPool,
+    complete_pools,
+)
 from wattspan.spans.packed_energy import (
     FRACTION,
     GPU_MASK,
@@ -118,6 +125,9 @@ class EnergyProfile:
             track.gone_since = None
         self._extend(kind, start, end)
         track.add(start, end, energy, noise, self._clock)
+        together = [one for one in self._tracks.values() if one.kind is kind and not one.gone]
+        for complete in complete_pools(together, self._clock, end - (end - start) // 2):
+            complete.release(self._clock)
         self._merge(self._patience)
 
     def finish(self) -> None:
