@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from wattspan.attribution.top_n import UNKNOWN_USER, GroupAccounts
-from wattspan.model import Consumer, Group, GroupKind, HwType, PayerInfo
+from wattspan.model import Group, GroupKind, HwType
 
 UNIT, USER = Group(GroupKind.UNIT, "build"), Group(GroupKind.USER, "eva")
 
 
-def charged(groups: tuple[Group, ...] | None) -> dict[Group, int]:
+def charged(groups: tuple[Group, ...]) -> dict[Group, int]:
     grouping = GroupAccounts(10)
-    info = None if groups is None else PayerInfo(Consumer(9, 5), "make", groups)
-    grouping.charge(info, HwType.CPU, 7, now=1)
+    grouping.charge(groups, HwType.CPU, 7, now=1)
     return {row.group: row.energy[HwType.CPU] for row in grouping.rows()}
 
 
@@ -21,4 +20,4 @@ def test_payer_is_charged_in_all_its_groups() -> None:
 
 def test_energy_of_users_is_the_energy_of_all_payers() -> None:
     assert charged((UNIT,)) == {UNIT: 7, UNKNOWN_USER: 7}
-    assert charged(()) == charged(None) == {UNKNOWN_USER: 7}
+    assert charged(()) == {UNKNOWN_USER: 7}

@@ -32,6 +32,7 @@ from wattspan.model import (
     DomainAccount,
     Gap,
     GapReason,
+    Group,
     HwType,
     IdlePolicy,
     Instant,
@@ -161,11 +162,9 @@ class Ledger:
             self._infos[info.payer] = info
         for usage in tick.usages:
             self._settlement.add_usage(usage)
-        if tick.exits:
-            self._post_charges(tick.at.mono)
-            for payer in tick.exits:
-                self._rows.exit(payer, tick.at.mono)
-                self._exited.append((tick.at.mono, payer))
+        for payer in tick.exits:
+            self._rows.exit(payer, tick.at.mono)
+            self._exited.append((tick.at.mono, payer))
         for state in self._domains.values():
             self._book(state, state.meter.absent(tick.at), None)
         return [self._settle(settled) for settled in self._settlement.due(tick.at)]
@@ -250,11 +249,20 @@ class Ledger:
         return attribution
 
     def _post_charges(self, now: int) -> None:
-        """Post the charges since the last call to rows and groups."""
+        """Post the charges since the last call to rows and groups.
+
+        Short processes are many, and their groups are few: groups are charged with sums.
+        """
+        infos = self._infos
         for kind, charges in self._charges.items():
+            by_groups: dict[tuple[Group, ...], int] = {}
             for payer, energy in charges.items():
                 self._rows.credit(payer, kind, energy)
-                self._groups.charge(self._infos.get(payer), kind, energy, now)
+                info = infos.get(payer)
+                groups = info.groups if info is not None else ()
+                by_groups[groups] = by_groups.get(groups, 0) + energy
+            for groups, energy in by_groups.items():
+                self._groups.charge(groups, kind, energy, now)
         self._charges = {}
 
     # ------------------------------------------------------------------------------- reports

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wattspan.attribution.counter_deltas import AveragePowers
-from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer, PayerInfo
+from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer
 
 EXITED_ROW_LIFETIME = 60 * SECOND
 """A row stays for this time after the exit of its process, so that it is scraped once more."""
@@ -177,12 +177,11 @@ class GroupAccounts:
         self._powers: AveragePowers[Group] = AveragePowers()
         self.unnamed = 0  # charges to `other` for want of room
 
-    def charge(self, info: PayerInfo | None, kind: HwType, energy: int, now: int) -> None:
-        """Charge all groups of a payer; without a known user also ``UNKNOWN_USER``.
+    def charge(self, groups: tuple[Group, ...], kind: HwType, energy: int, now: int) -> None:
+        """Charge all groups of payers; without a user among them also ``UNKNOWN_USER``.
 
         The energy of all users is therefore the energy of all consumers.
         """
-        groups = info.groups if info is not None else ()
         if all(group.kind is not GroupKind.USER for group in groups):
             groups = (*groups, UNKNOWN_USER)
         for group in groups:
