@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from wattspan.model import (
     MILLISECOND,
@@ -126,6 +126,17 @@ class GpuFindings:
     failures: list[Failure] = field(default_factory=list)
 
 
+class _DomainFacts(NamedTuple):
+    """The facts about a GPU's domain that may change."""
+
+    derived: bool
+    limit: Milliwatts | None
+    named: bool
+    resolution: int
+    usage_step: int
+    is_stamped: bool  # counter values have the time at which the counter moved
+
+
 class GpuSampler:
     """One GPU through the time in which it answers."""
 
@@ -164,7 +175,8 @@ class GpuSampler:
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._process_pace = CallInterval(settings.process_interval, clock)
         self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
-        self.domain = self._define()
+        self._facts = self._domain_facts()
+        self.domain = self._define(self._facts)
 
     @property
     def epoch(self) -> int:
@@ -199,9 +211,9 @@ class GpuSampler:
             self._ceiling = status.limits.maximum or self._ceiling
             self._mig = bool(status.mig)
             into.gpus.append(status)
-        domain = self._define()
-        if domain != self.domain:  # the same object while nothing changes: callers compare
-            self.domain = domain
+        facts = self._domain_facts()
+        if facts != self._facts:  # the same object while nothing changes: callers compare
+            self._facts, self.domain = facts, self._define(facts)
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
@@ -290,11 +302,19 @@ class GpuSampler:
 
     # -------------------------------------------------------------------- domain
 
-    def _define(self) -> Domain:
-        derived = bool(self._meter.derived)
+    def _domain_facts(self) -> _DomainFacts:
+        return _DomainFacts(
+            bool(self._meter.derived),
+            self._ceiling,
+            self._processes.named,
+            self._resolution,
+            self._usage_step,
+            self._edges.period is not None,
+        )
+
+    def _define(self, facts: _DomainFacts) -> Domain:
+        derived, limit, named, resolution, usage_step, is_stamped = facts
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
-        limit = self._ceiling
-        named = self._processes.named
         how = "integrated from its power" if derived else "by its energy counter"
         return Domain(
             id=self.identity.domain_id,
@@ -305,9 +325,9 @@ class GpuSampler:
             resource=self.identity.domain_id,
             method=METHOD if named else "none",
             max_power=DEFAULT_MAX_POWER if limit is None else Milliwatts(limit * TRANSIENT_FACTOR),
-            resolution=Nanoseconds(self._resolution),
-            usage_step=Nanoseconds(self._usage_step),
-            staleness=None if self._edges.period is None else Nanoseconds(EDGE_GUARD),
+            resolution=Nanoseconds(resolution),
+            usage_step=Nanoseconds(usage_step),
+            staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
             why=f"the whole board, {how}",
         )
 
