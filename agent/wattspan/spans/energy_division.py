@@ -217,9 +217,8 @@ class ProcessSpans:
             inclusives = profile.energies(starts, first, ends, last)
         else:
             inclusives = profile.coverages(starts, ends)
+        # Spans that were not announced have one weight for all hardware types.
         shares = list(map(mul, division.gained, division.cpu))
-        if division.cpu != division.gpu:
-            shares = [division.share(i) for i in range(len(together))]
         taken = [gained & CLOCK_MASK for gained in division.gained]
         if parted:
             for i in range(count, len(together)):
