@@ -41,6 +41,18 @@ def test_interval_settles_with_partial_usage_after_its_patience() -> None:
     assert settled.covered == 40
 
 
+def test_intervals_of_all_domains_settle_in_the_order_of_their_ends() -> None:
+    settlement = Settlement(PATIENCE, KEEP)
+    for domain in ("a", "b"):
+        for start in (0, 100):
+            settlement.add(interval(start, start + 100)._replace(domain_id=domain), "r")
+    settlement.add_usage(usage(0, 200))
+    settled = [one.interval for one in settlement.due(Instant(200, 0))]
+    assert [(one.end.mono, one.domain_id) for one in settled] == [
+        (100, "a"), (100, "b"), (200, "a"), (200, "b")
+    ]  # fmt: skip
+
+
 def test_usage_counts_by_its_overlap_with_the_interval() -> None:
     settlement = Settlement(PATIENCE, KEEP)
     settlement.add(interval(75, 125), "r")

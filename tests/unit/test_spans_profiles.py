@@ -158,6 +158,18 @@ def test_sockets_are_pooled_together() -> None:
     assert energy(profile, 700, 800) == pytest.approx(1000, abs=5)
 
 
+def test_socket_that_stays_behind_is_awaited() -> None:
+    profile = clocked(3000)
+    profile.expect("cpu:1", CPU, 0)
+    for start in range(0, 1100, 100):
+        tell(profile, 10, domain="cpu:0", start=start, noise=50)
+        if start < 200:
+            tell(profile, 10, domain="cpu:1", start=start, noise=50)
+    assert energy(profile, 0, 100) == 0  # the other one is awaited
+    profile.finish()
+    assert energy(profile, 0, 100) == pytest.approx(20, abs=2)
+
+
 def test_pool_is_released_after_a_second() -> None:
     profile = clocked(3000)
     tell(profile, *[10] * 9, noise=50)

@@ -138,7 +138,7 @@ class Settlement:
         self._usages.setdefault(usage.resource, deque()).append(usage)
 
     def due(self, now: Instant) -> list[SettledInterval]:
-        """Remove and return all intervals that are due, in order of time for each domain."""
+        """Remove and return all intervals that are due, in the order of their ends."""
         ready: list[SettledInterval] = []
         for domain_id, queue in self._waiting.items():
             resource = self._resource[domain_id]
@@ -154,6 +154,7 @@ class Settlement:
         for kept in self._usages.values():
             while kept and kept[0].end.mono < now.mono - self._keep:
                 kept.popleft()
+        ready.sort(key=lambda settled: settled.interval.end.mono)
         return ready
 
 

@@ -193,13 +193,10 @@ class IntervalPool:
         energy = sum(energy for _, energy, _ in self._pool)
         return energy, max((noise for _, _, noise in self._pool), default=0)
 
-    def is_overdue(self, clock: CpuTimeCurve) -> bool:
-        """True if the pool is released in any case."""
-        return (
-            self.kind is HwType.GPU
-            or self.known - self.pool_start >= SECOND
-            or not clock.reaches(self.pool_start)
-        )
+    @property
+    def age(self) -> int:
+        """The nanoseconds in the pool."""
+        return self.known - self.pool_start
 
     def release(self, clock: CpuTimeCurve) -> None:
         """Convert the pool to slices."""
@@ -273,14 +270,18 @@ class IntervalPool:
 
 
 def complete_pools(
-    pools: Sequence[IntervalPool], clock: CpuTimeCurve, latest: int
+    pools: Sequence[IntervalPool], clock: CpuTimeCurve, start: int, end: int
 ) -> Sequence[IntervalPool]:
     """Those of the pools of one type of domains that are complete now.
 
-    They wait for each other up to the time ``latest``.
+    They wait for each other up to the middle of the newest interval, from ``start`` to ``end``, but
+    no longer than an interval.
     """
-    overdue = [pool for pool in pools if pool.is_overdue(clock)]
-    if overdue or any(pool.known < latest for pool in pools):
-        return overdue
+    if pools[0].kind is HwType.GPU:
+        return pools
+    if any(pool.known < (start + end) // 2 for pool in pools):
+        return [pool for pool in pools if pool.age >= SECOND + end - start]
+    if any(pool.age >= SECOND or not clock.reaches(pool.pool_start) for pool in pools):
+        return pools
     energies, noises = zip(*(pool.pooled for pool in pools), strict=True)
     return pools if hypot(*noises) * POOL_NOISE <= sum(energies) else ()

@@ -126,7 +126,7 @@ class EnergyProfile:
         self._extend(kind, start, end)
         track.add(start, end, energy, noise, self._clock)
         together = [one for one in self._tracks.values() if one.kind is kind and not one.gone]
-        for complete in complete_pools(together, self._clock, end - (end - start) // 2):
+        for complete in complete_pools(together, self._clock, start, end):
             complete.release(self._clock)
         self._merge(self._patience)
 
