@@ -106,7 +106,9 @@ def test_exit_of_one_process_ends_only_its_samples(fine: CpuSampler, clock: Cloc
     for _ in range(3):
         clock.works(B, MS)
         look(fine, clock)
-    assert [cpu for _, cpu in fine.take(A)] == [0, 5]
+    *_, (ended, cpu) = samples = fine.take(A)
+    assert [cpu for _, cpu in samples] == [0, 5, 5]
+    assert ended > clock.monotonic() + 10**18
     assert [cpu for _, cpu in fine.take(B)] == [0, 0, MS, 2 * MS, 3 * MS]
 
 
@@ -115,7 +117,7 @@ def test_decreased_clock_belongs_to_another_process(fine: CpuSampler, clock: Clo
     fine.watch(A)
     clock.cpu[A.pid] = 5 * MS
     look(fine, clock, 4)
-    assert [cpu for _, cpu in fine.take(A)] == [100 * MS]
+    assert [cpu for _, cpu in fine.take(A)] == [100 * MS, 100 * MS]
 
 
 def test_reading_that_was_interrupted_is_left_out(fine: CpuSampler, clock: Clocks) -> None:

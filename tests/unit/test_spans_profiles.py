@@ -178,6 +178,15 @@ def test_pool_is_released_after_a_second() -> None:
     assert profile.watermark == SECOND
 
 
+def test_exited_process_has_no_energy_after_its_exit() -> None:
+    profile = EnergyProfile()
+    for mono in range(0, 210, 10):
+        profile.sample(mono * MS, min(mono, 100) * MS)
+    profile.sample(1 << 62, 100 * MS)
+    tell(profile, 1000, *[0] * 9, noise=50)
+    assert energy(profile, 0, 100) == 1000
+
+
 def test_exact_or_unsampled_intervals_are_not_pooled() -> None:
     exact = clocked(1000)
     tell(exact, 0, 10, 10)

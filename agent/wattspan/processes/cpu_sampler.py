@@ -34,6 +34,8 @@ _TURNS = 8
 MAX_SAMPLES = 1024
 """Limit of waiting samples of a process: 10 s at the default period."""
 
+_FOREVER = 1 << 62  # nanoseconds
+
 _INTERRUPTED = MILLISECOND // 2  # a longer read has no exact time
 
 
@@ -58,6 +60,13 @@ class _CpuSeries:
         self.samples.append(mono)
         self.samples.append(cpu)
         self.cpu = cpu
+
+    def end(self) -> None:
+        """Record that no more work follows: otherwise the rate of the samples would go on."""
+        if self.cpu >= 0:
+            self._flush_idle()
+            self.samples.append(_FOREVER)
+            self.samples.append(self.cpu)
 
     def is_idle(self, now: int) -> bool:
         """True if the process has not worked for a second."""
@@ -137,7 +146,8 @@ class CpuSampler:
     def take(self, consumer: Consumer) -> list[tuple[int, int]]:
         """The samples of ``consumer`` since the last call: monotonic time, cumulative CPU time.
 
-        Between two samples, work is assumed to be even.
+        Between two samples, work is assumed to be even. The last sample of an exited process is in
+        the far future.
         """
         with self._lock:
             series = self._series.get(consumer)
@@ -191,6 +201,7 @@ class CpuSampler:
                     del series.samples[:MAX_SAMPLES]
             before = after
         for series in ended:
+            series.end()
             self._drop(series)
 
     def _drop(self, series: _CpuSeries) -> None:
