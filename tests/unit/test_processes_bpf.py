@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from wattspan.processes import bpf
+from wattspan.processes.cpu_socket_times import SocketTimes, program
 from wattspan.processes.cpus import CpuTopology
-from wattspan.processes.socket_times import SocketTimes, program
 
 little = pytest.mark.skipif(sys.byteorder == "big", reason="code of a little-endian machine")
 

@@ -4,6 +4,11 @@ import random
 from pathlib import Path
 
 from wattspan.model import MILLISECOND, SECOND, Instant
+from wattspan.processes.cpu_socket_division import (
+    PlacementSampler,
+    SocketAccounting,
+    UnattributedTime,
+)
 from wattspan.processes.cpus import (
     REFINED_TIME,
     CpuacctBusyClock,
@@ -13,11 +18,6 @@ from wattspan.processes.cpus import (
 )
 from wattspan.processes.host import refined_busy_clock
 from wattspan.processes.procfs import TICK, ProcFs
-from wattspan.processes.socket_division import (
-    PlacementSampler,
-    SocketAccounting,
-    UnattributedTime,
-)
 
 ROW = "cpu{cpu} 10 0 10 {idle} {iowait} 0 0 {steal} 0 0\n"
 

@@ -106,7 +106,7 @@ def test_exit_of_one_process_ends_only_its_samples(fine: CpuSampler, clock: Cloc
     for _ in range(3):
         clock.works(B, MS)
         look(fine, clock)
-    *_, (ended, cpu) = samples = fine.take(A)
+    *_, (ended, _) = samples = fine.take(A)
     assert [cpu for _, cpu in samples] == [0, 5, 5]
     assert ended > clock.monotonic() + 10**18
     assert [cpu for _, cpu in fine.take(B)] == [0, 0, MS, 2 * MS, 3 * MS]

@@ -17,6 +17,7 @@ from wattspan.processes.cgroups import (
     find_hierarchy,
     is_host_root,
 )
+from wattspan.processes.cpu_socket_times import SocketTimes
 from wattspan.processes.cpus import (
     BusyClock,
     CpuacctBusyClock,
@@ -27,7 +28,6 @@ from wattspan.processes.cpus import (
 from wattspan.processes.kernel_events import open_process_connector
 from wattspan.processes.metadata import HostProcesses
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.socket_times import SocketTimes
 from wattspan.processes.source import CpuUsageSource
 from wattspan.processes.taskstats import open_taskstats
 

@@ -28,6 +28,12 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock, UsageBatch
 from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
+from wattspan.processes.cpu_socket_division import (
+    PlacementSampler,
+    ProcessSocketTimes,
+    SocketAccounting,
+    SocketTimesByPid,
+)
 from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
@@ -40,12 +46,6 @@ from wattspan.processes.lifecycle import (
 )
 from wattspan.processes.metadata import groups_in
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.socket_division import (
-    PlacementSampler,
-    ProcessSocketTimes,
-    SocketAccounting,
-    SocketTimesByPid,
-)
 from wattspan.processes.table import (
     GONE,
     IDLE_AFTER,

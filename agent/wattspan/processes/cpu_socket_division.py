@@ -1,7 +1,7 @@
 """Division of the CPU time of processes among the sockets of a host.
 
 The CPU time of each process is known, and the busy time of each socket. If the scheduler counts the
-time of each process on each socket (:mod:`wattspan.processes.socket_times`), the CPU time is
+time of each process on each socket (:mod:`wattspan.processes.cpu_socket_times`), the CPU time is
 divided in proportion to it. Otherwise the socket of a process is only sampled: the CPU of its main
 thread at its last run, and the CPUs that it may run on. Proportional fitting reconciles these
 estimates with both sums. That division is exact with one socket and for processes bound to one;

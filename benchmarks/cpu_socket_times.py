@@ -4,7 +4,7 @@ Each CPU is a socket of an emulated topology. Processes move between the CPUs an
 their own CPU time on each. Two sources of the agent read the same processes, one with the
 scheduler's count, one without. Needs root, two CPUs and Linux 5.8.
 
-    .venv/bin/python -m benchmarks.socket_times
+    .venv/bin/python -m benchmarks.cpu_socket_times
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 from benchmarks.machine import describe
 from wattspan.clock import SystemClock
 from wattspan.processes import bpf
+from wattspan.processes.cpu_socket_times import SocketTimes
 from wattspan.processes.cpus import CpuTopology
 from wattspan.processes.procfs import ProcFs
-from wattspan.processes.socket_times import SocketTimes
 from wattspan.processes.source import CpuUsageSource
 
 WINDOW, POLLS = 0.3, 3  # seconds of a window, and polls in it

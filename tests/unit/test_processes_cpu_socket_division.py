@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from support.synthetic_kernel import SyntheticKernel
 from wattspan.ports import UsageBatch
-from wattspan.processes.socket_division import apportion, weights_of
+from wattspan.processes.cpu_socket_division import apportion, weights_of
 from wattspan.processes.source import CpuUsageSource
 
 BOTH = {0: 4, 1: 4}

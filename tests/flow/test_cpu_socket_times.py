@@ -18,8 +18,8 @@ import pytest
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.processes import HostUsage, open_processes
+from wattspan.processes.cpu_socket_times import SocketTimes
 from wattspan.processes.cpus import CpuTopology
-from wattspan.processes.socket_times import SocketTimes
 
 MS = 1_000_000
 CAPABILITY_VERSION_3 = 0x20080522  # <linux/capability.h>
