@@ -8,8 +8,8 @@ from itertools import chain, repeat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.synthetic_kernel import SyntheticKernel
-from wattspan.model import Consumer, Instant, Usage
+from support.synthetic_kernel import Life, SyntheticKernel
+from wattspan.model import Consumer, Instant, PayerInfo, Usage
 from wattspan.ports import UsageBatch
 
 ACTIONS = st.lists(
@@ -17,7 +17,9 @@ ACTIONS = st.lists(
         st.tuples(st.just("spawn"), st.integers(0, 9)),
         st.tuples(st.just("run"), st.integers(0, 9), st.integers(0, 5_000_000)),
         st.tuples(st.just("exit"), st.integers(0, 9), st.booleans()),
-        st.tuples(st.just("blink"), st.integers(0, 9), st.integers(1, 5_000_000)),
+        st.tuples(
+            st.just("blink"), st.integers(0, 9), st.integers(1, 5_000_000), st.integers(1, 3)
+        ),
         st.tuples(st.just("poll"), st.sampled_from([1, 100, 100, 100, 7_000])),
         st.tuples(st.just("lose"), st.booleans()),
     ),
@@ -32,12 +34,14 @@ class Books:
         self.charged: Counter[int] = Counter()
         self.remainder = self.unclaimed = 0
         self.introduced: set[object] = set()
+        self.infos: list[PayerInfo] = []
         self.gone: set[object] = set()
         self.end: Instant | None = None
         self.usages: list[Usage] = []
 
     def enter(self, batch: UsageBatch) -> None:
         self.introduced |= {info.payer for info in batch.infos}
+        self.infos += batch.infos
         for usage in batch.usages:
             assert usage.unclaimed >= 0
             assert all(amount > 0 for amount in usage.spent.values())
@@ -84,16 +88,23 @@ def play(
         elif action == "exit":
             kernel.exit(one_of(rest[0]), reap=rest[1])
         elif action == "blink":
-            life = kernel.spawn(parent=one_of(rest[0]).pid)
-            kernel.run(life, rest[1])
-            kernel.exit(life)
+            parents = [one_of(rest[0])]
+            for _ in range(rest[2]):
+                parents.append(kernel.spawn(parent=parents[-1].pid))
+            for life in reversed(parents[1:]):
+                kernel.run(life, rest[1])
+                kernel.exit(life)
         elif action == "poll":
             kernel.clock.advance(ns=rest[0] * 1_000_000)
             for life in [life for life in kernel.alive.values() if life.zombie]:
                 kernel.exit(life)
+            for life in kernel.alive.values():
+                life.seen = True
             books.enter(source.poll(settle=next(settled)))
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
+    for life in kernel.alive.values():
+        life.seen = True
     for _ in range(2):  # the final records, and processes that waited for a scan
         kernel.clock.advance(11.0)
         books.enter(source.poll())
@@ -106,8 +117,41 @@ def test_every_pid_is_charged_its_own_time_with_kernel_events(
 ) -> None:
     kernel = SyntheticKernel()
     books = play(kernel, actions, lossy=False, events=True, vigil=vigil)
-    assert books.charged == kernel.truth()
+    truth = kernel.truth()
+    assert {pid: books.charged[pid] for pid in truth} == truth
+    assert sum(books.charged.values()) == kernel.total
     assert books.remainder == books.unclaimed == 0
+
+
+@given(ACTIONS)
+def test_unseen_processes_are_charged_below_the_ancestor_that_was_seen(
+    actions: list[tuple],
+) -> None:
+    kernel = SyntheticKernel(pid_max=10_000)  # no pid is used twice
+    books = play(kernel, actions, lossy=False, events=True)
+    by_pid = {life.pid: life for life in kernel.lives}
+
+    def account(life: Life) -> object:
+        if life.seen:
+            return life.pid
+        ancestor = life.mother
+        while ancestor is not None and not ancestor.seen:
+            ancestor = ancestor.mother
+        return "below", ancestor.pid if ancestor is not None else 0
+
+    truth, charged = Counter[object](), Counter[object]()
+    for life in kernel.lives:
+        truth[account(life)] += life.cpu
+    for pid, amount in books.charged.items():
+        charged[account(by_pid[pid])] += amount
+    assert charged == truth
+    parents = {info.payer.pid: info.parent for info in books.infos}
+    for pid in books.charged:  # each account has the ancestor above it
+        above = parents[pid]
+        while above in by_pid and not by_pid[above].seen:
+            above = parents[above]
+        seen = by_pid[above].pid if above in by_pid else 0
+        assert by_pid[pid].seen or account(by_pid[pid]) == ("below", seen)
 
 
 @given(ACTIONS, st.booleans(), st.booleans(), st.booleans())
@@ -118,8 +162,7 @@ def test_total_is_exact_with_lost_events_or_missing_permissions(
     kernel = SyntheticKernel()
     books = play(kernel, actions, lossy=True, events=events, envelope=envelope, vigil=vigil)
     assert books.total == kernel.total
-    truth = kernel.truth()
-    assert all(amount <= truth.get(pid, 0) for pid, amount in books.charged.items())
+    assert all(books.charged[pid] <= amount for pid, amount in kernel.truth().items())
 
 
 @given(ACTIONS, st.lists(st.booleans()), st.booleans(), st.booleans())

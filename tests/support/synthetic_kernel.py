@@ -18,6 +18,8 @@ class Life:
         self.cgroup = cgroup
         self.cpu = 0
         self.zombie = False
+        self.seen = False  # alive at a poll
+        self.mother: Life | None = None
 
     @property
     def consumer(self) -> Consumer:
@@ -124,6 +126,7 @@ class SyntheticKernel:
                 break
         self._last_pid = pid
         life = Life(pid, parent, self._boot() // TICK, self._boot(), cgroup)
+        life.mother = self.alive.get(parent)
         self.alive[pid] = life
         self.births.send((pid, parent))
         return life
@@ -144,11 +147,17 @@ class SyntheticKernel:
             del self.alive[life.pid]
             self.dead.append(life)
 
+    @property
+    def lives(self) -> list[Life]:
+        return [*self.alive.values(), *self.dead]
+
     def truth(self) -> dict[int, int]:
+        """The CPU time of the pids of which no process ended unseen."""
         by_pid: dict[int, int] = {}
-        for life in [*self.alive.values(), *self.dead]:
+        for life in self.lives:
             by_pid[life.pid] = by_pid.get(life.pid, 0) + life.cpu
-        return {pid: cpu for pid, cpu in by_pid.items() if cpu}
+        unseen = {life.pid for life in self.lives if not life.seen}
+        return {pid: cpu for pid, cpu in by_pid.items() if cpu and pid not in unseen}
 
     # ------------------------------------------------------------------------- kernel interface
 

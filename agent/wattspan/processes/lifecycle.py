@@ -7,6 +7,9 @@ the whole table finds the remaining ones.
 The total charge of a process is the final value of its clock, less the value at discovery if the
 process is older than the agent. A new process with a reused pid inherits nothing: its clock is
 lower, or its birth is reported, and then its start time decides.
+
+A build ends a thousand processes a second that no poll has seen alive. Those of one parent, command
+and user in one poll share one account, which stands for them as a parent too.
 """
 
 from __future__ import annotations
@@ -112,6 +115,9 @@ class CpuCharge(NamedTuple):
     row: TrackedProcess | None = None
 
 
+_UnseenKey = tuple[int, str, int | None, str]  # parent, command, user, cgroup
+
+
 class LifecycleUpdate:
     """The events and results of one poll."""
 
@@ -127,6 +133,8 @@ class LifecycleUpdate:
         self.seen: set[int] = set()  # processed pids
         self.tracked: set[int] = set()  # pids whose tracking began in this poll
         self.exits_of_pid: dict[int, int] = {}  # number of unseen processes
+        self.unseen: dict[_UnseenKey, Consumer] = {}  # their accounts
+        self.accounts: dict[int, int] = {}  # pids of unseen processes in the account of another
         self.texts: dict[int, str] = {}  # cgroups of exited processes, for their children
 
 
@@ -263,8 +271,12 @@ class LifecycleTracker:
 
     def _apply_exit_records(self, update: LifecycleUpdate) -> None:
         """Charge exited processes that were never tracked; keep records of unreaped ones."""
-        for pid, records in update.events.exits.items():
-            row = self._table.get(pid)
+        exits, born = update.events.exits, update.events.born
+        # In the order of births: a parent's account is known before its children's.
+        pids = [pid for pid in born if pid in exits]
+        pids += [pid for pid in exits if pid not in born]
+        for pid in pids:
+            records, row = exits[pid], self._table.get(pid)
             if row is not None and pid not in update.tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
@@ -279,16 +291,23 @@ class LifecycleTracker:
         now = update.now
         if elapsed > now.mono - before.mono + _MAX_EXIT_DELAY:
             return  # it was hidden until now: its work is unattributed already
-        # Its start time is unknown; derived ones must differ for each process of a pid.
-        earlier = update.exits_of_pid.get(pid, 0)
-        update.exits_of_pid[pid] = earlier + 1
-        consumer = Consumer(pid, (now.mono + now.asleep - elapsed) // TICK + earlier)
         parent = update.events.born.get(pid, parent)
+        parent = update.accounts.get(parent, parent)
         text = update.texts[pid] = self._text_of(update, parent)
-        update.infos.append(self._info_of(consumer, record, text, parent))
+        key = parent, record.command, record.user_id, text
+        consumer = update.unseen.get(key)
+        if consumer is None:
+            # Its start time is unknown; derived ones must differ for each process of a pid.
+            earlier = update.exits_of_pid.get(pid, 0)
+            update.exits_of_pid[pid] = earlier + 1
+            consumer = Consumer(pid, (now.mono + now.asleep - elapsed) // TICK + earlier)
+            update.unseen[key] = consumer
+            update.infos.append(self._info_of(consumer, record, text, parent))
+            update.exited.append(consumer)
+        else:
+            update.accounts[pid] = consumer.pid
         charge = CpuCharge(consumer, cpu, text)
         update.charges.append(charge)
-        update.exited.append(consumer)
         update.ended.setdefault(text, []).append(charge)
 
     def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
