@@ -119,21 +119,20 @@ class Running:
 
     def address(self) -> str:
         """Address of the metrics, once the program logs it."""
+        return self._served(r"Serving (http\S+)\n")
 
+    def spans_address(self) -> str:
+        """Address of the OTLP receiver over TCP: an OTLP/HTTP endpoint, without its path."""
+        return self._served(r"Serving (http://\S+)/v1/traces\n")
+
+    def _served(self, line: str) -> str:
         def told() -> str:
-            found = re.search(r"Serving (http\S+)\n", self.said)
+            found = re.search(line, self.said)
             if found is None and self.process.poll() is not None:
                 raise AssertionError(f"it ended with {self.process.returncode}: {self.said}")
             return found[1] if found else ""
 
-        return eventually(told, "the program serves")
-
-    def spans_address(self) -> str:
-        """Address of the OTLP receiver over TCP: an OTLP/HTTP endpoint, without its path."""
-        self.address()
-        found = re.search(r"Serving (http://\S+)/v1/traces\n", self.said)
-        assert found is not None, self.said
-        return found[1]
+        return eventually(told, f"the program logs {line!r}")
 
     def scrape(self, accept: str = OPENMETRICS) -> str:
         request = urllib.request.Request(self.address(), headers={"Accept": accept})
