@@ -45,30 +45,30 @@ def test_records_tile_time_and_are_never_negative(
     meter = fed(made, load)
     at = instant(0)
     for end in until:
-        usage = meter.usage(instant(end), frozenset(), named=named)
-        if usage is None:
+        usages = meter.usages(instant(end), frozenset(), named=named)
+        if not usages:
             assert instant(end).mono <= at.mono
             continue
-        assert usage.start == at
-        assert usage.end == instant(end)
-        assert usage.capacity == usage.end.mono - usage.start.mono
-        assert usage.unclaimed >= 0
-        assert all(amount > 0 for amount in usage.spent.values())
-        at = usage.end
-    last = meter.usage(instant(max(0, *until) + 1), frozenset(), named=named)
-    assert last is not None
-    assert last.start == at
+        for usage in usages:
+            assert usage.start == at
+            assert usage.capacity == usage.end.mono - usage.start.mono > 0
+            assert usage.unclaimed >= 0
+            assert all(amount > 0 for amount in usage.spent.values())
+            assert usage.spent or len(usages) == 1
+            at = usage.end
+        assert at == instant(end)
+    last = meter.usages(instant(max(0, *until) + 1), frozenset(), named=named)
+    assert last[0].start == at
 
 
 @given(samples, loads, st.integers(1, 12_000))
 def test_process_share_is_at_most_all_of_the_time(
     made: list[tuple[int, int, int]], load: list[tuple[int, int]], end: int
 ) -> None:
-    usage = fed(made, load).usage(instant(end), frozenset(), named=True)
-    assert usage is not None
-    assert usage.capacity is not None
-    # One period before a process's first sample may overlap nothing else of the same process.
-    assert all(amount <= usage.capacity for amount in usage.spent.values())
+    for usage in fed(made, load).usages(instant(end), frozenset(), named=True):
+        assert usage.capacity is not None
+        # One period before a process's first sample may overlap nothing else of the same process.
+        assert all(amount <= usage.capacity for amount in usage.spent.values())
 
 
 @given(samples, loads, ends)
@@ -76,21 +76,30 @@ def test_sums_do_not_depend_on_record_boundaries(
     made: list[tuple[int, int, int]], load: list[tuple[int, int]], until: list[int]
 ) -> None:
     end = max(*until, 1)
-    whole = fed(made, load).usage(instant(end), frozenset(), named=False)
-    assert whole is not None
+    whole = fed(made, load).usages(instant(end), frozenset(), named=False)
     meter = fed(made, load)
-    spent = {A: 0, B: 0}
-    pieces = 0
-    for cut in sorted({*until, end}):
-        part = meter.usage(instant(cut), frozenset(), named=False)
-        if part is not None:
-            pieces += 1
-            for payer, amount in part.spent.items():
-                assert isinstance(payer, Consumer)
-                spent[payer] += amount
-    for payer, amount in spent.items():
+    parts = [
+        usage
+        for cut in sorted({*until, end})
+        for usage in meter.usages(instant(cut), frozenset(), named=False)
+    ]
+    for payer in (A, B):
+        total, amount = (sum(u.spent.get(payer, 0) for u in usages) for usages in (whole, parts))
         # Each record rounds each stretch down to the nanosecond.
-        assert 0 <= whole.spent.get(payer, 0) - amount <= pieces * len(made)
+        assert abs(total - amount) <= (len(whole) + len(parts)) * len(made)
+
+
+def test_processes_that_share_a_gpu_have_a_record_for_each_sample_period() -> None:
+    made = [(at, 1, share) for at, share in ((200, 50), (400, 0), (600, 0), (800, 80))]
+    made += [(at, 2, 25) for at in range(200, 1000, 200)]
+    usages = fed(made, []).usages(instant(1000), frozenset(), named=True)
+    shares = [
+        {payer: round(amount / (usage.end.mono - usage.start.mono), 2)
+         for payer, amount in usage.spent.items()}
+        for usage in usages
+    ]  # fmt: skip
+    # The last period has no sample: it is added to the one before it.
+    assert shares == [{A: 0.5, B: 0.25}, {B: 0.25}, {B: 0.25}, {A: 0.4, B: 0.12}]
 
 
 @given(loads, ends)
@@ -101,7 +110,7 @@ def test_unclaimed_time_is_at_most_the_busy_time(
     unclaimed = sum(
         usage.unclaimed
         for end in sorted(until)
-        if (usage := meter.usage(instant(end), frozenset(), named=True)) is not None
+        for usage in meter.usages(instant(end), frozenset(), named=True)
     )
     busy = sum(step * MILLI * (percent if step <= 2000 else 100) // 100 for step, percent in load)
     assert unclaimed <= busy

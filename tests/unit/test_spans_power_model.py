@@ -62,6 +62,20 @@ def test_mean_power_is_unknown_before_enough_steps() -> None:
     assert model.power(A) == pytest.approx(300 * WATT)
 
 
+def test_steps_that_are_learned_as_one_count_by_the_time_of_the_activity() -> None:
+    model = PowerModel()
+    energy = 2 * 10**8 * 300 * WATT
+    joined = Step(
+        [Segment(0, 2 * 10**8, {A: 1.0}), Segment(2 * 10**8, 8 * 10**8, {REST: 1.0})], energy
+    )
+    for _ in range(ENOUGH_STEPS // 3):
+        model.learn(joined)
+    assert model.power(A) is None
+    assert model.power(REST) is not None
+    model.learn(joined)
+    assert model.power(A) is not None
+
+
 def test_least_recently_used_activities_are_removed() -> None:
     model = PowerModel(limit=2)
     for activity in (A, B, REST):

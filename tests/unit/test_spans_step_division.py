@@ -250,16 +250,27 @@ def test_steps_are_learned_after_a_delay() -> None:
     ProcessSpans().forget()
 
 
-def test_blurred_steps_are_divided_and_keep_their_uncertainty() -> None:
+def test_blurred_steps_are_divided_as_one_and_keep_their_uncertainty() -> None:
     model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
-    for start in range(0, 500, 100):
-        add(profile, start, 1_000_000, noise=500_000)
+    # The energy of a span of 30 ms at 300 W is in the steps around it.
+    for start, energy in zip(range(0, 500, 100), (3, 4, 1, 1, 0), strict=True):
+        add(profile, start, energy * 1_000_000, noise=1_000_000)
     assert {step.blurred for step in profile.counter_steps["gpu"]} == {True}
     before = profile.between(110 * MS, 140 * MS)
     process = ProcessSpans(steps=StepDivider(model, "process"))
     (result,) = process.settle([span(110, 140)], profile, NEVER)
-    assert result.exclusive[GPU] == pytest.approx(1_000_000, rel=0.02)
+    assert result.exclusive[GPU] == pytest.approx(9_000_000, rel=0.02)
     assert result.inclusive.uncertainty[GPU] >= before.uncertainty[GPU]
+
+
+def test_blurred_steps_of_a_long_load_are_divided_in_parts() -> None:
+    model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
+    for start in range(0, 4000, 100):
+        add(profile, start, 9_000_000, noise=9_000_000)
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    batch = [span(start + 30, start + 60) for start in range(300, 3500, 100)]
+    results = process.settle(batch, profile, NEVER)
+    assert {round(result.exclusive[GPU] / 9e6, 1) for result in results} == {1.0}
 
 
 def test_blurred_steps_are_learned_together() -> None:

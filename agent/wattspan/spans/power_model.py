@@ -40,6 +40,7 @@ MAX_LINKS = 64
 _MEMORY = 300.0  # whole steps of an activity to which older ones fade
 _RIDGE = 0.1  # weight of the first estimate, in whole steps
 _SWEEPS = 2
+_SEVERAL = 1.5  # the length of a whole step varies
 _MIN_DEVIATION = 0.01  # of the mean power, over STEP
 
 
@@ -121,6 +122,9 @@ class PowerModel:
             for activity, fraction in mix.items():
                 parts[activity] = parts.get(activity, 0.0) + fraction * (end - start) / length
         means = {activity: self._use(activity, power) for activity in parts}
+        for activity, part in parts.items():
+            # Several steps may be learned as one: the activity was in about so many of them.
+            means[activity].steps += 1 + int(part * weight) if weight > _SEVERAL else 1
         residual = power - sum(part * means[one].power for one, part in parts.items())
         whole = sum(part * means[one].variance for one, part in parts.items()) / weight
         self._update_variances(parts, means, residual, weight)
@@ -134,7 +138,6 @@ class PowerModel:
                 self.forget(next(iter(self._means)))
             mean = self._means[activity] = _MeanPower(power, power * power)
         self._means.move_to_end(activity)
-        mean.steps += 1
         return mean
 
     def _update_variances(

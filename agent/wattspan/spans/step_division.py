@@ -47,6 +47,7 @@ _EDGE_TIME = MILLISECOND  # standard deviation of the times of span edges and of
 _MOST = 3.0  # limit of the deviations that are compared
 _PERSISTENCE_MEMORY = 50.0  # steps
 _ONE = 1 << 40  # fractions of an energy
+_BLUR = 3  # blurred steps at each side of an edge that are divided with its own
 _START, _END = itemgetter(0), itemgetter(1)
 
 
@@ -100,9 +101,9 @@ class StepDivider:
         for board, steps in boards.items():
             if self._model.power((board, self._process)) is None:
                 continue
-            for number in _steps_at(steps, edges):
-                if steps[number].start >= profile.thinned:
-                    self._shape(board, number, profile, covered, fixed)
+            for first, last in _windows(steps, edges):
+                if steps[first].start >= profile.thinned:
+                    self._shape(board, first, last, profile, covered, fixed)
 
     # ----------------------------------------------------------------------------------- learn
 
@@ -192,22 +193,23 @@ class StepDivider:
     def _shape(
         self,
         board: str,
-        number: int,
+        first: int,
+        last: int,
         profile: EnergyProfile,
         covered: CoveredTime,
         fixed: int | None,
     ) -> None:
-        """Divide the undivided periods of one step; with other boards only a whole step.
+        """Divide the undivided periods of some steps as one; with other boards only whole steps.
 
         Of several boards only the sum is known inside a step that has been divided in part.
         """
         boards = profile.counter_steps
         steps, alone = boards[board], len(boards) == 1
-        step = steps[number]
+        step = _joined(steps[first : last + 1])
         periods = _undivided(step.start, step.end, covered, fixed)
         if not alone and periods != [(step.start, step.end)]:
             return
-        first, last = max(0, number - 1), min(number + 1, len(steps) - 1)
+        first, last = max(0, first - 1), min(last + 1, len(steps) - 1)
         spans = self._open(steps[first].start, steps[last].end)
         before, after = [], []
         if steps[first].end == step.start:
@@ -302,6 +304,46 @@ def _errors(
             )
         )
     return errors
+
+
+def _joined(steps: Sequence[CounterStep]) -> CounterStep:
+    """Consecutive steps as one."""
+    energy = sum(step.energy for step in steps)
+    return steps[0]._replace(end=steps[-1].end, energy=energy)
+
+
+def _windows(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last number of the steps that are divided as one, for all edges.
+
+    Each step is divided alone, except for blurred ones: a part of the energy of a load is in the
+    steps around it. With too many edges blurred steps are divided alone, too.
+    """
+    windows: list[tuple[int, int, list[int]]] = []
+    for number in _steps_at(steps, edges):
+        first = last = number
+        while first > max(0, number - _BLUR) and _blur_into(steps, first - 1):
+            first -= 1
+        while last < min(len(steps) - 1, number + _BLUR) and _blur_into(steps, last):
+            last += 1
+        if windows:
+            begin, end, numbers = windows[-1]
+            if first <= end and steps[last].end - steps[begin].start <= SECOND:
+                windows[-1] = begin, last, [*numbers, number]
+                continue
+            first = max(first, end + 1)
+        windows.append((min(first, number), last, [number]))
+    for first, last, numbers in windows:
+        inside = bisect_left(edges, steps[last].end) - bisect_right(edges, steps[first].start)
+        if inside < MAX_SEGMENTS:
+            yield first, last
+        else:
+            yield from ((number, number) for number in numbers)
+
+
+def _blur_into(steps: Sequence[CounterStep], number: int) -> bool:
+    """True if a step and the next one are blurred, without a gap between them."""
+    one, other = steps[number : number + 2]
+    return one.blurred and other.blurred and one.end == other.start
 
 
 def _steps_at(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[int]:

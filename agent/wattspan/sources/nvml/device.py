@@ -270,9 +270,7 @@ class GpuSampler:
             self._record(self._usage, _before(at, lag), into)
 
     def _record(self, meter: UsageMeter, end: Instant, into: GpuFindings) -> None:
-        usage = meter.usage(end, self._present, named=self._processes.named)
-        if usage is not None:
-            into.usages.append(usage)
+        into.usages += meter.usages(end, self._present, named=self._processes.named)
 
     def flush_usage(self, into: GpuFindings) -> None:
         """Report the usage so far of a GPU that was lost."""

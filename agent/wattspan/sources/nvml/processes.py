@@ -31,6 +31,9 @@ MAX_SAMPLE_PERIOD = SECOND
 
 INITIAL_SAMPLE_PERIOD = 500 * MILLISECOND
 MIN_LAG = 200 * MILLISECOND
+MIN_SLICE = 50 * MILLISECOND
+"""Shortest period between samples with a record of its own."""
+
 OBSERVATION_WINDOW = 2 * SECOND
 """Validity of one reading of the device's utilisation; afterwards its use is unknown."""
 
@@ -110,15 +113,16 @@ class UsageMeter:
                 return distance
         return self.step
 
-    def usage(self, end: Instant, present: frozenset[Payer], *, named: bool) -> Usage | None:
-        """The record up to ``end``; None if that is not after the record before.
+    def usages(self, end: Instant, present: frozenset[Payer], *, named: bool) -> list[Usage]:
+        """The records up to ``end``; none if that is not after the records before.
 
         ``named``: the driver distinguishes processes. Otherwise all busy time of the device is
-        unclaimed.
+        unclaimed. Between processes that share the GPU there is a record for each period of the
+        samples: their shares differ from one to the next.
         """
         start = self._end
         if end.mono <= start.mono:
-            return None
+            return []
         spent, unclaimed = self._charge(start.mono, end.mono)
         busy = sum(interval.within(start.mono, end.mono) for interval in self._device)
         claimed = sum(spent.values()) + unclaimed
@@ -128,17 +132,48 @@ class UsageMeter:
             unclaimed += max(0, excess)
         else:
             unclaimed += max(0, busy - claimed)
+        slices = [(end, spent)]
+        if len(spent) > 1 and not unclaimed:
+            slices = self._slices(start, end)
         self._end = end
         self._forget(end.mono)
-        return Usage(
-            resource=self._resource,
-            start=start,
-            end=end,
-            spent=spent,
-            unclaimed=unclaimed,
-            capacity=end.mono - start.mono,
-            present=present,
-        )
+        usages = []
+        for until, part in slices:
+            usages.append(
+                Usage(
+                    resource=self._resource,
+                    start=start,
+                    end=until,
+                    spent=part,
+                    unclaimed=unclaimed,
+                    capacity=until.mono - start.mono,
+                    present=present,
+                )
+            )
+            start = until
+        return usages
+
+    def _slices(self, start: Instant, end: Instant) -> list[tuple[Instant, dict[Payer, int]]]:
+        """The ends of the periods of samples, and the busy time of each payer in them.
+
+        A period without use is added to its neighbour, because the energy counter may lag.
+        """
+        stamps = {each.end for each in self._intervals if start.mono < each.end < end.mono}
+        slices: list[tuple[Instant, dict[Payer, int]]] = []
+        since = start.mono
+        for stamp in (*sorted(stamps), end.mono):
+            if stamp - since < MIN_SLICE and stamp != end.mono:
+                continue
+            spent, _ = self._charge(since, stamp)
+            after = stamp - start.mono
+            at = Instant(stamp, start.wall + after, start.asleep)
+            if slices and not (spent and slices[-1][1]):
+                slices[-1] = at, slices[-1][1] or spent
+            else:
+                slices.append((at, spent))
+            since = stamp
+        slices[-1] = end, slices[-1][1]
+        return slices
 
     def _charge(self, begin: int, end: int) -> tuple[dict[Payer, int], int]:
         """The busy time of each payer between two times, and that of unknown processes."""
