@@ -16,7 +16,7 @@ from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.power_model import ENOUGH_STEPS, PowerModel, Segment, Step
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.step_division import LEARN_AFTER, MAX_OPEN, MAX_RECENT, StepDivider
-from wattspan.spans.values import Span, SpanEnd, SpanEnergy, SpanStart
+from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanEnergy, SpanStart
 
 GPU = HwType.GPU
 MS = 1_000_000
@@ -253,7 +253,7 @@ def test_steps_are_learned_after_a_delay() -> None:
 def test_blurred_steps_are_divided_as_one_and_keep_their_uncertainty() -> None:
     model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
     # The energy of a span of 30 ms at 300 W is in the steps around it.
-    for start, energy in zip(range(0, 500, 100), (3, 4, 1, 1, 0), strict=True):
+    for start, energy in zip(range(0, 500, 100), (3, 4, 2, 0, 0), strict=True):
         add(profile, start, energy * 1_000_000, noise=1_000_000)
     assert {step.blurred for step in profile.counter_steps["gpu"]} == {True}
     before = profile.between(110 * MS, 140 * MS)
@@ -261,6 +261,27 @@ def test_blurred_steps_are_divided_as_one_and_keep_their_uncertainty() -> None:
     (result,) = process.settle([span(110, 140)], profile, NEVER)
     assert result.exclusive[GPU] == pytest.approx(9_000_000, rel=0.02)
     assert result.inclusive.uncertainty[GPU] >= before.uncertainty[GPU]
+
+
+def test_blurred_loads_with_a_quiet_step_between_them_are_divided_apart() -> None:
+    model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
+    for start, energy in zip(range(0, 600, 100), (6, 3, 0, 1, 2, 0), strict=True):
+        add(profile, start, energy * 1_000_000, noise=1_000_000)
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    results = process.settle([span(80, 110), span(380, 410)], profile, NEVER)
+    assert [round(result.exclusive[GPU] / 1e6) for result in results] == [9, 3]
+
+
+def test_waiting_spans_keep_the_blurred_energy_of_their_time() -> None:
+    shares = []
+    for waiting in ([], [SpanColumns.of([span(260, 290)])]):
+        model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
+        for start in range(0, 400, 100):
+            add(profile, start, 9_000_000, noise=9_000_000)
+        process = ProcessSpans(steps=StepDivider(model, "process"))
+        (result,) = process.settle([span(110, 140)], profile, NEVER, waiting=waiting)
+        shares.append(result.exclusive[GPU])
+    assert shares[1] == pytest.approx(shares[0] / 2, rel=0.05)
 
 
 def test_blurred_steps_of_a_long_load_are_divided_in_parts() -> None:

@@ -20,6 +20,7 @@ per span and becomes outside energy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import le, lt, mul, sub
 
 from wattspan.model import HwType, Microjoules
@@ -151,7 +152,13 @@ class ProcessSpans:
             accepted = SpanColumns.of([s for i, s in enumerate(columns) if i not in refused])
         if self._steps is not None and accepted:
             fixed = max(filter(None, (self._announced.front, self._waiting.front)), default=None)
-            self._steps.shape(accepted, profile, self._covered, fixed=fixed)
+            self._steps.shape(
+                accepted,
+                profile,
+                self._covered,
+                fixed=fixed,
+                waiting=chain.from_iterable(waiting),
+            )
         if not accepted or profile.watermark <= profile.horizon:
             joined = without_energy(accepted)
         elif self._announced.active:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import hypot
 from operator import itemgetter
 from typing import NamedTuple
@@ -47,6 +47,7 @@ _EDGE_TIME = MILLISECOND  # standard deviation of the times of span edges and of
 _MOST = 3.0  # limit of the deviations that are compared
 _PERSISTENCE_MEMORY = 50.0  # steps
 _ONE = 1 << 40  # fractions of an energy
+_QUIET = 4  # a step with less than one part in this of the largest one near it
 _BLUR = 3  # blurred steps at each side of an edge that are divided with its own
 _START, _END = itemgetter(0), itemgetter(1)
 
@@ -59,6 +60,10 @@ class _RecentSpan(NamedTuple):
     parent: bytes
 
 
+def _recent_span(span: Span) -> _RecentSpan:
+    return _RecentSpan(span.start, span.end, (span.service, span.name), span.id, span.parent)
+
+
 class StepDivider:
     """Learns from the spans of one process, and divides the energy of its counter steps."""
 
@@ -66,6 +71,7 @@ class StepDivider:
         self._model = model
         self._process = process
         self._recent: deque[_RecentSpan] = deque()
+        self._later: list[_RecentSpan] = []  # received and not settled
         self._complete_from = -LEARN_AFTER  # spans before this time may be missing
         self._learned: dict[str, int] = {}  # time up to which steps are learned, by board
         self._since: int | None = None
@@ -85,10 +91,12 @@ class StepDivider:
         covered: CoveredTime,
         *,
         fixed: int | None,
+        waiting: Iterable[Span] = (),
     ) -> None:
         """Divide the counter steps at the edges of ``spans``, which are about to be settled.
 
         The energy up to ``fixed`` has been read and must not change; None: no such time.
+        ``waiting`` are received spans that are settled later.
         """
         boards = profile.counter_steps
         if not boards:
@@ -97,6 +105,7 @@ class StepDivider:
         if self._complete_from > profile.watermark - LEARN_AFTER:
             return  # too many spans: nothing can be learned
         self._learn(profile)
+        self._later = list(map(_recent_span, islice(waiting, MAX_RECENT)))
         edges = sorted({edge for span in spans for edge in (span.start, span.end)})
         for board, steps in boards.items():
             if self._model.power((board, self._process)) is None:
@@ -113,9 +122,7 @@ class StepDivider:
         if len(spans) > MAX_RECENT:
             self._complete_from = max(self._complete_from, *(span.end for span in spans))
             return
-        self._recent.extend(
-            _RecentSpan(s.start, s.end, (s.service, s.name), s.id, s.parent) for s in spans
-        )
+        self._recent.extend(map(_recent_span, spans))
         while len(self._recent) > MAX_RECENT:
             self._complete_from = max(self._complete_from, self._recent.popleft().end)
 
@@ -164,7 +171,8 @@ class StepDivider:
         self._deviations[board] = step.end, deviation
 
     def _open(self, start: int, end: int) -> list[_RecentSpan]:
-        return [span for span in self._recent if span.start < end and span.end > start]
+        known = chain(self._recent, self._later)
+        return [span for span in known if span.start < end and span.end > start]
 
     def _segments(
         self, board: str, start: int, end: int, spans: Iterable[_RecentSpan]
@@ -321,9 +329,12 @@ def _windows(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[tup
     windows: list[tuple[int, int, list[int]]] = []
     for number in _steps_at(steps, edges):
         first = last = number
-        while first > max(0, number - _BLUR) and _blur_into(steps, first - 1):
+        low, high = max(0, number - _BLUR), min(len(steps) - 1, number + _BLUR)
+        # A step in which the process used little separates two loads.
+        least = max(step.energy for step in steps[low : high + 1]) // _QUIET
+        while first > low and steps[first - 1].energy > least and _blur_into(steps, first - 1):
             first -= 1
-        while last < min(len(steps) - 1, number + _BLUR) and _blur_into(steps, last):
+        while last < high and steps[last + 1].energy > least and _blur_into(steps, last):
             last += 1
         if windows:
             begin, end, numbers = windows[-1]
