@@ -54,7 +54,7 @@ def test_changed_power_is_followed() -> None:
 def test_mean_power_is_unknown_before_enough_steps() -> None:
     model = PowerModel()
     one = step((A, 1.0), watts={A: 300.0})
-    assert model.divide([one], 0, 0.5) is None
+    assert model.divide([one], range(1), 0.5) is None
     for _ in range(ENOUGH_STEPS - 1):
         model.learn(one)
     assert model.power(A) is None
@@ -106,7 +106,7 @@ def test_number_of_common_steps_is_bounded() -> None:
 def test_energy_of_a_step_follows_the_mean_powers() -> None:
     model = trained(PowerModel(), {A: 300.0, REST: 0.0}, spread=0.3)
     divided = step((REST, 0.6), (A, 0.4), watts={A: 200.0, REST: 0.0})
-    parts = model.divide([divided], 0, 0.5)
+    parts = model.divide([divided], range(1), 0.5)
     assert parts is not None
     rest, span = parts
     assert rest.energy + span.energy == pytest.approx(divided.energy)
@@ -123,7 +123,7 @@ def test_residual_goes_to_the_activity_that_varies() -> None:
         model.learn(step((A, 1.0), watts={A: draw.uniform(100, 300)}))
         model.learn(step((B, 1.0), watts={B: draw.uniform(195, 205)}))
     divided = step((A, 0.5), (B, 0.5), watts={A: 280.0, B: 200.0})
-    parts = model.divide([divided], 0, 0.0)
+    parts = model.divide([divided], range(1), 0.0)
     assert parts is not None
     assert parts[1].energy == pytest.approx(0.5 * STEP * 200 * WATT, rel=0.05)
 
@@ -133,8 +133,8 @@ def test_neighbouring_steps_show_the_present_power() -> None:
     before = step((A, 1.0), watts={A: 350.0}, start=-STEP)
     divided = step((A, 0.5), (B, 0.5), watts={A: 200.0, B: 200.0})
     after = step((B, 1.0), watts={B: 50.0}, start=STEP)
-    alone = model.divide([divided], 0, 0.7)
-    among = model.divide([before, divided, after], 1, 0.7)
+    alone = model.divide([divided], range(1), 0.7)
+    among = model.divide([before, divided, after], range(1, 2), 0.7)
     assert alone is not None
     assert among is not None
     assert alone[0].energy == pytest.approx(alone[1].energy, rel=0.05)
@@ -145,16 +145,16 @@ def test_neighbouring_steps_show_the_present_power() -> None:
 
 def test_parts_are_never_negative() -> None:
     model = trained(PowerModel(), {A: 300.0, B: 100.0}, spread=0.5)
-    parts = model.divide([step((A, 0.5), (B, 0.5), watts={A: 1.0, B: 0.0})], 0, 0.5)
+    parts = model.divide([step((A, 0.5), (B, 0.5), watts={A: 1.0, B: 0.0})], range(1), 0.5)
     assert parts is not None
     assert min(part.energy for part in parts) >= 0
 
 
 def test_step_without_energy_or_power_is_not_divided() -> None:
     model = trained(PowerModel(), {A: 0.0})
-    assert model.divide([step((A, 1.0), watts={A: 0.0})], 0, 0.5) is None
+    assert model.divide([step((A, 1.0), watts={A: 0.0})], range(1), 0.5) is None
     model = trained(PowerModel(), {A: 300.0}, spread=0.5)
-    assert model.divide([step((A, 1.0), watts={A: 0.0})], 0, 0.5) is None
+    assert model.divide([step((A, 1.0), watts={A: 0.0})], range(1), 0.5) is None
 
 
 def test_deviation_of_a_step_is_in_standard_deviations() -> None:

@@ -287,7 +287,7 @@ def test_waiting_spans_keep_the_blurred_energy_of_their_time() -> None:
 def test_blurred_steps_of_a_long_load_are_divided_in_parts() -> None:
     model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
     for start in range(0, 4000, 100):
-        add(profile, start, 9_000_000, noise=9_000_000)
+        add(profile, start, 9_000_000 * (300 <= start < 3500), noise=9_000_000)
     process = ProcessSpans(steps=StepDivider(model, "process"))
     batch = [span(start + 30, start + 60) for start in range(300, 3500, 100)]
     results = process.settle(batch, profile, NEVER)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import sqrt
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ _MEMORY = 300.0  # whole steps of an activity to which older ones fade
 _RIDGE = 0.1  # weight of the first estimate, in whole steps
 _SWEEPS = 2
 _SEVERAL = 1.5  # the length of a whole step varies
+_MOVED = 0.2  # deviation of the energy between two blurred steps, of the sum of both
 _MIN_DEVIATION = 0.01  # of the mean power, over STEP
 
 
@@ -192,12 +193,15 @@ class PowerModel:
 
     # ---------------------------------------------------------------------------------- divide
 
-    def divide(self, steps: Sequence[Step], divided: int, persistence: float) -> list[Part] | None:
-        """The parts of the energy of ``steps[divided]``; they add up to it.
+    def divide(
+        self, steps: Sequence[Step], divided: range, persistence: float
+    ) -> list[Part] | None:
+        """The parts of the energy of the ``divided`` steps; they add up to it.
 
-        The other steps are its neighbours. ``persistence`` is the correlation of deviations at a
-        distance of ``STEP``. None before enough steps with each of the activities, if none ever had
-        energy, and without energy.
+        The other steps are their neighbours. Several divided steps are blurred: each has a part of
+        the energy of the next one, or the other way round. ``persistence`` is the correlation of
+        deviations at a distance of ``STEP``. None before enough steps with each of the activities,
+        if none ever had energy, and without energy.
         """
         means, deviations, middles, numbers = [], [], [], []
         for number, step in enumerate(steps):
@@ -228,13 +232,20 @@ class PowerModel:
         for i, number in enumerate(numbers):
             for other in range(count):
                 of_steps[number][other] += with_steps[i][other]
-        if of_steps[divided][divided] <= 0 or steps[divided].energy <= 0:
+        energy = sum(steps[number].energy for number in divided)
+        if sum(of_steps[number][number] for number in divided) <= 0 or energy <= 0:
             return None
         for number in range(count):
-            noise = _MIN_DEVIATION * steps[number].energy if number != divided else 0.0
+            noise = _MIN_DEVIATION * steps[number].energy if number not in divided else 0.0
             of_steps[number][number] += noise * noise + 1e-9 * of_steps[number][number] + 1e-9
-        inside = [i for i, number in enumerate(numbers) if number == divided]
-        gains = [_solved(of_steps, with_steps[i]) for i in inside]
+        for one, other in pairwise(divided):
+            moved = (_MOVED * (steps[one].energy + steps[other].energy)) ** 2
+            of_steps[one][one] += moved
+            of_steps[other][other] += moved
+            of_steps[one][other] -= moved
+            of_steps[other][one] -= moved
+        inside = [i for i, number in enumerate(numbers) if number in divided]
+        gains = _solved(of_steps, [with_steps[i] for i in inside])
         energies = [
             means[i] + sum(g * r for g, r in zip(gain, residuals, strict=True))
             for i, gain in zip(inside, gains, strict=True)
@@ -248,8 +259,7 @@ class PowerModel:
                 for j in inside[: k + 1]
             ]
             own = max(0.0, known[k])
-            energy = energies[k] / scale * steps[divided].energy
-            parts.append(Part(energy, sqrt(max(0.0, before)), sqrt(own)))
+            parts.append(Part(energies[k] / scale * energy, sqrt(max(0.0, before)), sqrt(own)))
             before += 2 * sum(known[:k]) + known[k]
         return parts
 
@@ -266,17 +276,23 @@ class PowerModel:
         return power, sqrt(variance)
 
 
-def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """The solution of a small positive definite system, by Gaussian elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+def _solved(
+    matrix: Sequence[Sequence[float]], rights: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """The solutions of a small positive definite system, by Gaussian elimination."""
+    size = len(matrix)
+    rows = [[*row, *column] for row, column in zip(matrix, zip(*rights, strict=True), strict=True)]
     for i, pivot in enumerate(rows):
         for row in rows[i + 1 :]:
             factor = row[i] / pivot[i]
             for j in range(i, len(row)):
                 row[j] -= factor * pivot[j]
-    solution = [0.0] * len(rows)
-    for i in range(len(rows) - 1, -1, -1):
-        row = rows[i]
-        known = sum(row[j] * solution[j] for j in range(i + 1, len(rows)))
-        solution[i] = (row[-1] - known) / row[i]
-    return solution
+    solutions = []
+    for right in range(size, size + len(rights)):
+        solution = [0.0] * size
+        for i in range(size - 1, -1, -1):
+            row = rows[i]
+            known = sum(row[j] * solution[j] for j in range(i + 1, size))
+            solution[i] = (row[right] - known) / row[i]
+        solutions.append(solution)
+    return solutions

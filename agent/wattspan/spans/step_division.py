@@ -6,7 +6,8 @@ whose energy has not been divided among spans is changed, and the energy of each
 the same, to the unit of the profile.
 
 Steps are learned a while after their end, once most spans of their time have been received. Of
-*blurred* steps, in which a shared GPU has the energy of other steps too, only sums are learned.
+*blurred* steps, in which a shared GPU has the energy of other steps too, only sums are learned, and
+several of them are divided together.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ _EDGE_TIME = MILLISECOND  # standard deviation of the times of span edges and of
 _MOST = 3.0  # limit of the deviations that are compared
 _PERSISTENCE_MEMORY = 50.0  # steps
 _ONE = 1 << 40  # fractions of an energy
-_QUIET = 4  # a step with less than one part in this of the largest one near it
-_BLUR = 3  # blurred steps at each side of an edge that are divided with its own
+_BLUR = 2  # blurred steps at each side of an edge that are divided with its own
 _START, _END = itemgetter(0), itemgetter(1)
 
 
@@ -213,7 +213,8 @@ class StepDivider:
         """
         boards = profile.counter_steps
         steps, alone = boards[board], len(boards) == 1
-        step = _joined(steps[first : last + 1])
+        within = steps[first : last + 1]
+        step = _joined(within)
         periods = _undivided(step.start, step.end, covered, fixed)
         if not alone and periods != [(step.start, step.end)]:
             return
@@ -224,19 +225,33 @@ class StepDivider:
             before = self._neighbour(board, steps[first], spans)
         if steps[last].start == step.end:
             after = self._neighbour(board, steps[last], spans)
+        inner = [one.end for one in within[:-1]]
         for start, end in periods:
-            segments = self._segments(board, start, end, spans)
-            if len(segments) > MAX_SEGMENTS:
-                segments = _merged(segments)
-            if not 2 <= len(segments) <= MAX_SEGMENTS:
+            marks = [start, *(at for at in inner if start < at < end), end]
+            groups = [self._segments(board, *pair, spans) for pair in pairwise(marks)]
+            segments = [segment for group in groups for segment in group]
+            if len(segments) > MAX_SEGMENTS + len(inner):
+                groups = [_merged(group) for group in groups]
+                segments = [segment for group in groups for segment in group]
+            if not (
+                all(groups)
+                and len(_merged(segments)) > 1
+                and len(segments) <= MAX_SEGMENTS + len(inner)
+            ):
                 continue
             times = [start, *profile.row_times(start, end), *(s.end for s in segments)]
             times = sorted(set(times))
             known = profile.gpu_energies(times)
-            own = known[-1] - known[0] if alone else step.energy << FRACTION
-            divided = Step(segments, own / (1 << FRACTION))
+            if alone:
+                energies = [high - low for low, high in pairwise(profile.gpu_energies(marks))]
+            else:
+                energies = [one.energy << FRACTION for one in within]
+            own = sum(energies)
+            divided = [Step(g, e / (1 << FRACTION)) for g, e in zip(groups, energies, strict=True)]
             parts = self._model.divide(
-                [*before, divided, *after], len(before), max(0.0, min(self._persistence, 0.95))
+                [*before, *divided, *after],
+                range(len(before), len(before) + len(divided)),
+                max(0.0, min(self._persistence, 0.95)),
             )
             if parts is not None:
                 sums = _sums(segments, parts, own, times)
@@ -330,11 +345,9 @@ def _windows(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[tup
     for number in _steps_at(steps, edges):
         first = last = number
         low, high = max(0, number - _BLUR), min(len(steps) - 1, number + _BLUR)
-        # A step in which the process used little separates two loads.
-        least = max(step.energy for step in steps[low : high + 1]) // _QUIET
-        while first > low and steps[first - 1].energy > least and _blur_into(steps, first - 1):
+        while first > low and _blur_into(steps, first - 1):
             first -= 1
-        while last < high and steps[last + 1].energy > least and _blur_into(steps, last):
+        while last < high and _blur_into(steps, last):
             last += 1
         if windows:
             begin, end, numbers = windows[-1]
