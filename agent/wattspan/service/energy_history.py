@@ -74,6 +74,13 @@ class _DeviceProfile:
     until: int
     profile: EnergyProfile = field(default_factory=EnergyProfile)
 
+    def extend(self, domain: Domain, entries: Iterable[HistoryEntry]) -> None:
+        """Add the next intervals of the device."""
+        for entry in entries:
+            interval, self.until = entry.interval, entry.interval.end.mono
+            noise = _counter_edge_error(domain, interval)
+            self.profile.add(domain.id, domain.hw_type, interval, interval.energy, noise)
+
 
 @dataclass(slots=True)
 class _ProcessFamilies:
@@ -182,17 +189,42 @@ class EnergyHistory:
         its intervals are added later.
         """
         device = self._devices.get(domain.id)
-        # A profile may reach back further than the history; it is not exchanged for less.
-        if device is None or (
-            since < device.since and self._attributions.entries(domain.id, since, device.since)
-        ):
+        if device is None or self._is_too_late(device, domain, since):
             device = _DeviceProfile(since - SECOND, since - SECOND)
-        for entry in self._attributions.entries(domain.id, device.until, self._now):
+        entries = self._attributions.entries(domain.id, device.until, self._now)
+        if entries:
             self._devices[domain.id] = device
-            interval, device.until = entry.interval, entry.interval.end.mono
-            noise = _counter_edge_error(domain, interval)
-            device.profile.add(domain.id, domain.hw_type, interval, interval.energy, noise)
+            device.extend(domain, entries)
         return device.profile if device.profile.watermark else None
+
+    def _is_too_late(self, device: _DeviceProfile, domain: Domain, since: int) -> bool:
+        """True if the history has intervals of the device from ``since`` to the profile's begin.
+
+        A profile may reach back further than the history; it is not exchanged for less.
+        """
+        return since < device.since and bool(
+            self._attributions.packed(domain.id, since, device.since)
+        )
+
+    def _prepare_device(self, domain_id: str, since: int) -> None:
+        """Begin the profile of a device, if it has none from ``since`` on.
+
+        The profile is made without the lock, because there may be thousands of intervals, and the
+        poller waits for the lock.
+        """
+        with self.lock:
+            domain, device = self._domains.get(domain_id), self._devices.get(domain_id)
+            if domain is None or (
+                device is not None and not self._is_too_late(device, domain, since)
+            ):
+                return
+            packed = self._attributions.packed(domain_id, since - SECOND, self._now)
+        made = _DeviceProfile(since - SECOND, since - SECOND)
+        made.extend(domain, (unpack_entry(domain_id, one) for one in packed))
+        with self.lock:
+            device = self._devices.get(domain_id)
+            if packed and (device is None or made.since < device.since):
+                self._devices[domain_id] = made
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -239,6 +271,7 @@ class EnergyHistory:
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """The energy of a device."""
+        self._prepare_device(domain_id, start)
         with self.lock:
             domain = self._domains.get(domain_id)
             profile = self._extend_device(domain, start) if domain is not None else None
