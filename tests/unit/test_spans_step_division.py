@@ -294,6 +294,24 @@ def test_blurred_steps_of_a_long_load_are_divided_in_parts() -> None:
     assert {round(result.exclusive[GPU] / 9e6, 1) for result in results} == {1.0}
 
 
+@pytest.mark.parametrize("noise", [0, 1_000_000])
+def test_steps_are_divided_only_once_other_energy_of_their_time_is_known(noise: int) -> None:
+    model, profile = known(PowerModel(), "process", n=300), EnergyProfile()
+    process = ProcessSpans(steps=StepDivider(model, "process"))
+    profile.expect("cpu", HwType.CPU, 0)
+    for start in range(0, 500, 100):
+        add(profile, start, 1_000_000, noise=noise)
+    edges = Instant(0, 0), Instant(450 * MS, 0)
+    profile.add("cpu", HwType.CPU, Interval("cpu", *edges, Microjoules(0)), 45, 0)
+    assert profile.watermark == 400 * MS  # the begin of the step
+    process.settle([span(310, 390)], profile, NEVER)
+    assert profile.watermark == 400 * MS
+    edges = edges[1], Instant(500 * MS, 0)
+    profile.add("cpu", HwType.CPU, Interval("cpu", *edges, Microjoules(0)), 5, 0)
+    assert profile.watermark == 500 * MS
+    assert profile.between(0, 500 * MS).energy == {HwType.CPU: 50, GPU: 5_000_000}
+
+
 def test_blurred_steps_are_learned_together() -> None:
     model, profile = PowerModel(), EnergyProfile()
     process = ProcessSpans(steps=StepDivider(model, "process"))

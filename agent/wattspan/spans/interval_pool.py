@@ -183,6 +183,16 @@ class IntervalPool:
             self._power = self._noise = None
         self.slices[: self.released(until)] = [last]
 
+    def whole_step(self, until: int) -> int:
+        """``until``, or the begin of the counter step of a GPU that it is inside of.
+
+        A span that ends in a step is settled with the whole of it.
+        """
+        number = self.released(until)
+        if self.kind is HwType.GPU and 0 < number < len(self.slices):
+            return self.slices[number - 1].end
+        return until
+
     def released(self, until: int) -> int:
         """Number of slices that end by ``until``."""
         return bisect_right(self.slices, until, key=itemgetter(0))

@@ -182,6 +182,8 @@ class EnergyProfile:
         newest = max(track.front for track in tracks)
         active = [t.front for t in tracks if not t.gone and newest - t.front <= patience]
         until = min(active, default=newest)
+        for track in tracks:
+            until = track.whole_step(until)
         times = self.rows.times
         if not times:
             self._begin(min(track.slices[0].end for track in tracks))
@@ -260,8 +262,16 @@ class EnergyProfile:
 
     @property
     def counter_steps(self) -> dict[str, list[CounterStep]]:
-        """The recent counter steps of GPUs with energy, by domain, in order of time."""
-        return {key: track.steps for key, track in self._tracks.items() if track.steps}
+        """The recent counter steps of GPUs with energy, by domain, in order of time.
+
+        They end before the watermark: later energy must not be read yet.
+        """
+        found = {}
+        for key, track in self._tracks.items():
+            if track.steps:
+                known = bisect_right(track.steps, self.watermark, key=itemgetter(1))
+                found[key] = track.steps[:known]
+        return found
 
     def row_times(self, start: int, end: int) -> list[int]:
         """The begins of rows inside a period."""
