@@ -55,7 +55,9 @@ def test_real_prometheus_has_joules_per_token_and_exemplars(
         """
         now = clock.now()
         chat = joined("chat", {CPU: 10**6, GPU: 3 * 10**6}, service="llm", tokens=(100, 16))
-        heavy = joined("chat", {CPU: 10**6, GPU: most * 10**6}, service="llm", tokens=(100, 24))
+        tokens = 4 * (most + 1)  # for a quarter of a joule each, as the others
+        gpu = {CPU: 10**6, GPU: most * 10**6}
+        heavy = joined("chat", gpu, service="llm", tokens=(100, tokens))
         results = [ended_now(one, now) for one in (*[chat] * (requests - 1), heavy)]
         totals.add(results, now)
         return results[-1]
