@@ -243,7 +243,7 @@ def test_agent_reports_a_missing_capper_and_finds_a_later_one(
     ) as agent:
         manager.hears("READY=1")
         manager.reads(lambda told: "missing: capper" in told, "that the capper is missing")
-        assert "No capper answers on" in agent.said
+        eventually(lambda: "No capper answers on" in agent.said, "the log says so")
         assert agent.process.poll() is None
         engine = next(
             Path(word)
