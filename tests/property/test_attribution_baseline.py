@@ -59,7 +59,8 @@ def test_busy_host_loses_little_idle_power_to_one_low_window(
     truth = 40_000 + 9_000 * CPUS * load
     show(model, load, shown * truth)
     assert model.power is not None
-    assert abs(model.power - 40_000) <= truth * (1 - shown) / 10 + 5
+    # A window at rest has a ninth of the weight of all those at work.
+    assert abs(model.power - 40_000) <= truth * (1 - shown) / 8 + 5
 
 
 @settings(max_examples=50)
