@@ -173,7 +173,8 @@ class EnergyHistory:
         domain = self._domains.get(interval.domain_id)
         if domain is None:
             return
-        self._extend_device(domain, interval.start.mono)
+        self._prepare_device(domain.id, interval.start.mono)
+        self._extend_device(domain)
         shares = dict(attribution.shares)
         divided = interval.energy - attribution.idle - attribution.withheld
         for consumer, watched in self._watched.items():
@@ -182,40 +183,21 @@ class EnergyHistory:
                 own = sum(shares[one] for one in watched.members & shares.keys())
                 _add_share(watched.descended, domain, interval, divided, own)
 
-    def _extend_device(self, domain: Domain, since: int) -> EnergyProfile | None:
-        """The profile of a device, with all recorded intervals of it; None without any.
-
-        A new profile begins at ``since``. Without queries and watched processes, it costs nothing:
-        its intervals are added later.
-        """
-        device = self._devices.get(domain.id)
-        if device is None or self._is_too_late(device, domain, since):
-            device = _DeviceProfile(since - SECOND, since - SECOND)
-        entries = self._attributions.entries(domain.id, device.until, self._now)
-        if entries:
-            self._devices[domain.id] = device
-            device.extend(domain, entries)
-        return device.profile if device.profile.watermark else None
-
-    def _is_too_late(self, device: _DeviceProfile, domain: Domain, since: int) -> bool:
-        """True if the history has intervals of the device from ``since`` to the profile's begin.
-
-        A profile may reach back further than the history; it is not exchanged for less.
-        """
-        return since < device.since and bool(
-            self._attributions.packed(domain.id, since, device.since)
-        )
-
     def _prepare_device(self, domain_id: str, since: int) -> None:
-        """Begin the profile of a device, if it has none from ``since`` on.
+        """Begin the profile of a device, if it has none with the history from ``since`` on.
 
         The profile is made without the lock, because there may be thousands of intervals, and the
-        poller waits for the lock.
+        poller waits for the lock. Without queries and watched processes there is no profile.
         """
         with self.lock:
             domain, device = self._domains.get(domain_id), self._devices.get(domain_id)
+            # A profile may reach back further than the history; it is not exchanged for less.
             if domain is None or (
-                device is not None and not self._is_too_late(device, domain, since)
+                device is not None
+                and (
+                    since >= device.since
+                    or not self._attributions.packed(domain_id, since, device.since)
+                )
             ):
                 return
             packed = self._attributions.packed(domain_id, since - SECOND, self._now)
@@ -225,6 +207,14 @@ class EnergyHistory:
             device = self._devices.get(domain_id)
             if packed and (device is None or made.since < device.since):
                 self._devices[domain_id] = made
+
+    def _extend_device(self, domain: Domain) -> EnergyProfile | None:
+        """The prepared profile of a device, with its newest intervals; None without any."""
+        device = self._devices.get(domain.id)
+        if device is None:
+            return None
+        device.extend(domain, self._attributions.entries(domain.id, device.until, self._now))
+        return device.profile if device.profile.watermark else None
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -274,7 +264,7 @@ class EnergyHistory:
         self._prepare_device(domain_id, start)
         with self.lock:
             domain = self._domains.get(domain_id)
-            profile = self._extend_device(domain, start) if domain is not None else None
+            profile = self._extend_device(domain) if domain is not None else None
             return profile.between(start, end) if profile is not None else IntervalEnergy({}, {}, 0)
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
