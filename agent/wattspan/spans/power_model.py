@@ -250,7 +250,7 @@ class PowerModel:
             means[i] + sum(g * r for g, r in zip(gain, residuals, strict=True))
             for i, gain in zip(inside, gains, strict=True)
         ]
-        energies = [max(0.0, energy) for energy in energies]
+        energies = [max(0.0, each) for each in energies]
         scale = sum(energies)
         parts, before = [], 0.0
         for k, (i, gain) in enumerate(zip(inside, gains, strict=True)):

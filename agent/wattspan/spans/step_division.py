@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice, pairwise
 from math import hypot
 from operator import itemgetter
@@ -99,12 +99,10 @@ class StepDivider:
         ``waiting`` are received spans that are settled later.
         """
         boards = profile.counter_steps
-        if not boards:
-            return
         self._remember(spans)
         if self._complete_from > profile.watermark - LEARN_AFTER:
             return  # too many spans: nothing can be learned
-        self._learn(profile)
+        self._learn(boards, profile.watermark - LEARN_AFTER)
         self._later = list(map(_recent_span, islice(waiting, MAX_RECENT)))
         edges = sorted({edge for span in spans for edge in (span.start, span.end)})
         for board, steps in boards.items():
@@ -112,7 +110,7 @@ class StepDivider:
                 continue
             for first, last in _windows(steps, edges):
                 if steps[first].start >= profile.thinned:
-                    self._shape(board, first, last, profile, covered, fixed)
+                    self._shape(boards, board, range(first, last + 1), profile, covered, fixed)
 
     # ----------------------------------------------------------------------------------- learn
 
@@ -126,11 +124,10 @@ class StepDivider:
         while len(self._recent) > MAX_RECENT:
             self._complete_from = max(self._complete_from, self._recent.popleft().end)
 
-    def _learn(self, profile: EnergyProfile) -> None:
-        """Learn the steps that ended ``LEARN_AFTER`` before the watermark, each one once."""
-        until = profile.watermark - LEARN_AFTER
+    def _learn(self, boards: Mapping[str, Sequence[CounterStep]], until: int) -> None:
+        """Learn the steps that ended before ``until``, each one once."""
         since = self._since or 0
-        for board, steps in profile.counter_steps.items():
+        for board, steps in boards.items():
             done = max(self._learned.get(board, since), since)
             for step in steps[bisect_left(steps, done, key=_START) :]:
                 if step.end > until:
@@ -200,9 +197,9 @@ class StepDivider:
 
     def _shape(
         self,
+        boards: Mapping[str, Sequence[CounterStep]],
         board: str,
-        first: int,
-        last: int,
+        window: range,
         profile: EnergyProfile,
         covered: CoveredTime,
         fixed: int | None,
@@ -211,37 +208,31 @@ class StepDivider:
 
         Of several boards only the sum is known inside a step that has been divided in part.
         """
-        boards = profile.counter_steps
         steps, alone = boards[board], len(boards) == 1
-        within = steps[first : last + 1]
-        step = _joined(within)
-        periods = _undivided(step.start, step.end, covered, fixed)
-        if not alone and periods != [(step.start, step.end)]:
+        within = steps[window.start : window.stop]
+        begin, stop = within[0].start, within[-1].end
+        periods = _undivided(begin, stop, covered, fixed)
+        if not alone and periods != [(begin, stop)]:
             return
-        first, last = max(0, first - 1), min(last + 1, len(steps) - 1)
+        first, last = max(0, window.start - 1), min(window.stop, len(steps) - 1)
         spans = self._open(steps[first].start, steps[last].end)
         before, after = [], []
-        if steps[first].end == step.start:
+        if steps[first].end == begin:
             before = self._neighbour(board, steps[first], spans)
-        if steps[last].start == step.end:
+        if steps[last].start == stop:
             after = self._neighbour(board, steps[last], spans)
         inner = [one.end for one in within[:-1]]
+        most = MAX_SEGMENTS + len(inner)
         for start, end in periods:
             marks = [start, *(at for at in inner if start < at < end), end]
             groups = [self._segments(board, *pair, spans) for pair in pairwise(marks)]
-            segments = [segment for group in groups for segment in group]
-            if len(segments) > MAX_SEGMENTS + len(inner):
+            if sum(map(len, groups)) > most:
                 groups = [_merged(group) for group in groups]
-                segments = [segment for group in groups for segment in group]
-            if not (
-                all(groups)
-                and len(_merged(segments)) > 1
-                and len(segments) <= MAX_SEGMENTS + len(inner)
-            ):
+            segments = list(chain.from_iterable(groups))
+            if not all(groups) or len(segments) > most or len(_merged(segments)) < 2:
                 continue
             times = [start, *profile.row_times(start, end), *(s.end for s in segments)]
             times = sorted(set(times))
-            known = profile.gpu_energies(times)
             if alone:
                 energies = [high - low for low, high in pairwise(profile.gpu_energies(marks))]
             else:
@@ -256,9 +247,9 @@ class StepDivider:
             if parts is not None:
                 sums = _sums(segments, parts, own, times)
                 if not alone:
-                    sums = _with_others(sums, own, times, known)
+                    sums = _with_others(sums, own, times, profile.gpu_energies(times))
                 # The energy of other boards or of other times has a larger error.
-                certain = alone and not step.blurred
+                certain = alone and not within[0].blurred
                 profile.reshape(times, sums, _errors(segments, parts, times) if certain else ())
 
     def _neighbour(self, board: str, step: CounterStep, spans: Sequence[_RecentSpan]) -> list[Step]:
@@ -327,12 +318,6 @@ def _errors(
             )
         )
     return errors
-
-
-def _joined(steps: Sequence[CounterStep]) -> CounterStep:
-    """Consecutive steps as one."""
-    energy = sum(step.energy for step in steps)
-    return steps[0]._replace(end=steps[-1].end, energy=energy)
 
 
 def _windows(steps: Sequence[CounterStep], edges: Sequence[int]) -> Iterator[tuple[int, int]]:
