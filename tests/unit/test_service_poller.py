@@ -146,6 +146,25 @@ def test_source_that_raises_is_down_and_others_continue() -> None:
     assert processes.up
 
 
+def test_failing_observer_is_down_and_the_accounts_continue() -> None:
+    clock = ManualClock()
+    host = Burning(clock)
+    seen: list[Tick] = []
+
+    def fail_once(tick: Tick, _: Sequence[Attribution]) -> None:
+        seen.append(tick)
+        if len(seen) == 1:
+            raise RuntimeError("no such luck")
+
+    snapshot = ticks(clock, poller(clock, [host], host, observers={"tuning": fail_once}), 20)
+    assert snapshot.account(PACKAGE.id).energy > 0
+    assert len(seen) == 20, "the observer gets the next ticks"
+    (broken,) = (one for one in snapshot.health if not one.up)
+    assert (broken.source, broken.reads, broken.failed) == ("tuning", 20, 1)
+    assert "no such luck" in str(broken.failures[0])
+    assert imbalances(snapshot) == []
+
+
 def test_energy_is_counted_without_usage() -> None:
     clock = ManualClock()
     snapshot = ticks(clock, poller(clock, [Burning(clock)], Raising()), 60)
@@ -245,7 +264,7 @@ def test_observers_receive_each_tick_with_its_settled_attributions() -> None:
     clock = ManualClock()
     host = Burning(clock)
     seen: list[tuple[Tick, Sequence[Attribution]]] = []
-    one = poller(clock, [host], host, observers=[lambda *of: seen.append(of)])
+    one = poller(clock, [host], host, observers={"test": lambda *of: seen.append(of)})
     ticks(clock, one, 3)
     assert [tick.domains for tick, _ in seen] == [{"rapl": (PACKAGE,)}, {}, {}]
     assert [tick.births for tick, _ in seen] == [(WHO,)] * 3
@@ -266,7 +285,7 @@ def settled_ticks(
         counts[-1] += 1
         seen.extend(settled)
 
-    one = poller(clock, [host], host, observers=[observe])
+    one = poller(clock, [host], host, observers={"test": observe})
     for _ in range(40):
         counts.append(0)
         clock.advance(ns=TICK)

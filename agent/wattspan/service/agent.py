@@ -19,7 +19,7 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.poller import Poller
+from wattspan.service.poller import HISTORY, TUNING, Poller
 from wattspan.storage.store import DeferredStore, Store
 
 STOP_TIMEOUT = 1.5
@@ -324,6 +324,8 @@ _NON_COUNTER_SOURCES = {
     "carbon",
     "capper",
     "tuner",
+    HISTORY,
+    TUNING,
     "configuration",
     *SELF_REPORTING,
 }

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
@@ -52,6 +53,10 @@ STARTUP = 2 * SECOND
 
 SETTLE_AFTER = SECOND // 5
 """Awaited energy is settled this long after the last settlement."""
+
+
+HISTORY, TUNING = "history", "tuning"
+"""Names of the observers in health: the energy history, and the users of devices for the tuner."""
 
 
 class Ticker:
@@ -153,6 +158,42 @@ class MonitoredUsage:
         return SourceHealth("processes", up, self._polls, self._failed, failures)
 
 
+TickObserver = Callable[[Tick, Sequence[Attribution]], None]
+"""Receives each tick and the attributions that it has settled, in the poller's thread."""
+
+
+class MonitoredObserver:
+    """An observer of settled ticks whose exceptions are caught: the accounts do not need it."""
+
+    def __init__(self, name: str, observe: TickObserver) -> None:
+        self._name, self._observe = name, observe
+        self._ticks = 0
+        self._failed = 0
+        self._failures: tuple[Failure, ...] = ()
+
+    def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
+        """Pass a tick on. After an exception, the observer lacks that tick and gets the next."""
+        self._ticks += 1
+        try:
+            self._observe(tick, settled)
+        except Exception as error:  # noqa: BLE001 - a bug here must not stop the accounts
+            self._failed += 1
+            failure = Failure(
+                self._name,
+                f"the {self._name}",
+                Trouble.MALFORMED,
+                f"it raised {type(error).__name__}: {error}",
+                "This is a bug; its figures may be wrong, and all totals of energy continue.",
+            )
+            self._failures = (failure,)
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """Empty without a failure. A later tick does not mend the state: the failure stands."""
+        if not self._failures:
+            return ()
+        return (SourceHealth(self._name, False, self._ticks, self._failed, self._failures),)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentUsage:
     """Resource usage of the agent itself: CPU seconds since its start, resident bytes."""
@@ -187,10 +228,6 @@ class LatestSnapshot:
         self._snapshot = snapshot
 
 
-TickObserver = Callable[[Tick, Sequence[Attribution]], None]
-"""Receives each tick and the attributions that it has settled, in the poller's thread."""
-
-
 class Poller:
     """Samples, updates the ledger and the energy history, and publishes snapshots."""
 
@@ -206,13 +243,14 @@ class Poller:
         *,
         interval: int,
         providers: SnapshotProviders,
-        observers: Sequence[TickObserver] = (),
+        observers: Mapping[str, TickObserver] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``save`` receives the checkpoint of each snapshot before it is published.
+        """``observers`` have names that health shows.
 
-        ``alive`` is called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
+        ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
+        called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
         """
         self._clock = clock
         self._ledger = ledger
@@ -222,7 +260,10 @@ class Poller:
         self._directory = directory
         self._latest = latest
         self._providers = providers
-        self._observers = (history.apply, *observers)
+        self._observers = [
+            MonitoredObserver(name, observe)
+            for name, observe in {HISTORY: history.apply, **observers}.items()
+        ]
         self._save = save
         self._alive = alive
         self._ticker = Ticker(clock, interval)
@@ -278,8 +319,8 @@ class Poller:
         self._settled = self._clock.monotonic()
         for tick in ticks:
             settled = self._ledger.apply(tick)
-            for observe in self._observers:
-                observe(tick, settled)
+            for observer in self._observers:
+                observer.apply(tick, settled)
 
     def publish(self) -> None:
         """Settle all ticks and replace the newest snapshot.
@@ -298,6 +339,7 @@ class Poller:
             health=(
                 *(source.health() for source in self._sources),
                 self._usage.health(),
+                *(one for observer in self._observers for one in observer.health()),
                 *self._providers.health(),
             ),
             stats=AgentStats(

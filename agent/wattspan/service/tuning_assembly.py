@@ -27,7 +27,7 @@ from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import run_directory
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.poller import TickObserver
+from wattspan.service.poller import TUNING, TickObserver
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -61,7 +61,7 @@ class TuningAssembly:
 
     core: AgentCore
     services: ServiceGroup = field(default_factory=lambda: ServiceGroup("tuning"))
-    observers: list[TickObserver] = field(default_factory=list)
+    observers: dict[str, TickObserver] = field(default_factory=dict)
     tap: ReceivedSpanQueue | None = None
     tuner: Tuner | None = None
     decisions: DecisionLog | None = None
@@ -221,7 +221,7 @@ class TuningAssembly:
         def observe(tick: Tick, _: Sequence[Attribution]) -> None:
             device_users.add(u for u in tick.usages if cpu or not u.resource.startswith("cpu"))
 
-        self.observers.append(observe)
+        self.observers[TUNING] = observe
         state_dir, emulated = Path(self.core.config.agent.state_dir), self._is_emulated
         decisions = self.decisions = DecisionLog(
             decisions_path(state_dir, emulated=emulated), self.core.clock, log=self.core.log
