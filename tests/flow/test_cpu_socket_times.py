@@ -87,9 +87,9 @@ def burn_both() -> None:
 
 
 def test_work_of_a_moving_process_is_counted_on_both_sockets(times: SocketTimes) -> None:
-    times.read()
+    times.sample()
     with running(burn_both) as pid:
-        counted = times.read()[pid]
+        counted = times.sample().by_process()[pid]
     assert counted[0] == pytest.approx(60 * MS, rel=0.1)
     assert counted[1] == pytest.approx(140 * MS, rel=0.1)
 
@@ -101,35 +101,35 @@ def test_threads_are_counted_with_their_process(times: SocketTimes) -> None:
         burn(0, 50 * MS)
         thread.join()
 
-    times.read()
+    times.sample()
     with running(work) as pid:
-        counted = times.read()[pid]
+        counted = times.sample().by_process()[pid]
     assert counted[1] / sum(counted.values()) == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_process_that_never_waits_is_counted_while_it_runs(times: SocketTimes) -> None:
-    times.read()
+    times.sample()
     burn(1, 100 * MS)
     end = time.thread_time_ns() + 100 * MS
     os.sched_setaffinity(0, {1})
     try:
         while time.thread_time_ns() < end:
             pass
-        counted = times.read()[os.getpid()]
+        counted = times.sample().by_process()[os.getpid()]
     finally:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     assert sum(counted.values()) >= 180 * MS
 
 
 def test_ended_process_is_counted_once(times: SocketTimes) -> None:
-    times.read()
+    times.sample()
     pid = os.fork()
     if pid == 0:
         burn(1, 20 * MS)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert times.read()[pid][1] >= 18 * MS
-    eventually(lambda: pid not in times.read(), "nothing is counted after the end")
+    assert times.sample().by_process()[pid][1] >= 18 * MS
+    eventually(lambda: pid not in times.sample().by_process(), "nothing is counted after the end")
 
 
 def test_changed_topology_is_used_after_a_refresh(times: SocketTimes, sysfs: Path) -> None:
@@ -138,9 +138,9 @@ def test_changed_topology_is_used_after_a_refresh(times: SocketTimes, sysfs: Pat
     (cpus / "online").write_text("0-1\n")
     times._topology.refresh()
     times.refresh()
-    times.read()
+    times.sample()
     with running(burn_both) as pid:
-        assert times.read()[pid].keys() == {0, 7}
+        assert times.sample().by_process()[pid].keys() == {0, 7}
 
 
 def spent_by(host: HostUsage, pid: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from support.synthetic_kernel import SyntheticKernel
 from wattspan.ports import UsageBatch
-from wattspan.processes.cpu_socket_division import apportion, weights_of
+from wattspan.processes.cpu_socket_division import SocketTimesSample, apportion, weights_of
 from wattspan.processes.source import CpuUsageSource
 
 BOTH = {0: 4, 1: 4}
@@ -59,9 +59,12 @@ class Times:
         self.next: dict[int, dict[int, int]] = {}
         self.refreshed = self.closed = 0
 
-    def read(self) -> dict[int, dict[int, int]]:
+    def sample(self) -> SocketTimesSample:
         found, self.next = self.next, {}
-        return found
+        pairs = {
+            pid << 32 | socket: t for pid, times in found.items() for socket, t in times.items()
+        }
+        return SocketTimesSample(list(pairs), list(pairs.values()))
 
     def refresh(self) -> None:
         self.refreshed += 1

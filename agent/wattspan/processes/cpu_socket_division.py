@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wattspan.attribution.settlement import split
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
@@ -214,12 +214,28 @@ HOST_RESOURCE = "cpu"
 SocketTimesByPid = Mapping[int, Mapping[int, int]]
 """Nanoseconds of processes by pid and socket."""
 
+_SOCKET = 0xFFFFFFFF
+
+
+class SocketTimesSample(NamedTuple):
+    """Nanoseconds of ``pairs`` of a process and a socket, each ``pid << 32 | socket``."""
+
+    pairs: Sequence[int] = ()
+    times: Sequence[int] = ()
+
+    def by_process(self) -> SocketTimesByPid:
+        found: dict[int, dict[int, int]] = {}
+        for pair, time in zip(self.pairs, self.times, strict=True):
+            if time:
+                found.setdefault(pair >> 32, {})[pair & _SOCKET] = time
+        return found
+
 
 class ProcessSocketTimes(Protocol):
     """Counts the CPU time of each process on each socket."""
 
-    def read(self) -> SocketTimesByPid:
-        """The times since the last read; some processes may be missing."""
+    def sample(self) -> SocketTimesSample:
+        """The times since the last sample; some processes may be missing."""
 
     def refresh(self) -> None:
         """The sockets of CPUs have changed."""
@@ -250,9 +266,9 @@ class SocketAccounting:
         """Sample busy time; to be called before the clocks of processes are read."""
         return self._clock.sample() if self._clock is not None else None
 
-    def sample_times(self) -> SocketTimesByPid:
+    def sample_times(self) -> SocketTimesSample:
         """Sample the times on sockets; to be called after the clocks of processes are read."""
-        return self._times.read() if self._times is not None else {}
+        return self._times.sample() if self._times is not None else SocketTimesSample()
 
     def update_busy(self, sample: bytes | None, mono: int) -> None:
         """Continue with the sample of the next poll."""
@@ -268,7 +284,7 @@ class SocketAccounting:
         start: Instant,
         end: Instant,
         active: Sequence[tuple[Payer, int, TrackedProcess | None]],
-        times: SocketTimesByPid,
+        times: SocketTimesSample,
         complete: bool,
     ) -> tuple[Usage, ...]:
         """One usage for the host and one for each socket, divided by the sampled ``times``.
@@ -278,7 +294,7 @@ class SocketAccounting:
         """
         spent_by_payer = _sum_by_payer(active)
         rows = {payer: row for payer, _, row in active if row is not None}
-        divided = self._divide(spent_by_payer, rows, times, end.mono)
+        divided = self._divide(spent_by_payer, rows, times.by_process(), end.mono)
         metered = self._metered_time()
         cpus = self._topology.capacity()
         duration = end.mono - start.mono

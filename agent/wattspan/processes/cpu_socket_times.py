@@ -11,20 +11,20 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from wattspan.processes import bpf
 from wattspan.processes.bpf import Instruction
+from wattspan.processes.cpu_socket_division import SocketTimesSample
 from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 
 TRACEPOINTS = ("sched_switch", "hrtimer_expire_entry")
 
 MAX_ENTRIES = 8192
-"""Limit of pairs of a process and a socket between two reads; further ones are not counted."""
+"""Limit of pairs of a process and a socket between two samples; others are not counted."""
 
 _KEY, _VALUE = struct.Struct("=Q"), struct.Struct("=Q")  # process << 32 | socket; nanoseconds
-_SOCKET = 0xFFFFFFFF
 _CPU = struct.Struct("=QQ")  # time of the last run, 0 before; socket
 _STACK = 10  # register: the end of the stack
 
@@ -113,17 +113,13 @@ class SocketTimes:
         places = (_CPU.pack(0, self._topology.socket_of(cpu)) for cpu in self._possible)
         bpf.update_map(self._cpus, bytes(4), b"".join(places))
 
-    def read(self) -> Mapping[int, Mapping[int, int]]:
-        """The nanoseconds since the last read by process and socket."""
-        times: dict[int, dict[int, int]] = {}
+    def sample(self) -> SocketTimesSample:
+        """The nanoseconds since the last sample."""
         try:
-            keys, values = self._reader.take()
+            pairs, times = self._reader.take()
         except OSError:
-            return times
-        for key, value in zip(keys.cast("Q"), values.cast("Q"), strict=True):
-            if value:
-                times.setdefault(key >> 32, {})[key & _SOCKET] = value
-        return times
+            return SocketTimesSample()
+        return SocketTimesSample(pairs.cast("Q").tolist(), times.cast("Q").tolist())
 
     def close(self) -> None:
         while self._open:

@@ -32,7 +32,7 @@ from wattspan.processes.cpu_socket_division import (
     PlacementSampler,
     ProcessSocketTimes,
     SocketAccounting,
-    SocketTimesByPid,
+    SocketTimesSample,
 )
 from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.kernel_events import EventChannel, ProcessEvents
@@ -86,7 +86,7 @@ class ClockSample(NamedTuple):
     now: Instant
     busy: bytes | None
     values: list[int]
-    times: SocketTimesByPid
+    times: SocketTimesSample
 
 
 @dataclass(slots=True)
@@ -248,7 +248,7 @@ class CpuUsageSource:
         self,
         update: LifecycleUpdate,
         result: UsageResults,
-        times: SocketTimesByPid,
+        times: SocketTimesSample,
         *,
         measured: bool,
         complete: bool,
