@@ -24,7 +24,10 @@ SAMPLE = 90 * MILLISECOND
 largest in short samples, and the power at the lowest loads decides about the intercept."""
 
 LEARNING_TIME = 600 * SECOND
-"""After this time, samples of a known idle power are as long as windows, which cost less."""
+"""After this time, samples of a known idle power are as long as windows, which cost less.
+
+An idle power that was observed at rest with full confidence does not wait for this.
+"""
 
 HALF_LIFE = 900.0  # windows, of the weight of an observation in its bin
 MAX_WEIGHT = 120.0
@@ -76,6 +79,7 @@ class LoadIntercept:
         self._power = remembered
         self._upper = math.inf
         self._observed = 0  # nanoseconds
+        self._rested = False  # the bin near zero load has full confidence
         self.remembered = remembered is not None
 
     @property
@@ -101,7 +105,7 @@ class LoadIntercept:
         self._sample.add(energy, duration, usage)
         self._window.add(energy, duration, usage)
         self._observed += duration
-        settled = self._observed > LEARNING_TIME and self._power is not None
+        settled = self._rested or (self._observed > LEARNING_TIME and self._power is not None)
         if self._sample.duration >= (WINDOW if settled else SAMPLE):
             self._curve.add(self._sample.load, self._sample.power, self._sample.duration / SECOND)
             self._sample = _Sum()
@@ -138,6 +142,7 @@ class LoadIntercept:
         """The intercept; None while it is unknown."""
         lowest = min(seen, key=lambda one: one.load)
         quiet = lowest.weight if lowest.load < _LOW_LOAD else 0.0
+        self._rested = quiet >= FULL_CONFIDENCE_WEIGHT
         narrow = found is not None and found.narrow
         corrected = lowest.power - (found.slope * lowest.load if found and narrow else 0.0)
         if quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow):
