@@ -9,11 +9,10 @@ import pytest
 
 from support.joined_spans import CPU, GPU, S, joined, moment
 from support.requirements import ROOT
-from wattspan.attribution.top_n import STALE_AFTER
+from wattspan.attribution.top_n import MIN_LISTED_TIME, STALE_AFTER
 from wattspan.model import HwType, SpanAccounts, SpanRow
 from wattspan.spans.aggregator import (
     EXEMPLAR_LIFETIME,
-    MIN_LISTED_TIME,
     RANK_EVERY,
     SpanAggregator,
     shortened_name,
@@ -257,19 +256,27 @@ def test_stale_names_are_searched_once_a_second() -> None:
     assert "e" not in names(totals)
 
 
-def test_name_with_much_energy_displaces_the_least() -> None:
+def test_name_with_most_of_the_energy_displaces_the_least_at_once() -> None:
+    totals = full(SpanAggregator(MANY))
+    used = [joined(name, {CPU: 10}) for name in "acd"]
+    totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 1000})], moment(10))
+    found = rows(totals)
+    assert names(totals) == {"a", "c", "d", "e", "other"}
+    assert (found["shop", "e"].energy, found["shop", "e"].count) == ({}, 0)
+    assert found["other", "other"].energy == {CPU: 1000}
+    assert totals.released == {CPU: 10 + 1}
+    totals.add([joined("e", {CPU: 7})], moment(20))
+    assert rows(totals)["shop", "e"].energy == {CPU: 7}
+
+
+def test_name_with_more_energy_displaces_the_least_after_its_safe_time() -> None:
     totals = full(SpanAggregator(MANY))
     for second in range(10, MIN_LISTED_TIME // S + 1, 10):
+        assert "e" not in names(totals)
         used = [joined(name, {CPU: 10}) for name in "acd"]
-        totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 1000})], moment(second))
-        totals.accounts()
+        totals.add([*used, joined("b", {CPU: 1}), joined("e", {CPU: 12})], moment(second))
     assert names(totals) == {"a", "c", "d", "e", "other"}
-    found = rows(totals)
-    assert (found["shop", "e"].energy, found["shop", "e"].count) == ({}, 0)
-    assert found["other", "other"].energy == {CPU: 6000}
     assert totals.released == {CPU: 10 + 6}
-    totals.add([joined("e", {CPU: 7})], moment(200))
-    assert rows(totals)["shop", "e"].energy == {CPU: 7}
 
 
 def test_waiting_name_with_an_account_displaces_none() -> None:

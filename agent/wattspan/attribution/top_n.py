@@ -1,4 +1,4 @@
-"""Accounts of processes and groups in bounded number.
+"""Accounts in bounded number: of processes, of groups, and the rule by which they are listed.
 
 A host has thousands of processes and each time series has a cost, so at most ``top`` processes
 have a row and all others share the account ``other``. Three rules keep exported counters
@@ -15,8 +15,10 @@ exited processes stays in their groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.counter_deltas import AveragePowers
 from wattspan.model import SECOND, Group, GroupKind, GroupRow, HwType, Microjoules, Payer
@@ -28,10 +30,60 @@ EXIT_GRACE = 10 * SECOND
 """Exited payers can be charged for this time: devices report usage late."""
 
 MIN_LISTED_TIME = 60 * SECOND
-"""A row of a running process is safe from displacement for this time."""
+"""An account of a running process or of a span name is safe from displacement for this time."""
 
-_DISPLACEMENT_FACTOR = 2  # least ratio of the newcomer's energy to that of the displaced row
-_IMMEDIATE_DISPLACEMENT_FACTOR = 16  # the same for a row that is still safe
+_DISPLACEMENT_FACTOR = 2  # least ratio of the recent energies of newcomer and displaced
+_IMMEDIATE_DISPLACEMENT_FACTOR = 16  # the same if the displaced one is still safe
+
+
+K = TypeVar("K")
+
+
+class Listing(NamedTuple):
+    """A key with an account of its own, and its recent energy."""
+
+    since: int
+    score: float
+    ended: bool = False
+
+
+def displacements(
+    listed: Mapping[K, Listing], waiting: Mapping[K, float], places: int, now: int
+) -> Iterator[tuple[K, K | None]]:
+    """Yield the waiting keys that get a place, each with the key that loses it, None if it is free.
+
+    A listing is safe for ``MIN_LISTED_TIME``, except from a key that has spent more than an equal
+    share: the largest consumer is listed at once, and a flood of small ones cannot make accounts
+    flicker. ``waiting`` has the recent energy of keys; those that are listed are ignored.
+    """
+    newcomers = sorted(
+        (key for key, score in waiting.items() if score > 0 and key not in listed),
+        key=waiting.__getitem__,
+        reverse=True,
+    )
+    settled, safe = deque[K](), deque[K]()
+    for key in sorted(listed, key=lambda key: listed[key].score):
+        if now - listed[key].since >= MIN_LISTED_TIME:
+            settled.append(key)
+        elif not listed[key].ended:
+            safe.append(key)
+    total = sum(one.score for one in listed.values()) + sum(waiting[key] for key in newcomers)
+    free = places - len(listed)
+    for newcomer in newcomers[:places]:
+        score = waiting[newcomer]
+        if free > 0:
+            free -= 1
+            yield newcomer, None
+        elif settled and score >= _DISPLACEMENT_FACTOR * listed[settled[0]].score:
+            yield newcomer, settled.popleft()
+        elif (
+            safe
+            and score * places >= total
+            and score >= _IMMEDIATE_DISPLACEMENT_FACTOR * listed[safe[0]].score
+        ):
+            yield newcomer, safe.popleft()
+        else:
+            return
 
 
 @dataclass(slots=True)
@@ -107,43 +159,16 @@ class TopPayers:
         self._exited = {
             p: exited for p, exited in self._exited.items() if now - exited < EXIT_GRACE
         }
-        candidates = sorted(
-            (payer for payer, score in self._score.items() if score and payer not in self._rows),
-            key=lambda payer: self._score[payer],
-            reverse=True,
-        )
-        for payer in candidates[: self._top]:
-            if len(self._rows) >= self._top and not self._displace(payer, now):
-                break
-            self._rows[payer] = ListedPayer(now)
+        listed = {
+            payer: Listing(row.since, self._score.get(payer, 0.0), row.exited is not None)
+            for payer, row in self._rows.items()
+        }
+        for newcomer, displaced in displacements(listed, self._score, self._top, now):
+            if displaced is not None:
+                self.retire(self._rows.pop(displaced).energy)
+            self._rows[newcomer] = ListedPayer(now)
         # A score below a microjoule has decayed to nothing: removal keeps memory bounded.
         self._score = {p: score / 2 for p, score in self._score.items() if score >= 1}
-
-    def _displace(self, newcomer: Payer, now: int) -> bool:
-        """Retire the row of least energy if it may be displaced and ``newcomer`` is far above it.
-
-        A safe row is displaced only by a payer that has spent more than an equal share: the
-        largest consumer is listed at once, and a flood of small ones cannot make rows flicker.
-        """
-        score = self._score[newcomer]
-        settled, safe = [], []
-        for payer, row in self._rows.items():
-            if now - row.since >= MIN_LISTED_TIME:
-                settled.append(payer)
-            elif row.exited is None:
-                safe.append(payer)
-        dominant = score * self._top >= sum(self._score.values())
-        for rows, factor in (
-            (settled, _DISPLACEMENT_FACTOR),
-            (safe if dominant else [], _IMMEDIATE_DISPLACEMENT_FACTOR),
-        ):
-            if not rows:
-                continue
-            least = min(rows, key=lambda payer: self._score.get(payer, 0.0))
-            if score >= factor * self._score.get(least, 0.0):
-                self.retire(self._rows.pop(least).energy)
-                return True
-        return False
 
 
 UNKNOWN_USER = Group(GroupKind.USER, "unknown")

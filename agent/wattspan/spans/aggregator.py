@@ -16,7 +16,7 @@ from operator import itemgetter, sub
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
-from wattspan.attribution.top_n import OTHER, STALE_AFTER
+from wattspan.attribution.top_n import OTHER, STALE_AFTER, Listing, displacements
 from wattspan.model import (
     SECOND,
     Exemplar,
@@ -38,10 +38,6 @@ EXEMPLAR_LIFETIME = 15 * SECOND
 RANK_EVERY = 10 * SECOND
 """The period in which names without an account may displace others."""
 
-MIN_LISTED_TIME = 60 * SECOND
-"""An account is safe from displacement for this time."""
-
-_DISPLACEMENT_FACTOR = 2  # least ratio of the recent energies of newcomer and displaced
 _MAX_TOKENS = 10**7  # of one span and direction: more than any context length
 _MAX_TOTAL = 2**62  # totals fit in 64 bits
 
@@ -263,19 +259,14 @@ class SpanAggregator:
             energy = account.energy
             account.recent = account.recent / 2 + energy - account.ranked
             account.ranked = energy
-        settled = sorted(
-            (account.recent, key)
+        listed = {
+            key: Listing(account.since, account.recent)
             for key, account in self._accounts.items()
-            if key != (OTHER, OTHER) and self._now - account.since >= MIN_LISTED_TIME
-        )
-        waiting = sorted(
-            ((spent, key) for key, spent in self._waiting.items() if key not in self._accounts),
-            reverse=True,
-        )
-        for (spent, newcomer), (recent, least) in zip(waiting, settled, strict=False):
-            if spent <= _DISPLACEMENT_FACTOR * recent:
-                break
-            self._release(self._accounts.pop(least))
+            if key != (OTHER, OTHER)
+        }
+        for newcomer, displaced in displacements(listed, self._waiting, self._names, self._now):
+            if displaced is not None:
+                self._release(self._accounts.pop(displaced))
             self._open(newcomer)
         self._waiting = {}
 
