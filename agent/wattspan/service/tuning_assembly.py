@@ -256,11 +256,12 @@ def _absolute(agent: AgentSettings) -> AgentSettings:
 
 def _job_command(consumer: Consumer) -> str:
     """The digest of a process's command line; "" if it cannot be read."""
+    import psutil  # for hosts that tune only: it takes memory
+
     from wattspan.tuning.decisions.certified_settings import command_digest
 
     try:
-        raw = Path(f"/proc/{consumer.pid}/cmdline").read_bytes()
-    except OSError:
+        words = psutil.Process(consumer.pid).cmdline()
+    except psutil.Error:
         return ""
-    words = [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
-    return command_digest(words)
+    return command_digest([word for word in words if word])
