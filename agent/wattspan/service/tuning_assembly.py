@@ -239,7 +239,7 @@ class TuningAssembly:
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
             certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
-            command=_job_command,
+            command=job_command,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
             log=self.core.log,
@@ -254,7 +254,7 @@ def _absolute(agent: AgentSettings) -> AgentSettings:
     return msgspec.structs.replace(agent, **paths)
 
 
-def _job_command(consumer: Consumer) -> str:
+def job_command(consumer: Consumer) -> str:
     """The digest of a process's command line; "" if it cannot be read."""
     import psutil  # for hosts that tune only: it takes memory
 
