@@ -54,6 +54,7 @@ class Subject:
     url: str | None = None  # scraped once a second, like a monitoring system would
     environ: dict[str, str] = field(default_factory=dict)
     with_children: bool = True  # whether the cost of descendants counts
+    warm_up: float = 10.0  # seconds until its cost is steady
 
     def processes(self, pid: int) -> list[int]:
         """The processes whose cost is the subject's."""
@@ -96,10 +97,10 @@ class Cost:
     rss: float
 
 
-def measure(subject: Subject, window: float, warm_up: float) -> Cost:
+def measure(subject: Subject, window: float) -> Cost:
     """Start, let it settle, scrape it once a second for ``window`` seconds, stop it."""
     with subject.running() as pid:
-        _scrape_for(subject.url, warm_up)
+        _scrape_for(subject.url, subject.warm_up)
         began, used = time.monotonic(), subject.cpu_seconds(pid)
         _scrape_for(subject.url, window)
         used, lasted = subject.cpu_seconds(pid) - used, time.monotonic() - began

@@ -32,7 +32,6 @@ def main() -> None:
         "--forks", type=int, nargs="+", default=[0], help="short-lived processes a second"
     )
     options.add_argument("--window", type=float, default=10.0, help="seconds measured each time")
-    options.add_argument("--warm-up", type=float, default=15.0, help="seconds before that")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--alone", action="store_true", help="the agent without its peers")
     chosen = options.parse_args()
@@ -46,9 +45,7 @@ def main() -> None:
             subjects += peers(Path(folder))
         for count, rate in product(chosen.processes, chosen.forks):
             with sleepers(count), forker(rate) as load:
-                costs = medians(
-                    subjects, chosen.repeats, lambda s: measure(s, chosen.window, chosen.warm_up)
-                )
+                costs = medians(subjects, chosen.repeats, lambda s: measure(s, chosen.window))
             print(table(count, subjects, costs, chosen.repeats, chosen.window, load.rate))
 
 

@@ -55,6 +55,7 @@ def agent(folder: Path, *, profile: str = "two-socket-h100", name: str = "wattsp
         "energy and per-process attribution at 10 Hz, scraped at 1 Hz",
         f"http://{LOOPBACK}:{port}/metrics",
         with_children=False,  # its child emulates the hardware
+        warm_up=45.0,  # by then the idle power of a quiet host is known
     )
 
 
