@@ -274,5 +274,5 @@ sys.stdin.readline()
 print(tried(lost), flush=True)
 with wattspan.window() as w:
     burn(0.1)
-print(w.result(timeout=30).process["cpu"] > 0, flush=True)
+print(w.result(timeout=30).host["cpu"] > 0, flush=True)
 """

@@ -37,6 +37,9 @@ def heard(*events: bytes) -> ProcessEvents:
     return news
 
 
+MEMORY = 8408  # KiB
+
+
 def stats(
     pid: int,
     cpu: int,
@@ -53,6 +56,7 @@ def stats(
     raw[80:84] = b"work"
     struct.pack_into("=IIII", raw, 120, 1000, 1000, pid, 7)
     struct.pack_into("=QQQ", raw, 144, 2500, ticks, 0)
+    struct.pack_into("=Q", raw, 200, MEMORY)
     if version >= 12:
         struct.pack_into("=I4xQ", raw, 368, tgid if tgid is not None else pid, 3000)
     return bytes(raw if version >= 12 else raw[:328])
@@ -131,7 +135,7 @@ def test_event_filter_without_exits_passes_births_and_execs() -> None:
 
 def test_single_threaded_exit_has_its_own_record() -> None:
     assert parse_exit(exit_message(stats(42, 12345))) == ExitRecord(
-        42, 7, 12345, 3_000_000, "work", 1000
+        42, 7, 12345, 3_000_000, "work", 1000, memory=MEMORY
     )
 
 

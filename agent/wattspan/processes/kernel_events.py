@@ -40,7 +40,8 @@ class ExitRecord(NamedTuple):
     """The accounting record of an exited process: nearly all of its CPU time.
 
     The kernel writes it before the process frees its memory, so the time of that (some tenths of a
-    millisecond, more for a large process) is missing from ``cpu``. ``certain`` is False on an old
+    millisecond, more for a large process) is missing from ``cpu``. ``memory`` is the most resident
+    memory of the process in KiB, 0 if the kernel does not record it. ``certain`` is False on an old
     kernel, whose record may be of a process or of one of its threads.
     """
 
@@ -51,6 +52,7 @@ class ExitRecord(NamedTuple):
     command: str
     user_id: int | None
     certain: bool = True
+    memory: int = 0
 
 
 @dataclass(slots=True)

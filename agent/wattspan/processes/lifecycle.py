@@ -115,6 +115,28 @@ class CpuCharge(NamedTuple):
     row: TrackedProcess | None = None
 
 
+_LEAST_EXIT, _CHEAP_MEMORY = 6 * 1024, 8 * 1024  # KiB
+
+
+def exit_weight(memory: int) -> int:
+    """The relative cost of an exit of a process with at most ``memory`` KiB resident.
+
+    Measured on Linux 6.18 in a virtual machine: 0.6 ms up to 8 MiB, of which most are pages of
+    files, and 0.1 ms for each MiB beyond that.
+    """
+    return _LEAST_EXIT + max(0, memory - _CHEAP_MEMORY)
+
+
+class EndedCharge(NamedTuple):
+    """The last charge of an exited process, and its weight for the costs of exits.
+
+    The kernel releases the memory of a process after its exit record.
+    """
+
+    charge: CpuCharge
+    weight: int
+
+
 _UnseenKey = tuple[int, str, int | None, str]  # parent, command, user, cgroup
 
 
@@ -128,7 +150,7 @@ class LifecycleUpdate:
         self.charges: list[CpuCharge] = []
         self.infos: list[PayerInfo] = []
         self.exited: list[Payer] = []
-        self.ended: dict[str, list[CpuCharge]] = {}  # charges of exited processes by cgroup
+        self.ended: dict[str, list[EndedCharge]] = {}  # by cgroup
         self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # processed pids
         self.tracked: set[int] = set()  # pids whose tracking began in this poll
@@ -223,6 +245,7 @@ class LifecycleTracker:
         records = update.events.exits.get(pid)
         record = records.pop(0) if records else None
         total = record.cpu if record is not None else row.exit_cpu
+        memory = record.memory if record is not None else row.exit_memory
         if total is None:
             update.tails_unknown = True
         # A clock that was read after the exit record includes the cost of the exit.
@@ -234,7 +257,8 @@ class LifecycleTracker:
         update.exited.append(row.consumer)
         update.texts[pid] = row.cgroup_text
         if total is not None and row.info is not None and not tail_charged:
-            update.ended.setdefault(row.cgroup_text, []).append(charge)
+            ended = EndedCharge(charge, exit_weight(memory))
+            update.ended.setdefault(row.cgroup_text, []).append(ended)
 
     def _describe_exited(
         self, update: LifecycleUpdate, row: TrackedProcess, record: ExitRecord
@@ -258,7 +282,8 @@ class LifecycleTracker:
         )
         records = update.events.exits.get(pid)
         if stat.exiting and records:
-            row.exit_cpu = records.pop().cpu
+            record = records.pop()
+            row.exit_cpu, row.exit_memory = record.cpu, record.memory
         self._table.add(row)
         if update.before is not None and (born or self._since_scan(stat)):
             self._work(update, row, value)
@@ -280,6 +305,7 @@ class LifecycleTracker:
             if row is not None and pid not in update.tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
+                    row.exit_memory = max(row.exit_memory, records[-1].memory)
             elif update.before is not None:
                 for final in records:
                     if final.certain or pid in update.events.born:
@@ -308,7 +334,8 @@ class LifecycleTracker:
             update.accounts[pid] = consumer.pid
         charge = CpuCharge(consumer, cpu, text)
         update.charges.append(charge)
-        update.ended.setdefault(text, []).append(charge)
+        ended = EndedCharge(charge, exit_weight(record.memory))
+        update.ended.setdefault(text, []).append(ended)
 
     def _info_of(self, consumer: Consumer, record: ExitRecord, text: str, parent: int) -> PayerInfo:
         user = user_name(record.user_id) if record.user_id is not None else ""

@@ -39,6 +39,7 @@ from wattspan.processes.kernel_events import EventChannel, ProcessEvents
 from wattspan.processes.lifecycle import (
     CpuCharge,
     CpuDeltas,
+    EndedCharge,
     LifecycleTracker,
     LifecycleUpdate,
     ProcessScanner,
@@ -360,7 +361,7 @@ class CpuUsageSource:
             return
         update.exited.extend(self._removed)
         self._removed.clear()
-        ended: dict[str, list[CpuCharge]] = {}
+        ended: dict[str, list[EndedCharge]] = {}
         for text, some in update.ended.items():
             covering = self._covering(text)
             if covering is not None:
@@ -378,15 +379,16 @@ class CpuUsageSource:
             self._new_cgroups.clear()
 
     def _charge_excess(
-        self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[CpuCharge]
+        self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[EndedCharge]
     ) -> None:
-        """Charge the excess to exited processes in equal parts, as the cost of their exits.
+        """Charge the excess to exited processes by their memory, as the cost of their exits.
 
         If an unreported process may have run, charge it to the cgroup's remainder.
         """
         unreported = self._exit_events is None or update.events.lost or update.tails_unknown
         if ended and not unreported:
-            for charge, part in zip(ended, split(excess, [1] * len(ended)), strict=True):
+            parts = split(excess, [one.weight for one in ended])
+            for (charge, _), part in zip(ended, parts, strict=True):
                 if part:
                     update.charges.append(CpuCharge(charge.payer, part, cgroup, charge.row))
             return

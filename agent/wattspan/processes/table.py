@@ -44,6 +44,7 @@ class TrackedProcess:
     cgroup_text: str = ""  # its /proc/PID/cgroup
     reviewed: bool = False  # a second description is scheduled or done
     exit_cpu: int | None = None  # CPU time of its exit record, until its clock is gone
+    exit_memory: int = 0  # of the same record, KiB
     weights: Mapping[int, float] | None = None  # by socket
     next_placement: int = 0  # monotonic time of the next sample of its socket
 

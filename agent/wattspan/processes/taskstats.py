@@ -51,8 +51,10 @@ _VERSION = struct.Struct("=H")
 _CPU_VIRTUAL = struct.Struct("=Q")  # cpu_run_virtual_total: the scheduler's nanoseconds
 _ACCT = struct.Struct("=IIII")  # ac_uid ac_gid ac_pid ac_ppid
 _TIMES = struct.Struct("=QQQ")  # ac_etime ac_utime ac_stime, microseconds
+_MEMORY = struct.Struct("=Q")  # hiwater_rss, KiB
 _GROUP = struct.Struct("=I4xQ")  # ac_tgid ac_tgetime
 _AT_FLAG, _AT_VIRTUAL, _AT_COMM, _AT_ACCT, _AT_TIMES, _AT_GROUP = 8, 72, 80, 120, 144, 368
+_AT_MEMORY = 200
 _LAST_OF_GROUP = 0x20  # AGROUP
 _GROUP_SINCE_VERSION = 12  # the version that brought ac_tgid and AGROUP
 _EXIT_SLOTS = 128
@@ -123,8 +125,8 @@ _AT_TASK = HEADER.size + _GENL.size
 _AT_STATS = _AT_TASK + 4 + 8 + 4
 _WORD = struct.Struct("=I")
 # A slot: sender's port, type and flags, the two headers; then flag, cpu_run_virtual_total, command,
-# uid, ppid, utime, stime, tgid and tgetime.
-_EXIT = struct.Struct("=4xI8x4xI8x4xI8xI8xB63xQ32s8xI8xI16xQQ200xI4xQ")
+# uid, ppid, utime, stime, hiwater_rss, tgid and tgetime.
+_EXIT = struct.Struct("=4xI8x4xI8x4xI8xI8xB63xQ32s8xI8xI16xQQ32xQ160xI4xQ")
 _MIN_EXIT = _EXIT.size - ADDRESS
 
 
@@ -138,17 +140,20 @@ def record_exits(layout: ExitLayout, batch: DatagramBatch, events: ProcessEvents
         if length == layout.size and layout.grouped:
             found = _EXIT.unpack_from(batch.memory, at * batch.slot)
             if found[:4] == expected:
-                flag, cpu, command, user_id, parent, user, system, pid, elapsed = found[4:]
+                flag, cpu, command, user_id, parent, user, system, memory, pid, elapsed = found[4:]
                 if flag & _LAST_OF_GROUP:
                     cpu = cpu or (user + system) * 1000
                     name = _command(command)
-                    events.add_exit(ExitRecord(pid, parent, cpu, elapsed * 1000, name, user_id))
+                    record = ExitRecord(
+                        pid, parent, cpu, elapsed * 1000, name, user_id, memory=memory
+                    )
+                    events.add_exit(record)
                 continue
         events.lost = events.lost or batch.is_full(at)
         for kind, payload in messages(batch.datagram(at)):
-            record = parse_exit(payload) if kind == layout.family else None
-            if record is not None:
-                events.add_exit(record)
+            parsed = parse_exit(payload) if kind == layout.family else None
+            if parsed is not None:
+                events.add_exit(parsed)
 
 
 def _task(stats: bytes) -> ExitRecord | None:
@@ -161,7 +166,10 @@ def _task(stats: bytes) -> ExitRecord | None:
             return None  # other threads of the process live
         pid, elapsed = _GROUP.unpack_from(stats, _AT_GROUP)
     name = _command(stats[_AT_COMM : _AT_COMM + 32])
-    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, name, user_id, certain)
+    memory = 0
+    if len(stats) >= _AT_MEMORY + _MEMORY.size:
+        memory = _MEMORY.unpack_from(stats, _AT_MEMORY)[0]
+    return ExitRecord(pid, parent, _cpu_of(stats), elapsed * 1000, name, user_id, certain, memory)
 
 
 @lru_cache(maxsize=256)
