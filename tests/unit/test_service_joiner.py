@@ -346,6 +346,21 @@ def test_first_announcement_of_a_span_wins() -> None:
     assert [one.consumer for one in agent.joiner._processes.values() if one.service] == [APP]
 
 
+def test_ranks_with_the_same_span_ids_have_their_own_spans() -> None:
+    agent = Agent()
+    now = agent.clock.monotonic()
+    span = SpanStart(bytes(7) + b"\x01", b"", now - SECOND, 1, 0)
+    agent.feed.reports = [Heard(10, [span]), Heard(11, [span])]
+    agent.run(0.1)
+    agent.send(agent.span(1, -1.1, 0.0, name="rank 0"), pid=10)
+    agent.send(agent.span(1, -1.1, 0.0, name="rank 1"), pid=11)
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 2}
+    assert agent.energy("rank 0") == agent.energy("rank 1") == pytest.approx(110_000, rel=0.01)
+    senders = {whose: one.spans.remembered for whose, one in agent.joiner._processes.items()}
+    assert senders == {APP: 1, OTHER: 1}
+
+
 def test_announced_spans_without_receipt_are_abandoned() -> None:
     agent = Agent()
     start, ident = agent.clock.monotonic(), (1).to_bytes(8, "big")

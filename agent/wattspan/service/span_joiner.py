@@ -68,6 +68,9 @@ REPORT_EVERY = SECOND // 4
 TIDY_EVERY = SECOND
 """The period of outside energy and of checks for exited processes."""
 
+MAX_ANNOUNCERS = 64
+"""Remembered processes that announce spans with one id, besides the first: ranks of a host."""
+
 MAX_REMEMBERED_IDS = 131_072
 """Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
 
@@ -166,6 +169,10 @@ class SpanJoiner:
         self._processes: dict[Consumer, _SendingProcess] = {}
         self._announced: GenerationalCache[Consumer] = GenerationalCache(
             2 * settings.open_spans, keep=self._awaits
+        )
+        # Further announcers of the same ids.
+        self._also_announced: GenerationalCache[frozenset[Consumer]] = GenerationalCache(
+            2 * settings.open_spans
         )
         self._powers = PowerModel()
         self._accounts = SpanAccounts()
@@ -308,14 +315,23 @@ class SpanJoiner:
             room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, SpanStart):
-                    if record.id not in self._announced:
-                        self._announced[record.id] = consumer
+                    self._record_announcer(record.id, consumer)
                     if room > 0 and process.spans.open(record):
                         room -= 1
                 else:
                     process.spans.close(record)
             self._open = self._open_spans - room
         self._announced.age(now, self._keep)
+        self._also_announced.age(now, self._keep)
+
+    def _record_announcer(self, span: bytes, consumer: Consumer) -> None:
+        first = self._announced.get(span)
+        if first is None:
+            self._announced[span] = consumer
+        elif first != consumer:
+            others = self._also_announced.get(span) or frozenset()
+            if len(others) < MAX_ANNOUNCERS:
+                self._also_announced[span] = others | {consumer}
 
     def _announcer(self, report: ProcessRecords) -> Consumer | None:
         """The process of a report, which may have ended since."""
@@ -338,7 +354,7 @@ class SpanJoiner:
             own = positions[at : at + len(part.spans)]
             at += len(part.spans)
             if part.spans:
-                self._enqueue(pending, part, own, self._announcer_of(part) or claimed)
+                self._enqueue(pending, part, own, self._sender_of(part, claimed))
 
     def _enqueue(
         self,
@@ -363,10 +379,19 @@ class SpanJoiner:
         self._history.expect(end)
         process.waiting.append(_PendingSpans(pending, positions, spans, start, end, due))
 
-    def _announcer_of(self, part: ResourceSpanRecords) -> Consumer | None:
-        """The process that announced these spans: better evidence than a claim."""
-        ids = part.spans.id
-        return self._announced.get(ids[0]) or self._announced.get(ids[-1])
+    def _sender_of(
+        self, part: ResourceSpanRecords, claimed: Consumer | Outcome
+    ) -> Consumer | Outcome:
+        """The process that announced these spans: better evidence than a claim.
+
+        Ranks of a training job seed their random numbers alike and have spans with the same ids.
+        The claim of a process that announced the spans too is true; otherwise the first counts.
+        """
+        for span in (part.spans.id[0], part.spans.id[-1]):
+            first = self._announced.get(span)
+            if first is not None:
+                return claimed if claimed in (self._also_announced.get(span) or ()) else first
+        return claimed
 
     def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
         """The spans of a part, on the monotonic clock."""
