@@ -59,8 +59,10 @@ def test_busy_host_loses_little_idle_power_to_one_low_window(
     truth = 40_000 + 9_000 * CPUS * load
     show(model, load, shown * truth)
     assert model.power is not None
-    # A window at rest has a ninth of the weight of all those at work.
-    assert abs(model.power - 40_000) <= truth * (1 - shown) / 8 + 5
+    # A window at rest has a ninth of the weight of all those at work. The regression reduces the
+    # weight of large deviations only, so a small one may have up to a fifth.
+    low = truth * (1 - shown)
+    assert abs(model.power - 40_000) <= min(low / 5, low / 8 + 20) + 5
 
 
 @settings(max_examples=50)
