@@ -23,7 +23,8 @@ from wattspan.model import (
 )
 from wattspan.spans.values import Span, SpanColumns
 from wattspan.tuning.job import TuningJob
-from wattspan.tuning.tuner import MAX_JOBS, MISSING_AFTER
+from wattspan.tuning.missing_jobs import MISSING_AFTER
+from wattspan.tuning.tuner import MAX_JOBS
 from wattspan.tuning.work_units import MAX_DETECTED_JOBS as SEARCHED
 
 HOUR = 3600

@@ -7,34 +7,30 @@ renews only after a pass over all jobs.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.config import AutotuneSettings
 from wattspan.model import (
     SECOND,
     CapKey,
     CapRow,
     Consumer,
-    Decision,
     DecisionReason,
     Failure,
     Instant,
-    Move,
     RecordedDecision,
     Snapshot,
     SourceHealth,
     Trouble,
     TuningAccounts,
-    TuningRow,
-    TuningState,
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import CertifiedStore, TuningContext, TuningJob, slowdown_budget
+from wattspan.tuning.job import CertifiedStore, TuningContext, TuningJob
+from wattspan.tuning.missing_jobs import MissingJobs
+from wattspan.tuning.permissions import TuningPermissions
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
@@ -324,126 +320,3 @@ class Tuner:
 
 def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:
     return {row.state.key: row for row in rows}
-
-
-# ----------------------------------------------------------------------------- permitted jobs
-
-_MAX_CACHED = 1024
-
-
-@dataclass(slots=True)
-class TuningPermissions:
-    """Jobs whose processes are in permitted groups, each named ``name`` or ``kind:name``."""
-
-    directory: ProcessDirectory
-    groups: Collection[str]
-    _cache: dict[Consumer, bool] = field(default_factory=dict)
-
-    def refusal(self, job: str, ranks: Collection[Consumer]) -> str:
-        """A sentence why the job must not be tuned; "" if it may be."""
-        if not self.groups:
-            return ""
-        outside = next((one for one in ranks if not self._is_permitted(one)), None)
-        if outside is None:
-            return ""
-        return (
-            f"{job} is not tuned: process {outside.pid} is in none of [autotune] groups "
-            f"({', '.join(self.groups)})."
-        )
-
-    def _is_permitted(self, consumer: Consumer) -> bool:
-        permitted = self._cache.get(consumer)
-        if permitted is None:
-            info = self.directory.describe(consumer)
-            if info is None:
-                return False
-            permitted = any(
-                name in self.groups or f"{kind}:{name}" in self.groups for kind, name in info.groups
-            )
-            if len(self._cache) >= _MAX_CACHED:
-                self._cache.clear()
-            self._cache[consumer] = permitted
-        return permitted
-
-
-# ------------------------------------------------------------------------------- missing jobs
-
-MISSING_AFTER = 300 * SECOND
-"""Time after which a configured job without units of work is logged."""
-
-_MAX_SERVICES, _MAX_LISTED_NAMES = 64, 6
-_HINT = "`wattspan top --by span` lists the received spans."
-
-
-@dataclass(slots=True)
-class MissingJobs:
-    """Configured jobs without units of work, and the spans that were received instead."""
-
-    settings: AutotuneSettings
-    started: Instant
-    log: Callable[[str], None]
-    _received: OrderedDict[str, dict[str, None]] = field(default_factory=OrderedDict)
-    _logged: set[str] = field(default_factory=set)
-
-    def add(self, received: ReceivedSpans) -> None:
-        names = self._received.setdefault(received.service, {})
-        self._received.move_to_end(received.service)
-        if len(self._received) > _MAX_SERVICES:
-            self._received.popitem(last=False)
-        for span in received.spans:
-            if len(names) >= _MAX_LISTED_NAMES:
-                break
-            names.setdefault(span.name)
-
-    def rows(self, known: Collection[tuple[str, str]], now: Instant) -> Iterator[TuningRow]:
-        """A row for each configured job that is none of the ``known`` services and spans."""
-        for job in self.settings.job:
-            if any(matching_job([job], service, span) for service, span in known):
-                continue
-            name, sentence = f"{job.service or '*'}/{job.span or '*'}", self._missing(job)
-            if now.mono - self.started.mono > MISSING_AFTER and name not in self._logged:
-                self._logged.add(name)
-                self.log(f"{name} is not tuned. {sentence}")
-            yield TuningRow(
-                job=name,
-                service=job.service,
-                span=job.span,
-                knob=self.settings.knobs[0],
-                state=TuningState.WAITING,
-                decision=Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, sentence),
-                since=self.started,
-                budget=slowdown_budget(self.settings, job),
-                confidence=self.settings.confidence,
-            )
-
-    def _missing(self, job: TunedJobSettings) -> str:
-        """A sentence: the missing spans, the received ones, and a remedy."""
-        if job.service and job.service not in self._received:
-            others = _quoted(self._received)
-            instead = f"; spans come from {others}" if others else ", nor from another service"
-            return (
-                f'No span of the service "{job.service}" was received yet{instead}. Check its '
-                "service.name and its OTLP endpoint (OTEL_EXPORTER_OTLP_ENDPOINT). "
-                f"{_HINT}"
-            )
-        names = {
-            name: None
-            for service, received in self._received.items()
-            if job.service in ("", service)
-            for name in received
-        }
-        service = f'the service "{job.service}"' if job.service else "any service"
-        if job.span and job.span not in names:
-            others = _quoted(names)
-            instead = f"; received: {others}" if others else ""
-            return f'No span "{job.span}" of {service} was received yet{instead}. {_HINT}'
-        if job.span:
-            return f'Too few spans "{job.span}" of {service} were received to determine its kind.'
-        return (
-            f"No span of {service} looks like a repeated unit of work: name the unit's span as "
-            f"`span`. {_HINT}"
-        )
-
-
-def _quoted(names: Collection[str]) -> str:
-    return ", ".join(f'"{name}"' for name in list(names)[:_MAX_LISTED_NAMES])
