@@ -147,6 +147,7 @@ ON = f'[autotune]\nmode = "apply"\n{JOB}'
         ('[autotune]\nmode = "apply"', "applies to no job"),
         (f'{ON}mode = "advise"', "applies to no job"),
         (f'{JOB}mode = "apply"', "The mode of autotune.job[0] has no effect"),
+        ('[autotune]\ndeclared = "allow"', 'declared = "allow" has no effect'),
         ("[caps]\nreserve_watts = 100", "reserve_watts has no effect"),
         ('[[caps.priority]]\ndevice = "0"', "[[caps.priority]] has no effect"),
         (
@@ -168,6 +169,7 @@ def test_ineffective_settings_are_warnings(text: str, part: str, tmp_path: Path)
         ON,
         '[autotune]\nmode = "advise"',
         '[autotune]\nmode = "apply"\napply_found = true',
+        '[autotune]\nmode = "apply"\ndeclared = "allow"',
         f'[autotune]\nmode = "advise"\n{JOB}mode = "apply"',
         '[autotune]\nknobs = ["gpu_clock"]',  # disabled
         f'{ON}[[autotune.job]]\nservice = "server"\nkind = "requests"\nlatency = "1s"',

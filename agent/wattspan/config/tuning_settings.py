@@ -131,6 +131,14 @@ class AutotuneSettings(Table, frozen=True):
         bool,
         about("Apply caps to jobs that the tuner detected from their spans as well."),
     ] = False
+    declared: Annotated[
+        Literal["ignore", "tighten", "allow"],
+        about(
+            "Jobs that applications declare: `ignore` them; `tighten` lets an application choose a "
+            "smaller budget, fewer knobs and the objective; `allow` also a larger budget, and "
+            "applies limits to declared jobs that are not named below. The mode is never raised."
+        ),
+    ] = "tighten"
     job: Annotated[tuple[TunedJobSettings, ...], about("Jobs, `[[autotune.job]]`.")] = ()
     block: Annotated[
         Duration,
@@ -189,6 +197,11 @@ class AutotuneSettings(Table, frozen=True):
     def warnings(self, *, spans: bool) -> Iterator[str]:
         """Sentences about settings without effect; ``spans``: the agent receives spans."""
         if self.mode == "off":
+            if self.declared == "allow":
+                yield (
+                    '[autotune] declared = "allow" has no effect while [autotune] mode is "off". '
+                    'Set [autotune] mode to "advise" or "apply".'
+                )
             for number, job in enumerate(self.job):
                 if job.mode:
                     yield (
@@ -208,10 +221,11 @@ class AutotuneSettings(Table, frozen=True):
                 "false: the tuner will decline every job."
             )
         applied = any((job.mode or self.mode) == "apply" for job in self.job)
-        if self.mode == "apply" and not applied and not self.apply_found:
+        chosen = self.apply_found or self.declared == "allow"
+        if self.mode == "apply" and not applied and not chosen:
             yield (
                 '[autotune] mode = "apply" applies to no job: name one as [[autotune.job]], or set '
-                "apply_found = true. Until then the tuner only advises."
+                'declared = "allow" or apply_found = true. Until then the tuner only advises.'
             )
 
 

@@ -56,12 +56,16 @@ from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapRow as CapRow
 from wattspan.model.tuning import Decision as Decision
 from wattspan.model.tuning import DecisionReason as DecisionReason
+from wattspan.model.tuning import DeclarationOutcome as DeclarationOutcome
+from wattspan.model.tuning import DeclaredTerms as DeclaredTerms
 from wattspan.model.tuning import Knob as Knob
 from wattspan.model.tuning import KnobState as KnobState
 from wattspan.model.tuning import Move as Move
 from wattspan.model.tuning import RecordedDecision as RecordedDecision
+from wattspan.model.tuning import RequestedTerms as RequestedTerms
 from wattspan.model.tuning import SettingResult as SettingResult
 from wattspan.model.tuning import TuningAccounts as TuningAccounts
 from wattspan.model.tuning import TuningFigures as TuningFigures
 from wattspan.model.tuning import TuningRow as TuningRow
 from wattspan.model.tuning import TuningState as TuningState
+from wattspan.model.tuning import TuningTerms as TuningTerms

@@ -208,12 +208,61 @@ class TuningFigures:
     allowance: Nanoseconds | None = None
 
 
+class DeclarationOutcome(ModelEnum):
+    """The answer to an application that has declared a tuning job."""
+
+    ACCEPTED = "accepted"  # it gets every term that it asked for
+    LIMITED = "limited"  # the operator's configuration, or another process, restricts a term
+    DECLINED = "declined"  # the job must not be tuned
+    IGNORED = "ignored"  # the agent uses no declarations
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedTerms:
+    """Terms of tuning that an application asks for; None leaves a term to the operator.
+
+    ``objective`` is ``energy``, ``cost`` or ``time``, ``eta`` the weight of energy in ``cost``.
+    """
+
+    max_slowdown: float | None = None
+    objective: str | None = None
+    eta: float | None = None
+    knobs: tuple[Knob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTerms:
+    """Terms under which a job is tuned; ``mode`` is ``off``, ``advise`` or ``apply``."""
+
+    mode: str
+    max_slowdown: float
+    objective: str
+    eta: float
+    knobs: tuple[Knob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTerms:
+    """The terms that an application asked for, those that it was given, and one sentence why.
+
+    ``name`` is the application's name of the job, ``uid`` its user.
+    """
+
+    name: str
+    uid: int
+    asked: RequestedTerms
+    given: TuningTerms
+    decision: DeclarationOutcome
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class TuningRow(TuningFigures):
     """The state of one job and one knob.
 
     ``exploration`` and ``units`` are totals over all tuners of the job; ``saved_surely``, the
     maximum of ``saved_low``, never falls. ``original`` are the original settings by device.
+    ``declared`` is None for a job that no application has declared.
     """
 
     job: str
@@ -230,6 +279,7 @@ class TuningRow(TuningFigures):
     saved_surely: Microjoules = Microjoules(0)
     decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
     original: Mapping[str, int] = field(default_factory=dict)
+    declared: DeclaredTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
