@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError
+from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, WorkAttribute
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
 from wattspan.testing import ManualClock
@@ -85,9 +85,13 @@ def request(*spans: Span, resource: Mapping[str, Value] | None = None) -> Export
 class Receiver:
     """A handler of OTLP/HTTP without a server around it."""
 
-    def __init__(self, max_request: int = 1 << 20, **options: Any) -> None:
-        self.sink, self.clock = KeptSink(), ManualClock()
-        self.traces = TraceReceiver(self.sink, self.clock, max_request=max_request, **options)
+    def __init__(
+        self, max_request: int = 1 << 20, work: Sequence[WorkAttribute] = (), **options: Any
+    ) -> None:
+        self.sink, self.clock, self.work = KeptSink(), ManualClock(), work
+        self.traces = TraceReceiver(
+            self.sink, self.clock, max_request=max_request, work=lambda: self.work, **options
+        )
         self._handler = OtlpHttpHandler(self.traces)
 
     def take(self, body: bytes, peer: Peer, *, json: bool = False) -> RejectedSpans:

@@ -18,6 +18,7 @@ from wattspan.model import (
     CapKey,
     CapRow,
     Consumer,
+    DeclaredTerms,
     Domain,
     GpuStatus,
     Group,
@@ -32,6 +33,7 @@ from wattspan.model import (
     PowerLimits,
     Provenance,
     RecordedDecision,
+    RequestedTerms,
     Snapshot,
     TuningRow,
     Usage,
@@ -41,6 +43,7 @@ from wattspan.ports import Caps, CapsError, CapTotals, Clock
 from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
+from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -288,9 +291,12 @@ class Host:
         self.logged: list[str] = []
         self.strangers: list[Consumer] = []
         self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
+        settings = settings or quick()
+        self.users: dict[Consumer, int] = {}
+        self.declared = DeclaredJobs(settings, self, "instance")
         self.tuner = Tuner(
             self.clock,
-            settings or quick(),
+            settings,
             self.tap,
             energies=self,
             device_users=self.device_users,
@@ -299,6 +305,8 @@ class Host:
             caps=self.capper if caps is None else caps(self.clock),
             decisions=self.book,
             certified=self.memory,
+            declared=self.declared.tuned,
+            user_of=self.users.get,
             command=lambda consumer: "python train.py",
             seed=7,
             log=self.logged.append,
@@ -323,6 +331,22 @@ class Host:
         job = Job(service, self.gpus[gpu], Consumer(100 + len(self.jobs), 1), **more)  # type: ignore[arg-type]
         self.jobs.append(job)
         return job
+
+    def declare(
+        self, job: Job, uid: int = 1000, *, name: str = "train", work: str = "", **asked: object
+    ) -> DeclaredTerms:
+        """Declare a job by its own process."""
+        return self.declared.declare(
+            ProcessDeclaration(
+                job.consumer,
+                uid,
+                name,
+                job.service,
+                job.span,
+                work,
+                RequestedTerms(**asked),  # type: ignore[arg-type]
+            )
+        )
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let time pass; the tuner turns twice a second."""

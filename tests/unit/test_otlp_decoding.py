@@ -10,6 +10,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, span
+from support.otlp_reference import json_of
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     MalformedRequestError,
@@ -150,6 +151,18 @@ def test_work_is_read_only_where_configured_and_present() -> None:
     assert told(span(samples=4))[0].work is None
     both = told(span(1, samples=4), span(2), span(3, samples=5), work=[WorkAttribute("samples")])
     assert [one.work for one in both] == [4, None, 5]
+
+
+@pytest.mark.parametrize("json_encoded", [False, True])
+def test_work_attribute_that_is_added_later_is_read(json_encoded: bool) -> None:
+    receiver = Receiver()
+    whole = request(span(samples=4), resource={"service.name": "trainer"})
+    body = json_of(whole) if json_encoded else whole.SerializeToString()
+    for attributes in ((), (WorkAttribute("samples", "trainer"),), ()):
+        receiver.work = attributes
+        receiver.take(body, PEER, json=json_encoded)
+    work = [one.parts[0].spans[0].work for one in receiver.sink.deliveries]
+    assert work == [None, 4, None]
 
 
 def test_work_attributes_are_selected_by_service_and_span() -> None:

@@ -241,7 +241,7 @@ def test_number_of_jobs_is_bounded_and_logged_once() -> None:
         host.tap.append(Consumer(5000 + number, 1), service, *columns)
     host.run(1)
     assert len(host.tuner.accounts().rows) == MAX_JOBS
-    assert len(host.tuner._search.jobs) <= SEARCHED
+    assert len(host.tuner._searches[None].jobs) <= SEARCHED
     (line,) = host.logged
     assert f"{MAX_JOBS} jobs are known" in line
 

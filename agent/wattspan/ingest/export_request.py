@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -93,6 +93,10 @@ class WorkAttribute(NamedTuple):
     attribute: str
     service: str = ""
     span: str = ""
+
+
+WorkAttributes = Callable[[], Sequence[WorkAttribute]]
+"""Returns the spans that report work now; the same object until they change. Thread-safe."""
 
 
 class ResourceSpanRecords(NamedTuple):

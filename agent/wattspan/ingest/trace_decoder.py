@@ -12,7 +12,7 @@ decoded completely.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from wattspan.ingest.export_request import (
     ResourceSpanRecords,
     SpanRecordColumns,
     WorkAttribute,
+    WorkAttributes,
     too_many_fields,
     too_many_spans,
 )
@@ -82,11 +83,15 @@ class _WorkKey(NamedTuple):
     key: AttributeKey
 
 
+def _work_keys(attributes: Iterable[WorkAttribute]) -> list[_WorkKey]:
+    return [_WorkKey(each, AttributeKey.of(0, each.attribute)) for each in attributes]
+
+
 class DecoderSettings:
     """The attributes to read, and the limits of a request.
 
-    ``weight`` names the attribute with the weight of a span, "" for none. ``work`` lists the
-    spans that report work; the first entry that matches a span counts. A request has at most
+    ``weight`` names the attribute with the weight of a span, "" for none. ``work`` returns
+    the spans that report work; the first entry that matches a span counts. A request has at most
     ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the fields that the decoder
     inspects, and so the CPU time of a request: a field costs less than a microsecond. With
     ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
@@ -98,16 +103,20 @@ class DecoderSettings:
         max_spans: int,
         max_fields: int,
         weight: str = "",
-        work: Collection[WorkAttribute] = (),
+        work: WorkAttributes = tuple,
         keep_message: bool = False,
     ) -> None:
         self.max_spans, self.max_fields = max_spans, max_fields
         self.keep_message = keep_message
         names = (*_COLUMN_NAMES, (WEIGHT, weight)) if weight else _COLUMN_NAMES
         self.keys = [AttributeKey.of(column, name) for column, name in names]
-        self._work = [_WorkKey(each, AttributeKey.of(0, each.attribute)) for each in work]
+        self._work_attributes, self._work_keys_of = work, work()
+        self._work = _work_keys(self._work_keys_of)
 
     def work_of(self, service: str) -> list[_WorkKey]:
+        attributes = self._work_attributes()
+        if attributes is not self._work_keys_of:
+            self._work_keys_of, self._work = attributes, _work_keys(attributes)
         return [each for each in self._work if each.spans.service in ("", service)]
 
 

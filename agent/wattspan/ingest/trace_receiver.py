@@ -9,7 +9,7 @@ a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ from wattspan.ingest.export_request import (
     ReceiverBusyError,
     RequestTooLargeError,
     SpanSink,
-    WorkAttribute,
+    WorkAttributes,
 )
 from wattspan.ports import Clock
 from wattspan.util.encoding import BodyTooLongError, gzip_decompress
@@ -84,8 +84,8 @@ _Outcome = _Success | Exception
 class TraceReceiver:
     """Decodes requests and passes them to ``sink``. For the receivers' thread.
 
-    ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` lists the
-    spans that report work; the first entry that matches a span counts. With ``keep``, requests
+    ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
+    the spans that report work; the first entry that matches a span counts. With ``keep``, requests
     are passed on with their message, to be forwarded.
     """
 
@@ -96,7 +96,7 @@ class TraceReceiver:
         *,
         max_request: int,
         weight: str = "",
-        work: Collection[WorkAttribute] = (),
+        work: WorkAttributes = tuple,
         keep: bool = False,
     ) -> None:
         self.sink, self._clock = sink, clock

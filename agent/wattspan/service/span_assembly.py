@@ -190,7 +190,7 @@ class SpanAssembly:
             self._core.clock,
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
-            work=self._tuning.counted,
+            work=self._tuning.declared.work_attributes,
             refusals=self._refusals,
         )
         self.services.addresses.extend(addresses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,6 @@ import msgspec
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
-from wattspan.ingest.export_request import WorkAttribute
 from wattspan.model import (
     Attribution,
     Consumer,
@@ -28,6 +28,7 @@ from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import run_directory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
+from wattspan.tuning.declared_jobs import DeclaredJobs
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -66,8 +67,12 @@ class TuningAssembly:
     tuner: Tuner | None = None
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
+    declared: DeclaredJobs = field(init=False)
 
     def __post_init__(self) -> None:
+        self.declared = DeclaredJobs(
+            self.core.config.autotune, self.core.directory, secrets.token_hex(8)
+        )
         if self.core.config.autotune.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
@@ -109,15 +114,6 @@ class TuningAssembly:
     ) -> Sequence[RecordedDecision]:
         """Past decisions, oldest first. Safe from any thread."""
         return () if self.decisions is None else self.decisions.recent(job, limit, since)
-
-    @property
-    def counted(self) -> tuple[WorkAttribute, ...]:
-        """The attributes of spans that count their work."""
-        return tuple(
-            WorkAttribute(job.work, job.service, job.span)
-            for job in self.core.config.autotune.job
-            if job.work not in ("", "tokens")
-        )
 
     # ---------------------------------------------------------------------------------- parts
 
@@ -209,6 +205,7 @@ class TuningAssembly:
         return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
+        from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
         from wattspan.tuning.host_view import DeviceUsers
@@ -239,6 +236,8 @@ class TuningAssembly:
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
             certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
+            declared=self.declared.tuned,
+            user_of=owner_of,
             command=job_command,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
-from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.config import TunedJobSettings
 from wattspan.model import (
     SECOND,
     CapKey,
@@ -37,6 +37,7 @@ from wattspan.tuning.decisions.values import (
     WorkloadKind,
 )
 from wattspan.tuning.host_view import DeviceSampler, HostView
+from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.work_units import JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
 
@@ -83,21 +84,16 @@ class CertifiedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TuningContext:
-    """Configuration and services of all jobs of this host.
+    """Services of all jobs of this host.
 
     ``command`` identifies the program of a process. No cap of any kind is lower than ``floor``, in
     milliwatts.
     """
 
-    settings: AutotuneSettings
     certified: CertifiedStore
     command: Callable[[Consumer], str]
     floor: int
     seed: int
-
-
-def slowdown_budget(settings: AutotuneSettings, job: TunedJobSettings) -> float:
-    return settings.max_slowdown if job.max_slowdown is None else job.max_slowdown
 
 
 @dataclass(slots=True)
@@ -122,25 +118,28 @@ class CumulativeSavings:
 
 
 class TuningJob:
-    """Belongs to the tuner's thread. ``settings`` are None for a detected job."""
+    """Belongs to the tuner's thread.
+
+    ``owner`` is the user whose processes it consists of; None for processes of any user.
+    """
 
     def __init__(
         self,
+        name: str,
         service: str,
         span: str,
-        settings: TunedJobSettings | None,
+        terms: JobTerms,
         context: TuningContext,
         *,
         kind: WorkloadKind,
         now: Instant,
+        owner: int | None = None,
         savings: CumulativeSavings | None = None,
     ) -> None:
-        self.name, self.service, self.span = f"{service}/{span}", service, span
-        self._settings = settings or TunedJobSettings(service=service, span=span)
-        self._detected, self._kind = settings is None, kind
-        self._context, self._host_settings = context, context.settings
+        self.name, self.service, self.span, self.owner = name, service, span, owner
+        self._kind, self._context, self.terms = kind, context, terms
+        self._set_terms(terms)
         self.ranks: dict[Consumer, int] = {}
-        self._units = JobUnits(span, self._settings)
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._members_read_at = 0
         self._position = self._first = 0  # in ``knobs``: the present one, the first worth trying
@@ -164,6 +163,26 @@ class TuningJob:
             f"The tuner waits for units of work of {self.name}.",
         )
 
+    # ------------------------------------------------------------------------------- terms
+
+    def use(self, terms: JobTerms) -> None:
+        """Continue under ``terms``; with a new tuner if they differ in more than their reason."""
+        if (terms.host, terms.job, terms.mode) == (
+            self.terms.host,
+            self.terms.job,
+            self.terms.mode,
+        ):
+            self.terms = terms
+            return
+        self._set_terms(terms)
+        self._use_knob(0)
+
+    def _set_terms(self, terms: JobTerms) -> None:
+        self.terms = terms
+        self._settings = terms.job or TunedJobSettings(service=self.service, span=self.span)
+        self._host_settings = terms.host
+        self._units = JobUnits(self.span, self._settings)
+
     # ------------------------------------------------------------------------------- units
 
     def add_spans(self, received: ReceivedSpans, now: int) -> None:
@@ -172,6 +191,11 @@ class TuningJob:
         self._units.add(received, rank, now)
         if self._units:
             self._last_alive = now
+
+    def remove_ranks(self, consumers: Collection[Consumer]) -> None:
+        """Remove processes, whose spans are those of another job from now on."""
+        self.ranks = {one: rank for one, rank in self.ranks.items() if one not in consumers}
+        self._members_read_at = 0
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
@@ -230,6 +254,7 @@ class TuningJob:
             saved_surely=Microjoules(self.savings.saved),
             decisions=dict(self.savings.decisions),
             original={one.device: one.original for one in self._ranges},
+            declared=self.terms.declared,
             **figures | {"exploration": self.savings.exploration, "units": self.savings.units},
         )
 
@@ -295,12 +320,13 @@ class TuningJob:
 
     def _explain_advice(self, advice: Decision, host: HostView) -> Decision:
         """The advice with its cause, where the configuration asks for more than advice."""
-        if self._mode != "apply":
+        if self.terms.configured_mode != "apply":
             return advice
         rows = [host.rows.get(CapKey(self.knob, one)) for one in self.devices]
         trouble = next((row.trouble for row in rows if row is not None and not row.usable), "")
-        if not self._may_apply:
-            reason, cause = DecisionReason.NOT_CHOSEN, "the job was detected and is not configured"
+        if not self.terms.may_apply:
+            found = "detected" if self.terms.declared is None else "declared"
+            reason, cause = DecisionReason.NOT_CHOSEN, f"the job was {found} and is not configured"
         elif host.trouble is not None:
             denied = host.trouble is DecisionReason.NO_PERMISSION
             cause = "the capper refuses this agent" if denied else "no capper answers"
@@ -314,17 +340,11 @@ class TuningJob:
 
     # ------------------------------------------------------------------- choice of devices
 
-    @property
-    def _mode(self) -> str:
-        return self._settings.mode or self._host_settings.mode
-
-    @property
-    def _may_apply(self) -> bool:
-        """True if the configuration permits caps on the job's devices."""
-        return self._mode == "apply" and (not self._detected or self._host_settings.apply_found)
-
     def _blocked(self, refusal: str, host: HostView) -> Decision | None:
         """The decision, if it does not depend on the job's devices."""
+        declared = self.terms.declared
+        if declared is not None and declared.given.mode == "off":
+            refusal = refusal or declared.reason
         if refusal:
             return self._decline(DecisionReason.NOT_ALLOWED, refusal)
         if not self._refusals.is_due(host.now.mono):
@@ -355,7 +375,7 @@ class TuningJob:
                 f"{self.name} is not tuned: {holder} holds the cap of one of its devices; see "
                 "`wattspan caps status`.",
             )
-        apply = self._may_apply and host.trouble is None and all(map(host.is_usable, keys))
+        apply = self.terms.may_apply and host.trouble is None and all(map(host.is_usable, keys))
         ceilings = tuple(map(host.imposed_limit, keys))
         chosen = position, tuple(devices), apply, ceilings
         present = self._position, self.devices, self.applied, self._ceilings
@@ -495,7 +515,7 @@ class TuningJob:
         keys = [CapKey(self.knob, one) for one in self.devices]
         if any(host.is_shared(key, self._members) for key in keys):
             vetoes.add(DecisionReason.SHARED)
-        if self._may_apply and self.applied and host.trouble is not None:
+        if self.terms.may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
         self._sampler.read_caps(host)
         return Observation(

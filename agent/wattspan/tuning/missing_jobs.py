@@ -1,4 +1,4 @@
-"""Configured jobs without units of work: their rows, with the spans that were received instead."""
+"""Configured and declared jobs without units of work, and the spans that were received instead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from wattspan.model import (
     SECOND,
     Decision,
     DecisionReason,
+    DeclaredTerms,
     Instant,
     Move,
     TuningRow,
     TuningState,
 )
-from wattspan.tuning.job import slowdown_budget
+from wattspan.tuning.declared_jobs import DeclaredJob
+from wattspan.tuning.permissions import slowdown_budget
 from wattspan.tuning.work_units import ReceivedSpans, matching_job
 
 MISSING_AFTER = 300 * SECOND
@@ -28,7 +30,7 @@ _HINT = "`wattspan top --by span` lists the received spans."
 
 @dataclass(slots=True)
 class MissingJobs:
-    """Configured jobs without units of work, and the spans that were received instead."""
+    """The rows of jobs without units of work; their sentences list the received spans."""
 
     settings: AutotuneSettings
     started: Instant
@@ -46,26 +48,56 @@ class MissingJobs:
                 break
             names.setdefault(span.name)
 
-    def rows(self, known: Collection[tuple[str, str]], now: Instant) -> Iterator[TuningRow]:
-        """A row for each configured job that is none of the ``known`` services and spans."""
-        for job in self.settings.job:
-            if any(matching_job([job], service, span) for service, span in known):
+    def rows(
+        self, known: Collection[TuningRow], declared: Collection[DeclaredJob], now: Instant
+    ) -> Iterator[TuningRow]:
+        """A row for each declared and each configured job without one among the ``known``."""
+        spans = [(row.service, row.span) for row in known]
+        owned = [(row.service, row.span, row.declared.uid) for row in known if row.declared]
+        names = {row.job for row in known}
+        for one in declared:
+            spans.append((one.service, one.span))
+            if (one.service, one.span, one.uid) in owned:
                 continue
-            name, sentence = f"{job.service or '*'}/{job.span or '*'}", self._missing(job)
+            name = f"{one.service}/{one.span}"
+            name = f"{name}@{one.uid}" if name in names else name
+            if name not in names:
+                names.add(name)
+                yield self._row(name, one.host, one.settings, one.terms)
+        for job in self.settings.job:
+            name = f"{job.service or '*'}/{job.span or '*'}"
+            if name in names or any(matching_job([job], *one) for one in spans):
+                continue
+            row = self._row(name, self.settings, job)
             if now.mono - self.started.mono > MISSING_AFTER and name not in self._logged:
                 self._logged.add(name)
-                self.log(f"{name} is not tuned. {sentence}")
-            yield TuningRow(
-                job=name,
-                service=job.service,
-                span=job.span,
-                knob=self.settings.knobs[0],
-                state=TuningState.WAITING,
-                decision=Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, sentence),
-                since=self.started,
-                budget=slowdown_budget(self.settings, job),
-                confidence=self.settings.confidence,
-            )
+                self.log(f"{name} is not tuned. {row.decision.sentence}")
+            yield row
+
+    def _row(
+        self,
+        name: str,
+        host: AutotuneSettings,
+        job: TunedJobSettings,
+        declared: DeclaredTerms | None = None,
+    ) -> TuningRow:
+        decision = Decision(Move.DECLINE, DecisionReason.NO_SIGNAL, self._missing(job))
+        state = TuningState.WAITING
+        if declared is not None and declared.given.mode == "off":
+            decision = Decision(Move.DECLINE, DecisionReason.NOT_ALLOWED, declared.reason)
+            state = TuningState.DECLINED
+        return TuningRow(
+            job=name,
+            service=job.service,
+            span=job.span,
+            knob=host.knobs[0],
+            state=state,
+            decision=decision,
+            since=self.started,
+            budget=slowdown_budget(host, job),
+            confidence=host.confidence,
+            declared=declared,
+        )
 
     def _missing(self, job: TunedJobSettings) -> str:
         """A sentence: the missing spans, the received ones, and a remedy."""

@@ -27,10 +27,11 @@ from wattspan.model import (
 )
 from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
 from wattspan.tuning.decisions.values import WorkloadKind
+from wattspan.tuning.declared_jobs import DeclaredJob, JobOwners, UserOf
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import CertifiedStore, TuningContext, TuningJob
 from wattspan.tuning.missing_jobs import MissingJobs
-from wattspan.tuning.permissions import TuningPermissions
+from wattspan.tuning.permissions import JobTerms, TuningPermissions
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
@@ -73,6 +74,8 @@ class Tuner:
         caps: Caps | None,
         decisions: DecisionStore,
         certified: CertifiedStore,
+        declared: Callable[[], Sequence[DeclaredJob]] = tuple,
+        user_of: UserOf = lambda _: None,
         command: Callable[[Consumer], str] = lambda _: "",
         floor: int = 0,
         seed: int = 0,
@@ -82,8 +85,9 @@ class Tuner:
         self._energies, self._device_users, self._snapshot = energies, device_users, snapshot
         self._directory, self._caps = directory, caps
         self._decisions, self._log = decisions, log
-        self._search = UnitSearch(settings.job)
-        self._context = TuningContext(settings, certified, command, floor, seed)
+        self._declared, self._owners = declared, JobOwners(user_of)
+        self._searches: dict[int | None, UnitSearch] = {None: UnitSearch(settings.job)}
+        self._context = TuningContext(certified, command, floor, seed)
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
@@ -136,6 +140,7 @@ class Tuner:
     def step(self) -> None:
         """One pass over every job."""
         now = self._clock.now()
+        self._update_declared()
         for received in self._spans.drain():
             try:
                 self._add_spans(received, now)
@@ -154,6 +159,9 @@ class Tuner:
         )
         for job in self._jobs.values():
             job.update_living(self._directory, now.mono)
+            # The terms of a job whose processes have ended stay, so that its setting is stored.
+            if job.ranks and not job.ended:
+                job.use(self._terms(job.owner, job.service, job.span))
         self._choose_explorer()
         for job in self._jobs.values():
             self._step_job(job, host)
@@ -176,33 +184,92 @@ class Tuner:
 
     # --------------------------------------------------------------------------------- jobs
 
+    def _update_declared(self) -> None:
+        """Read the declared jobs, and search the spans of their users separately."""
+        users = {
+            one.owner for one in self._jobs.values() if one.owner is not None and not one.ended
+        }
+        self._owners.update(self._declared(), users)
+        for user in self._searches.keys() - self._owners.users - {None}:
+            del self._searches[user]
+        for user in self._owners.users:
+            search = self._searches.setdefault(user, UnitSearch(()))
+            search.configured = (*self._owners.settings(user), *self._settings.job)
+
+    def _terms(self, owner: int | None, service: str, span: str) -> JobTerms:
+        declared = self._owners.job(owner, service, span)
+        if declared is None:
+            named = matching_job(self._settings.job, service, span)
+            return JobTerms(self._settings, named)
+        return JobTerms(declared.host, declared.settings, declared.terms)
+
     def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
         self._missing.add(received)
-        self._search.add(received, now.mono)
-        for span, kind in self._search.of(received.service):
-            self._add_job(received.service, span, kind, now)
+        user = self._owners.user(received.consumer)
+        search = self._searches[user]
+        search.add(received, now.mono)
+        for span, kind in search.of(received.service):
+            self._add_job(received.service, span, kind, user, now)
         for job in self._jobs.values():
-            if job.service == received.service:
+            if job.service == received.service and job is self._job_of(user, job):
                 job.add_spans(received, now.mono)
 
-    def _add_job(self, service: str, span: str, kind: WorkloadKind, now: Instant) -> None:
-        """Add a job, or replace it if it has ended."""
-        name = f"{service}/{span}"
+    def _job_of(self, user: int | None, like: TuningJob) -> TuningJob | None:
+        """The job of the spans of ``like`` that the processes of ``user`` belong to."""
+        return self._find(like.service, like.span, user) or (
+            None if user is None else self._find(like.service, like.span, None)
+        )
+
+    def _find(self, service: str, span: str, owner: int | None) -> TuningJob | None:
+        """The job that has not ended, with these spans and this owner."""
+        found = (
+            one
+            for one in self._jobs.values()
+            if (one.service, one.span, one.owner) == (service, span, owner) and not one.ended
+        )
+        return next(found, None)
+
+    def _add_job(
+        self, service: str, span: str, kind: WorkloadKind, user: int | None, now: Instant
+    ) -> None:
+        """Add a job, or replace it if it has ended.
+
+        A declared job takes over the job of the same spans, if all of its processes are the user's,
+        or else these processes.
+        """
+        owner = user if self._owners.job(user, service, span) is not None else None
+        if self._find(service, span, owner) or (owner is None and self._find(service, span, user)):
+            return
+        shared = self._find(service, span, None)
+        if shared is not None:
+            own = [one for one in shared.ranks if self._owners.user(one) == owner]
+            if len(own) == len(shared.ranks):
+                shared.owner = owner
+                shared.use(self._terms(owner, service, span))
+                return
+            shared.remove_ranks(own)
+        name = self._free_name(service, span, owner)
         previous = self._jobs.get(name)
-        if previous is not None and not previous.ended:
+        if not name or (previous is None and not self._has_room(name)):
             return
-        if previous is None and not self._has_room(name):
-            return
-        settings = matching_job(self._settings.job, service, span)
         self._jobs[name] = TuningJob(
+            name,
             service,
             span,
-            settings,
+            self._terms(owner, service, span),
             self._context,
             kind=kind,
             now=now,
+            owner=owner,
             savings=previous.savings if previous is not None else None,
         )
+
+    def _free_name(self, service: str, span: str, owner: int | None) -> str:
+        """The name of a new job, with its owner if another job has the name; "" if none is free."""
+        name = f"{service}/{span}"
+        names = name, f"{name}@{'undeclared' if owner is None else owner}"
+        free = (one for one in names if one not in self._jobs or self._jobs[one].ended)
+        return next(free, "")
 
     def _has_room(self, name: str) -> bool:
         """True if one more job can be added; removes an ended one if necessary."""
@@ -304,11 +371,11 @@ class Tuner:
     def _update_accounts(self) -> None:
         jobs = self._jobs.values()
         totals = self._caps.totals if self._caps is not None else CapTotals()
-        known = [(one.service, one.span) for one in jobs]
-        missing = self._missing.rows(known, self._clock.now())
+        rows = [one.row() for one in jobs]
+        missing = self._missing.rows(rows, self._owners.jobs, self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
-            rows=(*(one.row() for one in jobs), *missing),
+            rows=(*rows, *missing),
             caps=tuple(self._rows.values()),
             capper=None if self._caps is None else self._trouble is None,
             capper_trouble=self._trouble_text,

@@ -38,6 +38,9 @@ _MAX_INVALID_COUNTS = 20
 _MAX_WORK = 1e15
 """Work of one unit that no job does; larger counts are invalid."""
 
+TOKENS = "tokens"
+"""The work that is counted by the tokens of a span instead of an attribute of this name."""
+
 
 class ReceivedSpans(NamedTuple):
     """Spans of one process in two forms, in the same order."""
@@ -144,7 +147,7 @@ class JobUnits:
         if not attribute:
             return 1
         # Generating tokens takes much longer than reading them; without any, those read count.
-        work = (span.tokens_out or span.tokens_in) if attribute == "tokens" else record.work
+        work = (span.tokens_out or span.tokens_in) if attribute == TOKENS else record.work
         # In this order: every comparison with NaN is false.
         valid = work is not None and 0 < work < _MAX_WORK
         millionths = round(work * 1_000_000) if work is not None and valid else 0
@@ -177,11 +180,12 @@ _DetectorKey = tuple[str, str, Consumer]  # service, span ("" for any), process
 class UnitSearch:
     """Determines the spans that are units of work, by configuration and by detection.
 
-    ``jobs`` are those known so far, by service and span.
+    ``configured`` are the jobs whose spans are named, ``jobs`` those known so far, by service and
+    span.
     """
 
-    def __init__(self, jobs: Sequence[TunedJobSettings]) -> None:
-        self._configured = jobs
+    def __init__(self, configured: Sequence[TunedJobSettings]) -> None:
+        self.configured = configured
         self._detectors: OrderedDict[_DetectorKey, UnitDetector] = OrderedDict()
         self._detected_at: dict[_DetectorKey, int] = {}
         self._cleared_at = 0
@@ -199,12 +203,12 @@ class UnitSearch:
             self._cleared_at = now
         service = received.service
         for name in set(received.spans.name):
-            job = matching_job(self._configured, service, name)
+            job = matching_job(self.configured, service, name)
             if job is not None and job.span and (service, name) not in self.jobs:
                 self._add_configured(received, job, name, now)
         if any(known == service for known, _ in self.jobs):
             return
-        if any(job.span and job.service in ("", service) for job in self._configured):
+        if any(job.span and job.service in ("", service) for job in self.configured):
             return  # the configuration names the units of this service
         if self._detect((service, "", received.consumer), received.spans, now) is not None:
             found = majority_result(

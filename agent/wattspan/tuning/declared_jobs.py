@@ -1,0 +1,311 @@
+"""Jobs that applications declare: one declaration for each process, joined to jobs.
+
+Processes of one user that declare the same service and span are the ranks of one job. Processes of
+different users are never joined. A declaration ends with its process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from typing import NamedTuple
+
+import msgspec
+
+from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.http.limits import FairQuota
+from wattspan.ingest.export_request import WorkAttribute
+from wattspan.model import Consumer, DeclarationOutcome, DeclaredTerms, RequestedTerms
+from wattspan.ports import ProcessDirectory
+from wattspan.tuning.decisions.declarations import decide_terms
+from wattspan.tuning.permissions import TuningPermissions, operator_terms
+from wattspan.tuning.work_units import TOKENS, matching_job
+
+MAX_DECLARATIONS = 128
+"""Declarations of all users; one user has half of them at most."""
+
+
+class ProcessDeclaration(NamedTuple):
+    """The declaration of one process of the user ``uid``; ``work`` is as in [[autotune.job]]."""
+
+    consumer: Consumer
+    uid: int
+    name: str
+    service: str
+    span: str
+    work: str = ""
+    asked: RequestedTerms = RequestedTerms()
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredJob:
+    """The declarations of one job, and its settings as if the configuration named it.
+
+    ``host`` are the settings of ``[autotune]`` with the terms of the job; its mode is in ``terms``.
+    """
+
+    service: str
+    span: str
+    uid: int
+    processes: tuple[Consumer, ...]
+    settings: TunedJobSettings
+    host: AutotuneSettings
+    terms: DeclaredTerms
+
+
+class DeclarationsFullError(Exception):
+    """The agent has no room for a further declaration of this user."""
+
+
+class DeclaredJobs:
+    """The declarations of living processes. Thread-safe.
+
+    ``instance`` identifies the agent's run, so that applications notice that it has restarted.
+    """
+
+    def __init__(
+        self, settings: AutotuneSettings, directory: ProcessDirectory, instance: str
+    ) -> None:
+        self.instance = instance
+        self._settings, self._directory = settings, directory
+        self._permissions = TuningPermissions(directory, settings.groups)
+        self._lock = threading.Lock()
+        self._groups: dict[_Spans, tuple[ProcessDeclaration, ...]] = {}  # each oldest first
+        self._by_process: dict[Consumer, tuple[ProcessDeclaration, ...]] = {}
+        self._quota = FairQuota(MAX_DECLARATIONS)
+        self._jobs: dict[_Spans, tuple[DeclaredJob, ...]] = {}
+        self._work = _work_attributes(settings.job)
+
+    def declare(self, declaration: ProcessDeclaration) -> DeclaredTerms:
+        """Add ``declaration``, or replace those of its process with its name or its spans.
+
+        Returns the terms of the job, with the answer to this process. DeclarationsFullError.
+        """
+        with self._lock:
+            own = self._by_process.get(declaration.consumer, ())
+            replaced = [one for one in own if _is_same(one, declaration)]
+            if replaced != [declaration]:
+                if not replaced and not self._acquire(declaration.uid):
+                    raise DeclarationsFullError
+                self._change(replaced, declaration)
+            return self._terms(declaration, self._joined(declaration))
+
+    def withdraw(self, consumer: Consumer, name: str) -> bool:
+        """Remove the declaration of that name; False if the process has none."""
+        with self._lock:
+            named = [one for one in self._by_process.get(consumer, ()) if one.name == name]
+            self._change(named)
+        return bool(named)
+
+    def living(self) -> tuple[DeclaredJob, ...]:
+        """The jobs of living processes, ignored ones included."""
+        with self._lock:
+            self._remove_ended()
+            return tuple(chain.from_iterable(self._jobs.values()))
+
+    def tuned(self) -> tuple[DeclaredJob, ...]:
+        """The jobs of living processes whose terms apply."""
+        return tuple(filter(_is_tuned, self.living()))
+
+    def work_attributes(self) -> tuple[WorkAttribute, ...]:
+        """The attributes that count the work of declared and of configured jobs."""
+        return self._work
+
+    # ------------------------------------------------------------------------- with the lock
+
+    def _acquire(self, uid: int) -> bool:
+        """True if there is room for one more declaration of the user, which is reserved."""
+        if self._quota.acquire(uid):
+            return True
+        self._remove_ended()
+        return self._quota.acquire(uid)
+
+    def _remove_ended(self) -> None:
+        identify = self._directory.identify
+        processes = [one for one in self._by_process if identify(one.pid) != one]
+        self._change([one for process in processes for one in self._by_process[process]])
+
+    def _change(
+        self, removed: Sequence[ProcessDeclaration], added: ProcessDeclaration | None = None
+    ) -> None:
+        """Remove declarations, and put ``added`` in the place of those with its spans."""
+        changed = (*removed, *(() if added is None else (added,)))
+        if not changed:
+            return
+        for one in removed:
+            self._quota.release(one.uid)
+        if added is not None and removed:
+            self._quota.force(added.uid)  # else there is room already
+        for process in {one.consumer for one in changed}:
+            own = [one for one in self._by_process.pop(process, ()) if one not in removed]
+            own += [one for one in (added,) if one is not None and one.consumer == process]
+            if own:
+                self._by_process[process] = tuple(own)
+        for spans in dict.fromkeys(map(_spans, changed)):
+            group = self._groups.get(spans, ())
+            place = next((i for i, one in enumerate(group) if one in removed), len(group))
+            kept = [one for one in group if one not in removed]
+            if added is not None and _spans(added) == spans:
+                kept.insert(place, added)
+            self._update_group(spans, tuple(kept))
+        # Declared ones first: they are exact, and exist only where the configuration counts none.
+        jobs = chain.from_iterable(self._jobs.values())
+        declared = [one.settings for one in jobs if _is_tuned(one)]
+        work = _work_attributes((*declared, *self._settings.job))
+        if work != self._work:  # receivers compare its identity
+            self._work = work
+
+    def _update_group(self, spans: _Spans, group: tuple[ProcessDeclaration, ...]) -> None:
+        """Make the jobs of the declarations of the same spans."""
+        if not group:
+            del self._groups[spans], self._jobs[spans]
+            return
+        self._groups[spans] = group
+        users = dict.fromkeys(one.uid for one in group)
+        self._jobs[spans] = tuple(
+            self._job([one for one in group if one.uid == uid]) for uid in users
+        )
+
+    def _joined(self, declaration: ProcessDeclaration) -> list[ProcessDeclaration]:
+        """The declarations of the same job."""
+        group = self._groups[_spans(declaration)]
+        return [one for one in group if one.uid == declaration.uid]
+
+    def _job(self, joined: Sequence[ProcessDeclaration]) -> DeclaredJob:
+        first = joined[0]
+        terms = self._terms(first, joined)
+        given = terms.given
+        named = matching_job(self._settings.job, first.service, first.span)
+        settings = msgspec.structs.replace(
+            named or TunedJobSettings(service=first.service),
+            service=first.service,
+            span=first.span,
+            work=(named.work if named is not None else "") or _declared_work(joined),
+            max_slowdown=given.max_slowdown,
+        )
+        host = msgspec.structs.replace(
+            self._settings, objective=given.objective, eta=given.eta, knobs=given.knobs
+        )
+        processes = tuple(one.consumer for one in joined)
+        return DeclaredJob(first.service, first.span, first.uid, processes, settings, host, terms)
+
+    def _terms(
+        self, declaration: ProcessDeclaration, joined: Sequence[ProcessDeclaration]
+    ) -> DeclaredTerms:
+        """The terms of a job, with the answer to one of its processes."""
+        name = f"{declaration.service}/{declaration.span}"
+        refusal = self._permissions.refusal(name, [one.consumer for one in joined])
+        named = matching_job(self._settings.job, declaration.service, declaration.span)
+        if named is None or not named.work:
+            refusal = refusal or self._work_conflict(declaration, _declared_work(joined))
+        operator = operator_terms(self._settings, named, refusal)
+        decided = decide_terms(declaration.asked, operator, [one.asked for one in joined])
+        return DeclaredTerms(
+            declaration.name,
+            declaration.uid,
+            declaration.asked,
+            decided.given,
+            decided.outcome,
+            decided.reason,
+        )
+
+    def _work_conflict(self, declaration: ProcessDeclaration, work: str) -> str:
+        """A sentence if an older job of another user counts such spans by another attribute.
+
+        One attribute is read from the spans of one name, whoever sends them.
+        """
+        group = self._groups[_spans(declaration)]
+        older = takewhile(lambda one: one.uid != declaration.uid, group)
+        other = next((one.work for one in older if one.work not in ("", TOKENS, work)), "")
+        if not other or work in ("", TOKENS):
+            return ""
+        return (
+            f"{'/'.join(_spans(declaration))} is not tuned: a job of another user counts the work "
+            f'of such spans by "{other}". Choose another service or span name.'
+        )
+
+
+_Spans = tuple[str, str]  # service and name
+
+
+def _spans(declaration: ProcessDeclaration) -> _Spans:
+    return declaration.service, declaration.span
+
+
+def _is_same(one: ProcessDeclaration, other: ProcessDeclaration) -> bool:
+    """True if two declarations of one process have the same name or the same spans."""
+    return one.name == other.name or _spans(one) == _spans(other)
+
+
+def _is_tuned(job: DeclaredJob) -> bool:
+    """True if the terms of its declarations apply."""
+    return job.terms.decision is not DeclarationOutcome.IGNORED
+
+
+def _work_attributes(jobs: Iterable[TunedJobSettings]) -> tuple[WorkAttribute, ...]:
+    return tuple(
+        WorkAttribute(job.work, job.service, job.span)
+        for job in jobs
+        if job.work not in ("", TOKENS)
+    )
+
+
+def _declared_work(joined: Sequence[ProcessDeclaration]) -> str:
+    return next((one.work for one in joined if one.work), "")
+
+
+# --------------------------------------------------------------------------------- spans of jobs
+
+_MAX_CACHED = 1024
+
+UserOf = Callable[[Consumer], int | None]
+"""Returns the user of a process; None if it is unknown."""
+
+
+class JobOwners:
+    """The users with declared jobs, whose spans belong to no job of another user.
+
+    For the tuner's thread.
+    """
+
+    def __init__(self, user_of: UserOf) -> None:
+        self._user_of = user_of
+        self._jobs: dict[tuple[int, str, str], DeclaredJob] = {}
+        self._processes: dict[Consumer, int] = {}
+        self.users: frozenset[int] = frozenset()
+        self._cache: dict[Consumer, int] = {}
+
+    def update(self, jobs: Sequence[DeclaredJob], users: Iterable[int]) -> None:
+        """The declared jobs, and the users of jobs that were declared earlier."""
+        self._jobs = {(one.uid, one.service, one.span): one for one in jobs}
+        self._processes = {process: one.uid for one in jobs for process in one.processes}
+        self.users = frozenset((*users, *(one.uid for one in jobs)))
+
+    @property
+    def jobs(self) -> Collection[DeclaredJob]:
+        return self._jobs.values()
+
+    def user(self, consumer: Consumer) -> int | None:
+        """The user of a process, if it has declared a job; else None."""
+        if not self.users:
+            return None
+        uid = self._processes.get(consumer)
+        if uid is None:
+            uid = self._cache.get(consumer)
+        if uid is None:
+            uid = self._user_of(consumer)
+            if uid is None:
+                return None
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            self._cache[consumer] = uid
+        return uid if uid in self.users else None
+
+    def job(self, uid: int | None, service: str, span: str) -> DeclaredJob | None:
+        return None if uid is None else self._jobs.get((uid, service, span))
+
+    def settings(self, uid: int) -> list[TunedJobSettings]:
+        """The settings of a user's declared jobs."""
+        return [one.settings for one in self._jobs.values() if one.uid == uid]

@@ -1,0 +1,299 @@
+"""Declared jobs in the tuner: their terms, their spans and their rows."""
+
+from __future__ import annotations
+
+from support.tuned_host import DEFAULT, Host, Job, quick
+from wattspan.model import (
+    Consumer,
+    DecisionReason,
+    DeclarationOutcome,
+    Group,
+    GroupKind,
+    Knob,
+    Move,
+    TuningRow,
+    TuningState,
+)
+
+ANN, BOB = 1000, 2000
+JOB = "trainer/train_step"
+UNNAMED: dict[str, object] = {"job": ()}
+
+
+def row(host: Host, name: str = JOB) -> TuningRow:
+    found = host.row(name)
+    assert found is not None, [one.job for one in host.tuner.accounts().rows]
+    return found
+
+
+def names(host: Host) -> list[str]:
+    return [one.job for one in host.tuner.accounts().rows]
+
+
+def owned(host: Host, uid: int = ANN, **more: object) -> Job:
+    job = host.train(**more)
+    host.users[job.consumer] = uid
+    return job
+
+
+# ------------------------------------------------------------------------------------ terms
+
+
+def test_unnamed_declared_job_is_applied_if_the_operator_allows_it() -> None:
+    host = Host(settings=quick(**UNNAMED, declared="allow", max_slowdown=0.05))
+    host.declare(owned(host), max_slowdown=0.08)
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    held = row(host)
+    assert held.decision.move is Move.HOLD
+    assert (held.applied, held.budget) == (True, 0.08)
+    assert host.gpus[0].cap < DEFAULT
+    assert held.declared is not None
+    assert held.declared.decision is DeclarationOutcome.ACCEPTED
+
+
+def test_unnamed_declared_job_is_advised_by_default() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    terms = host.declare(owned(host), max_slowdown=0.03)
+    assert (terms.given.mode, terms.given.max_slowdown) == ("advise", 0.03)
+    host.run(300)
+    advised = row(host)
+    assert (advised.applied, advised.budget) == (False, 0.03)
+    assert advised.decision.reason is DecisionReason.NOT_CHOSEN
+    assert "the job was declared and is not configured" in advised.decision.sentence
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_declared_job_is_never_applied_on_a_host_that_advises() -> None:
+    host = Host(settings=quick(**UNNAMED, declared="allow", mode="advise"))
+    host.declare(owned(host))
+    host.run(300)
+    assert row(host).decision.reason is DecisionReason.ADVICE
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_named_job_is_applied_within_the_smaller_budget() -> None:
+    host = Host(settings=quick())
+    host.declare(owned(host), max_slowdown=0.02)
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    assert (row(host).applied, row(host).budget) == (True, 0.02)
+
+
+def test_declared_knobs_replace_those_of_the_configuration() -> None:
+    host = Host(settings=quick(knobs=(Knob.CPU_POWER, Knob.GPU_POWER)))
+    job = owned(host)
+    job.paused = True
+    host.run(1)
+    assert row(host).knob is Knob.CPU_POWER
+    host.declare(job, knobs=(Knob.GPU_POWER,))
+    host.run(1)
+    assert row(host).knob is Knob.GPU_POWER
+
+
+def test_budget_of_zero_leaves_the_job_alone() -> None:
+    host = Host()
+    host.declare(owned(host), max_slowdown=0.0)
+    host.run(120)
+    assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
+    assert "a budget of 0 % permits no trial" in row(host).decision.sentence
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_declined_process_is_not_tuned() -> None:
+    host = Host(settings=quick(groups=("user:ann",)))
+    job = owned(host)
+    host.declare(job)
+    host.run(60)
+    assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
+    assert f"process {job.consumer.pid} is in none of" in row(host).decision.sentence
+
+
+def test_gpu_without_permission_is_not_tuned() -> None:
+    host = Host(settings=quick(gpus=("7",)))
+    host.declare(owned(host))
+    host.run(60)
+    assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
+    assert "not in [autotune] gpus (7)" in row(host).decision.sentence
+
+
+def test_declared_work_counts_units() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    host.declare(owned(host, work=lambda _: -1.0), work="samples")
+    host.run(60)
+    assert row(host).decision.reason is DecisionReason.BAD_WORK
+
+
+def test_ignored_declaration_changes_nothing() -> None:
+    host = Host(settings=quick(declared="ignore"))
+    host.declare(owned(host), max_slowdown=0.01)
+    host.run(30)
+    assert (row(host).budget, row(host).declared) == (0.05, None)
+
+
+# ------------------------------------------------------------------------------- missing spans
+
+
+def test_declared_job_without_spans_is_listed() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    job = owned(host)
+    host.declare(job, max_slowdown=0.02)
+    job.paused = True
+    host.run(1)
+    waiting = row(host)
+    assert (waiting.state, waiting.budget) == (TuningState.WAITING, 0.02)
+    assert 'No span of the service "trainer" was received yet' in waiting.decision.sentence
+    assert waiting.declared is not None
+    job.alive = False
+    host.run(1)
+    assert names(host) == []
+
+
+def test_declared_job_that_must_not_be_tuned_is_listed_without_spans() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    job = owned(host)
+    job.paused = True
+    host.declare(job, max_slowdown=0.0)
+    host.run(1)
+    assert row(host).state is TuningState.DECLINED
+    assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
+
+
+def test_waiting_jobs_of_two_users_have_two_names() -> None:
+    host = Host()
+    for uid in (ANN, BOB):
+        job = owned(host, uid)
+        job.paused = True
+        host.declare(job, uid)
+    host.run(1)
+    assert names(host) == [JOB, f"{JOB}@{BOB}"]
+
+
+# --------------------------------------------------------------------------- spans of two users
+
+
+def test_equal_jobs_of_two_users_are_tuned_separately() -> None:
+    host = Host(2, settings=quick(**UNNAMED))
+    first, second = owned(host), owned(host, BOB, gpu=1)
+    host.declare(first, max_slowdown=0.02)
+    host.declare(second, BOB, max_slowdown=0.04)
+    host.run(60)
+    found = {one.job: (one.budget, one.devices) for one in host.tuner.accounts().rows}
+    assert found == {JOB: (0.02, ("GPU-0",)), f"{JOB}@{BOB}": (0.04, ("GPU-1",))}
+
+
+def test_process_of_another_user_stays_outside_a_declared_job() -> None:
+    host = Host(2)
+    host.declare(owned(host), max_slowdown=0.02)
+    owned(host, BOB, gpu=1)
+    host.run(60)
+    found = {one.job: (one.budget, one.devices) for one in host.tuner.accounts().rows}
+    assert found == {JOB: (0.02, ("GPU-0",)), f"{JOB}@undeclared": (0.05, ("GPU-1",))}
+
+
+def test_rank_without_a_declaration_joins_the_job_of_its_user() -> None:
+    host = Host(2, settings=quick(**UNNAMED))
+    host.declare(owned(host), max_slowdown=0.02)
+    owned(host, gpu=1)
+    host.run(60)
+    assert names(host) == [JOB]
+    assert row(host).devices == ("GPU-0", "GPU-1")
+
+
+def test_declaration_of_another_user_does_not_name_the_units_of_a_service() -> None:
+    host = Host(2, settings=quick(**UNNAMED))
+    stranger = owned(host, BOB, gpu=1, span="noise")
+    stranger.paused = True
+    host.declare(stranger, BOB)
+    owned(host, span="epoch")
+    host.run(60)
+    assert "trainer/epoch" in names(host)
+
+
+# ------------------------------------------------------------------------------- changes in mid-run
+
+
+def test_later_declaration_takes_over_the_job_of_its_process() -> None:
+    host = Host()
+    job = owned(host)
+    host.run(60)
+    units = row(host).units
+    assert units > 0
+    host.declare(job, max_slowdown=0.02)
+    host.run(60)
+    assert names(host) == [JOB]
+    assert row(host).budget == 0.02
+    assert row(host).units > units
+
+
+def test_later_declaration_takes_its_processes_out_of_a_shared_job() -> None:
+    host = Host(2)
+    mine = owned(host)
+    owned(host, BOB, gpu=1)
+    host.run(30)
+    assert row(host).devices == ("GPU-0", "GPU-1")
+    host.declare(mine, max_slowdown=0.02)
+    host.run(60)
+    found = {one.job: (one.budget, one.devices) for one in host.tuner.accounts().rows}
+    assert found == {JOB: (0.05, ("GPU-1",)), f"{JOB}@{ANN}": (0.02, ("GPU-0",))}
+
+
+def test_withdrawal_returns_the_job_to_the_terms_of_the_operator() -> None:
+    host = Host(settings=quick(declared="allow"))
+    job = owned(host)
+    host.declare(job, max_slowdown=0.2)
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    host.run(1)
+    assert host.gpus[0].cap < DEFAULT
+    assert host.declared.withdraw(job.consumer, "train")
+    host.run(1)
+    assert (row(host).budget, row(host).declared) == (0.05, None)
+    assert host.gpus[0].cap == DEFAULT
+    host.run(60)
+    assert names(host) == [JOB]
+
+
+def test_end_of_a_declared_process_ends_its_job_under_its_terms() -> None:
+    host = Host(settings=quick(**UNNAMED, declared="allow"))
+    job = owned(host)
+    host.declare(job, max_slowdown=0.08)
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    job.alive = False
+    host.run(10)
+    assert (row(host).state, row(host).budget) == (TuningState.ENDED, 0.08)
+    assert host.gpus[0].cap == DEFAULT
+    assert host.memory.kept  # for the next run
+    assert host.declared.living() == ()
+
+
+def test_unchanged_terms_do_not_restart_the_search() -> None:
+    host = Host()
+    job = owned(host)
+    host.declare(job, max_slowdown=0.03)
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    decided = len(host.book.decided)
+    host.declare(job, name="the same again", max_slowdown=0.03)
+    host.run(2)
+    assert row(host).decision.move is Move.HOLD
+    assert len(host.book.decided) == decided
+    declared = row(host).declared
+    assert declared is not None
+    assert declared.name == "the same again"
+
+
+def test_processes_of_declared_jobs_come_and_go_without_a_trace() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    for number in range(200):
+        job = owned(host, ANN + number)
+        host.declare(job, ANN + number)
+        host.run(0.5)
+        job.alive = False
+    host.run(30)
+    assert host.declared.living() == ()
+    assert set(host.tuner._searches) == {None}
+    assert all(one.ended for one in host.tuner._jobs.values())
+
+
+def test_groups_of_a_process_are_read_at_each_declaration() -> None:
+    host = Host(settings=quick(groups=("user:ann",)))
+    job = owned(host)
+    host.groups[Consumer(job.consumer.pid, 1)] = (Group(GroupKind.USER, "ann"),)
+    assert host.declare(job).decision is DeclarationOutcome.ACCEPTED
