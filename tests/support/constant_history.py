@@ -10,6 +10,7 @@ from typing import Any
 
 from support.snapshots import busy_host
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
+from wattspan.config import AutotuneSettings
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
@@ -25,6 +26,7 @@ from wattspan.model import (
 from wattspan.ports import SnapshotView
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
+from wattspan.tuning.declared_jobs import DeclaredJobs
 
 PACKAGE = Domain("package-0", HwType.CPU, "package-0", "rapl", Provenance.MEASURED)
 SECOND_PACKAGE = Domain("package-1", HwType.CPU, "package-1", "rapl", Provenance.DERIVED)
@@ -120,6 +122,7 @@ class Asked:
     clock: ManualClock = field(default_factory=ManualClock)
     tuning: TuningView | None = None
     history: DecisionHistoryView | None = None
+    settings: AutotuneSettings | None = None  # of declared jobs
     view: SnapshotView = busy_host
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
@@ -132,6 +135,9 @@ class Asked:
             PayerInfo(one, f"job{one.pid}") for one in (OURS, CHILD, ROOTS)
         )
         self.pauses: list[float] = []
+        self.jobs = DeclaredJobs(
+            self.settings or AutotuneSettings(mode="advise"), self.directory, "instance"
+        )
         self.service = QueryService(
             self.past,
             self.directory,
@@ -143,6 +149,7 @@ class Asked:
             sleep=self._pause,
             tuning=self.tuning,
             history=self.history,
+            jobs=self.jobs,
         )
 
     def _owner(self, consumer: Consumer) -> int | None:
@@ -158,10 +165,11 @@ class Asked:
         *,
         method: str = "GET",
         peer: Peer = OURSELVES,
+        body: bytes = b"",
         **query: object,
     ) -> HttpResponse:
         words = {key: str(value) for key, value in query.items()}
-        return asyncio.run(self._ask(HttpRequest(method, path, words, {}, b"", peer)))
+        return asyncio.run(self._ask(HttpRequest(method, path, words, {}, body, peer)))
 
     async def _ask(self, request: HttpRequest) -> HttpResponse:
         return await self.service(request)

@@ -17,6 +17,7 @@ from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_unix
 from wattspan.model import Consumer, PayerInfo, TuningAccounts
 from wattspan.ports import ProcessDirectory, WattspanError
+from wattspan.tuning.declared_jobs import DeclaredJobs
 
 FAR = 2**62  # everything is settled
 STARTED = 7
@@ -55,6 +56,7 @@ class QueryServer:
         directory: ProcessDirectory | None = None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
+        jobs: DeclaredJobs | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
@@ -72,6 +74,7 @@ class QueryServer:
             version="1.2.3",
             tuning=tuning,
             history=history,
+            jobs=jobs,
         )
         self._server = HttpServer(clock, log=self.log.append, limits=limits)
         self._server.add_http(listen_unix(folder / "api.sock", what="Questions"), service)

@@ -13,6 +13,7 @@ from support.otlp import BEGIN, TRACE, KeptSink, Receiver, attribute, request, s
 from support.otlp_reference import json_of
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
+    MAX_NAME,
     MalformedRequestError,
     ReceiverBusyError,
     RequestTooLargeError,
@@ -20,7 +21,6 @@ from wattspan.ingest.export_request import (
     SpanRecord,
     WorkAttribute,
 )
-from wattspan.ingest.trace_decoder import MAX_NAME
 from wattspan.ingest.trace_receiver import RejectedSpans
 
 PEER = Peer(pid=7, uid=0)

@@ -1,4 +1,4 @@
-"""The handler of the query API: energy, watches, snapshot, status and tuning.
+"""The handler of the query API: energy, watches, snapshot, status, tuning and declared jobs.
 
 Names of jobs and decision sentences are available to every user who may open the socket, as the
 energy of devices is: they describe the host's power limits, not the computations of a process.
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from wattspan.api import energy
 from wattspan.api.energy import TimeGrid
+from wattspan.api.jobs import JOBS_PATH, JobsHandler
 from wattspan.api.requests import (
     PROCESS_PARAMETERS,
     SENDER,
@@ -51,6 +52,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.processes.procfs import ProcFs
+from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
 
 T = TypeVar("T")
@@ -253,7 +255,7 @@ class QueryService:
     """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status`` and ``tuning``.
 
     ``resolution`` is that of device energy for users who may not read the counters.
-    ``tuning`` and ``history`` are None where nothing tunes; ``history`` may take a while.
+    ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     """
 
     def __init__(
@@ -269,19 +271,20 @@ class QueryService:
         sampler: ProcessCpuSampler | None = None,
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
+        jobs: DeclaredJobs | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._view, self._host, self._version = view, host, version
-        self._tuning_view, self._history_view = tuning, history
+        self._tuning_view, self._history_view = tuning or TuningAccounts, history
         self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
         self._waiting = FairQuota(MAX_WAITING)
         self._slow_lock = FairTurns(1)
-        self._paths: Mapping[str, tuple[tuple[str, ...], Handler]] = {
+        self._paths: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
             "/v1/watch": ((*_READ, "POST"), self._watch),
             SNAPSHOT_PATH: (_READ, self._snapshot),
@@ -289,6 +292,10 @@ class QueryService:
             "/v1/tuning": (_READ, self._tuning),
             "/v1/tuning/history": (_READ, self._history),
         }
+        if jobs is not None:
+            handler = JobsHandler(jobs, directory, owner, host=host, tuning=self._tuning_view)
+            self._paths[JOBS_PATH] = (*_READ, "POST"), handler.declare_or_list
+            self._paths[f"{JOBS_PATH}/"] = ("DELETE",), handler.withdraw
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -297,7 +304,9 @@ class QueryService:
             return problem.response()
 
     def _handler(self, request: HttpRequest) -> Handler:
-        methods, handler = self._paths.get(request.path, ((), None))
+        named = f"{JOBS_PATH}/"
+        path = named if request.path.startswith(named) else request.path
+        methods, handler = self._paths.get(path, ((), None))
         if handler is None:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,
@@ -404,9 +413,7 @@ class QueryService:
                 "host_name": self._host,
                 "now_mono_ns": self._clock.monotonic(),
                 "emulated": self._emulated(),
-                **accounts_to_json(
-                    TuningAccounts() if self._tuning_view is None else self._tuning_view()
-                ),
+                **accounts_to_json(self._tuning_view()),
             }
         )
 

@@ -10,6 +10,9 @@ from wattspan.http.sockets import Peer
 from wattspan.spans.values import Columns
 from wattspan.util.encoding import InvalidBodyError
 
+MAX_NAME = 200
+"""Characters of the name of a service or span that are kept."""
+
 
 class MalformedRequestError(InvalidBodyError):
     """The body is not a trace request; the message names the position."""

@@ -19,6 +19,7 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from wattspan.ingest.export_request import (
+    MAX_NAME,
     MalformedRequestError,
     ResourceSpanRecords,
     SpanRecord,
@@ -30,7 +31,6 @@ from wattspan.ingest.trace_decoder import (
     COLUMNS,
     MAX_ATTRIBUTES,
     MAX_FIELDS,
-    MAX_NAME,
     TOKENS_IN,
     TOKENS_OUT,
     WEIGHT,

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 
 from wattspan.ingest.export_request import (
+    MAX_NAME,
     MalformedRequestError,
     RequestTooLargeError,
     ResourceClaim,
@@ -31,9 +32,6 @@ from wattspan.ingest.export_request import (
     too_many_spans,
 )
 from wattspan.util.protobuf import length_delimited, message_class
-
-MAX_NAME = 200
-"""Characters of the name of a service or span that are kept."""
 
 MAX_FIELDS = 1 << 17
 """Fields of one span, resource or scope, at any depth."""

@@ -213,6 +213,7 @@ class SpanAssembly:
             sampler=sampler,
             tuning=self._tuning.accounts,
             history=self._tuning.history,
+            jobs=self._tuning.declared,
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")
