@@ -152,10 +152,12 @@ def request_json(
     parameters: Mapping[str, str],
     *,
     method: str = "GET",
+    body: Mapping[str, Any] | None = None,
     patience: float = 0.0,
+    margin: float = _TIMEOUT_MARGIN,
     directories: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The response of the agent, within ``patience`` seconds plus a margin.
+    """The response of the agent, within ``patience`` seconds plus a margin; ``body`` as JSON.
 
     AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
     rejects the query.
@@ -165,7 +167,7 @@ def request_json(
     for directory in directories or run_directories():
         socket_path = f"{directory}/{API_SOCKET}"
         try:
-            return _request(socket_path, target, method, patience + _TIMEOUT_MARGIN)
+            return _request(socket_path, target, method, body, patience + margin)
         except OSError as error:
             cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
             failures.append(f"{socket_path} ({cause.lower()})")
@@ -175,13 +177,16 @@ def request_json(
     )
 
 
-def _request(socket_path: str, target: str, method: str, patience: float) -> dict[str, Any]:
+def _request(
+    socket_path: str, target: str, method: str, sent: Mapping[str, Any] | None, patience: float
+) -> dict[str, Any]:
     Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
     from http.client import OK, HTTPException  # imports ssl, which takes 10 ms
 
     connection = unix_http_connection(socket_path, patience)
     try:
-        connection.request(method, target, headers={"connection": "close"})
+        encoded = None if sent is None else json.dumps(sent)
+        connection.request(method, target, encoded, headers={"connection": "close"})
         response = connection.getresponse()
         body = response.read()
     except HTTPException as error:
