@@ -465,6 +465,17 @@ def test_tuner_over_budget_is_marked(browser: Browser) -> None:
     assert "Saved, as an estimate\n–" in declined
 
 
+def test_declared_job_shows_asked_and_given_terms(browser: Browser) -> None:
+    with PageServer(page_worlds.world()) as server, opened(browser, server.url) as tab:
+        held, released, _ = tab.texts("#tuner .job")
+    assert (
+        "User 1000 declared train <b> and asked for a budget of 20.0\u00a0%. "
+        "Given (limited): a budget of 5.0\u00a0%, the objective energy, the knobs gpu_power; "
+        "mode apply. The budget of 20 % is limited to 5 %: the operator permits no more."
+    ) in held
+    assert "declared" not in released
+
+
 def test_trace_id_can_be_copied(browser: Browser) -> None:
     permitted = {"permissions": ["clipboard-read", "clipboard-write"]}
     with PageServer(page_worlds.world()) as server, opened(browser, server.url, **permitted) as tab:

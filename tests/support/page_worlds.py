@@ -183,6 +183,22 @@ def job(name: str, state: str, sentence: str, **more: Any) -> Json:
     } | more
 
 
+DECLARED: Json = {
+    "name": "train <b>",
+    "uid": 1000,
+    "asked": {"max_slowdown": 0.2, "objective": None, "eta": None, "knobs": None},
+    "given": {
+        "mode": "apply",
+        "max_slowdown": 0.05,
+        "objective": "energy",
+        "eta": 0.5,
+        "knobs": ["gpu_power"],
+    },
+    "decision": "limited",
+    "reason": "The budget of 20 % is limited to 5 %: the operator permits no more.",
+}
+
+
 def tuned() -> Json:
     held = (
         "Hold 520 W: 3.1 % slower (95 % bound 4.4 %) of a 5 % budget, 18.2 % less energy, 46 pairs."
@@ -196,7 +212,7 @@ def tuned() -> Json:
         "mode": "apply",
         "capper": {"answers": True},
         "jobs": [
-            job("trainer/train_step", "holding", held, **certain, **saved),
+            job("trainer/train_step", "holding", held, **certain, **saved, declared=DECLARED),
             job("llm/chat", "released", over, slowdown=0.041, slowdown_bound=0.062, setting=700.0),
             job("etl/batch", "declined", declined, applied=False),
         ],

@@ -28,9 +28,10 @@ function makeJob() {
   job.name = html("h3");
   job.state = html("span");
   job.says = html("p", { class: "says" });
+  job.declared = html("p", { class: "says" });
   job.facts = html("dl", { class: "facts" });
   const head = html("div", { class: "job-head" }, html("bdi", {}, job.name), job.state);
-  job.append(head, job.says, bullet(job), job.facts);
+  job.append(head, job.says, bullet(job), job.declared, job.facts);
   return job;
 }
 
@@ -55,10 +56,28 @@ function update(element, job) {
   set(element.state, { class: job.applied && job.state.startsWith("hold") ? "state held" : "state" });
   write(element.says, figures.sentence(job.decision.sentence));
   slowdown(element, job);
+  write(element.declared, declaration(job.declared));
+  element.declared.hidden = !job.declared;
   keep(element.facts, facts(job), ([name]) => name, makeFact, (pair, [name, value]) => {
     write(pair.firstElementChild, name);
     write(pair.lastElementChild, value);
   });
+}
+
+/** What an application asked for, what it was given, and why; "" without a declaration. */
+function declaration(declared) {
+  if (!declared) return "";
+  const { name, uid, asked, given, decision, reason } = declared;
+  return `User ${uid} declared ${figures.name(name, 60)} and asked for ${terms(asked)}. `
+    + `Given (${decision}): ${terms(given)}; mode ${given.mode}. ${figures.sentence(reason)}`;
+}
+
+function terms({ max_slowdown: budget, objective, knobs }) {
+  const parts = [];
+  if (budget !== null) parts.push(`a budget of ${figures.percent(budget)}`);
+  if (objective !== null) parts.push(`the objective ${objective}`);
+  if (knobs !== null) parts.push(`the knobs ${knobs.join(", ") || "none"}`);
+  return parts.join(", ") || "the operator's terms";
 }
 
 function slowdown(element, { slowdown: slower, slowdown_bound: bound, budget, confidence }) {
