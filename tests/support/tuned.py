@@ -10,6 +10,8 @@ from wattspan.model import (
     CapRow,
     Decision,
     DecisionReason,
+    DeclarationOutcome,
+    DeclaredTerms,
     Instant,
     Knob,
     KnobState,
@@ -17,10 +19,12 @@ from wattspan.model import (
     Move,
     Nanoseconds,
     RecordedDecision,
+    RequestedTerms,
     SettingResult,
     TuningAccounts,
     TuningRow,
     TuningState,
+    TuningTerms,
 )
 
 NOW = Instant(10**12, 1_700_000_000 * 10**9)
@@ -78,6 +82,16 @@ HELD = TuningRow(
     original=dict.fromkeys(GPUS, 700 * W),
 )
 
+DECLARED = DeclaredTerms(
+    "chat server",
+    1000,
+    RequestedTerms(0.2, "cost", 0.8, (Knob.GPU_POWER, Knob.GPU_CLOCK)),
+    TuningTerms("apply", 0.05, "cost", 0.8, (Knob.GPU_POWER,)),
+    DeclarationOutcome.LIMITED,
+    "The budget of 20 % is limited to 5 %: the operator permits no more ([autotune] declared is "
+    '"tighten"); gpu_clock is not in [autotune] knobs (gpu_power).',
+)
+
 PROBED = replace(
     HELD,
     job="llm/chat",
@@ -108,6 +122,7 @@ PROBED = replace(
     lost=None,
     allowance=None,
     original={"GPU-2": 300 * W},
+    declared=DECLARED,
 )
 
 DECLINED = replace(
@@ -125,6 +140,7 @@ DECLINED = replace(
     units=52,
     tried=(),
     original={},
+    declared=None,
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.requirements import ROOT
-from support.tuned import ACCOUNTS, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
+from support.tuned import ACCOUNTS, DECLARED, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
 from wattspan.cli.tune.explanation import (
     REASON_EXPLANATIONS,
     cap_text,
@@ -35,6 +35,7 @@ from wattspan.model import (
     Microjoules,
     Move,
     Nanoseconds,
+    RequestedTerms,
     SettingResult,
     TuningAccounts,
     TuningRow,
@@ -250,6 +251,30 @@ def test_ledger_tells_no_figure_that_is_not_known() -> None:
 def test_explanation_fits_the_terminal(row: TuningRow, width: int) -> None:
     for line in list(explain_lines(row, ACCOUNTS, NOW, width))[1:]:
         assert len(line) <= width
+
+
+def test_declaration_is_explained_with_asked_and_given_terms() -> None:
+    told = "\n".join(explain_lines(PROBED, ACCOUNTS, NOW, None))
+    assert (
+        "\nDeclaration\n"
+        '  User 1000 declared "chat server" and asked for a budget of 20%, the objective cost '
+        "(eta 0.8), the knobs gpu_power, gpu_clock.\n"
+        "  Given, as limited: a budget of 5%, the objective cost (eta 0.8), the knobs gpu_power; "
+        "mode apply.\n"
+        f"  {DECLARED.reason}\n"
+    ) in told
+    assert "Declaration" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, None))
+    silent = replace(PROBED, declared=replace(DECLARED, asked=RequestedTerms()))
+    assert "asked for nothing but the operator's terms." in "\n".join(
+        explain_lines(silent, ACCOUNTS, NOW, None)
+    )
+
+
+def test_status_line_names_the_answer_to_a_declaration() -> None:
+    lines = list(status_lines(ACCOUNTS, NOW, None))
+    (line,) = [line for line in lines if line.startswith(PROBED.job)]
+    assert line.endswith(f'{PROBED.decision.sentence} Declared as "chat server": limited.')
+    assert sum("Declared" in line for line in lines) == 1
 
 
 def test_explanation_ends_with_an_operator_action_if_available() -> None:

@@ -24,7 +24,14 @@ from wattspan.api.snapshot_document import (
 from wattspan.cli import formatting
 from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions
-from wattspan.cli.tune.text import against_original, budget_text, percent, signed_joules, state_text
+from wattspan.cli.tune.text import (
+    against_original,
+    budget_text,
+    decision_text,
+    percent,
+    signed_joules,
+    state_text,
+)
 from wattspan.model import (
     BaselineQuality,
     HwType,
@@ -435,7 +442,7 @@ def tuning_table(
         )
         table = _table(options, fields, [row])
         table.show_header = not parts
-        sentence = Text(f"  {printable(row.decision.sentence)}", style="dim")
+        sentence = Text(f"  {decision_text(row)}", style="dim")
         parts += [table, one_line(sentence, options)]
     return Group(*parts)
 

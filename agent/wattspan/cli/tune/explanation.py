@@ -11,6 +11,7 @@ from wattspan.cli.tune.text import (
     against_original,
     budget_text,
     caps_of,
+    declaration_sentences,
     originals,
     percent,
     saved_text,
@@ -102,13 +103,13 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     ),
     DecisionReason.NOT_CHOSEN: ReasonExplanation(
         "The tuner continues to observe.",
-        "Name it in `[[autotune.job]]`, or set `apply_found = true`.",
-        "The job was detected automatically, and settings are applied only to named jobs.",
+        'Name it in `[[autotune.job]]`, or set `declared = "allow"` or `apply_found = true`.',
+        "The configuration does not name the job, and settings are applied only to named jobs.",
     ),
     DecisionReason.NOT_ALLOWED: ReasonExplanation(
         "Nothing, until the configuration changes.",
-        "Add them to `gpus` or `groups` in `[autotune]`.",
-        "The configuration does not permit tuning of its devices or groups.",
+        "Add them to `gpus` or `groups` in `[autotune]`, or change the declared terms.",
+        "The configuration or the declaration of the job does not permit to tune it.",
     ),
     DecisionReason.NO_SIGNAL: ReasonExplanation(
         "Tuning starts when units of work and the energy of the job's devices are known.",
@@ -213,6 +214,7 @@ def explain_lines(
     yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
     yield from wrap_lines(printable(row.decision.sentence), width, "  ")
     for title, sentences in (
+        ("Declaration", list(map(printable, declaration_sentences(row)))),
         ("Observations", _observation_lines(row)),
         ("Setting", _setting_lines(row, accounts)),
         ("Ledger", _cost_lines(row)),

@@ -14,8 +14,10 @@ from wattspan.model import (
     Knob,
     Move,
     RecordedDecision,
+    RequestedTerms,
     TuningAccounts,
     TuningRow,
+    TuningTerms,
 )
 from wattspan.tuning.serialization import unit
 from wattspan.util.text import clean_label, printable
@@ -118,6 +120,44 @@ def _number(knob: Knob, value: int) -> str:
     return str(value) if knob is Knob.GPU_CLOCK else f"{value / 1000:.4g}"
 
 
+# --------------------------------------------------------------------------------- declarations
+
+
+def decision_text(row: TuningRow) -> str:
+    """The sentence of the decision, and the answer to a declaration of the job."""
+    declared = row.declared
+    if declared is None:
+        return printable(row.decision.sentence)
+    answer = f'Declared as "{declared.name}": {declared.decision}.'
+    return printable(f"{row.decision.sentence} {answer}")
+
+
+def declaration_sentences(row: TuningRow) -> list[str]:
+    """The terms that an application asked for, those that it was given, and the reason."""
+    declared = row.declared
+    if declared is None:
+        return []
+    asked = _terms_text(declared.asked) or "nothing but the operator's terms"
+    given = declared.given
+    return [
+        f'User {declared.uid} declared "{declared.name}" and asked for {asked}.',
+        f"Given, as {declared.decision}: {_terms_text(given)}; mode {given.mode}.",
+        declared.reason,
+    ]
+
+
+def _terms_text(terms: RequestedTerms | TuningTerms) -> str:
+    parts = []
+    if terms.max_slowdown is not None:
+        parts.append(f"a budget of {budget_text(terms.max_slowdown)}")
+    if terms.objective is not None:
+        weight = f" (eta {terms.eta:g})" if terms.objective == "cost" and terms.eta else ""
+        parts.append(f"the objective {terms.objective}{weight}")
+    if terms.knobs is not None:
+        parts.append(f"the knobs {', '.join(terms.knobs) or 'none'}")
+    return ", ".join(parts)
+
+
 # --------------------------------------------------------------------------------------- lines
 
 _LEFT_COLUMNS = ("JOB", "STATE", "SETTING", "BETWEEN")
@@ -137,7 +177,7 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     rows = sort_rows(accounts.rows)
     yield ""
     lines = _fitting_table(rows, accounts, now, width)
-    sentences = ["", *(printable(row.decision.sentence) for row in rows)]
+    sentences = ["", *map(decision_text, rows)]
     yield from _with_sentences(lines, sentences, width)
 
 
