@@ -120,7 +120,7 @@ def test_host_without_tuning_ignores_declarations() -> None:
     asked = Asked(settings=AutotuneSettings())
     answer = declare(asked)
     assert (answer["decision"], answer["given"]["mode"]) == ("ignored", "off")
-    assert 'tuning is off ([autotune] mode is "off")' in answer["reason"]
+    assert "no effect while tuning is off" in answer["reason"]
 
 
 def test_job_is_withdrawn_by_its_own_process() -> None:

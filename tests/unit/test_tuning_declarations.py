@@ -99,14 +99,14 @@ def test_named_job_in_advise_mode_is_only_advised_on_a_host_that_applies() -> No
 def test_declaration_has_no_effect_where_it_is_ignored() -> None:
     found = decide_terms(RequestedTerms(0.01), replace(NAMED, permission="ignore"))
     assert (found.given, found.outcome) == (TERMS, DeclarationOutcome.IGNORED)
-    assert 'declared is "ignore"' in found.reason
+    assert '[autotune] declared to "ignore"' in found.reason
 
 
 def test_declaration_has_no_effect_while_tuning_is_off() -> None:
     off = replace(TERMS, mode="off")
     found = decide_terms(RequestedTerms(0.01), OperatorTerms("allow", "off", False, off))
     assert (found.given, found.outcome) == (off, DeclarationOutcome.IGNORED)
-    assert 'mode is "off"' in found.reason
+    assert 'the operator sets [autotune] mode to "advise" or "apply"' in found.reason
 
 
 def test_refused_process_is_declined_with_the_cause() -> None:

@@ -52,10 +52,15 @@ def decide_terms(
     The smallest budget and the common knobs apply, and the first objective.
     """
     if operator.permission == "ignore":
-        reason = 'Declarations have no effect: [autotune] declared is "ignore".'
+        reason = (
+            'Declarations have no effect: the operator has set [autotune] declared to "ignore".'
+        )
         return TermsDecision(operator.terms, DeclarationOutcome.IGNORED, reason)
     if operator.terms.mode == "off":
-        reason = 'Declarations have no effect: tuning is off ([autotune] mode is "off").'
+        reason = (
+            "Declarations have no effect while tuning is off: the operator sets [autotune] mode to "
+            '"advise" or "apply".'
+        )
         return TermsDecision(operator.terms, DeclarationOutcome.IGNORED, reason)
     off = replace(operator.terms, mode="off")
     if operator.refusal:
