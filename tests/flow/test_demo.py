@@ -359,12 +359,14 @@ def test_demo_shows_what_a_training_step_and_a_token_cost(tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 def test_demo_tunes_its_trainer_and_names_it(tmp_path: Path) -> None:
-    with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0") as shown:
+    with demo(tmp_path, "--plain", "--listen", "127.0.0.1:0", columns=200) as shown:
         shown.prints("The agent tunes trainer: ")
+        shown.prints("The job declares itself and asks for 10%.")
         shown.prints("Running jobs")
         eventually(lambda: cappers(shown.process.pid), "it has started a capper")
         shown.prints("TUNING")
         shown.prints("trainer/train_step")
+        shown.prints('Declared as "trainer": limited.')
         children = descendants(shown.process.pid)
         shown.process.kill()
         eventually(lambda: not alive(children), "its processes are gone, the capper too")

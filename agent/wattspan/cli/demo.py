@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 
 BUDGET = 0.05
+DECLARED_BUDGET = 0.1
+"""The budget that the training job asks for; the configuration limits it to ``BUDGET``."""
+
 STEP = "train_step"
 
 
@@ -63,7 +66,8 @@ def tuning_hint(profile: HostProfile) -> str:
         return ""
     return (
         f"The agent tunes {job.name}: within minutes its {STEP} needs less energy, "
-        f"with at most {BUDGET:.0%} slowdown. The TUNING table shows the decisions."
+        f"with at most {BUDGET:.0%} slowdown. The job declares itself and asks for "
+        f"{DECLARED_BUDGET:.0%}. The TUNING table shows the decisions."
     )
 
 
@@ -167,7 +171,7 @@ def run_jobs(host: EmulatedHost, agent: Agent, end: int | None, *, plain: bool) 
     click.echo("The host is idle for a few seconds: the agent learns its idle power.")
     if agent.wait(left(IDLE_TIME)):
         return
-    started = host.start_jobs(run_dir(host) / OTLP)
+    started = host.start_jobs(run_dir(host) / OTLP, DECLARED_BUDGET)
     jobs = ", ".join(f"{name} (pid {pid})" for name, pid in started.items())
     click.echo(f"Running jobs: {jobs}.")
     if plain or not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -94,10 +94,12 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         except (LookupError, TypeError, ValueError, WattspanError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _start_jobs(self, pid: int, agent: str = "") -> dict[str, Any]:
+    def _start_jobs(
+        self, pid: int, agent: str = "", max_slowdown: float | None = None
+    ) -> dict[str, Any]:
         del pid
         for job in self._profile.jobs:
-            self._jobs.start(job, agent)
+            self._jobs.start(job, agent, max_slowdown)
         return {"jobs": self._jobs.pids}
 
     def _attach(

@@ -89,13 +89,17 @@ class EmulatedHost(Closeable):
 
         return EmulatedNvml(self.directory / "gpus")
 
-    def start_jobs(self, agent: Path | None = None) -> dict[str, int]:
+    def start_jobs(
+        self, agent: Path | None = None, max_slowdown: float | None = None
+    ) -> dict[str, int]:
         """Start the profile's jobs; their pids by name. They end with the host.
 
-        They send spans of their work to the agent that listens at the Unix socket ``agent``.
+        They send spans of their work to the agent that listens at the Unix socket ``agent``. The
+        training job declares itself with the budget ``max_slowdown``, if that is not None.
         """
         listener = {} if agent is None else {"agent": str(agent.absolute())}
-        jobs: dict[str, int] = self.ask(do="start-jobs", **listener)["jobs"]
+        answer = self.ask(do="start-jobs", **listener, max_slowdown=max_slowdown)
+        jobs: dict[str, int] = answer["jobs"]
         return jobs
 
     def ask(self, **question: object) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from wattspan.emulation.control import ControlClient
 from wattspan.emulation.workloads import CompletedUnit, GpuWork, WorkLog
 from wattspan.model import MILLISECOND, Instant
 from wattspan.ports import WattspanError
+from wattspan.sdk.jobs import JobDeclaration, declare
 from wattspan.util.process import module_command
 from wattspan.util.unix_sockets import unix_http_connection
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from wattspan.emulation.profiles import DemoJob
 
 MODEL = "emulated-70b"
+STEP, WORK = "train_step", "samples"  # span of a training step, and the attribute with its work
 PERIOD = 40 * MILLISECOND
 _MAX_QUEUED = 1000  # spans that wait for an agent
 _SEND_INTERVAL = 0.5  # seconds
@@ -59,6 +61,9 @@ class JobSettings(msgspec.Struct, frozen=True):
     gpu: int | None = None  # None: its work is on the CPU
     host: str = ""  # the directory of the emulated host
     agent: str = ""  # the agent's socket for spans
+    max_slowdown: float | None = (
+        None  # the budget that a job of steps declares; None: no declaration
+    )
 
 
 class JobManager:
@@ -87,8 +92,11 @@ class JobManager:
             raise ValueError("this host has no GPU")
         return self._gpus
 
-    def start(self, job: DemoJob, agent: str) -> None:
-        """Start a process for a job; it sends spans to ``agent``, if that is not empty."""
+    def start(self, job: DemoJob, agent: str, max_slowdown: float | None = None) -> None:
+        """Start a process for a job; it sends spans to ``agent``, if that is not empty.
+
+        A job of steps declares itself with the budget ``max_slowdown``, if that is not None.
+        """
         settings = JobSettings(
             job.name,
             job.duty,
@@ -97,6 +105,7 @@ class JobManager:
             next(iter(job.gpus), None),
             str(self._directory),
             agent,
+            max_slowdown,
         )
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             module_command("wattspan.emulation.jobs", msgspec.json.encode(settings).decode()),
@@ -212,7 +221,7 @@ class SpanSender:
 
     def _described(self, unit: CompletedUnit) -> tuple[str, dict[str, int | str]]:
         if self._kind == "steps":
-            return "train_step", {"samples": unit.work}
+            return STEP, {WORK: unit.work}
         return "chat", {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": MODEL,
@@ -234,6 +243,7 @@ def set_process_name(name: str) -> None:
 def _report(settings: JobSettings, clock: SystemClock) -> None:
     """Send this process's newly finished units to the agent, for as long as the host runs."""
     sender = SpanSender(settings.agent, settings.name, settings.spans)
+    declaration = _declaration(settings)
     pause = threading.Event()
     # An error shows that the host ends, and this process with it.
     with contextlib.suppress(WattspanError), ControlClient(Path(settings.host)) as host:
@@ -243,6 +253,22 @@ def _report(settings: JobSettings, clock: SystemClock) -> None:
             seen = answer["units"]
             sender.add([CompletedUnit(*unit) for unit in answer["finished"]], clock.now())
             sender.send()
+            if declaration is not None:
+                declaration.renew()
+
+
+def _declaration(settings: JobSettings) -> JobDeclaration | None:
+    """The declaration of a job of steps, if it is to make one."""
+    if settings.max_slowdown is None or settings.spans != "steps":
+        return None
+    return declare(
+        name=settings.name,
+        service=settings.name,
+        span=STEP,
+        work=WORK,
+        max_slowdown=settings.max_slowdown,
+        directories=(str(Path(settings.agent).parent),),
+    )
 
 
 def _work(duty: float, clock: SystemClock) -> None:
