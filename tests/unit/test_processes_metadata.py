@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from wattspan.model import Consumer, NamePolicy, PayerInfo, ProcessRow, Remainder
-from wattspan.processes.metadata import UNNAMED, HostProcesses, command_of, info_of_exited
+from wattspan.processes.metadata import (
+    UNNAMED,
+    HostProcesses,
+    RunningProcesses,
+    command_of,
+    info_of_exited,
+)
 from wattspan.processes.procfs import ProcFs, Stat, parse_stat
 
 LINE = (
@@ -22,6 +28,33 @@ def test_process_name_cannot_corrupt_stat_parsing(name: bytes) -> None:
     assert (stat.threads, stat.started, stat.processor) == (3, 98765, 5)
     assert not stat.kernel
     assert not stat.exiting
+
+
+def test_process_that_is_not_reaped_does_not_run() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
+    procfs = ProcFs()
+    every = HostProcesses(procfs)
+    running = RunningProcesses(every, procfs)
+    assert every.identify(child) is not None
+    assert running.identify(child) is None
+    os.waitpid(child, 0)
+    own = running.identify(os.getpid())
+    assert own == every.identify(os.getpid())
+    assert own is not None
+    assert running.describe(own) == every.describe(own)
+
+
+def test_process_whose_main_thread_has_ended_runs(tmp_path: Path) -> None:
+    procfs = host(tmp_path)
+    running = RunningProcesses(HostProcesses(procfs), procfs)
+    exiting = (LINE % b"cat").replace(b"4194560", b"4194564")
+    (tmp_path / "42/stat").write_bytes(exiting)
+    assert running.identify(42) == Consumer(42, 98765)
+    (tmp_path / "42/stat").write_bytes(exiting.replace(b"20 0 3 0", b"20 0 1 0"))
+    assert running.identify(42) is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"42", b"42 (cat", b"42 (cat) S 1 2", b"x (y) " + b"z " * 30])

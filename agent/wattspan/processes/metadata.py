@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Lock
 
 from wattspan.model import Consumer, Group, GroupKind, NamePolicy, PayerInfo, ProcessRow
+from wattspan.ports import ProcessDirectory
 from wattspan.processes.cgroups import groups_of
 from wattspan.processes.procfs import ProcFs, Stat
 from wattspan.processes.scripts import interpreter_of, script_of
@@ -165,3 +166,20 @@ class HostProcesses:
         if self._names is NamePolicy.COMMAND:
             return replace(info, command=interpreter_of(info.command))
         return info
+
+
+class RunningProcesses:
+    """A process directory without the ended processes for which their parents have not waited."""
+
+    def __init__(self, directory: ProcessDirectory, procfs: ProcFs) -> None:
+        self._directory, self._procfs = directory, procfs
+
+    def identify(self, pid: int) -> Consumer | None:
+        stat = self._procfs.stat(pid)
+        # A process whose main thread alone has ended has further threads.
+        if stat is None or (stat.exiting and stat.threads <= 1):
+            return None
+        return Consumer(pid, stat.started)
+
+    def describe(self, consumer: Consumer) -> PayerInfo | None:
+        return self._directory.describe(consumer)

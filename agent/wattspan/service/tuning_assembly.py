@@ -24,6 +24,8 @@ from wattspan.model import (
     TuningAccounts,
 )
 from wattspan.ports import Caps, ProcessDirectory, SnapshotView
+from wattspan.processes.metadata import RunningProcesses
+from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import run_directory
 from wattspan.service.energy_history import EnergyHistory
@@ -68,10 +70,13 @@ class TuningAssembly:
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
     declared: DeclaredJobs = field(init=False)
+    _directory: ProcessDirectory = field(init=False)
 
     def __post_init__(self) -> None:
+        # A job ends with its processes, also if their parent does not notice that they have ended.
+        self._directory = RunningProcesses(self.core.directory, ProcFs())
         self.declared = DeclaredJobs(
-            self.core.config.autotune, self.core.directory, secrets.token_hex(8)
+            self.core.config.autotune, self._directory, secrets.token_hex(8)
         )
         if self.core.config.autotune.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -230,7 +235,7 @@ class TuningAssembly:
             energies=self.core.history,
             device_users=device_users,
             snapshot=self.core.view,
-            directory=self.core.directory,
+            directory=self._directory,
             caps=self._client() if self._needs_capper else None,
             decisions=decisions
             if self.records is None
