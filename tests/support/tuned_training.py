@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from support import emulated_training
 from support.program import Running, descendants, wattspan
-from support.requirements import APPS
+from support.requirements import APPS, ROOT
 from support.waiting import eventually
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
@@ -36,6 +37,9 @@ provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 trace.set_tracer_provider(provider)
 tracer = trace.get_tracer("training")
 truth, exact = open(sys.argv[1], "w"), sys.argv[2] == "exact"
+if sys.argv[3:]:
+    from wattspan.sdk.jobs import declare
+    declare(name="train", service="trainer", span="train_step", **json.loads(sys.argv[3]))
 offset = time.time_ns() - time.monotonic_ns()
 with EmulatedTraining(step=0.05, noise=0.01) as training:
     while True:
@@ -88,18 +92,27 @@ class Done(NamedTuple):
 
 
 class Training:
-    """The job; its spans go to ``endpoint``."""
+    """The job; its spans go to ``endpoint``, and it declares itself with the terms ``declared``."""
 
     def __init__(
-        self, folder: Path, host: Path, endpoint: str, *, exact: bool, **environ: str
+        self,
+        folder: Path,
+        host: Path,
+        endpoint: str,
+        *,
+        exact: bool,
+        declared: Mapping[str, object] | None = None,
+        **environ: str,
     ) -> None:
         self._truth = folder / "truth.jsonl"
         self._truth.unlink(missing_ok=True)
         self._conversation = ControlClient(host)
+        terms = [] if declared is None else [json.dumps(declared)]
         self.process = subprocess.Popen(
-            [APPS, "-c", TRAINING, str(self._truth), "exact" if exact else "measured"],
+            [APPS, "-c", TRAINING, str(self._truth), "exact" if exact else "measured", *terms],
             env={
                 "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(ROOT / "agent"),
                 "OTEL_SERVICE_NAME": "trainer",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
                 "WATTSPAN_EMULATED_HOST": str(host),
@@ -140,14 +153,22 @@ class Training:
 
 
 class TuningAgent:
-    """A `wattspan run` on an emulated host with one GPU; its files are in ``folder``."""
+    """A `wattspan run` on an emulated host with one GPU; its files are in ``folder``.
 
-    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+    Without a ``config`` its settings are in the ``environ`` alone.
+    """
+
+    def __init__(
+        self, folder: Path, config: str = CONFIG, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.config = folder / "config.toml"
-        self.config.write_text(config)
+        words = []
+        if config:
+            self.config.write_text(config)
+            words = ["--config", str(self.config)]
         self.running = Running(
-            folder, "--config", str(self.config), emulate="one-socket-h100"
+            folder, *words, emulate="one-socket-h100", environ=environ
         ).measuring()
         self.host = _emulated(self.running.process.pid)
         self._nvml: Any = EmulatedNvml(self.host / "gpus")
@@ -159,10 +180,17 @@ class TuningAgent:
         """The board's limit in milliwatts, as anybody on the host sees it."""
         return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
 
-    def train(self, *, exact: bool = False, **environ: str) -> Training:
+    def train(
+        self,
+        *,
+        exact: bool = False,
+        declared: Mapping[str, object] | None = None,
+        **environ: str,
+    ) -> Training:
         """Start the job. The spans are as long as it measures, or exactly as long as its steps."""
         endpoint = self.running.spans_address()
-        return Training(self.folder, self.host, endpoint, exact=exact, **environ)
+        environ["WATTSPAN_RUN_DIR"] = str(self.running.run_dir)
+        return Training(self.folder, self.host, endpoint, exact=exact, declared=declared, **environ)
 
     def told(self) -> dict[str, Any]:
         """The agent's report of the job; empty before its discovery."""
