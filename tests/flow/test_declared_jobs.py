@@ -135,36 +135,29 @@ def test_users_are_kept_apart(tmp_path: Path, run_dir: Path) -> None:
         eventually(lambda: len(jobs(run_dir)) == 1, "only our declaration is left")
 
 
+WITHIN = 600.0
+"""Seconds of work until the first saving; the agent's settings are the defaults."""
+
+
 @pytest.mark.search
 @pytest.mark.needs_apps
 def test_declared_job_saves_energy_without_a_configuration_file(tmp_path: Path) -> None:
-    environ = {
-        "WATTSPAN_AUTOTUNE_MODE": "apply",
-        "WATTSPAN_AUTOTUNE_DECLARED": "allow",
-        # shorter measurements than by default, so that the search takes minutes
-        "WATTSPAN_AUTOTUNE_BLOCK": "300ms",
-        "WATTSPAN_AUTOTUNE_BLOCK_UNITS": "5",
-        "WATTSPAN_AUTOTUNE_SETTLE": "100ms",
-        "WATTSPAN_AUTOTUNE_SETTLE_UNITS": "1",
-    }
+    environ = {"WATTSPAN_AUTOTUNE_MODE": "apply", "WATTSPAN_AUTOTUNE_DECLARED": "allow"}
     with (
         TuningAgent(tmp_path, config="", environ=environ) as agent,
         agent.train(
             exact=True, declared={"max_slowdown": 0.08}, OTEL_BSP_SCHEDULE_DELAY="200"
         ) as job,
     ):
-        began = job.done()
-        eventually(lambda: agent.reason == "baseline", "the original is learned", 60)
+        began, original = job.done(), agent.limit
+        eventually(lambda: agent.reason == "baseline", "the original is learned", WITHIN)
         free = job.done().since(began)
-        original = agent.limit
-        eventually(lambda: agent.reason == "certified", "a setting is held", 600)
-        held = job.done()
-        assert agent.limit < original
-        eventually(lambda: job.done().units > held.units + 100, "it works on")
-        later = job.done()
-        assert agent.told()["declared"]["decision"] == "accepted"
-        assert agent.told()["budget"] == 0.08
-        assert later.slowdown <= 0.08
-        assert later.since(held).saving(free) > 0.02
+        eventually(lambda: agent.told()["saved_surely_joules"] > 0, "energy is saved", WITHIN)
+        run = job.done().since(began)
+        told = agent.told()
+        assert (told["declared"]["decision"], told["budget"]) == ("accepted", 0.08)
+        assert free.energy / free.ideal * run.ideal > run.energy
+        assert run.slowdown <= 0.08
+        eventually(lambda: agent.limit < original, "a cap is in force", WITHIN)
         job.process.kill()
         eventually(lambda: agent.limit == original, "the original limit is restored")

@@ -148,6 +148,27 @@ def test_declaration_reaches_an_agent_that_starts_later(tmp_path: Path) -> None:
         agent.stop()
 
 
+def test_first_of_two_agents_gets_the_declaration(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("system", "user")]
+    for folder in folders:
+        folder.mkdir(mode=0o755)
+    first, second = map(Agent, folders)
+    try:
+        declaration = declare(
+            name="train",
+            service="trainer",
+            span="train_step",
+            directories=tuple(map(str, folders)),
+        )
+        assert (first.names, second.names) == (["train"], [])
+        first.stop()
+        assert renewed(declaration).decision == "accepted"
+        assert second.names == ["train"]
+    finally:
+        first.stop()
+        second.stop()
+
+
 def test_renewal_asks_a_running_agent_nothing(agent: Agent) -> None:
     declaration = declared(agent.folder)
     agent.jobs.withdraw(agent.jobs.living()[0].processes[0], "train")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.tuned_host import DEFAULT, Host, Job, quick
+from wattspan.config import AutotuneSettings
 from wattspan.model import (
     Consumer,
     DecisionReason,
@@ -49,6 +52,15 @@ def test_unnamed_declared_job_is_applied_if_the_operator_allows_it() -> None:
     assert host.gpus[0].cap < DEFAULT
     assert held.declared is not None
     assert held.declared.decision is DeclarationOutcome.ACCEPTED
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
+def test_first_saving_with_default_settings_takes_less_than_ten_minutes(noise: float) -> None:
+    host = Host(settings=AutotuneSettings(mode="apply", declared="allow"))
+    host.declare(owned(host, noise=noise))
+    host.run(600, until=lambda: (row(host).saved_low or 0) > 0)
+    assert (row(host).saved_low or 0) > 0
+    assert (row(host).slowdown_bound or 1.0) <= 0.05
 
 
 def test_unnamed_declared_job_is_advised_by_default() -> None:
@@ -113,6 +125,17 @@ def test_gpu_without_permission_is_not_tuned() -> None:
     host.run(60)
     assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
     assert "not in [autotune] gpus (7)" in row(host).decision.sentence
+
+
+def test_declared_span_is_the_only_unit_of_its_service() -> None:
+    host = Host(settings=quick(**UNNAMED))
+    detected = owned(host, span="epoch", step=0.4)
+    job = host.train()
+    job.consumer = detected.consumer
+    host.declare(job)
+    host.run(60)
+    assert names(host) == [JOB]
+    assert row(host).units > 0
 
 
 def test_declared_work_counts_units() -> None:
