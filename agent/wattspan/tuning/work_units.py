@@ -85,7 +85,8 @@ class JobUnits:
     def __init__(self, span: str, settings: TunedJobSettings) -> None:
         self._span, self._settings = span, settings
         self._units: list[WorkUnit] = []
-        self._compute_times: OrderedDict[bytes, int] = OrderedDict()  # by id of the unit's span
+        # by process and id of the unit's span
+        self._compute_times: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._invalid: deque[bool] = deque(maxlen=_WORK_COUNT_UNITS)
 
@@ -101,15 +102,18 @@ class JobUnits:
         if compute_name:  # first: in a batch, units may precede their parts
             for span in received.spans:
                 if span.name == compute_name:
-                    self._add_compute_time(span)
+                    self._add_compute_time(received.consumer, span)
         for span, record in zip(received.spans, received.records, strict=True):
             if span.name != self._span:
                 continue
-            if not span.start < span.end <= now + _MAX_FUTURE or self._is_repeated(span):
+            if not span.start < span.end <= now + _MAX_FUTURE:
+                continue
+            if self._is_repeated(received.consumer, span):
                 continue
             work = self._work(span, record)
             if work is not None:
-                compute = self._compute_times.pop(span.id, None) if compute_name else None
+                key = received.consumer, span.id
+                compute = self._compute_times.pop(key, None) if compute_name else None
                 self._units.append(WorkUnit(span.start, span.end, work, rank, compute))
 
     def drain(self) -> list[WorkUnit]:
@@ -122,15 +126,18 @@ class JobUnits:
         """True if so many units have no valid work count that their durations mean nothing."""
         return sum(self._invalid) >= min(_MAX_INVALID_COUNTS, max(5, len(self._invalid) // 10))
 
-    def _add_compute_time(self, span: Span) -> None:
-        times = self._compute_times
-        times[span.parent] = times.pop(span.parent, 0) + span.end - span.start
+    def _add_compute_time(self, consumer: Consumer, span: Span) -> None:
+        times, key = self._compute_times, (consumer, span.parent)
+        times[key] = times.pop(key, 0) + span.end - span.start
         if len(times) > _MAX_COMPUTE_SPANS:
             times.popitem(last=False)
 
-    def _is_repeated(self, span: Span) -> bool:
-        """True if the span was received before; senders repeat requests that were not answered."""
-        key = hash((span.trace, span.id))
+    def _is_repeated(self, consumer: Consumer, span: Span) -> bool:
+        """True if the span was received before; senders repeat requests that were not answered.
+
+        Ranks, and runs of a program, that seed their random numbers alike have equal ids.
+        """
+        key = hash((consumer, span.trace, span.id))
         if key in self._recent:
             return True
         self._recent[key] = None
