@@ -1,0 +1,1 @@
+"""The interfaces of other energy libraries, answered by the agent."""
