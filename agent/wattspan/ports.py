@@ -120,6 +120,14 @@ class ProcessDirectory(Protocol):
         ...
 
 
+class EnergyStep(NamedTuple):
+    """The energy of a device between two readings; None if it was not measured."""
+
+    start: int
+    end: int
+    energy: Microjoules | None
+
+
 class EnergyQueries(Protocol):
     """The energy of recent periods. Safe from any thread.
 
@@ -178,6 +186,40 @@ class EnergyQueries(Protocol):
         self, consumer: Consumer, start: int, end: int, *, family: bool = False
     ) -> IntervalEnergy:
         """The energy of a process, or of its family."""
+        ...
+
+
+class DeviceQueries(Protocol):
+    """The energy of devices from readings, before it is settled. Safe from any thread.
+
+    Times are monotonic nanoseconds. ``domains`` are those of the cover, by id; the other calls
+    raise KeyError for an unknown one.
+    """
+
+    def domains(self) -> Mapping[str, Domain]: ...
+
+    def known(self, domain_id: str) -> int | None:
+        """The time of the newest reading; None before the first."""
+        ...
+
+    def silent(self, domain_id: str) -> bool:
+        """True if the device is gone, or has given no reading for so long that none is due."""
+        ...
+
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        """The energy of one device; time after ``known`` is not covered."""
+        ...
+
+    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+        """The energy between neighbouring readings that overlap a period, oldest first."""
+        ...
+
+    def gpu(self, domain_id: str) -> GpuStatus | None:
+        """The newest status of a GPU; None of other devices and before the first status."""
+        ...
+
+    def temperatures(self, domain_id: str, start: int, end: int) -> list[tuple[int, int]]:
+        """Time and degrees Celsius of a GPU in a period, oldest first."""
         ...
 
 

@@ -17,13 +17,14 @@ from wattspan.model import (
     SECOND,
     Consumer,
     Domain,
+    GpuStatus,
     HwType,
     Microjoules,
     PayerInfo,
     Provenance,
     energy_at,
 )
-from wattspan.ports import SnapshotView
+from wattspan.ports import EnergyStep, SnapshotView
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 from wattspan.tuning.declared_jobs import DeclaredJobs
@@ -42,7 +43,10 @@ OURSELVES = Peer(pid=OURS.pid, uid=USER)
 
 @dataclass
 class ConstantPast:
-    """Implements ports.Past; measured from ``horizon`` to ``until``, power in milliwatts."""
+    """Measured from ``horizon`` to ``until``, power in milliwatts.
+
+    Implements ports.EnergyQueries and, with one reading at either end, ports.DeviceQueries.
+    """
 
     until: int
     horizon: int = 0
@@ -50,7 +54,7 @@ class ConstantPast:
         default_factory=lambda: {PACKAGE.id: 10_000, SECOND_PACKAGE.id: 20_000, DRAM.id: 3_000}
     )
     idles: dict[str, int] = field(default_factory=lambda: {PACKAGE.id: 6_000, DRAM.id: 1_000})
-    known: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
+    known_domains: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
     others: int = 0  # power of every other process
     members: dict[Consumer, tuple[Consumer, ...]] = field(
@@ -62,6 +66,8 @@ class ConstantPast:
     )
     forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # settled time at each read
+    silenced: set[str] = field(default_factory=set)
+    gpus: dict[str, GpuStatus] = field(default_factory=dict)
 
     def expect(self, end: int) -> None:
         pass
@@ -71,8 +77,27 @@ class ConstantPast:
             self.until = self.on_settled.pop(0)
         return self.until
 
+    def known(self, domain_id: str) -> int:
+        return self.settled()
+
+    def silent(self, domain_id: str) -> bool:
+        return domain_id in self.silenced
+
+    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+        energy = energy_at(self.devices[domain_id], self.until - self.horizon)
+        return [EnergyStep(self.horizon, self.until, energy)]
+
+    def gpu(self, domain_id: str) -> GpuStatus | None:
+        return self.gpus.get(domain_id)
+
+    def temperatures(self, domain_id: str, start: int, end: int) -> list[tuple[int, int]]:
+        status = self.gpus.get(domain_id)
+        if status is None or status.temperature_celsius is None:
+            return []
+        return [(status.at.mono, status.temperature_celsius)]
+
     def domains(self) -> Mapping[str, Domain]:
-        return {domain.id: domain for domain in self.known}
+        return {domain.id: domain for domain in self.known_domains}
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         domain = self.domains()[domain_id]
@@ -124,6 +149,7 @@ class Asked:
     history: DecisionHistoryView | None = None
     settings: AutotuneSettings | None = None  # of declared jobs
     view: SnapshotView = busy_host
+    resolution: int = 0
     uids: dict[int, int] = field(
         default_factory=lambda: {OURS.pid: USER, CHILD.pid: USER, ROOTS.pid: 0}
     )
@@ -142,6 +168,7 @@ class Asked:
             self.past,
             self.directory,
             self.clock,
+            devices=self.past,
             view=self.view,
             host="testhost",
             version="1.2.3",
@@ -150,6 +177,7 @@ class Asked:
             tuning=self.tuning,
             history=self.history,
             jobs=self.jobs,
+            resolution=self.resolution,
         )
 
     def _owner(self, consumer: Consumer) -> int | None:

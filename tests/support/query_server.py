@@ -67,6 +67,7 @@ class QueryServer:
             self.past,
             directory or Anybody(),
             clock,
+            devices=self.past,
             view=lambda: replace(
                 busy_host(), host="testhost", tuning=tuning() if tuning else TuningAccounts()
             ),

@@ -13,6 +13,7 @@ from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
 from wattspan.model import MILLISECOND, HwType, Microjoules, Snapshot
+from wattspan.ports import EnergyStep
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
@@ -31,7 +32,7 @@ class VictimPast(ConstantPast):
     energies: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self.known = (PACKAGE,)
+        self.known_domains = (PACKAGE,)
         self.idles = {}
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
@@ -47,23 +48,38 @@ class VictimPast(ConstantPast):
             {HwType.CPU: Microjoules(energy)}, {HwType.CPU: Microjoules(0)}, covered
         )
 
+    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+        return [
+            EnergyStep(number * INTERVAL, (number + 1) * INTERVAL, Microjoules(energy))
+            for number, energy in enumerate(self.energies)
+        ]
+
 
 def told(
-    past: VictimPast, start: int, end: int, *, resolution: int, peer: Peer = STRANGER
+    past: VictimPast,
+    start: int,
+    end: int,
+    *,
+    resolution: int,
+    peer: Peer = STRANGER,
+    at_once: bool = False,
 ) -> dict[str, Any]:
-    """Response for a window."""
+    """Response for a window: of settled energy, or ``at_once`` of readings."""
     clock = ManualClock()
     clock.advance(past.until / 1e9)
     service = QueryService(
         past,
         FakeDirectory(),
         clock,
+        devices=past,
         view=lambda: Snapshot(clock.now(), 1, "h"),
         host="h",
         version="1",
         resolution=resolution,
     )
     query = {"start": f"mono:{start}", "end": f"mono:{end}"}
+    if at_once:
+        query |= {"of": "devices", "timeline": "1", "wait": "0s"}
 
     async def ask() -> bytes:
         return (await service(HttpRequest("GET", "/v1/energy", query, {}, b"", peer))).body

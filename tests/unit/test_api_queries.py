@@ -66,7 +66,7 @@ def test_kind_of_a_sum_is_as_trustworthy_as_its_worst_part(asked: Asked) -> None
 
 
 def test_unmeasured_energy_is_null(asked: Asked) -> None:
-    asked.past.known = (DRAM, GPU, PACKAGE)
+    asked.past.known_domains = (DRAM, GPU, PACKAGE)
     told = asked.energy(2.0)
     assert told["host"]["joules"] == {"cpu": 20.0, "gpu": None, "memory": 6.0}
     (gpu,) = [one for one in told["devices"] if one["hw_type"] == "gpu"]

@@ -59,7 +59,7 @@ def test_mode_without_a_tuner_is_off() -> None:
 def test_emulated_hosts_tuning_is_labelled() -> None:
     asked = Asked(tuning=lambda: ACCOUNTS, history=Recalling())
     unreal = Domain("GPU-9", HwType.GPU, "GPU 9", "nvml", Provenance.EMULATED)
-    asked.past.known = (DRAM, unreal)
+    asked.past.known_domains = (DRAM, unreal)
     assert told(asked)["emulated"] is True
     assert told(asked, "/v1/tuning/history")["emulated"] is True
 

@@ -152,7 +152,7 @@ def test_unknown_energy_is_an_error_and_no_zero(agent: QueryServer, past: Consta
 
 
 def test_unmeasured_device_is_unknown(agent: QueryServer, past: ConstantPast) -> None:
-    past.known = (*past.known, GPU)
+    past.known_domains = (*past.known_domains, GPU)
     with wattspan.window("train") as w:
         pass
     assert {device.kind: device.joules for device in w.devices}["gpu"] is None

@@ -111,6 +111,23 @@ def poller(
     )
 
 
+def test_tick_is_recorded_when_sampled_and_before_it_is_settled() -> None:
+    clock, recorded = ManualClock(), list[Tick]()
+    source = Burning(clock)
+    one = poller(
+        clock,
+        [source],
+        source,
+        recorders={"test": lambda tick, gpus: recorded.append(tick)},
+        observers={"test": lambda tick, settled: recorded.remove(tick)},
+    )
+    ticks(clock, one, 25)  # past the start, in which each tick is published
+    assert recorded == []
+    clock.advance(ns=TICK)
+    one.turn()
+    assert [tick.at for tick in recorded] == [clock.now()]
+
+
 def ticks(clock: ManualClock, one: Poller, n: int) -> Snapshot:
     for _ in range(n):
         clock.advance(ns=TICK)
@@ -146,17 +163,19 @@ def test_source_that_raises_is_down_and_others_continue() -> None:
     assert processes.up
 
 
-def test_failing_observer_is_down_and_the_accounts_continue() -> None:
+@pytest.mark.parametrize("kind", ["observers", "recorders"])
+def test_failing_observer_is_down_and_the_accounts_continue(kind: str) -> None:
     clock = ManualClock()
     host = Burning(clock)
     seen: list[Tick] = []
 
-    def fail_once(tick: Tick, _: Sequence[Attribution]) -> None:
+    def fail_once(tick: Tick, _: Sequence[object]) -> None:
         seen.append(tick)
         if len(seen) == 1:
             raise RuntimeError("no such luck")
 
-    snapshot = ticks(clock, poller(clock, [host], host, observers={"tuning": fail_once}), 20)
+    named = {kind: {"tuning": fail_once}}
+    snapshot = ticks(clock, poller(clock, [host], host, **named), 20)
     assert snapshot.account(PACKAGE.id).energy > 0
     assert len(seen) == 20, "the observer gets the next ticks"
     (broken,) = (one for one in snapshot.health if not one.up)

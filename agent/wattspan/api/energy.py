@@ -13,11 +13,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wattspan.model import Consumer, Domain, HwType, Microjoules, Provenance
 from wattspan.ports import EnergyQueries
 from wattspan.spans.values import IntervalEnergy
+
+
+class DeviceEnergySource(Protocol):
+    """The energy of devices, final up to ``settled``."""
+
+    def settled(self) -> int: ...
+
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy: ...
 
 
 class TimeGrid(NamedTuple):
@@ -36,7 +44,7 @@ class TimeGrid(NamedTuple):
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
     def device(
-        self, history: EnergyQueries, domain: Domain, start: int, end: int
+        self, history: DeviceEnergySource, domain: Domain, start: int, end: int
     ) -> IntervalEnergy:
         """The energy of ``domain``; if the grid hides it, that of completely known cells.
 
@@ -109,7 +117,7 @@ class TimeGrid(NamedTuple):
 
 
 def _complete_cells(
-    history: EnergyQueries, domain_id: str, start: int, end: int, size: int
+    history: DeviceEnergySource, domain_id: str, start: int, end: int, size: int
 ) -> Iterator[IntervalEnergy]:
     """The energy of those whole cells that are known completely."""
     spent = history.device(domain_id, start, end)
@@ -159,7 +167,10 @@ def energy_response(
         "provenance": provenance,
         "host": _host(devices, start, end),
         "devices": [
-            _device(domain, spent, grid.idle(history, domain, start, end), end - start)
+            {
+                **device_figures(domain, spent, end - start),
+                "idle_joules": _joules(grid.idle(history, domain, start, end)),
+            }
             for domain, spent in devices
         ],
         "process": _process(history, consumer, start, end),
@@ -198,7 +209,8 @@ def _host(devices: list[tuple[Domain, IntervalEnergy]], start: int, end: int) ->
     return _figures(energy, uncertainty, covered, end - start)
 
 
-def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int) -> JsonObject:
+def device_figures(domain: Domain, spent: IntervalEnergy, length: int) -> JsonObject:
+    """The energy of one device in a period of ``length`` nanoseconds."""
     kind = domain.hw_type
     return {
         "hw_id": domain.id,
@@ -207,7 +219,6 @@ def _device(domain: Domain, spent: IntervalEnergy, idle: int | None, length: int
         "provenance": domain.provenance,
         "joules": _joules(_measured(spent.energy, spent, length).get(kind)),
         "uncertainty_joules": _joules(_measured(spent.uncertainty, spent, length).get(kind)),
-        "idle_joules": _joules(idle),
         **_coverage(spent.covered, length),
     }
 

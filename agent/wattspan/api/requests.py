@@ -152,7 +152,7 @@ def _pid(text: str) -> int:
     return SENDER if text == "self" else whole_number(_LARGEST_PID)(text)
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
     if text not in _BOOLEANS:
         raise ValueError("that is neither yes nor no")
     return _BOOLEANS[text]
@@ -174,7 +174,7 @@ PROCESS_PARAMETERS = {
     "started": Parameter(
         whole_number(2**63 - 1), "It is field 22 of /proc/PID/stat, in clock ticks since boot."
     ),
-    "family": Parameter(_flag, "Write 1 or 0."),
+    "family": Parameter(flag, "Write 1 or 0."),
 }
 WAIT = Parameter(_wait, 'Write it as "2s", at most 60s, and ask again.')
 

@@ -20,7 +20,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
-from wattspan.api import energy
+from wattspan.api import device_energy, energy
 from wattspan.api.energy import TimeGrid
 from wattspan.api.jobs import JOBS_PATH, JobsHandler
 from wattspan.api.requests import (
@@ -50,7 +50,7 @@ from wattspan.model import (
     RecordedDecision,
     TuningAccounts,
 )
-from wattspan.ports import Clock, EnergyQueries, ProcessDirectory, SnapshotView
+from wattspan.ports import Clock, DeviceQueries, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.processes.procfs import ProcFs
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
@@ -264,6 +264,7 @@ class QueryService:
         directory: ProcessDirectory,
         clock: Clock,
         *,
+        devices: DeviceQueries,
         view: SnapshotView,
         host: str,
         version: str,
@@ -276,6 +277,7 @@ class QueryService:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
+        self._devices = devices
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning or TuningAccounts, history
         self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
@@ -325,15 +327,9 @@ class QueryService:
         return handler
 
     async def _energy(self, request: HttpRequest) -> HttpResponse:
-        now = self._clock.now()
-        time = time_parameter(now)
-        values = read_query(
-            request.query, {"start": time, "end": time, "wait": WAIT, **PROCESS_PARAMETERS}
-        )
-        start, end = required(values, "start", TIME_FORMATS), values.get("end", now.mono)
-        if end < start:
-            remedy = "Swap them, or write both by the same clock."
-            raise bad_request("end", "it lies before start", remedy)
+        if "of" in request.query:
+            return await self._device_energy(request)
+        values, start, end = self._period(request, {"wait": WAIT, **PROCESS_PARAMETERS})
         consumer = self._consumer(values, request.peer) if "pid" in values else None
         grid = energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid
         owner = request.peer.quota_owner
@@ -352,6 +348,33 @@ class QueryService:
         else:
             facts = await self._in_thread(owner, respond)  # a search of the whole history
         return json_response({"host_name": self._host, **facts})
+
+    async def _device_energy(self, request: HttpRequest) -> HttpResponse:
+        values, start, end = self._period(request, device_energy.PARAMETERS)
+        query = device_energy.DeviceEnergyQuery(
+            self._devices,
+            device_energy.selected_domains(self._devices, values.get("hw_id")),
+            start,
+            end,
+            energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid,
+            values.get("timeline", False),
+        )
+        wait = values.get("wait", device_energy.DEFAULT_WAIT)
+        await self._wait_until(lambda: query.answerable, wait, request.peer.quota_owner)
+        return json_response({"host_name": self._host, **query.response()})
+
+    def _period(
+        self, request: HttpRequest, known: Mapping[str, Parameter]
+    ) -> tuple[dict[str, Any], int, int]:
+        """The values of a query, and the begin and end of its period."""
+        now = self._clock.now()
+        time = time_parameter(now)
+        values = read_query(request.query, {"start": time, "end": time, **known})
+        start, end = required(values, "start", TIME_FORMATS), values.get("end", now.mono)
+        if end < start:
+            remedy = "Swap them, or write both by the same clock."
+            raise bad_request("end", "it lies before start", remedy)
+        return values, start, end
 
     async def _in_thread(self, owner: Hashable, work: Callable[[], T]) -> T:
         """The result of slow ``work``, one at a time: spans arrive on the loop meanwhile."""
@@ -444,12 +467,16 @@ class QueryService:
         self, end: int, wait: int, consumer: Consumer | None, grid: TimeGrid, owner: Hashable
     ) -> None:
         """Wait until everything before ``end`` is settled, at most for ``wait`` nanoseconds."""
+        self._energy_history.expect(end)
+        await self._wait_until(lambda: self._settled(end, consumer, grid), wait, owner)
+
+    async def _wait_until(self, reached: Callable[[], bool], wait: int, owner: Hashable) -> None:
+        """Wait until ``reached`` returns true, at most for ``wait`` nanoseconds."""
         if not self._waiting.acquire(owner):
             return
         try:
             deadline = self._clock.monotonic() + wait
-            self._energy_history.expect(end)
-            while not self._settled(end, consumer, grid):
+            while not reached():
                 if self._clock.monotonic() >= deadline:
                     return
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)

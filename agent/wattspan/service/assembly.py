@@ -47,6 +47,7 @@ from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
+from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
@@ -149,7 +150,10 @@ def build_agent(
         history = EnergyHistory(
             AttributionHistory(config.agent.history, config.agent.history_bytes)
         )
-        core = AgentCore(config, clock, history, processes.directory, latest.view, log, emulated)
+        devices = DeviceHistory(config.agent.interval, LedgerSettings().absence)
+        core = AgentCore(
+            config, clock, history, devices, processes.directory, latest.view, log, emulated
+        )
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
@@ -179,6 +183,7 @@ def build_agent(
                 footprint=footprint.report,
             ),
             observers=tuning.observers,
+            recorders={"device history": devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
         )

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Generic, ParamSpec
 
 from wattspan.attribution.ledger import Ledger
 from wattspan.model import (
@@ -23,6 +24,7 @@ from wattspan.model import (
     Consumer,
     Failure,
     Footprint,
+    GpuStatus,
     Payer,
     PayerInfo,
     Reading,
@@ -162,20 +164,26 @@ TickObserver = Callable[[Tick, Sequence[Attribution]], None]
 """Receives each tick and the attributions that it has settled, in the poller's thread."""
 
 
-class MonitoredObserver:
-    """An observer of settled ticks whose exceptions are caught: the accounts do not need it."""
+TickRecorder = Callable[[Tick, Sequence[GpuStatus]], None]
+"""Receives each tick when it is sampled, and the statuses of GPUs, in the poller's thread."""
 
-    def __init__(self, name: str, observe: TickObserver) -> None:
+P = ParamSpec("P")
+
+
+class MonitoredObserver(Generic[P]):
+    """An observer of ticks whose exceptions are caught: the accounts do not need it."""
+
+    def __init__(self, name: str, observe: Callable[P, None]) -> None:
         self._name, self._observe = name, observe
         self._ticks = 0
         self._failed = 0
         self._failures: tuple[Failure, ...] = ()
 
-    def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
+    def apply(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Pass a tick on. After an exception, the observer lacks that tick and gets the next."""
         self._ticks += 1
         try:
-            self._observe(tick, settled)
+            self._observe(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a bug here must not stop the accounts
             self._failed += 1
             failure = Failure(
@@ -244,10 +252,11 @@ class Poller:
         interval: int,
         providers: SnapshotProviders,
         observers: Mapping[str, TickObserver] = MappingProxyType({}),
+        recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``observers`` have names that health shows.
+        """``observers`` and ``recorders`` have names that health shows.
 
         ``save`` receives the checkpoint of each snapshot before it is published. ``alive`` is
         called in every cycle, and at least every ``MAX_SLEEP`` between cycles.
@@ -264,6 +273,7 @@ class Poller:
             MonitoredObserver(name, observe)
             for name, observe in {HISTORY: history.apply, **observers}.items()
         ]
+        self._recorders = [MonitoredObserver(name, record) for name, record in recorders.items()]
         self._save = save
         self._alive = alive
         self._ticker = Ticker(clock, interval)
@@ -302,11 +312,17 @@ class Poller:
             or now - self._started.mono <= STARTUP
         )
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
-        self._sampled.append(self._sample(settle=due or awaited))
+        tick = self._sample(settle=due or awaited)
+        self._sampled.append(tick)
+        for recorder in self._recorders:
+            recorder.apply(tick, self._gpu_statuses())
         if due:
             self.publish()
         elif awaited:
             self._settle()
+
+    def _gpu_statuses(self) -> tuple[GpuStatus, ...]:
+        return tuple(status for source in self._sources for status in source.batch.gpus)
 
     def _settle(self) -> None:
         """Apply the ticks since the last settlement, in their order.
@@ -335,11 +351,12 @@ class Poller:
             self._agent_usage = self._providers.agent_usage()
         snapshot = replace(
             self._ledger.snapshot(now, latest.host),
-            gpus=tuple(status for source in self._sources for status in source.batch.gpus),
+            gpus=self._gpu_statuses(),
             health=(
                 *(source.health() for source in self._sources),
                 self._usage.health(),
                 *(one for observer in self._observers for one in observer.health()),
+                *(one for recorder in self._recorders for one in recorder.health()),
                 *self._providers.health(),
             ),
             stats=AgentStats(

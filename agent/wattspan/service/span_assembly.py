@@ -206,6 +206,7 @@ class SpanAssembly:
             self._core.history,
             self._core.directory,
             self._core.clock,
+            devices=self._core.devices,
             view=self._core.view,
             host=self._core.view().host,
             version=__version__,

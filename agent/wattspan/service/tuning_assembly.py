@@ -28,6 +28,7 @@ from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import run_directory
+from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
 from wattspan.tuning.declared_jobs import DeclaredJobs
@@ -52,6 +53,7 @@ class AgentCore:
     config: Config
     clock: SystemClock
     history: EnergyHistory
+    devices: DeviceHistory
     directory: ProcessDirectory
     view: SnapshotView
     log: Log

@@ -1,0 +1,174 @@
+"""Answers of ``/v1/energy?of=devices``: the energy of devices as soon as their readings are there.
+
+Nothing waits for the attribution to processes, so an answer comes within about a reading interval
+of the end of the period. For users who may not read the counters, the same cells apply as to
+settled energy (``energy.TimeGrid``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import NamedTuple
+
+from wattspan.api import energy
+from wattspan.api.energy import JsonObject, TimeGrid
+from wattspan.api.requests import WAIT, Parameter, ProblemError, flag, sanitized, suggestion
+from wattspan.model import MILLISECOND, SECOND, Domain, HwType, Microjoules, Provenance
+from wattspan.ports import DeviceQueries
+from wattspan.spans.values import IntervalEnergy
+
+DEFAULT_WAIT = 2 * SECOND
+MAX_IDS = 256
+EDGE_ALLOWANCE = 10 * MILLISECOND
+"""A tenth of the usual interval of readings: power varies in the one around the edge of a cell."""
+
+
+def _ids(text: str) -> tuple[str, ...]:
+    ids = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if not ids:
+        raise ValueError("it names no device")
+    if len(ids) > MAX_IDS:
+        raise ValueError(f"it names more than {MAX_IDS} devices")
+    return ids
+
+
+def _of(text: str) -> str:
+    if text != "devices":
+        raise ValueError("only the energy of devices is served so")
+    return text
+
+
+PARAMETERS: Mapping[str, Parameter] = {
+    "of": Parameter(_of, 'Write "devices", or leave it out for devices and processes.'),
+    "hw_id": Parameter(_ids, "Write the hw_id of devices as in GET /v1/status, with commas."),
+    "timeline": Parameter(flag, "Write 1 or 0."),
+    "wait": WAIT,
+}
+
+
+def selected_domains(devices: DeviceQueries, ids: Sequence[str] | None) -> list[Domain]:
+    """The named devices, or all of the cover. ProblemError for an unknown one."""
+    known = devices.domains()
+    for one in ids or ():
+        if one not in known:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"hw_id={sanitized(one)}",
+                "the agent has no such device",
+                suggestion(one, known),
+            )
+    return energy.sorted_domains(known.values() if ids is None else [known[one] for one in ids])
+
+
+class DeviceEnergyQuery(NamedTuple):
+    """A query of the energy of some devices from ``start`` to ``end``."""
+
+    devices: DeviceQueries
+    domains: Sequence[Domain]
+    start: int
+    end: int
+    grid: TimeGrid
+    timeline: bool = False
+
+    @property
+    def period(self) -> tuple[int, int]:
+        return self.start, self.end
+
+    @property
+    def answerable(self) -> bool:
+        """True if no awaited device will tell more about the period."""
+        return all(
+            self._complete(domain) or self.devices.silent(domain.id) for domain in self.domains
+        )
+
+    def response(self) -> JsonObject:
+        """The present figures."""
+        devices = [self._device(domain) for domain in self.domains]
+        provenances = energy.provenances(self.domains)
+        coarse = any(map(self.grid.hides, self.domains))
+        return {
+            "start_mono_ns": self.start,
+            "end_mono_ns": self.end,
+            "seconds": (self.end - self.start) / 1e9,
+            "complete": all(device["complete"] for device in devices),
+            "device_resolution_seconds": self.grid.size / 1e9 if coarse else None,
+            "emulated": Provenance.EMULATED in provenances.values(),
+            "provenance": provenances,
+            "devices": devices,
+        }
+
+    def _complete(self, domain: Domain) -> bool:
+        known = self.devices.known(domain.id)
+        hidden = self.grid.hides(domain)
+        return known is not None and known >= (self.grid.up(self.end) if hidden else self.end)
+
+    def _device(self, domain: Domain) -> JsonObject:
+        # Read first: the figures may only be more complete than these.
+        complete, silent = self._complete(domain), self.devices.silent(domain.id)
+        known = self.devices.known(domain.id)
+        hidden = self.grid.hides(domain)
+        spent = (
+            self.grid.device(_Cells(self.devices, domain, known or 0), domain, *self.period)
+            if hidden
+            else self.devices.device(domain.id, *self.period)
+        )
+        status = self.devices.gpu(domain.id)
+        found: JsonObject = {
+            **energy.device_figures(domain, spent, self.end - self.start),
+            "complete": complete,
+            "silent": silent,
+            "known_mono_ns": self.grid.down(known) if hidden and known is not None else known,
+            "index": _package(domain) if status is None else status.index,
+            "model": domain.model if status is None else status.model,
+            "uuid": domain.id.removeprefix("gpu:") if domain.hw_type is HwType.GPU else None,
+            "temperature_celsius": None if status is None else status.temperature_celsius,
+        }
+        if self.timeline:
+            found |= self._timeline(domain, hidden=hidden)
+        return found
+
+    def _timeline(self, domain: Domain, *, hidden: bool) -> JsonObject:
+        """The readings, except of devices that the grid hides."""
+        return {
+            "timeline": None
+            if hidden
+            else [
+                [began, ended, None if spent is None else spent / 1e6]
+                for began, ended, spent in self.devices.timeline(domain.id, *self.period)
+            ],
+            "temperatures": self.devices.temperatures(domain.id, *self.period),
+        }
+
+
+class _Cells(NamedTuple):
+    """A hidden device as a DeviceEnergySource: final up to its newest reading.
+
+    The uncertainty is that of a mean over cells. The history's own tells of single readings.
+    """
+
+    devices: DeviceQueries
+    domain: Domain
+    known: int
+
+    def settled(self) -> int:
+        return self.known
+
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        spent = self.devices.device(domain_id, start, end)
+        displaced = min(end - start, 2 * (EDGE_ALLOWANCE + self.domain.resolution))
+        uncertainty = {
+            kind: Microjoules(amount * displaced // (end - start))
+            for kind, amount in spent.energy.items()
+        }
+        return spent._replace(uncertainty=uncertainty)
+
+
+_PACKAGE = re.compile(r"package-(\d+)")
+
+
+def _package(domain: Domain) -> int | None:
+    """The number of the CPU package of a domain, from its name."""
+    found = _PACKAGE.search(domain.name)
+    return None if found is None else int(found[1])

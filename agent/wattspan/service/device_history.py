@@ -1,0 +1,139 @@
+"""The device history, which answers queries of device energy as soon as a reading is there.
+
+The poller hands over each tick when it is sampled. Unlike the energy history it does not wait for
+the usage of processes, and reaches back to the start of the agent. One lock protects the state and
+is held for the duration of an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from wattspan.attribution.counter_history import CounterHistory
+from wattspan.model import SECOND, Domain, GpuStatus, Microjoules, Tick
+from wattspan.ports import EnergyStep
+from wattspan.spans.values import IntervalEnergy
+
+MIN_SILENCE = 2 * SECOND
+"""A device without a reading for longer is not awaited."""
+
+MAX_TEMPERATURES = 3600
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device of the cover; ``since`` is the time at which its source listed it."""
+
+    domain: Domain
+    counter: CounterHistory
+    since: int
+    present: bool = True
+    status: GpuStatus | None = None
+    temperatures: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=MAX_TEMPERATURES)
+    )
+
+
+class DeviceHistory:
+    """Implements ports.DeviceQueries.
+
+    ``interval`` is that of ticks, and ``absence`` the time without a reading that is a gap, as in
+    the ledger.
+    """
+
+    def __init__(self, interval: int, absence: int) -> None:
+        self._silence = max(MIN_SILENCE, 3 * interval)
+        self._absence = absence
+        self._lock = threading.Lock()
+        self._devices: dict[str, _Device] = {}
+        self._now = 0
+
+    def record(self, tick: Tick, gpus: Sequence[GpuStatus]) -> None:
+        """Add the readings of a tick, and the newest statuses of GPUs."""
+        with self._lock:
+            self._now = tick.at.mono
+            for source, domains in tick.domains.items():
+                self._register(source, domains)
+            for reading in tick.readings:
+                if (device := self._devices.get(reading.domain_id)) is not None:
+                    device.counter.add(reading)
+            for device in self._devices.values():
+                device.counter.absent(tick.at)
+            for status in gpus:
+                self._add_status(status)
+
+    def _register(self, source: str, domains: Sequence[Domain]) -> None:
+        """Replace the list of domains of ``source``; vanished ones remain in the history."""
+        for device in self._devices.values():
+            if device.domain.source == source:
+                device.present = False
+        for domain in domains:
+            if not domain.in_cover:
+                continue
+            known = self._devices.get(domain.id)
+            if known is None:
+                counter = CounterHistory(domain, self._absence)
+                self._devices[domain.id] = _Device(domain, counter, self._now)
+            else:
+                known.domain, known.present = domain, True
+                known.counter.redefine(domain)
+
+    def _add_status(self, status: GpuStatus) -> None:
+        device = self._devices.get(status.domain_id)
+        if device is None or device.status is status:
+            return
+        device.status = status
+        if status.temperature_celsius is not None:
+            device.temperatures.append((status.at.mono, status.temperature_celsius))
+
+    # ---------------------------------------------------------------------------- for queries
+
+    def domains(self) -> Mapping[str, Domain]:
+        """The devices of the cover, by id; also those that have vanished."""
+        with self._lock:
+            return {key: device.domain for key, device in self._devices.items()}
+
+    def known(self, domain_id: str) -> int | None:
+        """The time of the newest reading; None before the first."""
+        with self._lock:
+            return self._devices[domain_id].counter.known
+
+    def silent(self, domain_id: str) -> bool:
+        """True if the device is gone, or has given no reading for so long that none is due."""
+        with self._lock:
+            device = self._devices[domain_id]
+            last = device.counter.known
+            since = device.since if last is None else last
+            return not device.present or self._now - since > self._silence
+
+    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        """The energy of one device; time after ``known`` is not covered."""
+        with self._lock:
+            device = self._devices[domain_id]
+            energy, uncertainty, covered = device.counter.between(start, end)
+        kind = device.domain.hw_type
+        return IntervalEnergy({kind: energy}, {kind: uncertainty}, covered)
+
+    def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
+        """The energy between neighbouring readings that overlap a period, oldest first."""
+        with self._lock:
+            knots = self._devices[domain_id].counter.knots(start, end)
+        return [
+            EnergyStep(began, ended, Microjoules(after - before) if measured > already else None)
+            for (began, before, already), (ended, after, measured) in pairwise(knots)
+        ]
+
+    def gpu(self, domain_id: str) -> GpuStatus | None:
+        """The newest status of a GPU; None of other devices and before the first status."""
+        with self._lock:
+            return self._devices[domain_id].status
+
+    def temperatures(self, domain_id: str, start: int, end: int) -> list[tuple[int, int]]:
+        """Time and degrees Celsius of a GPU in a period, oldest first."""
+        with self._lock:
+            known = self._devices[domain_id].temperatures
+            return [(at, celsius) for at, celsius in known if start <= at <= end]

@@ -1,0 +1,146 @@
+"""The device history: energy of devices from the readings of ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from support.simulated_host import CORE, GPU, PACKAGE
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    GpuStatus,
+    HwType,
+    Instant,
+    Microjoules,
+    Reading,
+    Tick,
+)
+from wattspan.service.device_history import MAX_TEMPERATURES, DeviceHistory
+
+TICK = 100 * MILLISECOND
+START = 1000 * SECOND
+PACKAGE_POWER, GPU_POWER = 5_000_000, 40_000_000  # microjoules a tick
+
+
+class Host:
+    """A package and a GPU, whose readings are stamped 30 ms before the tick."""
+
+    def __init__(self, interval: int = TICK) -> None:
+        self.devices = DeviceHistory(interval, 10 * SECOND)
+        self.now = START
+        self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
+        self._counters = {PACKAGE.id: 0, GPU.id: 0}
+
+    def run(
+        self, ticks: int, silent: tuple[str, ...] = (), gpus: tuple[GpuStatus, ...] = ()
+    ) -> None:
+        for _ in range(ticks):
+            self.now += TICK
+            self._counters[PACKAGE.id] += PACKAGE_POWER
+            self._counters[GPU.id] += GPU_POWER
+            readings = [
+                Reading(key, Instant(self.now - 30 * MILLISECOND, 0), Microjoules(counter))
+                for key, counter in self._counters.items()
+                if key not in silent
+            ]
+            readings.append(Reading("unlisted", Instant(self.now, 0), Microjoules(1)))
+            listed, self._listed = self._listed, {}
+            self.devices.record(Tick(Instant(self.now, 0), listed, readings), gpus)
+
+    def list(self, source: str, *domains: Domain) -> None:
+        self._listed = {source: domains}
+
+
+def test_devices_are_those_of_the_cover() -> None:
+    host = Host()
+    host.run(1)
+    assert host.devices.domains() == {PACKAGE.id: PACKAGE, GPU.id: GPU}
+
+
+def test_device_energy_is_known_with_the_tick_of_its_reading() -> None:
+    host = Host()
+    host.run(11)
+    end = host.now - 30 * MILLISECOND
+    assert host.devices.known(GPU.id) == end
+    spent = host.devices.device(GPU.id, end - SECOND, end)
+    assert (spent.energy, spent.covered) == ({HwType.GPU: 10 * GPU_POWER}, SECOND)
+    assert spent.uncertainty[HwType.GPU] > 0
+
+
+def test_unknown_device_is_a_key_error() -> None:
+    with pytest.raises(KeyError, match="no such"):
+        Host().devices.device("no such", 0, 1)
+
+
+def test_device_without_readings_becomes_silent() -> None:
+    host = Host()
+    host.run(5)
+    assert not host.devices.silent(GPU.id)
+    host.run(19, silent=(GPU.id,))
+    assert not host.devices.silent(GPU.id)
+    host.run(3, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+    assert not host.devices.silent(PACKAGE.id)
+    host.run(1)
+    assert not host.devices.silent(GPU.id)
+
+
+def test_device_that_never_had_a_reading_becomes_silent() -> None:
+    host = Host()
+    host.run(10, silent=(GPU.id,))
+    assert host.devices.known(GPU.id) is None
+    assert not host.devices.silent(GPU.id)
+    host.run(12, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+
+
+def test_silence_lasts_at_least_three_intervals() -> None:
+    host = Host(interval=SECOND)
+    host.run(1)
+    host.run(29, silent=(GPU.id,))
+    assert not host.devices.silent(GPU.id)
+    host.run(1, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+
+
+def test_vanished_device_is_silent_at_once_and_keeps_its_energy() -> None:
+    host = Host()
+    host.run(11)
+    host.list("nvml")
+    host.run(1, silent=(GPU.id,))
+    assert host.devices.silent(GPU.id)
+    assert host.devices.device(GPU.id, START, host.now).energy == {HwType.GPU: 10 * GPU_POWER}
+    host.list("nvml", replace(GPU, resolution=20 * MILLISECOND))
+    host.run(1)
+    assert not host.devices.silent(GPU.id)
+    assert host.devices.domains()[GPU.id].resolution == 20 * MILLISECOND
+
+
+def test_timeline_has_the_energy_between_readings() -> None:
+    host = Host()
+    host.run(4)
+    host.run(120, silent=(GPU.id,))
+    steps = host.devices.timeline(GPU.id, START + 2 * TICK, host.now)
+    assert [step.energy for step in steps] == [GPU_POWER, GPU_POWER, None]
+    assert steps[0].end == steps[1].start == START + 3 * TICK - 30 * MILLISECOND
+
+
+def test_temperatures_are_kept_within_bounds() -> None:
+    host = Host()
+    host.run(1)
+    assert host.devices.gpu(GPU.id) is None
+    newest = GpuStatus(GPU.id, Instant(START, 0))
+    for i in range(MAX_TEMPERATURES + 5):
+        newest = GpuStatus(GPU.id, Instant(START + i * SECOND, 0), temperature_celsius=40 + i % 9)
+        host.run(1, gpus=(newest, GpuStatus("unlisted", newest.at)))
+        host.run(1, gpus=(newest,))
+    host.run(1, gpus=(replace(newest, temperature_celsius=None),))
+    kept = host.devices.temperatures(GPU.id, 0, 2**62)
+    assert len(kept) == MAX_TEMPERATURES
+    assert kept[-1] == (newest.at.mono, newest.temperature_celsius)
+    assert host.devices.temperatures(GPU.id, START, START + 4 * SECOND) == []
+    assert host.devices.gpu(GPU.id) == replace(newest, temperature_celsius=None)
