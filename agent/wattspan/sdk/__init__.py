@@ -33,6 +33,10 @@ class RefusedError(MeasurementError):
     """The agent rejects the query."""
 
 
+class AgentBusyError(RefusedError):
+    """The user exceeds the rate of queries, or too many clients are connected."""
+
+
 class NotMeasuredError(MeasurementError):
     """The value was not measured; it is unknown, not zero."""
 

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from wattspan.sdk import (
     API_SOCKET,
+    AgentBusyError,
     AgentUnavailableError,
     MeasurementError,
     NotMeasuredError,
@@ -199,7 +200,7 @@ def _request(
         content = None
     if content is None and response.status in _OVERLOADED:
         sentence = body.decode("utf-8", "replace").strip()
-        raise RefusedError(f"The agent at {socket_path} refuses: {sentence}")
+        raise AgentBusyError(f"The agent at {socket_path} refuses: {sentence}")
     if not isinstance(content, dict):
         raise MeasurementError(
             f"The server at {socket_path} is no wattspan agent: status {response.status}, no JSON. "
@@ -211,11 +212,10 @@ def _request(
 
 
 _OVERLOADED = (429, 503)
-"""The user exceeds the rate of queries, or too many clients are connected."""
 
 
-_POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
-_LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
+POLL_PAUSE = 0.05  # seconds between queries to an agent that responds at once
+LONGEST_WAIT = 30.0  # seconds that one query waits at the agent, whose limit is a minute
 
 
 def read_measurement(
@@ -225,7 +225,7 @@ def read_measurement(
     deadline = monotonic() + max(0.0, timeout)
     while True:
         asked = monotonic()
-        wait = min(_LONGEST_WAIT, max(0.0, deadline - asked))
+        wait = min(LONGEST_WAIT, max(0.0, deadline - asked))
         response = request_json(
             "/v1/energy",
             {**parameters, "wait": f"{wait * 1e3:.0f}ms"},
@@ -235,4 +235,4 @@ def read_measurement(
         if response["complete"] or monotonic() >= deadline:
             return Measurement.of(response)
         if monotonic() - asked < wait:  # the agent was too busy to wait
-            sleep(min(_POLL_PAUSE, wait))
+            sleep(min(POLL_PAUSE, wait))

@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from wattspan.sdk import WatchRegistration
     from wattspan.sdk.client import Device, Energy, Measurement
@@ -35,11 +35,16 @@ def synchronize_torch() -> None:
 
 
 def synchronize_jax() -> None:
-    """Wait for the pending arrays and side effects of JAX."""
+    """Wait for the pending arrays and side effects of JAX, if the process uses it."""
     module = sys.modules.get("jax")
     if module is not None:
-        module.block_until_ready(module.live_arrays())
-        module.effects_barrier()
+        finish_jax(module)
+
+
+def finish_jax(module: Any) -> None:
+    """Wait for the pending arrays and side effects of the loaded JAX ``module``."""
+    module.block_until_ready(module.live_arrays())
+    module.effects_barrier()
 
 
 _HOOKS = {"torch": synchronize_torch, "jax": synchronize_jax}
@@ -214,8 +219,15 @@ class Window:
             raise WindowError(f"{self!r} is still open. Read its values after its end.")
         return self._ended
 
+    @property
+    def period(self) -> tuple[int, int]:
+        """Begin and end in nanoseconds of the monotonic clock; known without an agent."""
+        ended = self._closed()
+        return self._begun, ended
+
     def _parameters(self) -> dict[str, str]:
-        edges = {"start": f"mono:{self._begun}", "end": f"mono:{self._closed()}"}
+        begun, ended = self.period
+        edges = {"start": f"mono:{begun}", "end": f"mono:{ended}"}
         if self._registration is not sdk.registration:  # in a child of a fork
             raise WindowError(
                 f"{self!r} belongs to another process, which opened it before it forked this one. "
