@@ -10,16 +10,59 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from wattspan.compat.zeus.aliases import install
     from wattspan.compat.zeus.callback import Callback, CallbackSet
+    from wattspan.compat.zeus.footprint import (
+        CarbonEmissionMeasurement,
+        CarbonEmissionMonitor,
+        CarbonIntensityProvider,
+        ElectricityPriceProvider,
+        EnergyCostMeasurement,
+        EnergyCostMonitor,
+    )
+    from wattspan.compat.zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
+    from wattspan.compat.zeus.monitor import Measurement, ZeusMonitor
+    from wattspan.compat.zeus.power import PowerDomain, PowerMonitor
+    from wattspan.compat.zeus.temperature import TemperatureMonitor
 
 __all__ = [
     "Callback",
     "CallbackSet",
+    "CarbonEmissionMeasurement",
+    "CarbonEmissionMonitor",
+    "CarbonIntensityProvider",
+    "ElectricityPriceProvider",
+    "EnergyCostMeasurement",
+    "EnergyCostMonitor",
+    "EnergyCumulativeCounter",
+    "EnergyHistogram",
+    "Measurement",
+    "PowerDomain",
+    "PowerGauge",
+    "PowerMonitor",
+    "TemperatureMonitor",
+    "ZeusMonitor",
+    "install",
 ]
 
 _MODULE_OF = {
     "Callback": "wattspan.compat.zeus.callback",
     "CallbackSet": "wattspan.compat.zeus.callback",
+    "CarbonEmissionMeasurement": "wattspan.compat.zeus.footprint",
+    "CarbonEmissionMonitor": "wattspan.compat.zeus.footprint",
+    "CarbonIntensityProvider": "wattspan.compat.zeus.footprint",
+    "ElectricityPriceProvider": "wattspan.compat.zeus.footprint",
+    "EnergyCostMeasurement": "wattspan.compat.zeus.footprint",
+    "EnergyCostMonitor": "wattspan.compat.zeus.footprint",
+    "EnergyCumulativeCounter": "wattspan.compat.zeus.metric",
+    "EnergyHistogram": "wattspan.compat.zeus.metric",
+    "Measurement": "wattspan.compat.zeus.monitor",
+    "PowerDomain": "wattspan.compat.zeus.power",
+    "PowerGauge": "wattspan.compat.zeus.metric",
+    "PowerMonitor": "wattspan.compat.zeus.power",
+    "TemperatureMonitor": "wattspan.compat.zeus.temperature",
+    "ZeusMonitor": "wattspan.compat.zeus.monitor",
+    "install": "wattspan.compat.zeus.aliases",
 }
 
 

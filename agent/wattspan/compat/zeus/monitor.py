@@ -1,0 +1,342 @@
+"""``ZeusMonitor``: named windows, and the energy of each GPU and CPU package in them.
+
+The begin and end of a window take a time stamp each. The agent is asked when a value is first
+read, and answers once the devices have a reading after the window.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import time
+from typing import Any, ClassVar, Literal
+
+from wattspan.compat.zeus.indices import DeviceIndex
+from wattspan.compat.zeus.log_file import WindowLog
+from wattspan.compat.zeus.synchronization import DeviceSynchronizer
+from wattspan.sdk import MeasurementError, NotMeasuredError
+from wattspan.sdk.client import Energy
+from wattspan.sdk.devices import DeviceEnergy, DeviceReader, read_devices
+from wattspan.sdk.window import RESULT_TIMEOUT, Window
+
+Framework = Literal["torch", "jax", "cupy"]
+
+
+@dataclass
+class Measurement:
+    """The result of one window: seconds, and joules by index.
+
+    ``gpu_energy`` is that of whole boards, ``cpu_energy`` and ``dram_energy`` those of whole
+    packages and their memory, None without counters. ``soc_energy`` is always None.
+    """
+
+    time: float
+    gpu_energy: dict[int, float]
+    cpu_energy: dict[int, float] | None = None
+    dram_energy: dict[int, float] | None = None
+    soc_energy: Any = None
+
+    @cached_property
+    def total_energy(self) -> float:
+        """The joules of all GPUs, and of nothing else, as in Zeus."""
+        return sum(self.gpu_energy.values())
+
+
+class DeviceFigures:
+    """The energies of the devices of an index in one period, asked for when they are read."""
+
+    def __init__(
+        self, read: DeviceReader, index: DeviceIndex, name: str, period: tuple[int, int]
+    ) -> None:
+        self._read, self._index, self._name, self.period = read, index, name, period
+
+    def during(self, start: int, end: int) -> DeviceFigures:
+        """The same of another period."""
+        return DeviceFigures(self._read, self._index, self._name, (start, end))
+
+    def host(self) -> tuple[DeviceEnergy, ...]:
+        """All devices of the host."""
+        return self._known(self._read(*self.period, timeout=RESULT_TIMEOUT))
+
+    def gpus(self) -> dict[int, DeviceEnergy]:
+        ids = self._index.resolve().gpus
+        found = self._devices(ids.values())
+        return {i: found[key] for i, key in ids.items()}
+
+    def packages(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+        return self._grouped(self._index.resolve().packages)
+
+    def memory(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+        return self._grouped(self._index.resolve().memory)
+
+    def _grouped(
+        self, groups: Mapping[int, tuple[str, ...]]
+    ) -> dict[int, tuple[DeviceEnergy, ...]]:
+        found = self._devices(key for ids in groups.values() for key in ids)
+        return {i: tuple(found[key] for key in ids) for i, ids in groups.items()}
+
+    def _devices(self, ids: Iterable[str]) -> dict[str, DeviceEnergy]:
+        found = self._read(*self.period, tuple(ids), timeout=RESULT_TIMEOUT)
+        return {device.id: device for device in self._known(found)}
+
+    def _known(self, devices: Iterable[DeviceEnergy]) -> tuple[DeviceEnergy, ...]:
+        """``devices``; a warning if a figure is partial, NotMeasuredError if one is unknown."""
+        found = tuple(devices)
+        for device in found:
+            if device.joules is None:
+                raise NotMeasuredError(
+                    f"The energy of {device.name} in window {self._name!r} is unknown: no reading "
+                    "of it is known in this time. The agent started later, or the device does not "
+                    "answer; `wattspan doctor` names its fault."
+                )
+            if not device.complete and not device.silent:
+                raise NotMeasuredError(
+                    f"The energy of {device.name} in window {self._name!r} is not known yet after "
+                    f"{RESULT_TIMEOUT:g} s. Read it again later."
+                )
+        partial = [device for device in found if device.coverage < 1.0]
+        if partial:
+            covered = ", ".join(f"{device.coverage:.0%} of {device.name}" for device in partial)
+            warnings.warn(
+                f"The energy of window {self._name!r} is partial: {covered} was measured.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return found
+
+
+def _joules(device: DeviceEnergy) -> float:
+    """The joules of a device of ``DeviceFigures``, which are known."""
+    return device.joules or 0.0
+
+
+def _sums(groups: Mapping[int, tuple[DeviceEnergy, ...]]) -> dict[int, float] | None:
+    return {i: sum(map(_joules, devices)) for i, devices in groups.items()} or None
+
+
+class WindowMeasurement(Measurement):
+    """A Measurement whose energies are looked up at their first read, in at most 5 s.
+
+    Reading may raise a MeasurementError and can be repeated. ``time`` is known at once.
+    """
+
+    def __init__(self, window: Window, figures: DeviceFigures) -> None:
+        began, ended = self.period = figures.period
+        self.time = (ended - began) / 1e9
+        self._window, self._figures = window, figures
+
+    def part(self, start: int, end: int) -> WindowMeasurement:
+        """The energies between two monotonic times."""
+        return WindowMeasurement(self._window, self._figures.during(start, end))
+
+    @cached_property
+    def _gpus(self) -> dict[int, DeviceEnergy]:
+        return self._figures.gpus()
+
+    @cached_property
+    def _packages(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+        return self._figures.packages()
+
+    @cached_property
+    def gpu_energy(self) -> dict[int, float]:  # type: ignore[override]
+        return {i: _joules(device) for i, device in self._gpus.items()}
+
+    @cached_property
+    def cpu_energy(self) -> dict[int, float] | None:  # type: ignore[override]
+        return _sums(self._packages)
+
+    @cached_property
+    def dram_energy(self) -> dict[int, float] | None:  # type: ignore[override]
+        return _sums(self._figures.memory())
+
+    # ------------------------------------------------------------------- beyond Zeus
+
+    @property
+    def uncertainty(self) -> dict[int, float]:
+        """The uncertainty of each value of ``gpu_energy``, in joules."""
+        return {i: device.uncertainty or 0.0 for i, device in self._gpus.items()}
+
+    @property
+    def coverage(self) -> float:
+        """The measured fraction of the window, 0 to 1: of the GPUs, else of the CPU packages."""
+        devices = list(self._gpus.values()) or [
+            device for group in self._packages.values() for device in group
+        ]
+        return min((device.coverage for device in devices), default=0.0)
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """By device name: measured, derived, estimated or emulated."""
+        groups = (tuple(self._gpus.values()), *self._packages.values())
+        return {device.name: device.provenance for group in groups for device in group}
+
+    @cached_property
+    def all_energy(self) -> Energy:
+        """The joules of all devices of the host, by kind."""
+        devices = self._figures.host()
+        joules: dict[str, float] = {}
+        uncertainty: dict[str, float] = {}
+        for device in devices:
+            joules[device.kind] = joules.get(device.kind, 0.0) + _joules(device)
+            uncertainty[device.kind] = uncertainty.get(device.kind, 0.0) + (
+                device.uncertainty or 0.0
+            )
+        coverage = min((device.coverage for device in devices), default=0.0)
+        return Energy(joules, uncertainty, coverage)
+
+    @property
+    def process_energy(self) -> Energy:
+        """The joules of this process and its descendants, by kind; settles 1 to 3 s late."""
+        return self._window.joules
+
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except MeasurementError as error:
+            return f"<{type(self).__name__} of {self.time:.6g} s without energy: {error}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Measurement], tuple[Any, ...]]:
+        """Pickled and copied as a plain Measurement, with its values."""
+        return Measurement, (self.time, self.gpu_energy, self.cpu_energy, self.dram_energy)
+
+
+@dataclass(slots=True)
+class OpenWindow:
+    """A window that has begun, and the Unix time at which it did, in seconds."""
+
+    window: Window
+    wall: float = 0.0
+
+
+class ZeusMonitor:
+    """Measures named windows of a program; signatures and units are those of Zeus.
+
+    ``approx_instant_energy`` is accepted and has no effect: the energy of short windows is
+    interpolated between readings. Windows may nest and overlap, in any thread, and belong to the
+    process that began them.
+    """
+
+    read_devices: ClassVar[DeviceReader] = staticmethod(read_devices)
+
+    def __init__(
+        self,
+        gpu_indices: list[int] | None = None,
+        cpu_indices: list[int] | None = None,
+        approx_instant_energy: bool = False,
+        log_file: str | Path | None = None,
+        sync_execution_with: Framework = "torch",
+    ) -> None:
+        self.approx_instant_energy = approx_instant_energy
+        self.sync_with = sync_execution_with
+        self._synchronizer = DeviceSynchronizer(sync_execution_with)
+        self._index = DeviceIndex(self.read_devices, gpu_indices, cpu_indices)
+        self._index.check(type(self).__name__)
+        self._windows: dict[str, OpenWindow] = {}
+        self._inherited: tuple[int, frozenset[str]] = 0, frozenset()
+        self.log_file = None if log_file is None else WindowLog(Path(log_file), self.gpu_indices)
+        _MONITORS.add(self)
+
+    @property
+    def gpu_indices(self) -> list[int]:
+        """Indices of the measured GPUs, as the framework numbers them; empty without an agent."""
+        return self._index.gpu_indices
+
+    @property
+    def cpu_indices(self) -> list[int]:
+        """Numbers of the measured CPU packages; empty without an agent."""
+        return self._index.cpu_indices
+
+    def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
+        """Begin a window, after the queued GPU work with ``sync_execution``.
+
+        ValueError if ``key`` is open; with ``restart`` the open window is discarded.
+        """
+        opened = OpenWindow(Window(key))
+        if restart:
+            self._windows[key] = opened
+        elif self._windows.setdefault(key, opened) is not opened:
+            raise ValueError(f"Measurement window '{key}' already exists")
+        try:
+            if sync_execution:
+                self._synchronize()
+        except BaseException:
+            self._windows.pop(key, None)
+            raise
+        opened.wall = time()
+        opened.window.begin()
+
+    def end_window(
+        self, key: str, sync_execution: bool = True, cancel: bool = False
+    ) -> Measurement:
+        """End a window and return its time; the energies are looked up when they are read.
+
+        With ``cancel`` the window is discarded: all values are 0, as in Zeus. ValueError if no
+        window ``key`` is open.
+        """
+        if not cancel:
+            return self.finish_window(key, sync_execution)
+        self._take(key)
+        if sync_execution:
+            self._synchronize()
+        return Measurement(
+            time=0.0,
+            gpu_energy=dict.fromkeys(self.gpu_indices, 0.0),
+            cpu_energy=dict.fromkeys(self.cpu_indices, 0.0),
+        )
+
+    def finish_window(self, key: str, sync_execution: bool = True) -> WindowMeasurement:
+        """As ``end_window`` without ``cancel``."""
+        opened = self._take(key)
+        window = opened.window
+        if sync_execution:
+            self._synchronize()
+        window.end()
+        measurement = WindowMeasurement(
+            window, DeviceFigures(self.read_devices, self._index, key, window.period)
+        )
+        if self.log_file is not None:
+            self.log_file.add(opened.wall, key, measurement)
+        return measurement
+
+    def reset_windows(self) -> None:
+        """Discard all open windows."""
+        self._windows.clear()
+
+    def _take(self, key: str) -> OpenWindow:
+        opened = self._windows.pop(key, None)
+        if opened is None:
+            pid, keys = self._inherited
+            if key in keys:
+                raise ValueError(
+                    f"Measurement window '{key}' does not exist in this process: process {pid} "
+                    "began it before it forked this one. End it there."
+                )
+            raise ValueError(f"Measurement window '{key}' does not exist")
+        return opened
+
+    def _synchronize(self) -> None:
+        if indices := self.gpu_indices:
+            self._synchronizer.wait(indices)
+
+    def _disown_windows(self) -> None:
+        """In the child of a fork: its parent's windows and log lines stay the parent's."""
+        self._inherited = os.getppid(), frozenset(self._windows)
+        self._windows = {}
+        if self.log_file is not None:
+            self.log_file = self.log_file.reopened()
+
+
+_MONITORS: weakref.WeakSet[ZeusMonitor] = weakref.WeakSet()
+
+
+def _disown_inherited_windows() -> None:
+    for monitor in list(_MONITORS):
+        monitor._disown_windows()  # noqa: SLF001 - the hook of this module's own class
+
+
+os.register_at_fork(after_in_child=_disown_inherited_windows)

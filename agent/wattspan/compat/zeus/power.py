@@ -1,0 +1,171 @@
+"""``PowerMonitor``: the power of GPUs over time, from the agent's readings.
+
+A power is the mean between two readings of a board's energy counter, usually 100 ms apart. No
+process or thread polls: the agent reads anyway.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from time import monotonic_ns, time_ns
+from typing import ClassVar, Literal
+
+from wattspan.compat.zeus.indices import DeviceIndex
+from wattspan.compat.zeus.monitor import DeviceFigures
+from wattspan.sdk.devices import DeviceEnergy, DeviceReader, read_devices
+
+_NEWEST = 2 * 10**9  # nanoseconds within which the newest reading is looked for
+
+
+class PowerDomain(Enum):
+    """Powers of a GPU. The first two are the same mean here."""
+
+    DEVICE_INSTANT = "device_instant"
+    DEVICE_AVERAGE = "device_average"
+    MEMORY_AVERAGE = "memory_average"
+
+
+PowerDomainName = Literal["device_instant", "device_average", "memory_average"]
+Timeline = list[tuple[float, float]]
+"""Unix seconds and watts."""
+
+MEASURED_DOMAINS = (PowerDomain.DEVICE_INSTANT, PowerDomain.DEVICE_AVERAGE)
+
+
+def to_monotonic(unix: float) -> int:
+    """Monotonic nanoseconds of Unix seconds, by the present offset of the clocks."""
+    return monotonic_ns() - (time_ns() - round(unix * 1e9))
+
+
+def to_unix(mono: int) -> float:
+    """Unix seconds of monotonic nanoseconds, by the present offset of the clocks."""
+    return (time_ns() - (monotonic_ns() - mono)) / 1e9
+
+
+class PowerMonitor:
+    """The power of GPUs since its construction; signatures and units are those of Zeus.
+
+    ``update_period`` is accepted and has no effect: the agent's interval applies. Only the newest
+    ``max_samples_per_gpu`` values of a timeline are returned. GPUs may be of different models.
+    """
+
+    read_devices: ClassVar[DeviceReader] = staticmethod(read_devices)
+
+    def __init__(
+        self,
+        gpu_indices: list[int] | None = None,
+        update_period: float | None = None,
+        max_samples_per_gpu: int | None = None,
+        power_domains: list[PowerDomain | PowerDomainName] | None = None,
+    ) -> None:
+        if gpu_indices is not None and not gpu_indices:
+            raise ValueError("gpu_indices is empty: name a GPU, or leave it out for all.")
+        if power_domains is not None and not power_domains:
+            raise ValueError("power_domains is empty: name one, or leave it out for all.")
+        self.update_period = update_period
+        self.measurement_domains = [
+            _measured(PowerDomain(domain)) for domain in power_domains or MEASURED_DOMAINS
+        ]
+        self._most = max_samples_per_gpu
+        self._index = DeviceIndex(self.read_devices, gpu_indices, [])
+        self._index.check(type(self).__name__)
+        self._began = monotonic_ns()
+        self._stopped: int | None = None
+
+    @property
+    def gpu_indices(self) -> list[int]:
+        """Indices of the GPUs, as the framework numbers them; empty without an agent."""
+        return self._index.gpu_indices
+
+    def stop(self) -> None:
+        """End the monitored period; its values remain available."""
+        self._stopped = self._stopped or monotonic_ns()
+
+    def get_power(self, time: float | None = None) -> dict[int, float] | None:
+        """Watts of each GPU, newest or at a Unix time; None without a reading of each."""
+        if PowerDomain.DEVICE_INSTANT not in self.measurement_domains:
+            raise ValueError(_unmonitored(PowerDomain.DEVICE_INSTANT, self.measurement_domains))
+        at = self._end() if time is None else to_monotonic(time)
+        at = min(max(at, self._began), self._end())
+        found: dict[int, float] = {}
+        for i, device in self._devices(at - _NEWEST, at).items():
+            steps = [
+                (began, joules / (ended - began) * 1e9)
+                for began, ended, joules in device.timeline
+                if joules is not None and began <= at
+            ]
+            if not steps:
+                return None
+            found[i] = steps[-1][1]
+        return found
+
+    def get_energy(self, start_time: float, end_time: float) -> dict[int, float] | None:
+        """Joules of each GPU between two Unix times."""
+        period = to_monotonic(start_time), to_monotonic(end_time)
+        figures = DeviceFigures(self.read_devices, self._index, "get_energy", period)
+        return {i: device.joules or 0.0 for i, device in figures.gpus().items()}
+
+    def get_power_timeline(
+        self,
+        power_domain: PowerDomain | PowerDomainName,
+        gpu_index: int | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> dict[int, Timeline]:
+        """Unix times and watts of each GPU, in order: the time is the end of the mean."""
+        domain = PowerDomain(power_domain)
+        if domain not in self.measurement_domains:
+            raise ValueError(_unmonitored(domain, self.measurement_domains))
+        start = self._began if start_time is None else max(self._began, to_monotonic(start_time))
+        end = self._end() if end_time is None else min(self._end(), to_monotonic(end_time))
+        if end < start:
+            return {i: [] for i in self.gpu_indices if gpu_index in (None, i)}
+        offset = to_unix(0)
+        return {
+            i: [
+                (offset + ended / 1e9, joules / (ended - began) * 1e9)
+                for began, ended, joules in device.timeline
+                if joules is not None and start <= ended <= end
+            ][-self._most if self._most else 0 :]
+            for i, device in self._devices(start, end).items()
+            if gpu_index in (None, i)
+        }
+
+    def get_all_power_timelines(
+        self,
+        gpu_index: int | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> dict[str, dict[int, Timeline]]:
+        """``get_power_timeline`` of each monitored power."""
+        return {
+            domain.value: self.get_power_timeline(domain, gpu_index, start_time, end_time)
+            for domain in self.measurement_domains
+        }
+
+    def _end(self) -> int:
+        return monotonic_ns() if self._stopped is None else self._stopped
+
+    def _devices(self, start: int, end: int) -> dict[int, DeviceEnergy]:
+        """The GPUs with their present readings in a period."""
+        ids = self._index.resolve().gpus
+        found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
+        by_id = {device.id: device for device in found}
+        return {i: by_id[key] for i, key in ids.items()}
+
+
+def _measured(domain: PowerDomain) -> PowerDomain:
+    if domain not in MEASURED_DOMAINS:
+        raise ValueError(
+            f"Power domain {domain.value} is not measured: the energy counter is that of the whole "
+            "board. Ask for device_instant or device_average."
+        )
+    return domain
+
+
+def _unmonitored(domain: PowerDomain, monitored: list[PowerDomain]) -> str:
+    names = ", ".join(one.value for one in monitored)
+    return (
+        f"Power domain {domain.value} is not monitored; monitored: {names}. Name it in "
+        "power_domains at construction."
+    )
