@@ -226,6 +226,15 @@ def descendants(pid: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def host_of(pid: int) -> Path:
+    """The directory of the emulated host that a process has started."""
+    for one in descendants(pid):
+        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
+        if b"wattspan.emulation.engine" in words:
+            return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
+    raise AssertionError(f"process {pid} has started no emulated host")
+
+
 def alive(pids: frozenset[int]) -> frozenset[int]:
     """Those that still run; a zombie does not."""
     return frozenset(pid for pid in pids if _state(pid) not in {"", "Z", "X"})

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from support import emulated_training
-from support.program import Running, descendants, wattspan
+from support.program import Running, host_of, wattspan
 from support.requirements import APPS, ROOT
 from support.waiting import eventually
 from wattspan.emulation.control import ControlClient
@@ -170,7 +170,7 @@ class TuningAgent:
         self.running = Running(
             folder, *words, emulate="one-socket-h100", environ=environ
         ).measuring()
-        self.host = _emulated(self.running.process.pid)
+        self.host = host_of(self.running.process.pid)
         self._nvml: Any = EmulatedNvml(self.host / "gpus")
         self._nvml.nvmlInit()
         self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
@@ -224,12 +224,3 @@ class TuningAgent:
             self.running.end()
         self._nvml.nvmlShutdown()
         self.running.__exit__(kind, error, trace)
-
-
-def _emulated(pid: int) -> Path:
-    """Directory of the emulated host started by a process."""
-    for one in descendants(pid):
-        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
-        if b"wattspan.emulation.engine" in words:
-            return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
-    raise AssertionError(f"process {pid} has started no emulated host")

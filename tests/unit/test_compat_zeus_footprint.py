@@ -76,7 +76,7 @@ def test_window_is_cut_at_the_hours(
     start: int, end: int, expected: Sequence[tuple[int, ...]]
 ) -> None:
     minutes = [NOON + timedelta(minutes=i) for i in (start, end)]
-    cut = list(periods(*minutes, HOUR))
+    cut = list(periods(minutes[0], minutes[1], HOUR))
     assert cut == [tuple(NOON + timedelta(minutes=i) for i in part) for part in expected]
 
 

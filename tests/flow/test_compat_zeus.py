@@ -1,0 +1,187 @@
+"""ZeusMonitor on a real agent and an emulated GPU whose true energy is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns
+
+import pytest
+
+from support.program import ENVIRONMENT, Running, host_of
+from support.waiting import eventually
+from wattspan.compat.zeus import PowerMonitor, TemperatureMonitor, ZeusMonitor
+from wattspan.compat.zeus.monitor import WindowMeasurement
+from wattspan.emulation.control import ControlClient, EmulatedGpu
+from wattspan.sdk import MeasurementError
+from wattspan.sdk.devices import DeviceReader, read_devices
+
+PROFILE = "one-socket-h100"
+PARTS = 8
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("agent"), emulate=PROFILE) as running:
+        measures(running)
+        yield running
+        running.end()
+
+
+@pytest.fixture(autouse=True)
+def no_cuda_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def reader(run_dir: Path) -> DeviceReader:
+    return partial(read_devices, directories=(str(run_dir),))
+
+
+def measures(running: Running) -> None:
+    """Until the GPU has readings."""
+
+    def known() -> bool:
+        try:
+            now = monotonic_ns()
+            found = reader(running.run_dir)(now - 10**8, now, timeout=5.0)
+        except MeasurementError:
+            return False
+        return any(one.kind == "gpu" and one.coverage == 1.0 for one in found)
+
+    eventually(known, "the GPU is measured", within=60)
+
+
+def monitor_of(run_dir: Path) -> ZeusMonitor:
+    class Monitor(ZeusMonitor):
+        read_devices = reader(run_dir)
+
+    return Monitor()
+
+
+def true_joules(host: Path, window: WindowMeasurement) -> float:
+    """The energy of the board in a window."""
+    with ControlClient(host) as client:
+        before, after = client.ask(do="truth", at=list(window.period))["at"]
+    return float(after["gpus"][0]["energy"] - before["gpus"][0]["energy"]) / 1e6
+
+
+def test_windows_have_the_energy_of_the_board(agent: Running) -> None:
+    host, monitor = host_of(agent.process.pid), monitor_of(agent.run_dir)
+    assert (monitor.gpu_indices, monitor.cpu_indices) == ([0], [0])
+    parts = []
+    with EmulatedGpu(0, host=host) as gpu:
+        monitor.begin_window("whole", sync_execution=False)
+        for i in range(PARTS):
+            key = f"part {i}"
+            monitor.begin_window(key, sync_execution=False)
+            with gpu.busy(0.9 if i % 2 else 0.3):
+                readings = known_after(agent, monitor)
+            parts.append((readings, monitor.finish_window(key, sync_execution=False)))
+        whole = monitor.finish_window("whole", sync_execution=False)
+    assert whole.coverage == 1.0
+    assert set(whole.provenance.values()) == {"emulated"}
+    true = true_joules(host, whole)
+    assert abs(whole.total_energy - true) <= 2 * whole.uncertainty[0]
+    assert whole.uncertainty[0] < 0.25 * true
+    inside = sum(window.total_energy for _, window in parts)
+    assert 0.8 * whole.total_energy < inside <= whole.total_energy + 1e-5
+    assert whole.cpu_energy is not None
+    assert whole.cpu_energy[0] > 0
+    assert whole.all_energy["gpu"] == pytest.approx(whole.total_energy)
+
+
+def known_after(agent: Running, monitor: ZeusMonitor) -> int:
+    """Wait for two further readings of the GPU; the time of the newest."""
+    began = monotonic_ns()
+
+    def newest() -> int:
+        found = reader(agent.run_dir)(began, monotonic_ns(), timeline=True)
+        steps = [step for one in found if one.kind == "gpu" for step in one.timeline]
+        return steps[-1][1] if len(steps) > 2 else 0
+
+    return eventually(newest, "the GPU is read again", within=30)
+
+
+def test_power_and_temperature_are_those_of_the_board(agent: Running) -> None:
+    class Power(PowerMonitor):
+        read_devices = reader(agent.run_dir)
+
+    class Temperature(TemperatureMonitor):
+        read_devices = reader(agent.run_dir)
+
+    power, temperature = Power(), Temperature()
+    watts = eventually(power.get_power, "a power is known", within=30)
+    assert 20 < watts[0] < 800
+    timeline = eventually(
+        lambda: power.get_power_timeline("device_instant")[0], "a reading", within=30
+    )
+    assert all(20 < one < 800 for _, one in timeline)
+    degrees = eventually(temperature.get_temperature, "a temperature is known", within=30)
+    assert 15 < degrees[0] < 110
+
+
+def test_window_over_a_restart_of_the_agent_is_partial(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="wattspan-") as sockets:
+        run_dir = Path(sockets)
+        settings = {"emulate": PROFILE, "agent__run_dir": run_dir}
+        first, second = tmp_path / "first", tmp_path / "second"
+        for folder in (first, second):
+            folder.mkdir()
+        with Running(first, **settings) as running:
+            running.run_dir = run_dir
+            measures(running)
+            monitor = monitor_of(run_dir)
+            monitor.begin_window("epoch", sync_execution=False)
+            running.end()
+        monitor.begin_window("step", sync_execution=False)
+        with Running(second, **settings) as running:
+            running.run_dir = run_dir
+            measures(running)
+            epoch = monitor.finish_window("epoch", sync_execution=False)
+            with pytest.warns(RuntimeWarning, match=r"window 'epoch' is partial: \d+% of "):
+                assert epoch.total_energy > 0
+            assert 0 < epoch.coverage < 1
+            monitor.begin_window("after", sync_execution=False)
+            known_after(running, monitor)
+            after = monitor.finish_window("after", sync_execution=False)
+            assert after.coverage == 1.0
+            assert after.total_energy > 0
+            running.end()
+
+
+def test_program_without_an_agent_goes_on_and_logs_no_energy(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        from wattspan.compat.zeus import ZeusMonitor
+        monitor = ZeusMonitor(gpu_indices=[0], log_file=sys.argv[1])
+        monitor.begin_window("step", sync_execution=False)
+        step = monitor.end_window("step", sync_execution=False)
+        try:
+            print(step.total_energy)
+        except Exception as error:
+            print(type(error).__name__)
+        print(sorted({"torch", "jax", "cupy", "msgspec", "click"} & set(sys.modules)))
+        """
+    )
+    log = tmp_path / "zeus.csv"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(log)],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(tmp_path), "HOME": os.environ["HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["AgentUnavailableError", "[]"]
+    header, line = log.read_text().splitlines()
+    assert header == "start_time,window_name,elapsed_time,gpu0_energy"
+    assert line.split(",")[1] == "step"
+    assert line.endswith(",")
