@@ -1,0 +1,89 @@
+"""The scripts of ``examples/zeus`` run on the agent, and with other imports on Zeus."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.spans.agent import SpanAgent
+
+from nvml_library import build, environment
+from support.program import ENVIRONMENT
+from support.requirements import CLIENTS, ROOT
+from wattspan.compat.zeus.aliases import ALIASES
+
+EXAMPLES = ROOT / "examples" / "zeus"
+ZEUS_MODULE = {
+    name: module for module, parts in ALIASES.items() for names in parts.values() for name in names
+}
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
+    folder = tmp_path_factory.mktemp("agent")
+    with SpanAgent(folder, profile="one-socket-h100") as running:
+        yield running
+
+
+def ran(command: list[str], environ: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def on_agent(agent: SpanAgent, script: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / script), *arguments]
+    return ran(command, {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)})
+
+
+def without_figures(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e-\d+)?", "#", text)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_prints_energies_of_the_agent(agent: SpanAgent, script: str) -> None:
+    printed = on_agent(agent, script)
+    figures = [float(one) for one in re.findall(r"(\d+\.\d+) (?:J|W|g)\b", printed)]
+    assert figures, printed
+    assert all(one > 0 for one in figures), printed
+
+
+def test_script_logs_each_window(agent: SpanAgent, tmp_path: Path) -> None:
+    log = tmp_path / "windows.csv"
+    on_agent(agent, "windows.py", "--steps", "3", "--seconds", "0.1", "--log", str(log))
+    header, *lines = log.read_text().splitlines()
+    assert header == "start_time,window_name,elapsed_time,gpu0_energy"
+    assert [line.split(",")[1] for line in lines] == ["step", "step", "step", "epoch"]
+    assert all(float(line.split(",")[3]) > 0 for line in lines)
+
+
+def with_imports_of_zeus(source: str) -> str:
+    def imports(found: re.Match[str]) -> str:
+        names = re.findall(r"\w+", found[1])
+        return "\n".join(f"from {ZEUS_MODULE[name]} import {name}" for name in names)
+
+    pattern = r"^from wattspan\.compat\.zeus import (\([^)]*\)|.*)$"
+    return re.sub(pattern, imports, source, flags=re.MULTILINE)
+
+
+@pytest.mark.needs_clients
+@pytest.mark.needs_cc
+@pytest.mark.exhaustive
+def test_script_of_zeus_needs_another_import_only(agent: SpanAgent, tmp_path: Path) -> None:
+    """Windows only: Zeus's other monitors need CPU counters, or processes that start in 10 s."""
+    script = "windows.py"
+    source = with_imports_of_zeus((EXAMPLES / script).read_text())
+    assert "import wattspan" not in source
+    assert "from wattspan" not in source
+    original = tmp_path / script
+    original.write_text(source)
+    nvml = environment(build(tmp_path / "lib"), agent.host / "gpus")
+    on_zeus = ran([str(CLIENTS), "-W", "ignore", str(original)], {**ENVIRONMENT, **nvml})
+    assert without_figures(on_zeus) == without_figures(on_agent(agent, script))
