@@ -548,6 +548,52 @@ def test_log_of_a_forked_child_appends_its_own_windows(meter: MeteredDevices, lo
     assert sorted(names) == ["child", "parent", "window_name"]
 
 
+def test_windows_before_the_first_answer_are_logged_with_empty_fields(
+    meter: MeteredDevices, logs: Path
+) -> None:
+    meter.error = AgentUnavailableError("none")
+    with pytest.warns(RuntimeWarning):
+        one = monitor_of(meter)(log_file=logs)
+    measured(one, "early")
+    asked = len(meter.calls)
+    measured(one, "again")
+    eventually(lambda: len(meter.calls) > asked, "the second window is looked up")
+    meter.error = None
+    measured(one, "late")
+    assert one.log_file is not None
+    one.log_file.close()
+    header, *lines = logs.read_text().splitlines()
+    assert header.endswith(",gpu0_energy,gpu1_energy")
+    assert [line.split(",")[1] for line in lines] == ["early", "again", "late"]
+    assert lines[0].endswith(",,")
+    assert not lines[2].endswith(",")
+
+
+def test_log_without_any_answer_has_times_only(meter: MeteredDevices, logs: Path) -> None:
+    meter.error = AgentUnavailableError("none")
+    with pytest.warns(RuntimeWarning):
+        one = monitor_of(meter)(log_file=logs)
+    window = measured(one)
+    assert one.log_file is not None
+    one.log_file.close()
+    header, line = logs.read_text().splitlines()
+    assert header == "start_time,window_name,elapsed_time"
+    assert line.endswith(f",step,{window.time}")
+
+
+def test_log_waits_for_an_agent_that_restarts(meter: MeteredDevices, logs: Path) -> None:
+    one = monitor_of(meter)(log_file=logs)
+    meter.error = AgentUnavailableError("restarting")
+    asked = len(meter.calls)
+    window = measured(one)
+    eventually(lambda: len(meter.calls) > asked + 1, "the agent is asked again")
+    meter.error = None
+    assert one.log_file is not None
+    one.log_file.close()
+    energies = ",".join(map(str, window.gpu_energy.values()))
+    assert logs.read_text().splitlines()[1].endswith(f",{energies}")
+
+
 def test_unused_log_closes_at_once(logs: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

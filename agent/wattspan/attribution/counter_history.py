@@ -152,9 +152,7 @@ class CounterHistory:
         ]
 
     def _edge_error(self, time: int) -> float:
-        """The uncertainty of the energy up to ``time``, in microjoules."""
-        if len(self._times) < 2:
-            return 0.0
+        """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots."""
         i = min(max(1, bisect_left(self._times, time)), len(self._times) - 1)
         length = self._times[i] - self._times[i - 1]
         energy = self._energies[i] - self._energies[i - 1]

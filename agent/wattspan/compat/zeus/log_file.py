@@ -11,7 +11,7 @@ import csv
 import io
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -49,6 +49,7 @@ class WindowLog:
         self._path = path
         self._indices = list(gpu_indices)
         self._headed = append
+        self._answered = bool(self._indices)
         self._queue: SimpleQueue[tuple[float, str, LoggedWindow] | None] = SimpleQueue()
         self._starting = Lock()
         self._thread: Thread | None = None
@@ -96,13 +97,48 @@ class WindowLog:
                 self._thread = thread
 
     def _work(self) -> None:
+        early: list[tuple[float, str, float]] = []  # windows before the columns are known
         while (entry := self._queue.get()) is not None:
             began, key, measurement = entry
-            energies = _energies_of(measurement)
-            if not self._headed:
-                self._indices = list(energies)
-                self._write_header()
+            energies = self._energies_of(measurement)
+            if not self._headed and not energies:
+                early.append((began, key, measurement.time))
+                continue
+            self._write_early(early, energies)
             self._write([began, key, measurement.time, *map(energies.get, self._indices)])
+        if early:
+            self._write_early(early, {})
+
+    def _write_early(
+        self, early: list[tuple[float, str, float]], energies: Mapping[int, float]
+    ) -> None:
+        """The header with the columns of ``energies``, and the windows that waited for it."""
+        if not self._headed:
+            self._indices = list(energies)
+            self._write_header()
+            for fields in early:
+                self._write([*fields, *[None] * len(self._indices)])
+            early.clear()
+
+    def _energies_of(self, measurement: LoggedWindow) -> dict[int, float]:
+        """The energies of a window; empty if they cannot be known.
+
+        An agent that has answered before may be restarting, so it is asked again for a while.
+        """
+        deadline = monotonic() + (RESTART_TIMEOUT if self._answered else 0.0)
+        while True:
+            try:
+                found = measurement.gpu_energy
+            except AgentUnavailableError:
+                self._answered = monotonic() < deadline
+                if not self._answered:
+                    return {}
+                sleep(_RETRY_PAUSE)
+            except (MeasurementError, RuntimeWarning):  # a warning that is an error in the program
+                return {}
+            else:
+                self._answered = True
+                return found
 
     def _write_header(self) -> None:
         self._headed = True
@@ -115,19 +151,3 @@ class WindowLog:
         csv.writer(line, lineterminator="\n").writerow(fields)
         with self._path.open("a") as file:
             file.write(line.getvalue())
-
-
-def _energies_of(
-    measurement: LoggedWindow, pause: Callable[[float], object] = sleep
-) -> dict[int, float]:
-    """The energies of a window; empty if they cannot be known."""
-    deadline = monotonic() + RESTART_TIMEOUT
-    while True:
-        try:
-            return measurement.gpu_energy
-        except AgentUnavailableError:
-            if monotonic() >= deadline:
-                return {}
-            pause(_RETRY_PAUSE)
-        except MeasurementError:
-            return {}
