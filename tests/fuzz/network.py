@@ -109,6 +109,8 @@ _GET = (
     b"\0GET /v1/energy?start=-2s&pid=self&family=1 HTTP/1.1\r\nHost: a\r\n\r\n",
     b"\0GET /v1/snapshot HTTP/1.1\r\nHost: a\r\n\r\n",
     b"\7GET /v1/energy?start=mono:5&end=2026-01-31T12:00:00Z&wait=1s HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\0GET /v1/energy?of=devices&start=-2s&hw_id=package-0,dram-0&timeline=1&wait=0s HTTP/1.1\r\n"
+    b"Host: a\r\n\r\n",
     b"\0GET /v1/status HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     b"\0POST /v1/watch?pid=100&started=5000 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
     b"\0POST /v1/traces HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"

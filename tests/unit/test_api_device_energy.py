@@ -123,11 +123,13 @@ def test_timeline_and_temperatures_come_on_request(asked: Asked) -> None:
 def test_other_users_receive_whole_cells_and_no_readings_of_cpus() -> None:
     asked = Asked(resolution=SECOND)
     with_gpu(asked)
+    asked.past.until = asked.now + SECOND // 3
     told = asked.energy(1.5, of="devices", timeline=1, peer=STRANGER)
     package, gpu = by_id(told)[PACKAGE.id], by_id(told)[GPU.id]
     assert told["device_resolution_seconds"] == 1.0
     assert package["timeline"] is None
-    assert package["known_mono_ns"] % SECOND == 0
+    assert asked.now % SECOND == 0
+    assert (package["known_mono_ns"], gpu["known_mono_ns"]) == (asked.now, asked.past.until)
     assert package["joules"] == pytest.approx(15.0)
     assert gpu["timeline"] is not None
     assert by_id(asked.energy(1.5, of="devices", timeline=1, peer=ROOT))[PACKAGE.id]["timeline"]
