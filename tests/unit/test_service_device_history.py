@@ -19,7 +19,11 @@ from wattspan.model import (
     Reading,
     Tick,
 )
-from wattspan.service.device_history import MAX_TEMPERATURES, DeviceHistory
+from wattspan.service.device_history import (
+    MAX_TEMPERATURES,
+    MAX_WAITING_TICKS,
+    DeviceHistory,
+)
 
 TICK = 100 * MILLISECOND
 START = 1000 * SECOND
@@ -69,6 +73,34 @@ def test_device_energy_is_known_with_the_tick_of_its_reading() -> None:
     spent = host.devices.device(GPU.id, end - SECOND, end)
     assert (spent.energy, spent.covered) == ({HwType.GPU: 10 * GPU_POWER}, SECOND)
     assert spent.uncertainty[HwType.GPU] > 0
+
+
+@pytest.mark.parametrize("ticks", [7, 64, 66, 200])
+def test_waiting_ticks_give_the_same_figures_as_ticks_added_at_once(ticks: int) -> None:
+    waiting, at_once = Host(), Host()
+    for host in (waiting, at_once):
+        for number in range(ticks):
+            status = GpuStatus(GPU.id, Instant(host.now, 0), temperature_celsius=number % 90)
+            if number == ticks // 2:
+                host.list("nvml", replace(GPU, resolution=20 * MILLISECOND))
+            host.run(1, silent=(GPU.id,) if number % 5 == 3 else (), gpus=(status,))
+            if host is at_once:
+                host.devices.domains()
+    assert len(at_once.devices._waiting) == 0
+    assert 0 < len(waiting.devices._waiting) <= MAX_WAITING_TICKS
+    answers = [
+        (
+            host.devices.domains(),
+            host.devices.known(key),
+            host.devices.silent(key),
+            host.devices.device(key, START + TICK // 3, host.now),
+            host.devices.timeline(key, START, host.now),
+            host.devices.temperatures(key, START, host.now),
+        )
+        for host in (waiting, at_once)
+        for key in (GPU.id, PACKAGE.id)
+    ]
+    assert answers[:2] == answers[2:]
 
 
 def test_unknown_device_is_a_key_error() -> None:

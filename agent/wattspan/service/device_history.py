@@ -1,20 +1,23 @@
 """The device history, which answers queries of device energy as soon as a reading is there.
 
 The poller hands over each tick when it is sampled. Unlike the energy history it does not wait for
-the usage of processes, and reaches back to the start of the agent. One lock protects the state and
-is held for the duration of an answer.
+the usage of processes, and reaches back to the start of the agent. Ticks wait until a query needs
+them, or until there are many: at each tick, the code and the counters would not be in the CPU's
+caches. One lock protects the state and is held for the duration of an answer.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from wattspan.attribution.counter_history import CounterHistory
-from wattspan.model import SECOND, Domain, GpuStatus, Microjoules, Tick
+from wattspan.model import SECOND, Domain, GpuStatus, Instant, Microjoules, Reading, Tick
 from wattspan.ports import EnergyStep
 from wattspan.spans.values import IntervalEnergy
 
@@ -22,6 +25,16 @@ MIN_SILENCE = 2 * SECOND
 """A device without a reading for longer is not awaited."""
 
 MAX_TEMPERATURES = 3600
+MAX_WAITING_TICKS = 64
+
+
+class _DeviceTick(NamedTuple):
+    """The facts of a tick about devices."""
+
+    at: Instant
+    domains: Mapping[str, Sequence[Domain]]
+    readings: Sequence[Reading]
+    gpus: Sequence[GpuStatus]
 
 
 @dataclass(slots=True)
@@ -51,20 +64,34 @@ class DeviceHistory:
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
         self._now = 0
+        self._waiting: deque[_DeviceTick] = deque()
 
     def record(self, tick: Tick, gpus: Sequence[GpuStatus]) -> None:
         """Add the readings of a tick, and the newest statuses of GPUs."""
+        self._waiting.append(_DeviceTick(tick.at, tick.domains, tick.readings, gpus))
+        if len(self._waiting) > MAX_WAITING_TICKS:
+            with self._current():
+                pass
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Hold the lock, with all ticks added to the counters."""
         with self._lock:
-            self._now = tick.at.mono
-            for source, domains in tick.domains.items():
-                self._register(source, domains)
-            for reading in tick.readings:
-                if (device := self._devices.get(reading.domain_id)) is not None:
-                    device.counter.add(reading)
-            for device in self._devices.values():
-                device.counter.absent(tick.at)
-            for status in gpus:
-                self._add_status(status)
+            while self._waiting:
+                self._add(self._waiting.popleft())
+            yield
+
+    def _add(self, tick: _DeviceTick) -> None:
+        self._now = tick.at.mono
+        for source, domains in tick.domains.items():
+            self._register(source, domains)
+        for reading in tick.readings:
+            if (device := self._devices.get(reading.domain_id)) is not None:
+                device.counter.add(reading)
+        for device in self._devices.values():
+            device.counter.absent(tick.at)
+        for status in tick.gpus:
+            self._add_status(status)
 
     def _register(self, source: str, domains: Sequence[Domain]) -> None:
         """Replace the list of domains of ``source``; vanished ones remain in the history."""
@@ -94,17 +121,17 @@ class DeviceHistory:
 
     def domains(self) -> Mapping[str, Domain]:
         """The devices of the cover, by id; also those that have vanished."""
-        with self._lock:
+        with self._current():
             return {key: device.domain for key, device in self._devices.items()}
 
     def known(self, domain_id: str) -> int | None:
         """The time of the newest reading; None before the first."""
-        with self._lock:
+        with self._current():
             return self._devices[domain_id].counter.known
 
     def silent(self, domain_id: str) -> bool:
         """True if the device is gone, or has given no reading for so long that none is due."""
-        with self._lock:
+        with self._current():
             device = self._devices[domain_id]
             last = device.counter.known
             since = device.since if last is None else last
@@ -112,7 +139,7 @@ class DeviceHistory:
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """The energy of one device; time after ``known`` is not covered."""
-        with self._lock:
+        with self._current():
             device = self._devices[domain_id]
             energy, uncertainty, covered = device.counter.between(start, end)
         kind = device.domain.hw_type
@@ -120,7 +147,7 @@ class DeviceHistory:
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""
-        with self._lock:
+        with self._current():
             knots = self._devices[domain_id].counter.knots(start, end)
         return [
             EnergyStep(began, ended, Microjoules(after - before) if measured > already else None)
@@ -129,11 +156,11 @@ class DeviceHistory:
 
     def gpu(self, domain_id: str) -> GpuStatus | None:
         """The newest status of a GPU; None of other devices and before the first status."""
-        with self._lock:
+        with self._current():
             return self._devices[domain_id].status
 
     def temperatures(self, domain_id: str, start: int, end: int) -> list[tuple[int, int]]:
         """Time and degrees Celsius of a GPU in a period, oldest first."""
-        with self._lock:
+        with self._current():
             known = self._devices[domain_id].temperatures
             return [(at, celsius) for at, celsius in known if start <= at <= end]
