@@ -210,6 +210,13 @@ class DeviceQueries(Protocol):
         """The energy of one device; time after ``known`` is not covered."""
         ...
 
+    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        """The energy of whole cells of one device, without uncertainty.
+
+        Edges are multiples of the resolution for users who may not read the counters.
+        """
+        ...
+
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""
         ...

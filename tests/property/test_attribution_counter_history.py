@@ -32,7 +32,7 @@ def replayed(
     ticks: list[tuple[int, int | None, int, bool]], limit: int
 ) -> tuple[CounterHistory, int, int]:
     """The history after some ticks, and the energy and end of the intervals of a meter."""
-    history, meter = CounterHistory(PACKAGE, ABSENCE, limit), CounterMeter(PACKAGE, ABSENCE)
+    history, meter = CounterHistory(PACKAGE, ABSENCE, SECOND, limit), CounterMeter(PACKAGE, ABSENCE)
     now, counter, epoch, total, last = START, 0, 0, 0, 0
     for milliseconds, age, energy, anew in ticks:
         now += milliseconds * MILLISECOND
@@ -61,7 +61,7 @@ def test_whole_history_has_the_energy_of_all_intervals(
     assert (history.known or 0) == last
     whole = history.between(0, 2**62)
     assert whole.energy == total
-    assert whole.covered <= max(0, last - START)
+    assert whole.covered <= max(0, last - START + SECOND)
 
 
 @given(TICKS, st.integers(8, 64), st.lists(st.integers(-SECOND, 900 * SECOND), min_size=2))
@@ -78,3 +78,47 @@ def test_neighbouring_periods_add_up_to_the_microjoule(
         assert part.energy >= 0
         assert part.uncertainty >= 0
         assert 0 <= part.covered <= end - begin
+
+
+@given(TICKS)
+def test_cells_have_the_energy_of_the_readings(
+    ticks: list[tuple[int, int | None, int, bool]],
+) -> None:
+    prompt = [(late, None if age is None else 0, *rest) for late, age, *rest in ticks]
+    history, _, last = replayed(prompt, 1000)
+    first = next((knot[0] for knot in history.knots(0, 2**62)), 0)
+    start = -(-first // SECOND) * SECOND
+    end = max(start, last - last % SECOND)
+    fine = history.between(start, end)
+    assert history.cells_between(start, end) == (fine.energy, fine.covered)
+
+
+CELLS = st.lists(
+    st.lists(st.integers(0, 10**6), min_size=10, max_size=10), min_size=30, max_size=60
+)
+
+
+@given(CELLS, st.integers(8, 20))
+def test_cells_do_not_distinguish_loads_with_equal_energy_in_every_cell(
+    cells: list[list[int]], limit: int
+) -> None:
+    """Not at any time, however the history is thinned meanwhile."""
+    alike = [sorted(cell) for cell in cells]
+    histories = [CounterHistory(PACKAGE, ABSENCE, SECOND, limit) for _ in range(2)]
+    counters = [0, 0]
+    for number in range(len(cells)):
+        for part in range(11 if not number else 10):
+            at = START + number * SECOND + (part + (number > 0)) * SECOND // 10
+            for i, load in enumerate((cells, alike)):
+                if part or number:
+                    counters[i] += load[number][part - (not number)]
+                reading = Reading(PACKAGE.id, Instant(at, at), Microjoules(counters[i]))
+                histories[i].add(reading)
+        answers = [
+            [
+                history.cells_between(START + i * SECOND, START + (i + 1) * SECOND)
+                for i in range(number + 1)
+            ]
+            for history in histories
+        ]
+        assert answers[0] == answers[1]

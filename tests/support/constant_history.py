@@ -67,6 +67,7 @@ class ConstantPast:
     forgotten: list[Consumer] = field(default_factory=list)
     on_settled: list[int] = field(default_factory=list)  # settled time at each read
     silenced: set[str] = field(default_factory=set)
+    asked_cells: set[str] = field(default_factory=set)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
 
     def expect(self, end: int) -> None:
@@ -82,6 +83,10 @@ class ConstantPast:
 
     def silent(self, domain_id: str) -> bool:
         return domain_id in self.silenced
+
+    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        self.asked_cells.add(domain_id)
+        return self.device(domain_id, start, end)
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         energy = energy_at(self.devices[domain_id], self.until - self.horizon)

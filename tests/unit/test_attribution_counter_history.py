@@ -25,7 +25,7 @@ def history(
     energies: list[int], domain: Domain = PACKAGE, limit: int = 4096, tick: int = TICK
 ) -> CounterHistory:
     """A history whose readings, one each tick, rise by ``energies``."""
-    made, counter = CounterHistory(domain, ABSENCE, limit), 5
+    made, counter = CounterHistory(domain, ABSENCE, SECOND, limit), 5
     made.add(Reading(domain.id, at(START), Microjoules(counter)))
     for i, energy in enumerate(energies, 1):
         counter += energy
@@ -119,6 +119,29 @@ def test_old_readings_are_thinned_and_keep_the_total() -> None:
 
 def test_history_of_readings_without_age_stays_within_its_limit() -> None:
     assert len(history([5] * 5000, limit=16, tick=MILLISECOND)) <= 16
+
+
+def test_cells_have_the_energy_between_their_edges() -> None:
+    one = history([1000 + i for i in range(95)])
+    assert one.cells_between(START, START + SECOND) == (sum(range(1000, 1010)), SECOND)
+    assert one.cells_between(START - SECOND, START + 20 * SECOND) == (
+        sum(range(1000, 1090)),
+        9 * SECOND,
+    )
+    assert CounterHistory(PACKAGE, ABSENCE, SECOND).cells_between(0, SECOND) == (0, 0)
+
+
+def test_history_without_cells_has_none() -> None:
+    one = CounterHistory(PACKAGE, ABSENCE)
+    for i in range(30):
+        one.add(Reading(PACKAGE.id, at(START + i * TICK), Microjoules(i)))
+    assert one.cells_between(START, START + SECOND) == (0, 0)
+
+
+def test_cells_within_one_interval_share_its_energy() -> None:
+    one = history([90_000] * 4, tick=9 * SECOND)
+    assert one.cells_between(START + SECOND, START + 4 * SECOND) == (30_000, 3 * SECOND)
+    assert one.cells_between(START, START + 36 * SECOND) == (360_000, 36 * SECOND)
 
 
 def test_history_without_room_is_refused() -> None:

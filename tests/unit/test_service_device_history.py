@@ -34,7 +34,7 @@ class Host:
     """A package and a GPU, whose readings are stamped 30 ms before the tick."""
 
     def __init__(self, interval: int = TICK) -> None:
-        self.devices = DeviceHistory(interval, 10 * SECOND)
+        self.devices = DeviceHistory(interval, 10 * SECOND, cell=SECOND)
         self.now = START
         self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
         self._counters = {PACKAGE.id: 0, GPU.id: 0}
@@ -101,6 +101,14 @@ def test_waiting_ticks_give_the_same_figures_as_ticks_added_at_once(ticks: int) 
         for key in (GPU.id, PACKAGE.id)
     ]
     assert answers[:2] == answers[2:]
+
+
+def test_cells_have_the_energy_of_whole_seconds() -> None:
+    host = Host()
+    host.run(50)
+    cells = host.devices.cells(PACKAGE.id, START + SECOND, START + 3 * SECOND)
+    assert (cells.energy, cells.covered) == ({HwType.CPU: 20 * PACKAGE_POWER}, 2 * SECOND)
+    assert cells.uncertainty == {}
 
 
 def test_unknown_device_is_a_key_error() -> None:

@@ -145,7 +145,7 @@ class DeviceEnergyQuery(NamedTuple):
 class _Cells(NamedTuple):
     """A hidden device as a DeviceEnergySource: final up to its newest reading.
 
-    The uncertainty is that of a mean over cells. The history's own tells of single readings.
+    The uncertainty is that of a mean over cells: no figure tells of single readings.
     """
 
     devices: DeviceQueries
@@ -156,7 +156,7 @@ class _Cells(NamedTuple):
         return self.known
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        spent = self.devices.device(domain_id, start, end)
+        spent = self.devices.cells(domain_id, start, end)
         displaced = min(end - start, 2 * (EDGE_ALLOWANCE + self.domain.resolution))
         uncertainty = {
             kind: Microjoules(amount * displaced // (end - start))

@@ -40,24 +40,65 @@ class CounterEnergy(NamedTuple):
     covered: int
 
 
+class EnergyKnots:
+    """Cumulative energy and measured time at some instants, at most ``limit`` of them."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 8:
+            raise ValueError(f"a counter history needs room for 8 knots, not {limit}")
+        self._limit = limit
+        self.times = array("q")
+        self.energies = array("q")  # up to each knot
+        self.covered = array("q")  # measured nanoseconds up to each knot
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def append(self, time: int, energy: int, covered: int) -> None:
+        """Add a knot after all others."""
+        self.times.append(time)
+        self.energies.append(energy)
+        self.covered.append(covered)
+        if len(self.times) > self._limit:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Remove old knots until a quarter of the limit is free."""
+        times, scale = self.times, 1
+        while len(kept := _kept(times, scale)) > self._limit * 3 // 4:
+            scale *= 2
+        self.times, self.energies, self.covered = (
+            array("q", [column[i] for i in kept]) for column in (times, self.energies, self.covered)
+        )
+
+    def at(self, time: int) -> tuple[int, int]:
+        """Energy and measured time up to ``time``, between two knots in proportion."""
+        return _at(self.times, self.energies, time), _at(self.times, self.covered, time)
+
+    def clipped(self, start: int, end: int) -> tuple[int, int]:
+        """The part of a period within the knots."""
+        first, last = self.times[0], self.times[-1]
+        start = min(max(start, first), last)
+        return start, min(max(end, start), last)
+
+
 class CounterHistory:
     """The energy of one domain, from its first reading to its newest.
 
-    ``patience``: nanoseconds without a reading after which the time is a gap.
+    ``patience``: nanoseconds without a reading after which the time is a gap. ``cell``: length of
+    the cells of ``cells_between``, 0 for none.
     """
 
-    def __init__(self, domain: Domain, patience: int, limit: int = MAX_KNOTS) -> None:
-        if limit < 8:
-            raise ValueError(f"a counter history needs room for 8 knots, not {limit}")
+    def __init__(
+        self, domain: Domain, patience: int, cell: int = 0, limit: int = MAX_KNOTS
+    ) -> None:
         self._domain = domain
         self._meter = CounterMeter(domain, patience)
-        self._limit = limit
-        self._times = array("q")
-        self._energies = array("q")  # up to each knot
-        self._covered = array("q")  # measured nanoseconds up to each knot
+        self._cell = cell
+        self._fine, self._coarse = EnergyKnots(limit), EnergyKnots(limit)
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self._fine)
 
     def redefine(self, domain: Domain) -> None:
         """Replace the properties of the domain, such as its resolution."""
@@ -67,15 +108,15 @@ class CounterHistory:
     @property
     def known(self) -> int | None:
         """The monotonic time of the newest reading; None before the first."""
-        return self._times[-1] if self._times else None
+        return self._fine.times[-1] if self._fine.times else None
 
     # ----------------------------------------------------------------------------------- input
 
     def add(self, reading: Reading) -> None:
         """Add a reading. One that is not newer than the last is ignored."""
         period = self._meter.advance(reading)
-        if not self._times:
-            self._append(reading.at.mono, 0, 0)
+        if not self._fine.times:
+            self._fine.append(reading.at.mono, 0, 0)
         elif period is not None:
             self._extend(period)
 
@@ -86,92 +127,84 @@ class CounterHistory:
             self._extend(gap)
 
     def _extend(self, period: Interval | Gap) -> None:
-        end = period.end.mono
-        if isinstance(period, Interval):
-            length = end - self._times[-1]  # shorter, if readings came late and a gap reaches in
-            if length > 0:
-                self._append(end, self._energies[-1] + period.energy, length)
+        fine, end = self._fine, period.end.mono
+        since, energy, covered = fine.times[-1], fine.energies[-1], fine.covered[-1]
+        if isinstance(period, Gap):
+            if len(fine) > 1 and covered == fine.covered[-2]:
+                fine.times[-1] = end
             else:
-                self._energies[-1] += period.energy
-        elif self._in_gap:
-            self._times[-1] = end
+                fine.append(end, energy, covered)
+        elif end > since:  # only a part of the period, if readings came late and a gap reaches in
+            fine.append(end, energy + period.energy, covered + end - since)
         else:
-            self._append(end, self._energies[-1], 0)
+            fine.energies[-1] += period.energy
+        self._complete_cells(since, end)
 
-    @property
-    def _in_gap(self) -> bool:
-        return len(self._times) > 1 and self._covered[-1] == self._covered[-2]
-
-    def _append(self, time: int, energy: int, covered: int) -> None:
-        before = self._covered[-1] if self._covered else 0
-        self._times.append(time)
-        self._energies.append(energy)
-        self._covered.append(before + covered)
-        if len(self._times) > self._limit:
-            self._thin()
-
-    def _thin(self) -> None:
-        """Remove old knots until a quarter of the limit is free."""
-        times, scale = self._times, 1
-        while len(kept := _kept(times, scale)) > self._limit * 3 // 4:
-            scale *= 2
-        self._times, self._energies, self._covered = (
-            array("q", [column[i] for i in kept])
-            for column in (times, self._energies, self._covered)
-        )
+    def _complete_cells(self, since: int, end: int) -> None:
+        """Add the cells that end between two times: all of one interval need their edges only."""
+        if not self._cell:
+            return
+        first, last = -(-since // self._cell) * self._cell, end - end % self._cell
+        known = self._coarse.times[-1] if self._coarse.times else -1
+        for edge in dict.fromkeys((first, last)):
+            if edge > known and since <= edge <= end:
+                self._coarse.append(edge, *self._fine.at(edge))
 
     # ----------------------------------------------------------------------------------- answers
 
     def between(self, start: int, end: int) -> CounterEnergy:
         """The energy from ``start`` to ``end``; unmeasured time adds nothing to it."""
-        if not self._times:
+        if not self._fine.times:
             return CounterEnergy(Microjoules(0), Microjoules(0), 0)
-        first, last = self._times[0], self._times[-1]
-        start = min(max(start, first), last)
-        end = min(max(end, start), last)
-        energy = _at(self._times, self._energies, end) - _at(self._times, self._energies, start)
-        covered = _at(self._times, self._covered, end) - _at(self._times, self._covered, start)
+        start, end = self._fine.clipped(start, end)
+        before, after = self._fine.at(start), self._fine.at(end)
         error = hypot(self._edge_error(start), self._edge_error(end)) if end > start else 0.0
-        return CounterEnergy(Microjoules(energy), Microjoules(ceil(error)), covered)
+        energy = Microjoules(after[0] - before[0])
+        return CounterEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
+
+    def cells_between(self, start: int, end: int) -> tuple[Microjoules, int]:
+        """Energy and measured time of whole cells, from and to the edge of one.
+
+        Old cells are thinned to the edges of cells, so no answer contains more of the readings
+        inside a cell than its energy.
+        """
+        if not self._coarse.times:
+            return Microjoules(0), 0
+        before, after = map(self._coarse.at, self._coarse.clipped(start, end))
+        return Microjoules(after[0] - before[0]), after[1] - before[1]
 
     def knots(self, start: int, end: int) -> list[tuple[int, Microjoules, int]]:
         """The knots around a period: time, energy up to it, and measured nanoseconds up to it.
 
         The first is the last one at or before ``start``, the last is the first at or after ``end``.
         """
-        first = max(0, bisect_right(self._times, start) - 1)
-        last = bisect_left(self._times, end) + 1
+        fine = self._fine
+        part = slice(max(0, bisect_right(fine.times, start) - 1), bisect_left(fine.times, end) + 1)
+        columns = fine.times[part], fine.energies[part], fine.covered[part]
         return [
-            (time, Microjoules(energy), covered)
-            for time, energy, covered in zip(
-                self._times[first:last],
-                self._energies[first:last],
-                self._covered[first:last],
-                strict=True,
-            )
+            (time, Microjoules(energy), done) for time, energy, done in zip(*columns, strict=True)
         ]
 
     def _edge_error(self, time: int) -> float:
         """The uncertainty of the energy up to ``time``, in microjoules. Needs two knots."""
-        i = min(max(1, bisect_left(self._times, time)), len(self._times) - 1)
-        length = self._times[i] - self._times[i - 1]
-        energy = self._energies[i] - self._energies[i - 1]
-        domain = self._domain
+        times, energies, domain = self._fine.times, self._fine.energies, self._domain
+        i = min(max(1, bisect_left(times, time)), len(times) - 1)
+        length, energy = times[i] - times[i - 1], energies[i] - energies[i - 1]
         stale = domain.resolution if domain.staleness is None else domain.staleness
         step = energy * min(1.0, stale / length)
         power = energy / length
         spread = max(abs(self._power(j, power) - power) for j in (i - 1, i + 1))
-        if len(self._times) == 2:
+        if len(times) == 2:
             spread = power
-        inside = min(time - self._times[i - 1], self._times[i] - time)
+        inside = min(time - times[i - 1], times[i] - time)
         return step + inside * (spread + RIPPLE * power)
 
     def _power(self, i: int, otherwise: float) -> float:
         """The power of the interval that ends at knot ``i``, in microjoules a nanosecond."""
-        if not 0 < i < len(self._times):
+        times, energies = self._fine.times, self._fine.energies
+        if not 0 < i < len(times):
             return otherwise
-        energy = self._energies[i] - self._energies[i - 1]
-        return energy / (self._times[i] - self._times[i - 1])
+        return (energies[i] - energies[i - 1]) / (times[i] - times[i - 1])
 
 
 def _at(times: array[int], values: array[int], time: int) -> int:

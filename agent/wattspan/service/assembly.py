@@ -150,7 +150,9 @@ def build_agent(
         history = EnergyHistory(
             AttributionHistory(config.agent.history, config.agent.history_bytes)
         )
-        devices = DeviceHistory(config.agent.interval, LedgerSettings().absence)
+        devices = DeviceHistory(
+            config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
+        )
         core = AgentCore(
             config, clock, history, devices, processes.directory, latest.view, log, emulated
         )

@@ -55,12 +55,12 @@ class DeviceHistory:
     """Implements ports.DeviceQueries.
 
     ``interval`` is that of ticks, and ``absence`` the time without a reading that is a gap, as in
-    the ledger.
+    the ledger. ``cell`` is the resolution for users who may not read the counters.
     """
 
-    def __init__(self, interval: int, absence: int) -> None:
+    def __init__(self, interval: int, absence: int, cell: int = 0) -> None:
         self._silence = max(MIN_SILENCE, 3 * interval)
-        self._absence = absence
+        self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
         self._now = 0
@@ -103,7 +103,7 @@ class DeviceHistory:
                 continue
             known = self._devices.get(domain.id)
             if known is None:
-                counter = CounterHistory(domain, self._absence)
+                counter = CounterHistory(domain, self._absence, self._cell)
                 self._devices[domain.id] = _Device(domain, counter, self._now)
             else:
                 known.domain, known.present = domain, True
@@ -144,6 +144,13 @@ class DeviceHistory:
             energy, uncertainty, covered = device.counter.between(start, end)
         kind = device.domain.hw_type
         return IntervalEnergy({kind: energy}, {kind: uncertainty}, covered)
+
+    def cells(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
+        """The energy of whole cells of one device, without uncertainty."""
+        with self._current():
+            device = self._devices[domain_id]
+            energy, covered = device.counter.cells_between(start, end)
+        return IntervalEnergy({device.domain.hw_type: energy}, {}, covered)
 
     def timeline(self, domain_id: str, start: int, end: int) -> list[EnergyStep]:
         """The energy between neighbouring readings that overlap a period, oldest first."""
