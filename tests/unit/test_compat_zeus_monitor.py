@@ -203,7 +203,7 @@ def test_unmeasured_energy_is_an_error_and_never_zero(
         _ = window.total_energy
 
 
-def test_unsettled_energy_is_an_error_that_a_later_read_heals(
+def test_unsettled_energy_is_an_error_and_a_later_read_succeeds(
     monitor: ZeusMonitor, meter: MeteredDevices
 ) -> None:
     window = measured(monitor)

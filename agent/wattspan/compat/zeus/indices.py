@@ -53,12 +53,12 @@ class DeviceIndex:
             warnings.warn(
                 f"{monitor} measures nothing yet, and reading a value will fail. {error}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         except MissingIndexError:
             raise
         except MeasurementError as error:
-            warnings.warn(f"{monitor}: {error}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{monitor}: {error}", RuntimeWarning, stacklevel=3)
 
     def resolve(self) -> IndexedDevices:
         """The devices; a MeasurementError if they are not known."""

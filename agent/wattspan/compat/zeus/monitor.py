@@ -323,7 +323,7 @@ class ZeusMonitor:
         if indices := self.gpu_indices:
             self._synchronizer.wait(indices)
 
-    def _disown_windows(self) -> None:
+    def drop_inherited_windows(self) -> None:
         """In the child of a fork: its parent's windows and log lines stay the parent's."""
         self._inherited = os.getppid(), frozenset(self._windows)
         self._windows = {}
@@ -334,9 +334,9 @@ class ZeusMonitor:
 _MONITORS: weakref.WeakSet[ZeusMonitor] = weakref.WeakSet()
 
 
-def _disown_inherited_windows() -> None:
+def _drop_inherited_windows() -> None:
     for monitor in list(_MONITORS):
-        monitor._disown_windows()  # noqa: SLF001 - the hook of this module's own class
+        monitor.drop_inherited_windows()
 
 
-os.register_at_fork(after_in_child=_disown_inherited_windows)
+os.register_at_fork(after_in_child=_drop_inherited_windows)

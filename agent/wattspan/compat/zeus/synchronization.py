@@ -55,5 +55,5 @@ class DeviceSynchronizer:
                 f"Windows do not wait for GPU work through {self.framework}: {cause}. Pass "
                 "sync_execution=False, or sync_execution_with= another framework.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
