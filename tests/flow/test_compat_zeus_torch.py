@@ -19,11 +19,11 @@ PARSE = """
 import json, os, sys
 import torch
 from wattspan.compat.zeus.cuda import visible_boards
-from wattspan.sdk.devices import DeviceEnergy
+from wattspan.sdk.client import Device
 
 uuids = ["GPU-0aaa-1", "GPU-0aab-1", "GPU-7ccc-1", "GPU-9ddd-1"]
 boards = [
-    DeviceEnergy(f"gpu:{uuid}", "gpu", uuid, None, None, 0.0, "measured", i, uuid, "board")
+    Device(f"gpu:{uuid}", "gpu", uuid, None, None, 0.0, "measured", None, i, uuid, "board")
     for i, uuid in enumerate(uuids)
 ]
 found = {}

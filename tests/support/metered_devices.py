@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from wattspan.sdk.devices import DeviceEnergy
+from wattspan.sdk.client import Device
 
 BOARD = "NVIDIA H100 80GB HBM3"
 
 
-def gpu(number: int | None, uuid: str = "", model: str = BOARD) -> DeviceEnergy:
+def gpu(number: int | None, uuid: str = "", model: str = BOARD) -> Device:
     """A GPU without energy; its UUID is derived from its number by default."""
     uuid = uuid or f"GPU-{number or 0:04d}aaaa-1111-2222-3333-444444444444"
-    return DeviceEnergy(
+    return Device(
         id=f"gpu:{uuid}",
         kind="gpu",
         name=f"{model} {number}",
@@ -28,10 +28,10 @@ def gpu(number: int | None, uuid: str = "", model: str = BOARD) -> DeviceEnergy:
     )
 
 
-def package(number: int, kind: str = "cpu") -> DeviceEnergy:
+def package(number: int, kind: str = "cpu") -> Device:
     """A CPU package, or its memory, without energy."""
     name = f"package-{number}" + ("/dram" if kind == "memory" else "")
-    return DeviceEnergy(f"rapl:{name}", kind, name, None, None, 0.0, "measured", number)
+    return Device(f"rapl:{name}", kind, name, None, None, 0.0, "measured", number=number)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class MeteredDevices:
     ``lost`` maps the id of a device to the time of its last reading. The calls are counted.
     """
 
-    devices: Sequence[DeviceEnergy]
+    devices: Sequence[Device]
     energy: Callable[[str, int], int] = lambda key, mono: mono // 1000 * (1 + len(key) % 7)
     lost: dict[str, int] = field(default_factory=dict)
     settled: bool = True
@@ -58,7 +58,7 @@ class MeteredDevices:
         *,
         timeout: float = 0.0,
         timeline: bool = False,
-    ) -> tuple[DeviceEnergy, ...]:
+    ) -> tuple[Device, ...]:
         self.calls.append((start, end, None if ids is None else tuple(ids)))
         if self.error is not None:
             raise self.error
@@ -68,7 +68,7 @@ class MeteredDevices:
             if ids is None or one.id in ids
         )
 
-    def _measured(self, one: DeviceEnergy, start: int, end: int, timeline: bool) -> DeviceEnergy:
+    def _measured(self, one: Device, start: int, end: int, timeline: bool) -> Device:
         last = self.lost.get(one.id, end)
         known = max(0, min(end, last) - start)
         spent = self.energy(one.id, min(end, last)) - self.energy(one.id, start)

@@ -15,7 +15,8 @@ from support.waiting import eventually
 from wattspan.http.limits import ServerLimits
 from wattspan.model import GpuStatus, Instant
 from wattspan.sdk import AgentBusyError, AgentUnavailableError, RefusedError
-from wattspan.sdk.devices import DeviceEnergy, read_devices
+from wattspan.sdk.client import Device
+from wattspan.sdk.devices import read_devices
 
 SECOND = 10**9
 
@@ -34,7 +35,7 @@ def agent(past: ConstantPast, tmp_path: Path) -> Iterator[QueryServer]:
         yield server
 
 
-def read(agent: QueryServer, *arguments: object, **options: object) -> tuple[DeviceEnergy, ...]:
+def read(agent: QueryServer, *arguments: object, **options: object) -> tuple[Device, ...]:
     return read_devices(*arguments, directories=(str(agent.folder),), **options)
 
 

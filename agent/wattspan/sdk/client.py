@@ -69,7 +69,13 @@ class Device(NamedTuple):
     """The energy of one device, of all processes; ``joules`` is None if it is unknown.
 
     ``idle`` is the idle energy in it, charged to no process; None if the baseline was not learned
-    yet, so that processes were charged with it.
+    yet, so that processes were charged with it. The fields after it are those of ``read_devices``:
+
+    ``number`` is the index by the driver of a GPU, and the package of a CPU and of memory.
+    ``complete``: the device has a reading after the period, so the values are final. ``silent``: it
+    is gone, or gives no readings. ``timeline`` has begin, end and joules between readings,
+    ``temperatures`` time and degrees Celsius; both only on request. Times are monotonic
+    nanoseconds.
     """
 
     id: str
@@ -80,6 +86,34 @@ class Device(NamedTuple):
     coverage: float
     provenance: str
     idle: float | None = None
+    number: int | None = None
+    uuid: str | None = None
+    model: str = ""
+    complete: bool = True
+    silent: bool = False
+    timeline: tuple[tuple[int, int, float | None], ...] = ()
+    temperatures: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, response: Mapping[str, Any]) -> Device:
+        """From an element of ``devices`` in a response."""
+        return cls(
+            id=response["hw_id"],
+            kind=response["hw_type"],
+            name=response["hw_name"],
+            joules=response["joules"],
+            uncertainty=response["uncertainty_joules"],
+            coverage=response["coverage"],
+            provenance=response["provenance"],
+            idle=response.get("idle_joules"),
+            number=response.get("index"),
+            uuid=response.get("uuid"),
+            model=response.get("model", ""),
+            complete=response.get("complete", True),
+            silent=response.get("silent", False),
+            timeline=tuple(map(tuple, response.get("timeline") or ())),
+            temperatures=tuple(map(tuple, response.get("temperatures") or ())),
+        )
 
 
 class Measurement(NamedTuple):
@@ -108,7 +142,7 @@ class Measurement(NamedTuple):
             joules=_energy(response["family"], kinds),
             process=_energy(response["process"], kinds),
             host=_energy(response["host"], kinds),
-            devices=tuple(_device(each) for each in response["devices"]),
+            devices=tuple(map(Device.of, response["devices"])),
             provenance=dict(kinds),
             emulated=response["emulated"],
             complete=response["complete"],
@@ -130,19 +164,6 @@ def _energy(response: Mapping[str, Any], kinds: Iterable[str]) -> Energy:
     uncertainty = {kind: response["uncertainty_joules"].get(kind, 0.0) for kind in joules}
     unknown = [kind for kind in kinds if kind not in joules]
     return Energy(joules, uncertainty, response["coverage"], unknown)
-
-
-def _device(response: Mapping[str, Any]) -> Device:
-    return Device(
-        response["hw_id"],
-        response["hw_type"],
-        response["hw_name"],
-        response["joules"],
-        response["uncertainty_joules"],
-        response["coverage"],
-        response["provenance"],
-        response["idle_joules"],
-    )
 
 
 _TIMEOUT_MARGIN = 2.0  # seconds for a response beyond the requested wait

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wattspan.sdk import MeasurementError
-from wattspan.sdk.devices import DeviceEnergy
+from wattspan.sdk.client import Device
 
 _NUMBER = re.compile(r"[+-]?\d+")
 _MIG_OF_BOARD = re.compile(r"MIG-(GPU-[^/]+)/")
@@ -25,11 +25,11 @@ class DeviceMappingError(MeasurementError):
 
 
 def visible_boards(
-    boards: Sequence[DeviceEnergy],
+    boards: Sequence[Device],
     visible: str | None = None,
     order: str | None = None,
     uuids: Sequence[str] = (),
-) -> tuple[DeviceEnergy, ...]:
+) -> tuple[Device, ...]:
     """The boards behind the CUDA indices 0, 1, ...; DeviceMappingError if they are ambiguous.
 
     ``visible`` and ``order`` are CUDA's variables, ``uuids`` those that CUDA reports itself, in its
@@ -56,7 +56,7 @@ def visible_boards(
     return _distinct(_boards_by_number(boards, numbers, order)) if numbers else ()
 
 
-def _boards_by_uuid(boards: Sequence[DeviceEnergy], entries: Sequence[str]) -> list[DeviceEnergy]:
+def _boards_by_uuid(boards: Sequence[Device], entries: Sequence[str]) -> list[Device]:
     found = []
     for entry in entries:
         alike = [board for board in boards if (board.uuid or "").startswith(entry)]
@@ -78,8 +78,8 @@ def _numbers(entries: Sequence[str]) -> list[int]:
 
 
 def _boards_by_number(
-    boards: Sequence[DeviceEnergy], numbers: Sequence[int], order: str | None
-) -> list[DeviceEnergy]:
+    boards: Sequence[Device], numbers: Sequence[int], order: str | None
+) -> list[Device]:
     ordered = _in_cuda_order(boards, order)
     found = []
     for number in numbers:
@@ -89,11 +89,11 @@ def _boards_by_number(
     return found
 
 
-def _distinct(boards: Sequence[DeviceEnergy]) -> tuple[DeviceEnergy, ...]:
+def _distinct(boards: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(boards) if len({board.id for board in boards}) == len(boards) else ()
 
 
-def _in_cuda_order(boards: Sequence[DeviceEnergy], order: str | None) -> tuple[DeviceEnergy, ...]:
+def _in_cuda_order(boards: Sequence[Device], order: str | None) -> tuple[Device, ...]:
     unknown = [board for board in boards if board.number is None]
     if len(boards) > 1 and unknown:
         raise DeviceMappingError(
@@ -110,7 +110,7 @@ def _in_cuda_order(boards: Sequence[DeviceEnergy], order: str | None) -> tuple[D
     return tuple(sorted(boards, key=lambda board: board.number or 0))
 
 
-def _board_of_mig(boards: Sequence[DeviceEnergy], entry: str) -> DeviceEnergy:
+def _board_of_mig(boards: Sequence[Device], entry: str) -> Device:
     """The whole board of a MIG instance: its energy is not measured apart."""
     named = _MIG_OF_BOARD.match(entry)
     alike = boards if named is None else [board for board in boards if board.uuid == named[1]]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from wattspan.compat.zeus.cuda import DeviceMappingError, cuda_uuids, visible_boards
 from wattspan.sdk import AgentUnavailableError, MeasurementError
-from wattspan.sdk.devices import DeviceEnergy, DeviceReader
+from wattspan.sdk.client import Device
+from wattspan.sdk.devices import DeviceReader
 
 
 class IndexedDevices(NamedTuple):
@@ -82,7 +83,7 @@ class DeviceIndex:
             return list(self._asked_cpus)
         return [] if self._found is None else list(self._found[1].packages)
 
-    def _indexed(self, devices: Sequence[DeviceEnergy], uuids: tuple[str, ...]) -> IndexedDevices:
+    def _indexed(self, devices: Sequence[Device], uuids: tuple[str, ...]) -> IndexedDevices:
         gpus: dict[int, str] = {}
         if self._asked_gpus != []:
             boards = [one for one in devices if one.kind == "gpu"]
@@ -117,7 +118,7 @@ def _asked(what: str, known: dict[int, Any], indices: Iterable[int] | None) -> d
     return {i: known[i] for i in indices}
 
 
-def _by_package(devices: Iterable[DeviceEnergy], kind: str) -> dict[int, tuple[str, ...]]:
+def _by_package(devices: Iterable[Device], kind: str) -> dict[int, tuple[str, ...]]:
     """The domains of one kind by the number of their package, in its order."""
     found: dict[int, tuple[str, ...]] = {}
     for device in devices:

@@ -20,8 +20,8 @@ from wattspan.compat.zeus.indices import DeviceIndex
 from wattspan.compat.zeus.log_file import WindowLog
 from wattspan.compat.zeus.synchronization import DeviceSynchronizer
 from wattspan.sdk import MeasurementError, NotMeasuredError
-from wattspan.sdk.client import Energy
-from wattspan.sdk.devices import DeviceEnergy, DeviceReader, read_devices
+from wattspan.sdk.client import Device, Energy
+from wattspan.sdk.devices import DeviceReader, read_devices
 from wattspan.sdk.window import RESULT_TIMEOUT, Window
 
 Framework = Literal["torch", "jax", "cupy"]
@@ -59,32 +59,30 @@ class DeviceFigures:
         """The same of another period."""
         return DeviceFigures(self._read, self._index, self._name, (start, end))
 
-    def host(self) -> tuple[DeviceEnergy, ...]:
+    def host(self) -> tuple[Device, ...]:
         """All devices of the host."""
         return self._known(self._read(*self.period, timeout=RESULT_TIMEOUT))
 
-    def gpus(self) -> dict[int, DeviceEnergy]:
+    def gpus(self) -> dict[int, Device]:
         ids = self._index.resolve().gpus
         found = self._devices(ids.values())
         return {i: found[key] for i, key in ids.items()}
 
-    def packages(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+    def packages(self) -> dict[int, tuple[Device, ...]]:
         return self._grouped(self._index.resolve().packages)
 
-    def memory(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+    def memory(self) -> dict[int, tuple[Device, ...]]:
         return self._grouped(self._index.resolve().memory)
 
-    def _grouped(
-        self, groups: Mapping[int, tuple[str, ...]]
-    ) -> dict[int, tuple[DeviceEnergy, ...]]:
+    def _grouped(self, groups: Mapping[int, tuple[str, ...]]) -> dict[int, tuple[Device, ...]]:
         found = self._devices(key for ids in groups.values() for key in ids)
         return {i: tuple(found[key] for key in ids) for i, ids in groups.items()}
 
-    def _devices(self, ids: Iterable[str]) -> dict[str, DeviceEnergy]:
+    def _devices(self, ids: Iterable[str]) -> dict[str, Device]:
         found = self._read(*self.period, tuple(ids), timeout=RESULT_TIMEOUT)
         return {device.id: device for device in self._known(found)}
 
-    def _known(self, devices: Iterable[DeviceEnergy]) -> tuple[DeviceEnergy, ...]:
+    def _known(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """``devices``; a warning if a figure is partial, NotMeasuredError if one is unknown."""
         found = tuple(devices)
         for device in found:
@@ -110,12 +108,12 @@ class DeviceFigures:
         return found
 
 
-def _joules(device: DeviceEnergy) -> float:
+def _joules(device: Device) -> float:
     """The joules of a device of ``DeviceFigures``, which are known."""
     return device.joules or 0.0
 
 
-def _sums(groups: Mapping[int, tuple[DeviceEnergy, ...]]) -> dict[int, float] | None:
+def _sums(groups: Mapping[int, tuple[Device, ...]]) -> dict[int, float] | None:
     return {i: sum(map(_joules, devices)) for i, devices in groups.items()} or None
 
 
@@ -135,11 +133,11 @@ class WindowMeasurement(Measurement):
         return WindowMeasurement(self._window, self._figures.during(start, end))
 
     @cached_property
-    def _gpus(self) -> dict[int, DeviceEnergy]:
+    def _gpus(self) -> dict[int, Device]:
         return self._figures.gpus()
 
     @cached_property
-    def _packages(self) -> dict[int, tuple[DeviceEnergy, ...]]:
+    def _packages(self) -> dict[int, tuple[Device, ...]]:
         return self._figures.packages()
 
     @cached_property

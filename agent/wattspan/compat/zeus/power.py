@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from wattspan.compat.zeus.indices import DeviceIndex
 from wattspan.compat.zeus.monitor import DeviceFigures
-from wattspan.sdk.devices import DeviceEnergy, DeviceReader, read_devices
+from wattspan.sdk.client import Device
+from wattspan.sdk.devices import DeviceReader, read_devices
 
 _NEWEST = 2 * 10**9  # nanoseconds within which the newest reading is looked for
 
@@ -146,7 +147,7 @@ class PowerMonitor:
     def _end(self) -> int:
         return monotonic_ns() if self._stopped is None else self._stopped
 
-    def _devices(self, start: int, end: int) -> dict[int, DeviceEnergy]:
+    def _devices(self, start: int, end: int) -> dict[int, Device]:
         """The GPUs with their present readings in a period."""
         ids = self._index.resolve().gpus
         found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
