@@ -96,9 +96,15 @@ def test_mig_uuid_is_that_of_the_only_board() -> None:
 
 
 def test_unknown_driver_index_is_refused_among_several_boards() -> None:
-    assert numbers((gpu(None),)) == [None]
+    assert numbers((gpu(None),), gpu(None).uuid) == [None]
     with pytest.raises(DeviceMappingError, match=r"driver's index of .* is not known yet"):
         visible_boards((gpu(0), gpu(None, "GPU-b")))
+
+
+def test_missing_board_makes_the_order_unknown() -> None:
+    with pytest.raises(DeviceMappingError, match=r"the GPUs 1, 2, 3 of the driver and not all"):
+        visible_boards(BOARDS[1:], "0")
+    assert numbers(BOARDS[1:], UUIDS[2]) == [2]
 
 
 def test_host_without_gpus_has_no_index() -> None:

@@ -20,6 +20,7 @@ import pytest
 from support.metered_devices import MeteredDevices, gpu, package, rough_energy
 from support.waiting import eventually
 from wattspan.compat.zeus.cuda import DeviceMappingError
+from wattspan.compat.zeus.indices import DeviceIndex
 from wattspan.compat.zeus.log_file import WindowLog
 from wattspan.compat.zeus.monitor import Measurement, WindowMeasurement, ZeusMonitor
 from wattspan.compat.zeus.synchronization import DeviceSynchronizer
@@ -145,8 +146,25 @@ def test_visible_devices_are_numbered_from_zero(
 def test_missing_index_is_a_value_error(
     meter: MeteredDevices, indices: dict[str, list[int]], sentence: str
 ) -> None:
+    index = DeviceIndex(meter, **{"gpu_indices": None, "cpu_indices": None, **indices})
     with pytest.raises(ValueError, match=sentence):
-        monitor_of(meter)(**indices)
+        index.check("ZeusMonitor", patience=0.0)
+
+
+def test_devices_of_a_starting_agent_are_waited_for(meter: MeteredDevices) -> None:
+    meter.devices = HOST[2:]
+    index = DeviceIndex(meter, [0], None)
+    threading.Timer(0.05, lambda: setattr(meter, "devices", HOST)).start()
+    index.check("ZeusMonitor", patience=60.0)
+    assert index.resolve().gpus == {0: GPUS[0].id}
+
+
+def test_gpus_that_appear_later_are_measured(meter: MeteredDevices) -> None:
+    meter.devices = HOST[2:]
+    one = monitor_of(meter)()
+    assert one.gpu_indices == []
+    meter.devices = HOST
+    assert list(measured(one).gpu_energy) == one.gpu_indices == [0, 1]
 
 
 def test_domains_of_one_package_are_added(meter: MeteredDevices) -> None:

@@ -95,10 +95,18 @@ def _distinct(boards: Sequence[Device]) -> tuple[Device, ...]:
 
 def _in_cuda_order(boards: Sequence[Device], order: str | None) -> tuple[Device, ...]:
     unknown = [board for board in boards if board.number is None]
-    if len(boards) > 1 and unknown:
+    if unknown:
         raise DeviceMappingError(
             f"The driver's index of {unknown[0].name} is not known yet. Read again in a second; "
             "`wattspan doctor` names the fault if it stays unknown."
+        )
+    numbers = sorted(board.number or 0 for board in boards)
+    if numbers != list(range(len(boards))):
+        listed = ", ".join(map(str, numbers))
+        raise DeviceMappingError(
+            f"The agent measures the GPUs {listed} of the driver and not all before the last, so "
+            "the order of CUDA's devices is not known. `wattspan doctor` names the fault of the "
+            "others; UUIDs in CUDA_VISIBLE_DEVICES need no order."
         )
     if order != "PCI_BUS_ID" and len({board.model for board in boards}) > 1:
         models = ", ".join(sorted({board.model for board in boards}))

@@ -6,13 +6,18 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any, NamedTuple
 
 from wattspan.compat.zeus.cuda import DeviceMappingError, cuda_uuids, visible_boards
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Device
 from wattspan.sdk.devices import DeviceReader
+
+STARTUP_PATIENCE = 2.0
+"""Seconds after its start in which an agent has found all devices."""
+
+_PAUSE = 0.1
 
 
 class IndexedDevices(NamedTuple):
@@ -27,7 +32,7 @@ class DeviceIndex:
     """The devices of a monitor: those asked for, or all that are visible to the program.
 
     ``gpu_indices`` and ``cpu_indices`` are as asked, None for all. CUDA's variables count as they
-    are at construction. Without an agent the devices are looked up again at each reading.
+    are at construction.
     """
 
     def __init__(
@@ -46,10 +51,22 @@ class DeviceIndex:
         self._modules = modules
         self._found: tuple[tuple[str, ...], IndexedDevices] | None = None
 
-    def check(self, monitor: str) -> None:
-        """Look the devices up now. A warning without an agent; ValueError for a missing index."""
+    def check(self, monitor: str, patience: float = STARTUP_PATIENCE) -> None:
+        """Look the devices up now. A warning without an agent; ValueError for a missing index.
+
+        An agent that was started just now lists its devices within ``patience`` seconds.
+        """
+        deadline = monotonic_ns() + round(patience * 1e9)
         try:
-            self.resolve()
+            while True:
+                try:
+                    self.resolve()
+                except MissingIndexError:
+                    if monotonic_ns() >= deadline:
+                        raise
+                    sleep(_PAUSE)
+                else:
+                    return
         except AgentUnavailableError as error:
             warnings.warn(
                 f"{monitor} measures nothing yet, and reading a value will fail. {error}",
@@ -62,12 +79,16 @@ class DeviceIndex:
             warnings.warn(f"{monitor}: {error}", RuntimeWarning, stacklevel=3)
 
     def resolve(self) -> IndexedDevices:
-        """The devices; a MeasurementError if they are not known."""
+        """The devices; a MeasurementError if they are not known.
+
+        They are kept once GPUs were found: an agent that was started just now may not list them.
+        """
         uuids = cuda_uuids(self._modules)
-        if self._found is None or self._found[0] != uuids:
+        found = self._found
+        if found is None or found[0] != uuids or (not found[1].gpus and self._asked_gpus != []):
             now = monotonic_ns()
-            self._found = uuids, self._indexed(self._read(now, now), uuids)
-        return self._found[1]
+            found = self._found = uuids, self._indexed(self._read(now, now), uuids)
+        return found[1]
 
     @property
     def gpu_indices(self) -> list[int]:
