@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.needs_apps, pytest.mark.needs_torch, pytest.mark.exhau
 PARSE = """
 import json, os, sys
 import torch
-from wattspan.compat.zeus.cuda import visible_boards
+from wattspan.compat.zeus.cuda import CudaEnvironment, visible_boards
 from wattspan.sdk.client import Device
 
 uuids = ["GPU-0aaa-1", "GPU-0aab-1", "GPU-7ccc-1", "GPU-9ddd-1"]
@@ -35,7 +35,8 @@ for text in json.load(sys.stdin):
     else:
         beyond = [i for i, number in enumerate(listed) if number >= len(uuids)]
         theirs = listed[: beyond[0] if beyond else None]
-    found[text] = [theirs, [board.number for board in visible_boards(boards, text)]]
+    ours = visible_boards(boards, CudaEnvironment(text))
+    found[text] = [theirs, [board.number for board in ours]]
 print(json.dumps(found))
 """
 TEXTS = [

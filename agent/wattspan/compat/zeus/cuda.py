@@ -5,12 +5,18 @@ CUDA numbers the devices that ``CUDA_VISIBLE_DEVICES`` lists: by index in the or
 first invalid entry, and a repeated entry leaves no device (CUDA C++ Programming Guide, environment
 variables; PyTorch parses alike). The driver numbers by PCI bus. CUDA's default order is by speed,
 which is the same among boards of one model.
+
+The agent lists all boards of the host. A container or a batch job may give a program a part of
+them, which CUDA numbers from 0: then their indices are known from ``NVIDIA_VISIBLE_DEVICES`` (of
+the NVIDIA Container Toolkit), from UUIDs, or not at all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from wattspan.sdk import MeasurementError
@@ -24,17 +30,46 @@ class DeviceMappingError(MeasurementError):
     """The boards behind CUDA's device indices are not known."""
 
 
+UUIDS_REMEDY = "List UUIDs in CUDA_VISIBLE_DEVICES, or initialise torch.cuda before reading."
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEnvironment:
+    """All that decides about the numbers of a program's CUDA devices.
+
+    ``visible`` and ``order`` are CUDA's variables, ``container`` and ``batch`` the GPUs that a
+    container and a Slurm job were given; None if unset. ``nodes`` is the number of device files, 0
+    without any (an emulated host).
+    """
+
+    visible: str | None = None
+    order: str | None = None
+    container: str | None = None
+    batch: str | None = None
+    nodes: int = 0
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], devices: Path = Path("/dev")) -> CudaEnvironment:
+        """That of this process."""
+        return cls(
+            environ.get("CUDA_VISIBLE_DEVICES"),
+            environ.get("CUDA_DEVICE_ORDER"),
+            environ.get("NVIDIA_VISIBLE_DEVICES"),
+            environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS"),
+            sum(path.name[6:].isdecimal() for path in devices.glob("nvidia[0-9]*")),
+        )
+
+
 def visible_boards(
     boards: Sequence[Device],
-    visible: str | None = None,
-    order: str | None = None,
+    environment: CudaEnvironment,
     uuids: Sequence[str] = (),
 ) -> tuple[Device, ...]:
     """The boards behind the CUDA indices 0, 1, ...; DeviceMappingError if they are ambiguous.
 
-    ``visible`` and ``order`` are CUDA's variables, ``uuids`` those that CUDA reports itself, in its
-    order; they overrule the variables.
+    ``uuids`` are those that CUDA reports itself, in its order; they overrule the environment.
     """
+    visible = environment.visible
     if uuids:
         named = {_bare(board.uuid or ""): board for board in boards}
         found = [named.get(_bare(uuid)) for uuid in uuids]
@@ -46,14 +81,14 @@ def visible_boards(
                 "GPUs that the agent measures. `wattspan doctor` lists them with their faults."
             )
     if visible is None:
-        return _in_cuda_order(boards, order)
+        return _in_cuda_order(boards, environment)
     entries = [entry.strip() for entry in visible.split(",")]
     if entries[0].startswith("MIG-"):
         return (_board_of_mig(boards, entries[0]),)  # CUDA uses one instance per process
     if entries[0].startswith("GPU-"):
         return _distinct(_boards_by_uuid(boards, entries))
     numbers = _numbers(entries)
-    return _distinct(_boards_by_number(boards, numbers, order)) if numbers else ()
+    return _distinct(_boards_by_number(boards, numbers, environment)) if numbers else ()
 
 
 def _boards_by_uuid(boards: Sequence[Device], entries: Sequence[str]) -> list[Device]:
@@ -78,9 +113,9 @@ def _numbers(entries: Sequence[str]) -> list[int]:
 
 
 def _boards_by_number(
-    boards: Sequence[Device], numbers: Sequence[int], order: str | None
+    boards: Sequence[Device], numbers: Sequence[int], environment: CudaEnvironment
 ) -> list[Device]:
-    ordered = _in_cuda_order(boards, order)
+    ordered = _in_cuda_order(boards, environment)
     found = []
     for number in numbers:
         if number >= len(ordered):
@@ -93,29 +128,74 @@ def _distinct(boards: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(boards) if len({board.id for board in boards}) == len(boards) else ()
 
 
-def _in_cuda_order(boards: Sequence[Device], order: str | None) -> tuple[Device, ...]:
+def _in_cuda_order(boards: Sequence[Device], environment: CudaEnvironment) -> tuple[Device, ...]:
+    """The boards that the program may use, in CUDA's order."""
     unknown = [board for board in boards if board.number is None]
     if unknown:
         raise DeviceMappingError(
             f"The driver's index of {unknown[0].name} is not known yet. Read again in a second; "
             "`wattspan doctor` names the fault if it stays unknown."
         )
-    numbers = sorted(board.number or 0 for board in boards)
-    if numbers != list(range(len(boards))):
-        listed = ", ".join(map(str, numbers))
+    by_bus = sorted(boards, key=lambda board: board.number or 0)
+    _check_batch(by_bus, environment)
+    usable = _given_to_container(by_bus, environment)
+    models = sorted({board.model for board in usable})
+    if environment.order != "PCI_BUS_ID" and len(models) > 1:
         raise DeviceMappingError(
-            f"The agent measures the GPUs {listed} of the driver and not all before the last, so "
-            "the order of CUDA's devices is not known. `wattspan doctor` names the fault of the "
-            "others; UUIDs in CUDA_VISIBLE_DEVICES need no order."
+            f"The order of CUDA's devices is not known: this host has {', '.join(models)}, and "
+            "CUDA orders by speed unless told otherwise. Set CUDA_DEVICE_ORDER=PCI_BUS_ID before "
+            f"the program starts. {UUIDS_REMEDY}"
         )
-    if order != "PCI_BUS_ID" and len({board.model for board in boards}) > 1:
-        models = ", ".join(sorted({board.model for board in boards}))
+    return tuple(usable)
+
+
+def _given_to_container(boards: Sequence[Device], environment: CudaEnvironment) -> Sequence[Device]:
+    """The boards with a device file here; all of them outside a container."""
+    numbers, nodes = [board.number for board in boards], environment.nodes
+    if nodes in (0, len(boards)) or any(board.provenance == "emulated" for board in boards):
+        if numbers != list(range(len(boards))):
+            raise DeviceMappingError(
+                f"The agent measures the GPUs {_listed(numbers)} of the driver and not all before "
+                "the last, so the numbers of CUDA's devices are not known. `wattspan doctor` names "
+                f"the fault of the others. {UUIDS_REMEDY}"
+            )
+        return boards
+    entries = [entry.strip() for entry in (environment.container or "").split(",")]
+    prefixes = tuple(entry for entry in entries if entry.startswith("GPU-"))
+    given = [
+        board
+        for board in boards
+        if str(board.number) in entries or (prefixes and (board.uuid or "").startswith(prefixes))
+    ]
+    if len(given) != nodes:
+        cause = (
+            "as in a container, and NVIDIA_VISIBLE_DEVICES does not name them."
+            if nodes < len(boards)
+            else "and `wattspan doctor` names the faults of the others."
+        )
         raise DeviceMappingError(
-            f"The order of CUDA's devices is not known: this host has {models}, and CUDA orders by "
-            "speed unless told otherwise. Set CUDA_DEVICE_ORDER=PCI_BUS_ID before the program "
-            "starts, list UUIDs in CUDA_VISIBLE_DEVICES, or initialise torch.cuda first."
+            f"This program has {nodes} GPUs and the agent measures {len(boards)}, {cause} "
+            f"{UUIDS_REMEDY}"
         )
-    return tuple(sorted(boards, key=lambda board: board.number or 0))
+    return given
+
+
+def _check_batch(boards: Sequence[Device], environment: CudaEnvironment) -> None:
+    """DeviceMappingError if a Slurm job has numbers that may count its own GPUs or the host's."""
+    if environment.batch is None or len(boards) < 2:
+        return
+    given = _numbers(environment.batch.split(","))
+    listed = _numbers((environment.visible or "").split(","))
+    if given != listed and given != list(range(len(boards))):
+        raise DeviceMappingError(
+            f"The Slurm job has the GPUs {_listed(given)} of the host and the program is shown "
+            f"CUDA_VISIBLE_DEVICES={environment.visible or ''}: it is not known which of them "
+            f"these numbers mean. {UUIDS_REMEDY}"
+        )
+
+
+def _listed(numbers: Sequence[int | None]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _board_of_mig(boards: Sequence[Device], entry: str) -> Device:

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic_ns, sleep
 from typing import Any, NamedTuple
 
-from wattspan.compat.zeus.cuda import DeviceMappingError, cuda_uuids, visible_boards
+from wattspan.compat.zeus.cuda import (
+    CudaEnvironment,
+    DeviceMappingError,
+    cuda_uuids,
+    visible_boards,
+)
 from wattspan.sdk import AgentUnavailableError, MeasurementError
 from wattspan.sdk.client import Device
 from wattspan.sdk.devices import DeviceReader
@@ -40,14 +45,13 @@ class DeviceIndex:
         read: DeviceReader,
         gpu_indices: Sequence[int] | None,
         cpu_indices: Sequence[int] | None,
-        environ: Mapping[str, str] = os.environ,
+        environment: CudaEnvironment | None = None,
         modules: Mapping[str, Any] = sys.modules,
     ) -> None:
         self._read = read
         self._asked_gpus = None if gpu_indices is None else list(gpu_indices)
         self._asked_cpus = None if cpu_indices is None else list(cpu_indices)
-        self._visible = environ.get("CUDA_VISIBLE_DEVICES")
-        self._order = environ.get("CUDA_DEVICE_ORDER")
+        self._environment = environment or CudaEnvironment.of(os.environ)
         self._modules = modules
         self._found: tuple[tuple[str, ...], IndexedDevices] | None = None
 
@@ -108,7 +112,7 @@ class DeviceIndex:
         gpus: dict[int, str] = {}
         if self._asked_gpus != []:
             boards = [one for one in devices if one.kind == "gpu"]
-            visible = visible_boards(boards, self._visible, self._order, uuids)
+            visible = visible_boards(boards, self._environment, uuids)
             gpus = {i: board.id for i, board in enumerate(visible)}
         return IndexedDevices(
             _asked("GPU", gpus, self._asked_gpus),
