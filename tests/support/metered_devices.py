@@ -12,7 +12,10 @@ BOARD = "NVIDIA H100 80GB HBM3"
 
 
 def gpu(number: int | None, uuid: str = "", model: str = BOARD) -> Device:
-    """A GPU without energy; its UUID is derived from its number by default."""
+    """A GPU without energy; its UUID is derived from its number by default.
+
+    It is emulated, because the device files of this machine are not its own.
+    """
     uuid = uuid or f"GPU-{number or 0:04d}aaaa-1111-2222-3333-444444444444"
     return Device(
         id=f"gpu:{uuid}",
@@ -21,7 +24,7 @@ def gpu(number: int | None, uuid: str = "", model: str = BOARD) -> Device:
         joules=None,
         uncertainty=None,
         coverage=0.0,
-        provenance="measured",
+        provenance="emulated",
         number=number,
         uuid=uuid,
         model=model,

@@ -24,7 +24,7 @@ UUIDS = (
     "GPU-7ccc0000-1111-2222-3333-444444444444",
     "GPU-9ddd0000-1111-2222-3333-444444444444",
 )
-BOARDS = tuple(gpu(i, uuid) for i, uuid in enumerate(UUIDS))
+BOARDS = tuple(gpu(i, uuid)._replace(provenance="measured") for i, uuid in enumerate(UUIDS))
 MIXED = (gpu(0, UUIDS[0], "NVIDIA A40"), gpu(1, UUIDS[1], "NVIDIA H100"))
 
 

@@ -105,7 +105,11 @@ def test_extensions_have_uncertainty_coverage_provenance_and_all_energy(
     window = measured(monitor)
     assert window.uncertainty == {i: pytest.approx(j / 100) for i, j in window.gpu_energy.items()}
     assert window.coverage == 1.0
-    assert set(window.provenance.values()) == {"measured"}
+    assert window.provenance == {
+        **{one.name: "emulated" for one in GPUS},
+        "package-0": "measured",
+        "package-1": "measured",
+    }
     assert set(window.all_energy) == {"gpu", "cpu", "memory"}
     assert window.all_energy["gpu"] == pytest.approx(window.total_energy)
     with pytest.raises(AgentUnavailableError):
