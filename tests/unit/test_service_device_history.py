@@ -174,13 +174,13 @@ def test_temperatures_are_kept_within_bounds() -> None:
     host.run(1)
     assert host.devices.gpu(GPU.id) is None
     newest = GpuStatus(GPU.id, Instant(START, 0))
-    for i in range(MAX_TEMPERATURES + 5):
+    for i in range(2 * MAX_TEMPERATURES + 5):
         newest = GpuStatus(GPU.id, Instant(START + i * SECOND, 0), temperature_celsius=40 + i % 9)
         host.run(1, gpus=(newest, GpuStatus("unlisted", newest.at)))
         host.run(1, gpus=(newest,))
     host.run(1, gpus=(replace(newest, temperature_celsius=None),))
     kept = host.devices.temperatures(GPU.id, 0, 2**62)
-    assert len(kept) == MAX_TEMPERATURES
+    assert len(kept) == MAX_TEMPERATURES + 5
     assert kept[-1] == (newest.at.mono, newest.temperature_celsius)
     assert host.devices.temperatures(GPU.id, START, START + 4 * SECOND) == []
     assert host.devices.gpu(GPU.id) == replace(newest, temperature_celsius=None)

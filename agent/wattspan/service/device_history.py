@@ -9,6 +9,8 @@ caches. One lock protects the state and is held for the duration of an answer.
 from __future__ import annotations
 
 import threading
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,23 @@ class _DeviceTick(NamedTuple):
     gpus: Sequence[GpuStatus]
 
 
+class _Temperatures:
+    """The newest temperatures, in arrays: eight GPUs have 29,000 of them."""
+
+    def __init__(self) -> None:
+        self._times, self._degrees = array("q"), array("h")
+
+    def append(self, time: int, degrees: int) -> None:
+        self._times.append(time)
+        self._degrees.append(degrees)
+        if len(self._times) >= 2 * MAX_TEMPERATURES:
+            del self._times[:-MAX_TEMPERATURES], self._degrees[:-MAX_TEMPERATURES]
+
+    def between(self, start: int, end: int) -> list[tuple[int, int]]:
+        part = slice(bisect_left(self._times, start), bisect_right(self._times, end))
+        return list(zip(self._times[part], self._degrees[part], strict=True))
+
+
 @dataclass(slots=True)
 class _Device:
     """One device of the cover; ``since`` is the time at which its source listed it."""
@@ -46,9 +65,7 @@ class _Device:
     since: int
     present: bool = True
     status: GpuStatus | None = None
-    temperatures: deque[tuple[int, int]] = field(
-        default_factory=lambda: deque(maxlen=MAX_TEMPERATURES)
-    )
+    temperatures: _Temperatures = field(default_factory=_Temperatures)
 
 
 class DeviceHistory:
@@ -115,7 +132,7 @@ class DeviceHistory:
             return
         device.status = status
         if status.temperature_celsius is not None:
-            device.temperatures.append((status.at.mono, status.temperature_celsius))
+            device.temperatures.append(status.at.mono, status.temperature_celsius)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -169,5 +186,4 @@ class DeviceHistory:
     def temperatures(self, domain_id: str, start: int, end: int) -> list[tuple[int, int]]:
         """Time and degrees Celsius of a GPU in a period, oldest first."""
         with self._current():
-            known = self._devices[domain_id].temperatures
-            return [(at, celsius) for at, celsius in known if start <= at <= end]
+            return self._devices[domain_id].temperatures.between(start, end)

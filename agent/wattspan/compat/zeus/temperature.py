@@ -15,7 +15,7 @@ _NEWEST = 60 * 10**9  # nanoseconds before the construction that count: a value 
 class TemperatureMonitor:
     """The temperature of GPUs since its construction; signatures and units are those of Zeus.
 
-    ``update_period`` has no effect: the agent reads once a second, and keeps an hour.
+    ``update_period`` has no effect: the agent reads once a second, and keeps at least an hour.
     Only the newest ``max_samples_per_gpu`` values are returned.
     """
 
