@@ -26,6 +26,7 @@ from wattspan.api.service import MAX_WAITING
 from wattspan.http.limits import ServerLimits
 from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.ingest.trace_receiver import LARGE_REQUEST
+from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 
 pytestmark = [
@@ -144,6 +145,20 @@ def test_energy_of_a_process_is_available_to_its_user_and_to_root(folder: Path) 
         assert own.startswith("HTTP/1.1 200")
         assert json.loads(own.partition("\n\n")[2])["process"]["joules"]["cpu"] > 0
         assert asks(0, folder / "api.sock", question).startswith("HTTP/1.1 200")
+
+
+def test_readings_of_cpus_are_available_to_root_only(folder: Path) -> None:
+    past = ConstantPast(until=FAR)
+    question = "GET /v1/energy?of=devices&start=-5s&timeline=1 HTTP/1.1\r\nHost: here\r\n\r\n"
+    with QueryServer(folder, past=past, resolution=SECOND):
+        coarse, full = (
+            json.loads(asks(user, folder / "api.sock", question).partition("\n\n")[2])
+            for user in (HONEST, 0)
+        )
+    assert (coarse["device_resolution_seconds"], full["device_resolution_seconds"]) == (1.0, None)
+    assert {device["timeline"] is None for device in coarse["devices"]} == {True}
+    assert {device["timeline"] is None for device in full["devices"]} == {False}
+    assert coarse["devices"][0]["joules"] == pytest.approx(full["devices"][0]["joules"])
 
 
 def test_user_of_the_side_channel_has_half_of_the_places_at_most(folder: Path) -> None:

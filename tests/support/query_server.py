@@ -58,6 +58,7 @@ class QueryServer:
         history: DecisionHistoryView | None = None,
         jobs: DeclaredJobs | None = None,
         limits: ServerLimits | None = None,
+        resolution: int = 0,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
         self.folder = folder
@@ -76,6 +77,7 @@ class QueryServer:
             tuning=tuning,
             history=history,
             jobs=jobs,
+            resolution=resolution,
         )
         self._server = HttpServer(clock, log=self.log.append, limits=limits)
         self._server.add_http(listen_unix(folder / "api.sock", what="Questions"), service)
