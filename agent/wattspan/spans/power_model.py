@@ -24,6 +24,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from wattspan.model import MILLISECOND
+from wattspan.spans.linear_systems import solved
 
 Activity = Hashable
 """A board with a span name, or with a process outside of its spans."""
@@ -245,7 +246,7 @@ class PowerModel:
             of_steps[one][other] -= moved
             of_steps[other][one] -= moved
         inside = [i for i, number in enumerate(numbers) if number in divided]
-        gains = _solved(of_steps, [with_steps[i] for i in inside])
+        gains = solved(of_steps, [with_steps[i] for i in inside])
         energies = [
             means[i] + sum(g * r for g, r in zip(gain, residuals, strict=True))
             for i, gain in zip(inside, gains, strict=True)
@@ -274,25 +275,3 @@ class PowerModel:
             least = (_MIN_DEVIATION * mean.power) ** 2
             variance += fraction * max(mean.variance, least) * (1 + 1 / mean.weight)
         return power, sqrt(variance)
-
-
-def _solved(
-    matrix: Sequence[Sequence[float]], rights: Sequence[Sequence[float]]
-) -> list[list[float]]:
-    """The solutions of a small positive definite system, by Gaussian elimination."""
-    size = len(matrix)
-    rows = [[*row, *column] for row, column in zip(matrix, zip(*rights, strict=True), strict=True)]
-    for i, pivot in enumerate(rows):
-        for row in rows[i + 1 :]:
-            factor = row[i] / pivot[i]
-            for j in range(i, len(row)):
-                row[j] -= factor * pivot[j]
-    solutions = []
-    for right in range(size, size + len(rights)):
-        solution = [0.0] * size
-        for i in range(size - 1, -1, -1):
-            row = rows[i]
-            known = sum(row[j] * solution[j] for j in range(i + 1, size))
-            solution[i] = (row[right] - known) / row[i]
-        solutions.append(solution)
-    return solutions
