@@ -29,14 +29,15 @@ _UNIT = 20  # a unit of delay is 2**20 nanoseconds
 
 
 class ReceiptDelay:
-    """The delay of nearly all spans of one sender, up to ``MAX_HOLD``.
+    """The delay of nearly all spans of one sender, up to ``longest``.
 
-    A delay is the time from the start of a span, or from ``MAX_HELD_DURATION`` before its end, to
-    its receipt. Delays are counted in buckets of at most an eighth of their length; the counts of
-    earlier spans fade. Longer delays than ``MAX_HOLD`` are ignored, because no hold bridges them.
+    A delay is the time from the start of a span, or from ``held`` before its end, to its receipt.
+    Delays are counted in buckets of at most an eighth of their length; the counts of earlier spans
+    fade. Longer delays than ``longest`` are ignored, because no hold bridges them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = MAX_HOLD, held: int = MAX_HELD_DURATION) -> None:
+        self._longest, self._held = longest, held
         self._counts: Counter[int] = Counter()
         self.hold = 0
         """Nanoseconds to wait for spans of a moment; 0 before any span."""
@@ -45,8 +46,8 @@ class ReceiptDelay:
         """Add a batch in the order of its export; all times are monotonic nanoseconds."""
         step = -(-len(starts) // _SAMPLES)
         for start, end in zip(starts[::step], ends[::step], strict=True):
-            delay = received - max(start, end - MAX_HELD_DURATION)
-            if 0 <= delay <= MAX_HOLD:
+            delay = received - max(start, end - self._held)
+            if 0 <= delay <= self._longest:
                 units = delay >> _UNIT
                 shift = max(0, units.bit_length() - 4)
                 self._counts[8 * shift + (units >> shift)] += 1
@@ -61,7 +62,7 @@ class ReceiptDelay:
             later += self._counts[bucket]
             if later * _ONE_IN > total:
                 shift = max(0, bucket // 8 - 1)
-                return min(MAX_HOLD, bucket - 8 * shift + 1 << shift + _UNIT)
+                return min(self._longest, bucket - 8 * shift + 1 << shift + _UNIT)
         return 0
 
 

@@ -1,0 +1,373 @@
+"""The division of the GPU energy of engines among their concurrent requests to language models.
+
+Each step of a board's counter is divided once, exactly, in integer microjoules: the time without
+active requests has *engine idle* energy, the rest belongs to the requests in proportion to the
+energy of their work in the step by the coefficients of :mod:`wattspan.spans.token_power`. The model
+thus sets shares only. While a model in the step is not identified, the shares are the numbers of
+tokens, or without tokens the active times.
+
+An engine reports a request after its end, so a step waits as long as nearly all requests take from
+their start to their receipt, at most two minutes. A request that is received later has no energy in
+steps that were divided before: its energy is with the requests beside it, and its coverage tells.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from math import isfinite, sqrt
+from operator import itemgetter
+from typing import NamedTuple
+
+from wattspan.attribution.settlement import split
+from wattspan.model import SECOND, Microjoules, ModelEnum
+from wattspan.spans.decode_progress import DecodeProgress
+from wattspan.spans.inference_requests import InferenceRequest, work_in
+from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.token_power import LEARNED_PERIOD, NO_WORK, TokenPowerModel, TokenWork
+from wattspan.spans.waiting_spans import ReceiptDelay
+
+MAX_REQUEST_HOLD = 120 * SECOND
+"""The longest wait for the requests of a moment."""
+
+FIRST_HOLD = 30 * SECOND
+FIRST_REQUESTS = 500
+"""Until so many requests were received, the wait is ``FIRST_HOLD`` at least."""
+
+MAX_REQUESTS = 16_384
+"""Requests of one engine that wait for their energy; the oldest beyond them are settled at once."""
+
+BOARD_TIMEOUT = 10 * SECOND
+"""A board without steps for this time, beyond the hold, is not waited for."""
+
+# Standard deviations of the stated uncertainty: the model is simpler than an engine.
+_SURE = 2.5
+_RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
+
+
+class DivisionMethod(ModelEnum):
+    """The rule by which the energy of a request was divided; the least precise of its steps."""
+
+    MODEL = "model"  # identified coefficients of prefill and decode
+    TOKENS = "tokens"  # token counts: a model was not identified
+
+
+class RequestEnergy(NamedTuple):
+    """The GPU energy of one request. ``input`` and ``output`` add up to ``energy``.
+
+    ``input`` is that of the prompt, ``output`` that of the generated tokens but the first, which
+    is computed with the prompt. ``uncertainty`` is the half-width of the 95 % range; None if it is
+    not known, which it is not for a division by tokens. ``covered`` are the nanoseconds of the
+    request in divided steps.
+    """
+
+    request: InferenceRequest
+    energy: Microjoules
+    input: Microjoules
+    output: Microjoules
+    uncertainty: Microjoules | None
+    method: DivisionMethod
+    covered: int
+
+    @property
+    def coverage(self) -> float:
+        """The divided fraction of the request's active time (0-1)."""
+        length = self.request.end - self.request.start
+        return self.covered / length if length else 1.0
+
+
+class SettledRequests(NamedTuple):
+    """Requests with their final energy, and the energy of the engine without active requests."""
+
+    requests: Sequence[RequestEnergy]
+    idle: Microjoules
+
+
+@dataclass(slots=True)
+class _Engine:
+    """An engine: its boards, its recent requests, and the clock of its decode."""
+
+    boards: frozenset[str] = frozenset()
+    recent: list[InferenceRequest] = field(default_factory=list)
+    progress: DecodeProgress = field(default_factory=DecodeProgress)
+
+    def update(self, opened: Sequence[InferenceRequest]) -> None:
+        """Set the clock, before some steps of the ``opened`` requests are divided."""
+        since = min((each.start for each in opened), default=None)
+        if since is None:
+            self.recent = []
+            return
+        self.recent = [each for each in self.recent if each.end >= since]
+        self.progress.update([*self.recent, *opened])
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request whose last steps have not been divided."""
+
+    request: InferenceRequest
+    engine: _Engine
+    energy: int = 0
+    prefill: float = 0.0  # microjoules of `energy` for the prompt
+    noise: float = 0.0  # variance from energy that work does not explain
+    covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
+    slopes: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    method: DivisionMethod = DivisionMethod.MODEL
+
+    def overlaps(self, start: int, end: int) -> bool:
+        return self.request.start < end and self.request.end >= start
+
+
+@dataclass(slots=True)
+class _BoardSteps:
+    """The steps of one board that wait, and the time up to which they were divided."""
+
+    model: TokenPowerModel
+    received: int
+    divided: int
+    steps: deque[CounterStep] = field(default_factory=deque)
+
+
+class _Weights(NamedTuple):
+    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle."""
+
+    requests: Sequence[tuple[float, float]]
+    idle: float
+    method: DivisionMethod
+
+    @property
+    def whole(self) -> float:
+        return self.idle + sum(map(sum, self.requests))
+
+
+class RequestDivision:
+    """The requests and the boards of all engines. ``model`` returns the model of a board.
+
+    Engines may share a board: its steps are the energy of all of them.
+    """
+
+    def __init__(self, model: Callable[[str], TokenPowerModel]) -> None:
+        self._model = model
+        self._boards: dict[str, _BoardSteps] = {}
+        self._engines: dict[Hashable, _Engine] = {}
+        self._open: list[_OpenRequest] = []
+        self._delay = ReceiptDelay(longest=MAX_REQUEST_HOLD, held=MAX_REQUEST_HOLD)
+        self._since: int | None = None
+        self._count = 0
+        self.received = 0
+        """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
+
+    @property
+    def hold(self) -> int:
+        """The nanoseconds from a moment to the receipt of nearly all its requests."""
+        learned = self._delay.hold
+        return learned if self._count >= FIRST_REQUESTS else max(learned, FIRST_HOLD)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests without their final energy."""
+        return len(self._open)
+
+    def add(
+        self,
+        requests: Sequence[InferenceRequest],
+        received: int,
+        *,
+        engine: Hashable,
+        boards: frozenset[str],
+    ) -> None:
+        """Add ended requests of an engine on ``boards`` that were received at ``received``."""
+        if not requests:
+            return
+        starts, ends = [each.start for each in requests], [each.end for each in requests]
+        self._delay.add(starts, ends, received)
+        self._count += len(requests)
+        if self._since is None:
+            self._since = min(starts)
+        owner = self._engines.setdefault(engine, _Engine())
+        owner.boards = boards
+        self._open += (_OpenRequest(each, owner) for each in requests)
+
+    def forget(self, engine: Hashable) -> None:
+        """Release an engine; its requests remain. Idempotent."""
+        self._engines.pop(engine, None)
+
+    def add_steps(self, boards: Mapping[str, Sequence[CounterStep]]) -> None:
+        """Add the newest steps of boards, in order of time; known ones are ignored.
+
+        Energy before the first request is not divided.
+        """
+        if self._since is None:
+            return
+        for name, steps in boards.items():
+            board = self._boards.get(name)
+            if board is None:
+                model = self._model(name)
+                board = self._boards[name] = _BoardSteps(model, self._since, self._since)
+            for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
+                board.steps.append(step)
+                board.received = step.end
+                self.received += step.energy
+
+    # ---------------------------------------------------------------------------------- settle
+
+    def settle(self, until: int) -> SettledRequests:
+        """Divide the steps that end by ``until``, and return the requests that are final."""
+        for engine in self._engines.values():
+            engine.update([each.request for each in self._open if each.engine is engine])
+        idle = 0
+        for name, board in self._boards.items():
+            ready = []
+            while board.steps and board.steps[0].end <= until:
+                ready.append(board.steps.popleft())
+            if not ready:
+                continue
+            first, board.divided = ready[0].start, ready[-1].end
+            near = sorted(
+                (
+                    each
+                    for each in self._open
+                    if name in each.engine.boards and each.overlaps(first, board.divided)
+                ),
+                key=lambda each: id(each.engine),
+            )
+            for step in ready:
+                inside = [each for each in near if each.overlaps(step.start, step.end)]
+                idle += self._divide(name, step, inside)
+        return SettledRequests(self._final(until), Microjoules(idle))
+
+    def _final(self, until: int) -> list[RequestEnergy]:
+        """Remove and return the requests that have ended before all waiting steps."""
+        fronts = {
+            # A board that has disappeared is not waited for.
+            name: max(board.divided, 0 if board.steps else until - BOARD_TIMEOUT)
+            for name, board in self._boards.items()
+        }
+        done: list[_OpenRequest] = []
+        left: list[_OpenRequest] = []
+        for each in self._open:
+            own = [fronts[name] for name in each.engine.boards if name in fronts]
+            front = min(own, default=until - BOARD_TIMEOUT)
+            (done if each.request.end <= front else left).append(each)
+        beyond = max(0, len(left) - MAX_REQUESTS)
+        done, self._open = done + left[:beyond], left[beyond:]
+        for engine in self._engines.values():
+            own_requests = [each.request for each in done if each.engine is engine]
+            engine.progress.learn(own_requests)
+            engine.recent += own_requests
+        return list(map(self._result, done))
+
+    def _result(self, done: _OpenRequest) -> RequestEnergy:
+        energy = done.energy
+        prompt = min(energy, max(0, round(done.prefill)))
+        uncertainty = None
+        if done.method is DivisionMethod.MODEL:
+            variance = done.noise + sum(
+                self._boards[board].model.variance(model, slopes)
+                for (board, model), slopes in done.slopes.items()
+            )
+            if isfinite(variance):
+                uncertainty = Microjoules(round(_SURE * sqrt(variance)))
+        return RequestEnergy(
+            done.request,
+            Microjoules(energy),
+            Microjoules(prompt),
+            Microjoules(energy - prompt),
+            uncertainty,
+            done.method,
+            min(done.covered.values(), default=0),
+        )
+
+    # ---------------------------------------------------------------------------------- divide
+
+    def _divide(self, board: str, step: CounterStep, inside: Sequence[_OpenRequest]) -> int:
+        """Divide a step among the requests in it; returns the engine's idle energy."""
+        model = self._boards[board].model
+        start, end, energy, _ = step
+        works = _works(inside, start, end)
+        totals: dict[str, TokenWork] = {}
+        for each, work in zip(inside, works, strict=True):
+            name = each.request.model
+            totals[name] = totals.get(name, NO_WORK).plus(work)
+        # Before it is learned: the step must not be divided by its own energy.
+        weights = _weights(model, inside, works, step)
+        model.learn(totals, energy, end - start)
+        whole = weights.whole
+        parts = [round(each * _RESOLUTION) for each in (weights.idle, *map(sum, weights.requests))]
+        if not any(parts):
+            return energy
+        idle, *shares = split(energy, parts)
+        for each, (prompt, rest), share in zip(inside, weights.requests, shares, strict=True):
+            each.energy += share
+            each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
+            time = min(end, each.request.end) - max(start, each.request.start)
+            each.covered[board] = each.covered.get(board, 0) + max(0, time)
+            if weights.method is not DivisionMethod.MODEL:
+                each.method = weights.method
+        if weights.method is DivisionMethod.MODEL and whole > 0:
+            noise = model.residual_variance * (end - start) / LEARNED_PERIOD
+            for each, work, own in zip(inside, works, weights.requests, strict=True):
+                fraction, scale = sum(own) / whole, energy / whole
+                each.noise += noise * fraction * (1 - fraction)
+                for name, total in totals.items():
+                    amounts = work if name == each.request.model else NO_WORK
+                    slopes = each.slopes.setdefault((board, name), [0.0] * len(total))
+                    for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
+                        slopes[i] += scale * (amount - fraction * sum_of_all)
+        return idle
+
+
+def _works(inside: Sequence[_OpenRequest], start: int, end: int) -> list[TokenWork]:
+    """The work of each request in a period; ``inside`` is sorted by engine."""
+    engines = [list(own) for _, own in groupby(inside, key=lambda each: id(each.engine))]
+    found = work_in(
+        [([each.request for each in own], own[0].engine.progress.at) for own in engines],
+        start,
+        end,
+    )
+    return list(chain.from_iterable(found))
+
+
+def _weights(
+    model: TokenPowerModel,
+    inside: Sequence[_OpenRequest],
+    works: Sequence[TokenWork],
+    step: CounterStep,
+) -> _Weights:
+    """The expected energies of a step, of its requests by tokens if a model is not identified."""
+    seconds = (step.end - step.start) / SECOND
+    idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
+    names = [each.request.model for each in inside]
+    if model.identified(names):
+        parts = [_expected(model, name, work) for name, work in zip(names, works, strict=True)]
+        return _Weights(parts, idle, DivisionMethod.MODEL)
+    parts = [(work.prefill, work.decode) for work in works]
+    tokens = sum(map(sum, parts))
+    if not tokens:
+        parts = [(0.0, work.active) for work in works]
+        tokens = sum(map(sum, parts))
+    idle = min(idle, step.energy)
+    scale = (step.energy - idle) / tokens if tokens else 0.0
+    return _Weights([(a * scale, b * scale) for a, b in parts], idle, DivisionMethod.TOKENS)
+
+
+def _expected(model: TokenPowerModel, name: str, work: TokenWork) -> tuple[float, float]:
+    """The expected energy of the prompt and of the rest of one request's work.
+
+    Active energy belongs to both in proportion to their other energy.
+    """
+    coefficients = model.coefficients(name)
+    prompt = coefficients.prefill * work.prefill + coefficients.attention * work.attention
+    rest = (
+        coefficients.decode * work.decode
+        + coefficients.context * work.context
+        + coefficients.iterations * work.iterations
+    )
+    common = coefficients.active * work.active
+    if prompt + rest > 0:
+        part = common / (prompt + rest)
+        return prompt + prompt * part, rest + rest * part
+    return 0.0, common

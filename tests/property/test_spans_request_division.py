@@ -1,0 +1,72 @@
+"""The division of an engine's energy never creates or loses a microjoule."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
+from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.request_division import RequestDivision
+from wattspan.spans.token_power import TokenPowerModel
+
+BOARDS = ("a", "b")
+TIMES = st.integers(0, 20 * SECOND)
+LATENCIES = st.one_of(st.none(), st.integers(-SECOND, 30 * SECOND))
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> tuple[InferenceRequest, str, int]:
+    """A request, its engine, and the time of its receipt."""
+    start = draw(TIMES)
+    end = start + draw(st.integers(0, 10 * SECOND))
+    latencies = [draw(LATENCIES) for _ in range(4)]
+    details = InferenceDetails(draw(st.sampled_from("mno")), draw(st.integers(0, 99)), *latencies)
+    tokens = draw(st.integers(0, 5000)), draw(st.integers(0, 2000))
+    ident = draw(st.binary(min_size=8, max_size=8))
+    request = InferenceRequest.of(ident, start, end, tokens, details)
+    return request, draw(st.sampled_from(["x", "y"])), end + draw(st.integers(0, 30 * SECOND))
+
+
+@given(
+    received=st.lists(_requests(), max_size=30),
+    energies=st.lists(st.integers(0, 10**8), min_size=1, max_size=60),
+    length=st.integers(1, 400 * MILLISECOND),
+    pace=st.integers(SECOND // 3, 9 * SECOND),
+)
+def test_requests_and_idle_energy_are_the_energy_of_the_steps(
+    received: list[tuple[InferenceRequest, str, int]],
+    energies: list[int],
+    length: int,
+    pace: int,
+) -> None:
+    steps = {
+        board: [
+            CounterStep(i * length, (i + 1) * length, energy + number, False)
+            for i, energy in enumerate(energies)
+        ]
+        for number, board in enumerate(BOARDS)
+    }
+    boards = {"x": frozenset({"a"}), "y": frozenset(BOARDS)}
+    division = RequestDivision(lambda _: TokenPowerModel())
+    found, idle, since = [], 0, None
+    for now in range(0, 80 * SECOND, pace):
+        for request, engine, at in received:
+            if now - pace < at <= now:
+                since = request.start if since is None else min(since, request.start)
+                division.add([request], at, engine=engine, boards=boards[engine])
+        settled = division.settle(now - 2 * SECOND)
+        found += settled.requests
+        idle += settled.idle
+        division.add_steps({b: [s for s in each if s.end <= now] for b, each in steps.items()})
+    last = division.settle(200 * SECOND)
+    found += last.requests
+    idle += last.idle
+
+    assert division.waiting == 0
+    assert len(found) == len([at for _, _, at in received if at <= now])
+    divided = sum(each.energy for each in found) + idle
+    assert divided == division.received
+    assert all(each.input + each.output == each.energy for each in found)
+    assert all(min(each.energy, each.input, each.output) >= 0 for each in found)

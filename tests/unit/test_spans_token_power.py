@@ -1,0 +1,190 @@
+"""The learned energy of tokens, against coefficients that are known."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.token_power import (
+    ENOUGH_PERIODS,
+    MAX_ERROR,
+    MAX_MODELS,
+    NO_WORK,
+    TokenEnergy,
+    TokenPowerModel,
+    TokenWork,
+)
+
+TRUTH = TokenEnergy(15_000.0, 0.5, 14_000.0, 4.0, 550_000.0, 110e6)
+STEP = 100 * MILLISECOND
+
+
+def _work(chance: random.Random, active: float = 0.1) -> TokenWork:
+    """The work of 0.1 s: some prefill, and iterations in the rest of the time."""
+    prefill = chance.choice([0.0, 0.0, chance.uniform(100, 2000)])
+    iterations = max(0.0, active - 30e-6 * prefill) / 0.008
+    batch = chance.randint(1, 32)
+    context = iterations * batch * chance.uniform(200, 2000)
+    attention = prefill * chance.uniform(100, 2000)
+    return TokenWork(prefill, attention, iterations * batch, context, iterations, active)
+
+
+def _learn(
+    model: TokenPowerModel,
+    steps: int,
+    *,
+    name: str = "m",
+    truth: TokenEnergy = TRUTH,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(steps):
+        work = _work(chance)
+        model.learn({name: work}, truth.of(work) * chance.gauss(1.0, noise), STEP)
+
+
+def test_parts_of_the_energy_are_learned() -> None:
+    model = TokenPowerModel()
+    _learn(model, 3000)
+
+    found, chance = model.coefficients("m"), random.Random(99)
+    works = [_work(chance) for _ in range(200)]
+    total = NO_WORK
+    for work in works:
+        total = total.plus(work)
+    prompt = total._replace(decode=0.0, context=0.0, iterations=0.0, active=0.0)
+
+    assert found.of(total) == pytest.approx(TRUTH.of(total), rel=0.01)
+    assert found.of(prompt) == pytest.approx(TRUTH.of(prompt), rel=0.1)
+    assert model.error("m") < MAX_ERROR
+    assert model.identified(["m"])
+
+
+def test_coefficients_are_not_negative() -> None:
+    model = TokenPowerModel()
+    chance = random.Random(1)
+    for _ in range(600):
+        work = _work(chance)
+        # Energy that falls with the context would need a negative coefficient.
+        model.learn({"m": work}, max(0.0, 30e6 - 10 * work.context), STEP)
+
+    found = model.coefficients("m")
+
+    assert min(found) >= 0
+
+
+def test_constant_mixture_is_not_identified() -> None:
+    model = TokenPowerModel()
+    work = TokenWork(500.0, 250_000.0, 100.0, 100_000.0, 10.0, 0.1)
+    chance = random.Random(2)
+    for _ in range(6000):
+        model.learn({"m": work}, TRUTH.of(work) * chance.gauss(1.0, 0.01), STEP)
+
+    assert model.error("m") > MAX_ERROR
+    assert not model.identified(["m"])
+
+
+def test_few_periods_are_not_identified() -> None:
+    model = TokenPowerModel()
+    _learn(model, 10 * ENOUGH_PERIODS - 1)
+
+    assert model.error("m") == inf
+
+    _learn(model, 1)
+
+    assert model.error("m") < inf
+
+
+def test_unknown_model_has_no_coefficients() -> None:
+    model = TokenPowerModel()
+
+    assert set(model.coefficients("other")) == {0.0}
+    assert model.error("other") == inf
+    assert model.variance("other", NO_WORK) == inf
+    assert not model.identified(["other"])
+
+
+def test_energy_without_active_requests_is_idle_power() -> None:
+    model = TokenPowerModel()
+    assert model.idle_power == 0.0
+    for _ in range(20):
+        model.learn({}, 2.5e6, STEP)
+
+    assert model.idle_power == pytest.approx(25e6)
+    assert len(model) == 0
+
+
+def test_idle_energy_of_a_step_is_not_that_of_its_requests() -> None:
+    model, alone = TokenPowerModel(), TokenPowerModel()
+    for _ in range(20):
+        model.learn({}, 2.5e6, STEP)
+    chance = random.Random(3)
+    for _ in range(1000):
+        work = _work(chance, active=0.04)
+        model.learn({"m": work}, TRUTH.of(work) + 25e6 * 0.06, STEP)
+        alone.learn({"m": work}, TRUTH.of(work), STEP)
+
+    assert model.coefficients("m") == pytest.approx(alone.coefficients("m"))
+
+
+def test_models_on_one_board_are_kept_apart() -> None:
+    model, chance = TokenPowerModel(), random.Random(4)
+    totals = {"large": NO_WORK, "small": NO_WORK}
+    small = TokenEnergy._make([0.4 * each for each in TRUTH])._replace(active=TRUTH.active)
+    for _ in range(6000):
+        works = {"large": _work(chance, 0.05), "small": _work(chance, 0.05)}
+        if chance.random() < 0.3:
+            del works[chance.choice(["large", "small"])]
+        energy = sum({"large": TRUTH, "small": small}[m].of(w) for m, w in works.items())
+        model.learn(works, energy * chance.gauss(1.0, 0.01), STEP)
+        totals |= {name: totals[name].plus(work) for name, work in works.items()}
+
+    for name, truth in (("large", TRUTH), ("small", small)):
+        found = model.coefficients(name)
+        assert found.of(totals[name]) == pytest.approx(truth.of(totals[name]), rel=0.03)
+    assert model.identified(["large", "small"])
+
+
+def test_least_recently_used_model_is_forgotten() -> None:
+    model = TokenPowerModel()
+    for i in range(MAX_MODELS + 1):
+        _learn(model, 10, name=str(i))
+
+    assert len(model) == MAX_MODELS
+    assert not any(model.coefficients("0"))
+    assert any(model.coefficients(str(MAX_MODELS)))
+
+
+def test_changed_coefficients_are_learned_anew() -> None:
+    model = TokenPowerModel()
+    _learn(model, 3000)
+    changed = TokenEnergy(*(2 * each for each in TRUTH))
+    _learn(model, 40_000, truth=changed, seed=5)
+    work = _work(random.Random(6))
+
+    found = model.coefficients("m")
+
+    assert found.of(work) == pytest.approx(changed.of(work), rel=0.05)
+
+
+def test_model_without_energy_is_not_identified() -> None:
+    model, chance = TokenPowerModel(), random.Random(7)
+    for _ in range(1000):
+        model.learn({"m": _work(chance)}, 0.0, STEP)
+
+    assert model.error("m") == inf
+
+
+def test_variance_of_residuals_is_that_of_a_period() -> None:
+    model = TokenPowerModel()
+    chance = random.Random(8)
+    for _ in range(6000):
+        work = _work(chance)
+        model.learn({"m": work}, TRUTH.of(work) + chance.gauss(0.0, 1e6), STEP)
+
+    periods = SECOND / STEP
+    assert model.residual_variance == pytest.approx(periods * 1e12, rel=0.2)
