@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
@@ -177,6 +177,10 @@ class AccessSettings(Table, frozen=True):
             raise ValueError("tls_key and tls_client_ca need tls_certificate")
 
 
+SpanPreset = Literal["vllm", "sglang", "tgi", "tensorrt-llm", "gen_ai"]
+SPAN_PRESETS: tuple[SpanPreset, ...] = get_args(SpanPreset)
+
+
 class SpansSettings(AccessSettings, frozen=True):
     """Spans of instrumented applications: receivers, attribution and forwarding.
 
@@ -204,6 +208,14 @@ class SpansSettings(AccessSettings, frozen=True):
             "time, where the application reports it), or the name of a numeric span attribute."
         ),
     ] = "cpu"
+    presets: Annotated[
+        tuple[SpanPreset, ...],
+        about(
+            "Engines for language models whose spans are recognised by their attributes. The GPU "
+            "energy of an engine is divided among its concurrent requests. `gen_ai` are the "
+            "conventions of OpenTelemetry."
+        ),
+    ] = SPAN_PRESETS
     names: Annotated[
         int,
         about("Service-span name pairs with a series; `other` is the rest.", least=1, most=100_000),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from wattspan.http.sockets import Peer
+from wattspan.spans.inference_requests import InferenceDetails
 from wattspan.spans.values import Columns
 from wattspan.util.encoding import InvalidBodyError
 
@@ -57,7 +58,8 @@ class SpanRecord(NamedTuple):
     """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
 
     ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
-    occur; None where it reports none or no setting asks for it.
+    occur; None where it reports none or no setting asks for it. ``inference`` is the report of an
+    engine for language models about a request; None for other spans.
     """
 
     trace: bytes
@@ -70,6 +72,7 @@ class SpanRecord(NamedTuple):
     tokens_in: int = 0
     tokens_out: int = 0
     work: float | None = None
+    inference: InferenceDetails | None = None
 
 
 class SpanRecordColumns(Columns[SpanRecord]):
@@ -88,6 +91,7 @@ class SpanRecordColumns(Columns[SpanRecord]):
     tokens_in: Sequence[int]
     tokens_out: Sequence[int]
     work: Sequence[float | None]
+    inference: Sequence[InferenceDetails | None]
 
 
 class WorkAttribute(NamedTuple):

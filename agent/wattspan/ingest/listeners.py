@@ -58,6 +58,7 @@ def open_receivers(
         max_request=settings.max_request,
         weight="" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
         work=work,
+        presets=settings.presets,
         keep=bool(settings.forward),
     )
     refusals = refusals or RejectionCounter()

@@ -27,6 +27,7 @@ from wattspan.ingest.export_request import (
     too_many_fields,
     too_many_spans,
 )
+from wattspan.ingest.inference_attributes import Column, Scalar
 from wattspan.ingest.trace_decoder import (
     COLUMNS,
     MAX_ATTRIBUTES,
@@ -37,11 +38,11 @@ from wattspan.ingest.trace_decoder import (
     DecodedRequest,
     DecoderSettings,
     FieldBudget,
-    Scalar,
     as_count,
     as_decimal,
     invalid_ids,
     printable,
+    reported,
     resource_claim,
     valid_parents,
 )
@@ -195,6 +196,7 @@ class JsonTraceDecoder:
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
         self._keys = [(key.column, key.name) for key in settings.keys]
+        self._reports = [(key.column, key.name) for key in settings.inference]
         self._place = ""  # of the message that is decoded
 
     def decode(self, body: bytes) -> DecodedRequest:
@@ -280,6 +282,13 @@ class JsonTraceDecoder:
         for column, key in self._keys:
             if columns[column] is None:
                 columns[column] = as_count(values.get(key))
+        figures: list[Scalar] = [None] * len(Column)
+        for column, key in self._reports:
+            if figures[column] is None:
+                figures[column] = values.get(key)
+        report = reported(figures, (columns[TOKENS_IN], columns[TOKENS_OUT]))
+        if report is not None:
+            columns[TOKENS_OUT] = report[1]
         (parent,) = valid_parents([above])
         name = printable((span.name or "").encode(), MAX_NAME)
         amount = next((values.get(key) for key, matching in work if matching in ("", name)), None)
@@ -294,6 +303,7 @@ class JsonTraceDecoder:
             columns[TOKENS_IN] or 0,
             columns[TOKENS_OUT] or 0,
             as_decimal(amount),
+            None if report is None else report[0],
         )
 
     def _protobuf(self, kind: Any, message: _Message) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from wattspan.config.settings import SPAN_PRESETS
 from wattspan.ingest.export_request import (
     MAX_NAME,
     MalformedRequestError,
@@ -31,6 +32,13 @@ from wattspan.ingest.export_request import (
     too_many_fields,
     too_many_spans,
 )
+from wattspan.ingest.inference_attributes import (
+    Column,
+    Scalar,
+    inference_attributes,
+    inference_details,
+)
+from wattspan.spans.inference_requests import InferenceDetails
 from wattspan.util.protobuf import length_delimited, message_class
 
 MAX_FIELDS = 1 << 17
@@ -89,7 +97,8 @@ class DecoderSettings:
     """The attributes to read, and the limits of a request.
 
     ``weight`` names the attribute with the weight of a span, "" for none. ``work`` returns
-    the spans that report work; the first entry that matches a span counts. A request has at most
+    the spans that report work; the first entry that matches a span counts. ``presets`` name the
+    engines whose reports of requests are recognised. A request has at most
     ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the fields that the decoder
     inspects, and so the CPU time of a request: a field costs less than a microsecond. With
     ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
@@ -102,12 +111,16 @@ class DecoderSettings:
         max_fields: int,
         weight: str = "",
         work: WorkAttributes = tuple,
+        presets: Collection[str] = SPAN_PRESETS,
         keep_message: bool = False,
     ) -> None:
         self.max_spans, self.max_fields = max_spans, max_fields
         self.keep_message = keep_message
         names = (*_COLUMN_NAMES, (WEIGHT, weight)) if weight else _COLUMN_NAMES
         self.keys = [AttributeKey.of(column, name) for column, name in names]
+        self.inference = [
+            AttributeKey.of(each.column, each.name) for each in inference_attributes(presets)
+        ]
         self._work_attributes, self._work_keys_of = work, work()
         self._work = _work_keys(self._work_keys_of)
 
@@ -229,9 +242,6 @@ def _check_fields(raw: bytes, layer: _Layer, subject: str, budget: FieldBudget) 
 
 # --------------------------------------------------------------------------- attribute values
 
-Scalar = bytes | int | float | None
-"""The value of an attribute; None for booleans, arrays and other values that are not needed."""
-
 
 def _scalar(value: bytes) -> Scalar:
     """An AnyValue message as a scalar; None if it is malformed."""
@@ -264,6 +274,17 @@ def as_decimal(value: Scalar) -> float | None:
     if value is None or isinstance(value, int):
         return value
     return round(value, 9) if -_LARGEST <= value <= _LARGEST else None  # None for NaN
+
+
+def reported(
+    values: Sequence[Scalar], tokens: tuple[int | None, int | None]
+) -> tuple[InferenceDetails, int] | None:
+    """The report in the values of all columns, and the generated tokens; None without a report."""
+    if all(value is None for value in values):
+        return None
+    model = values[Column.MODEL]
+    name = printable(model, MAX_NAME) if isinstance(model, bytes) else ""
+    return inference_details(values, tokens, name)
 
 
 def printable(raw: bytes, limit: int) -> str:
@@ -314,7 +335,7 @@ def valid_parents(parents: Sequence[bytes]) -> Sequence[bytes]:
 
 # -------------------------------------------------------------------------------- the decoder
 
-Number = TypeVar("Number", bound=float)
+Number = TypeVar("Number")
 _CACHE_ENTRIES, _CACHEABLE_SIZE = 4096, 128  # attributes with known numbers, and their bytes
 
 
@@ -411,6 +432,7 @@ class TraceDecoder:
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings, self._limit = settings, settings.max_spans
         self._counts, self._amounts = _AttributeFinder(as_count), _AttributeFinder(as_decimal)
+        self._reports: _AttributeFinder[Scalar] = _AttributeFinder(lambda value: value)
 
     def decode(self, body: bytes) -> DecodedRequest:
         """The spans of a request; MalformedRequestError or RequestTooLargeError."""
@@ -427,6 +449,7 @@ class TraceDecoder:
         skipped: list[int] = []
         budget = FieldBudget(self._settings.max_fields)
         keys = [each for each in self._settings.keys if each.prefix in body]
+        self._present = [each for each in self._settings.inference if each.prefix in body]
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         seen, position = self._checked(0, resources), 0
@@ -500,6 +523,7 @@ class TraceDecoder:
         printed = {name: printable(name, MAX_NAME) for name in set(raw_names)}
         names = [printed[name] for name in raw_names]
         weights, *tokens = self._counts.columns(spans, keys, COLUMNS, budget)
+        inference = self._inference(spans, tokens, budget)
         return SpanRecordColumns(
             traces,
             ids,
@@ -510,7 +534,23 @@ class TraceDecoder:
             weights,
             *([count or 0 for count in column] for column in tokens),
             self._work(spans, names, work, budget),
+            inference,
         )
+
+    def _inference(
+        self, spans: Sequence[bytes], tokens: Sequence[list[int | None]], budget: FieldBudget
+    ) -> list[InferenceDetails | None]:
+        """The reports of engines; sets missing counts in ``tokens``, of input and of output."""
+        if not self._present:
+            return [None] * len(spans)
+        columns = self._reports.columns(spans, self._present, len(Column), budget)
+        found: list[InferenceDetails | None] = []
+        for i, values in enumerate(zip(*columns, strict=True)):
+            report = reported(values, (tokens[0][i], tokens[1][i]))
+            found.append(None if report is None else report[0])
+            if report is not None:
+                tokens[1][i] = report[1]
+        return found
 
     def _work(
         self,

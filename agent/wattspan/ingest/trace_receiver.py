@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from wattspan.config.settings import SPAN_PRESETS
 from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
@@ -85,8 +86,9 @@ class TraceReceiver:
     """Decodes requests and passes them to ``sink``. For the receivers' thread.
 
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
-    the spans that report work; the first entry that matches a span counts. With ``keep``, requests
-    are passed on with their message, to be forwarded.
+    the spans that report work; the first entry that matches a span counts. ``presets`` name the
+    engines whose requests are recognised. With ``keep``, requests are passed on with their message,
+    to be forwarded.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class TraceReceiver:
         max_request: int,
         weight: str = "",
         work: WorkAttributes = tuple,
+        presets: Collection[str] = SPAN_PRESETS,
         keep: bool = False,
     ) -> None:
         self.sink, self._clock = sink, clock
@@ -110,6 +113,7 @@ class TraceReceiver:
                 max_fields=max(_MIN_FIELDS, max_request // _BYTES_PER_FIELD),
                 weight=weight,
                 work=work,
+                presets=presets,
                 keep_message=keep,
             )
 
