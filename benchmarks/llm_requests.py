@@ -197,6 +197,8 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
             spans.append((reported(request, engine.model, len(spans)), engine, request))
     models: dict[str, TokenPowerModel] = {}
     division = RequestDivision(lambda board: models.setdefault(board, TokenPowerModel()))
+    for engine in engines:
+        division.assign(id(engine), frozenset(engine.boards))
     found: dict[bytes, RequestEnergy] = {}
     idle = 0
     waiting = sorted(spans, key=lambda each: each[0].end)
@@ -210,7 +212,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
             sent += 1
         for engine in engines:
             own = [one[0] for one in batch if one[1] is engine]
-            division.add(own, now, engine=id(engine), boards=frozenset(engine.boards))
+            division.add(own, now, engine=id(engine))
         for board in boards:
             new = at[board]
             while at[board] < len(steps[board]) and steps[board][at[board]].end <= now:

@@ -50,12 +50,14 @@ def test_requests_and_idle_energy_are_the_energy_of_the_steps(
     }
     boards = {"x": frozenset({"a"}), "y": frozenset(BOARDS)}
     division = RequestDivision(lambda _: TokenPowerModel())
+    for engine, own in boards.items():
+        division.assign(engine, own)
     found, idle, since = [], 0, None
     for now in range(0, 80 * SECOND, pace):
         for request, engine, at in received:
             if now - pace < at <= now:
                 since = request.start if since is None else min(since, request.start)
-                division.add([request], at, engine=engine, boards=boards[engine])
+                division.add([request], at, engine=engine)
         settled = division.settle(now - 2 * SECOND)
         found += settled.requests
         idle += settled.idle

@@ -41,7 +41,7 @@ def test_phases_follow_from_latencies(details: InferenceDetails, phases: tuple[i
 
 
 @pytest.mark.parametrize(
-    "details", [InferenceDetails(), InferenceDetails(queue=S), InferenceDetails(prefill=S)]
+    "details", [InferenceDetails(), InferenceDetails(prefill=S)]
 )
 def test_phases_without_enough_latencies_are_the_whole_span(details: InferenceDetails) -> None:
     request = _request(details)
@@ -50,6 +50,13 @@ def test_phases_without_enough_latencies_are_the_whole_span(details: InferenceDe
     (work,) = work_in([([request], float)], 10 * S, 15 * S)[0]
     assert work.prefill == pytest.approx(50)
     assert work.decode == pytest.approx(25)
+
+
+def test_request_without_latencies_but_a_queue_begins_after_it() -> None:
+    request = _request(InferenceDetails(queue=2 * S))
+
+    assert not request.known_phases
+    assert (request.start, request.first) == (12 * S, 12 * S)
 
 
 def test_cached_tokens_are_context_but_not_computed() -> None:

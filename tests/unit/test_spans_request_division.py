@@ -30,7 +30,7 @@ def _request(
     number: int, start: float, first: float, end: float, *, prefill: int = 0, decode: int = 0
 ) -> InferenceRequest:
     ident, times = number.to_bytes(8, "big"), [round(at * S) for at in (start, first, end)]
-    return InferenceRequest._make([ident, "m", *times, prefill, decode, prefill, True])
+    return InferenceRequest._make([ident, "m", *times, prefill, decode, prefill, True, "", 0])
 
 
 def _steps(start: float, end: float, watts: float) -> list[CounterStep]:
@@ -43,7 +43,8 @@ def _divided(
     requests: Iterable[InferenceRequest], steps: dict[str, list[CounterStep]]
 ) -> tuple[dict[int, RequestEnergy], int]:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add(list(requests), 100 * S, engine="e", boards=frozenset(steps))
+    division.assign("e", frozenset(steps))
+    division.add(list(requests), 100 * S, engine="e")
     division.add_steps(steps)
     settled = division.settle(100 * S)
     assert division.waiting == 0
@@ -104,8 +105,10 @@ def test_energy_of_a_request_is_that_of_all_its_boards() -> None:
 
 def test_request_has_no_energy_of_other_engines_boards() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([_request(1, 0, 0, 1, decode=9)], S, engine=1, boards=frozenset({"a"}))
-    division.add([_request(2, 0, 0, 1, decode=9)], S, engine=2, boards=frozenset({"b"}))
+    division.assign(1, frozenset({"a"}))
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine=1)
+    division.assign(2, frozenset({"b"}))
+    division.add([_request(2, 0, 0, 1, decode=9)], S, engine=2)
     division.add_steps({"a": _steps(0, 1, 100), "b": _steps(0, 1, 60)})
 
     one, other = division.settle(S).requests
@@ -116,20 +119,23 @@ def test_request_has_no_energy_of_other_engines_boards() -> None:
 def test_first_requests_wait_for_long_ones() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     assert division.hold == FIRST_HOLD
-    division.add([_request(1, 0, 0, 1)], 2 * S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 1)], 2 * S, engine="e")
 
     assert division.hold == FIRST_HOLD
 
     many = [_request(i, i, i, i + 9) for i in range(FIRST_REQUESTS)]
     for each in many:
-        division.add([each], each.end + S, engine="e", boards=GPU)
+        division.assign("e", GPU)
+        division.add([each], each.end + S, engine="e")
 
     assert 10 * S <= division.hold < 12 * S
 
 
 def test_request_waits_for_its_last_step() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([_request(1, 0, 0, 0.95, decode=9)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 0.95, decode=9)], S, engine="e")
     division.add_steps({"gpu": _steps(0, 1, 100)})
 
     assert division.settle(round(0.95 * S)).requests == []
@@ -139,10 +145,12 @@ def test_request_waits_for_its_last_step() -> None:
 
 def test_late_request_has_a_low_coverage() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e")
     division.add_steps({"gpu": _steps(0, 2, 100)})
     division.settle(S)
-    division.add([_request(2, 0, 0, 2, decode=9)], 2 * S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(2, 0, 0, 2, decode=9)], 2 * S, engine="e")
 
     (late,) = division.settle(2 * S).requests
 
@@ -154,7 +162,8 @@ def test_late_request_has_a_low_coverage() -> None:
 def test_repeated_steps_are_ignored() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.add_steps({"gpu": _steps(0, 1, 100)})  # before any request: not the engine's
-    division.add([_request(1, 0.5, 0.5, 1, decode=9)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0.5, 0.5, 1, decode=9)], S, engine="e")
     for _ in range(2):
         division.add_steps({"gpu": _steps(0, 1, 100)})
 
@@ -166,7 +175,8 @@ def test_repeated_steps_are_ignored() -> None:
 def test_board_that_disappears_is_not_waited_for() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     request = _request(1, 0, 0, 2, decode=9)
-    division.add([request], 2 * S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([request], 2 * S, engine="e")
     division.add_steps({"gpu": _steps(0, 1, 100)})
 
     assert division.settle(2 * S).requests == []
@@ -177,7 +187,8 @@ def test_board_that_disappears_is_not_waited_for() -> None:
 
 def test_request_without_any_board_is_settled_without_energy() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([_request(1, 0, 0, 2, decode=9)], 2 * S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 2, decode=9)], 2 * S, engine="e")
 
     (settled,) = division.settle(2 * S + BOARD_TIMEOUT).requests
 
@@ -187,7 +198,8 @@ def test_request_without_any_board_is_settled_without_energy() -> None:
 def test_oldest_of_too_many_requests_are_settled_at_once() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     many = [_request(i, 0, 0, 50, decode=9) for i in range(MAX_REQUESTS + 3)]
-    division.add(many, 50 * S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add(many, 50 * S, engine="e")
 
     assert len(division.settle(S).requests) == 3
     assert division.waiting == MAX_REQUESTS
@@ -195,7 +207,8 @@ def test_oldest_of_too_many_requests_are_settled_at_once() -> None:
 
 def test_no_requests_change_nothing() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([], S, engine="e")
     division.forget("e")
 
     assert division.settle(10 * S) == ([], 0)
@@ -203,7 +216,8 @@ def test_no_requests_change_nothing() -> None:
 
 def test_requests_of_a_forgotten_engine_are_settled() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
-    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 1, decode=9)], S, engine="e")
     division.forget("e")
     division.add_steps({"gpu": _steps(0, 1, 100)})
 
@@ -247,7 +261,8 @@ def _load(seconds: int, *, model: TokenPowerModel) -> tuple[list[RequestEnergy],
         )
         steps.append(CounterStep(start, start + STEP, round(1e6 * energy), False))
     division = RequestDivision(lambda _: model)
-    division.add(requests, edges[-1], engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add(requests, edges[-1], engine="e")
     division.add_steps({"gpu": steps})
     settled = division.settle(edges[-1] + STEP)
     assert sum(each.energy for each in settled.requests) + settled.idle == sum(
@@ -279,7 +294,8 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     _load(60, model=model)
     division = RequestDivision(lambda _: model)
     request = _request(1, 0, 1, 2, prefill=1000, decode=50)
-    division.add([request], 2 * S, engine="e", boards=frozenset({"a", "b"}))
+    division.assign("e", frozenset({"a", "b"}))
+    division.add([request], 2 * S, engine="e")
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
@@ -296,7 +312,8 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     _load(60, model=model)
     division = RequestDivision(lambda _: model)
     idle = _request(1, 0, 0, 1)
-    division.add([idle, _request(2, 0, 0, 1, decode=100)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([idle, _request(2, 0, 0, 1, decode=100)], S, engine="e")
     division.add_steps({"gpu": _steps(0, 1, 100)})
 
     one, other = division.settle(S).requests
@@ -308,6 +325,7 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
 
 def _learn_another(model: TokenPowerModel, name: str) -> None:
     division = RequestDivision(lambda _: model)
-    division.add([_request(1, 0, 0, 2, decode=9)._replace(model=name)], S, engine="e", boards=GPU)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, 2, decode=9)._replace(model=name)], S, engine="e")
     division.add_steps({"gpu": _steps(0, 2, 100)})
     division.settle(2 * S)

@@ -34,6 +34,7 @@ from wattspan.model.measurements import Reading as Reading
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.snapshot import MAX_RATE as MAX_RATE
+from wattspan.model.snapshot import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUNDS
 from wattspan.model.snapshot import AgentStats as AgentStats
 from wattspan.model.snapshot import BaselineQuality as BaselineQuality
 from wattspan.model.snapshot import Checkpoint as Checkpoint
@@ -43,6 +44,7 @@ from wattspan.model.snapshot import Failure as Failure
 from wattspan.model.snapshot import Footprint as Footprint
 from wattspan.model.snapshot import GpuStatus as GpuStatus
 from wattspan.model.snapshot import GroupRow as GroupRow
+from wattspan.model.snapshot import InferenceRow as InferenceRow
 from wattspan.model.snapshot import PowerLimits as PowerLimits
 from wattspan.model.snapshot import ProcessRow as ProcessRow
 from wattspan.model.snapshot import RatedEnergy as RatedEnergy

@@ -230,6 +230,30 @@ class SpanRow:
     exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
 
 
+REQUEST_ENERGY_BOUNDS = tuple(
+    Microjoules(round(joules * 1e6))
+    for joules in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000)
+)
+"""Upper bounds of the histogram of the energy of requests to language models."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRow:
+    """The requests to one language model of one service, and their GPU energy.
+
+    ``service`` and ``model`` are both ``"other"`` in the row of all without a row. ``energy`` and
+    ``tokens`` are by ``input`` and ``output``; requests are counted by the method of the division
+    of energy. ``buckets`` count requests up to each of ``REQUEST_ENERGY_BOUNDS``, cumulatively.
+    """
+
+    service: str
+    model: str
+    energy: Mapping[str, Microjoules]
+    tokens: Mapping[str, int]
+    requests: Mapping[str, int]
+    buckets: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
@@ -249,6 +273,9 @@ class SpanAccounts:
     announcers_refused: Mapping[str, int] = field(default_factory=dict)  # by reason
     announcements_lost: int = 0  # records overwritten before they were read
     senders: Mapping[str, tuple[Consumer, ...]] = field(default_factory=dict)  # by service, now
+    inference: tuple[InferenceRow, ...] = ()
+    inference_idle: Microjoules = Microjoules(0)  # of engines without active requests
+    inference_waiting: int = 0  # requests whose energy has not settled
 
 
 @dataclass(frozen=True, slots=True)

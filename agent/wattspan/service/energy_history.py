@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wattspan.attribution.history import AttributionHistory, HistoryEntry, unpack_entry
 from wattspan.model import (
@@ -18,6 +19,7 @@ from wattspan.model import (
     Attribution,
     Consumer,
     Domain,
+    GroupKind,
     HwType,
     Interval,
     Microjoules,
@@ -66,6 +68,14 @@ class _WatchedProcess:
             self.own.sample(mono, cpu)
 
 
+class GroupStep(NamedTuple):
+    """A settled counter step of a GPU, and the microjoules of each of some groups of processes."""
+
+    start: int
+    end: int
+    energies: Sequence[int]
+
+
 @dataclass(slots=True)
 class _DeviceProfile:
     """The profile of a device, with its intervals from ``since`` to ``until``."""
@@ -87,12 +97,24 @@ class _ProcessFamilies:
     """Parents of processes, at most MAX_KNOWN_PARENTS, the most recently described."""
 
     parents: OrderedDict[Consumer, int] = field(default_factory=OrderedDict)
+    containers: dict[Consumer, str] = field(default_factory=dict)
 
-    def add(self, consumer: Consumer, parent: int) -> None:
+    def add(self, consumer: Consumer, parent: int, container: str = "") -> None:
         self.parents[consumer] = parent
         self.parents.move_to_end(consumer)
+        if container:
+            self.containers[consumer] = container
         if len(self.parents) > MAX_KNOWN_PARENTS:
-            self.parents.popitem(last=False)
+            removed, _ = self.parents.popitem(last=False)
+            self.containers.pop(removed, None)
+
+    def service(self, consumer: Consumer) -> set[Payer]:
+        """The processes of ``consumer``'s container, and its family."""
+        found = self.family(consumer)
+        container = self.containers.get(consumer)
+        if container is not None:
+            found.update(one for one, name in self.containers.items() if name == container)
+        return found
 
     def family(self, root: Consumer) -> set[Payer]:
         """``root`` and its descendants. A reused pid has no children older than itself."""
@@ -144,7 +166,8 @@ class EnergyHistory:
                 self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
             for info in tick.births:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
-                    self._add_process(info.payer, info.parent)
+                    containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
+                    self._add_process(info.payer, info.parent, next(containers, ""))
             for watched in self._watched.values():
                 watched.sample()
             for attribution in settled:
@@ -153,8 +176,8 @@ class EnergyHistory:
                 if self._watched:
                     self._add_energy(attribution)
 
-    def _add_process(self, consumer: Consumer, parent: int) -> None:
-        self._families.add(consumer, parent)
+    def _add_process(self, consumer: Consumer, parent: int, container: str) -> None:
+        self._families.add(consumer, parent, container)
         for watched in self._watched.values():
             if watched.with_family and any(
                 isinstance(one, Consumer) and one.pid == parent and one.started <= consumer.started
@@ -258,6 +281,38 @@ class EnergyHistory:
         """``consumer`` and its descendants."""
         with self.lock:
             return frozenset(self._families.family(consumer))
+
+    def service_group(self, consumer: Consumer) -> frozenset[Payer]:
+        """The processes of a service: those of the container, and the descendants."""
+        with self.lock:
+            return frozenset(self._families.service(consumer))
+
+    def gpu_steps(
+        self, groups: Sequence[frozenset[Payer]], since: Callable[[str], int]
+    ) -> dict[str, list[GroupStep]]:
+        """The settled counter steps of each GPU, with the energy of each of some groups.
+
+        ``since`` is the time from which the steps of a GPU are wanted.
+        """
+        with self.lock:
+            numbers = [self._attributions.numbers(members) for members in groups]
+            found = {
+                key: self._attributions.entries(key, since(key), self._now)
+                for key, domain in self._domains.items()
+                if domain.hw_type is HwType.GPU and domain.resource is not None
+            }
+        return {
+            key: [
+                GroupStep(
+                    entry.interval.start.mono,
+                    entry.interval.end.mono,
+                    [_share_of(entry, own) for own in numbers],
+                )
+                for entry in entries
+            ]
+            for key, entries in found.items()
+            if entries
+        }
 
     def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
         """The energy of a device."""

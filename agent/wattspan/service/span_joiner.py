@@ -22,6 +22,7 @@ from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, Res
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.power_model import PowerModel
@@ -175,6 +176,7 @@ class SpanJoiner:
             2 * settings.open_spans
         )
         self._powers = PowerModel()
+        self._inference = InferenceJoiner(history)
         self._accounts = SpanAccounts()
         self._open = 0
         self._announcers: dict[int, Consumer] = {}  # connected processes, by pid
@@ -250,6 +252,7 @@ class SpanJoiner:
                 self._tidy(process, now.mono)
             self._open = sum(one.spans.announced for one in self._processes.values())
             self._forget_ids(now.mono)
+        self._inference.turn(now.mono)
         self._forward()
         if now.mono - self._reported >= REPORT_EVERY:
             self._reported = now.mono
@@ -262,6 +265,7 @@ class SpanJoiner:
         for process in list(self._processes.values()):
             self._join(process, now, wait=False)
             self._forget(process, now.mono)
+        self._inference.turn(now.mono, wait=False)
         self._forward()
         self._report()
 
@@ -272,6 +276,9 @@ class SpanJoiner:
                 deferred=self._deferred,
                 open=self._open,
                 senders=self._senders(),
+                inference=self._inference.rows,
+                inference_idle=self._inference.idle,
+                inference_waiting=self._inference.waiting,
             )
         if self._forwarder is not None:
             stats = self._forwarder.stats
@@ -374,6 +381,7 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
+        self._inference.add(consumer, part.claim.service, spans, part.spans, now)
         process.delay.add(spans.start, spans.end, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)

@@ -38,8 +38,8 @@ class InferenceRequest(NamedTuple):
     """A request on the monotonic clock: prefill from ``start``, decode from ``first`` to ``end``.
 
     ``prefill`` and ``decode`` are the tokens computed in each phase, ``context`` is the length of
-    the prompt, cached tokens included. ``known_phases`` is False where latencies are missing; then
-    both phases are the whole span.
+    the prompt, cached tokens included, and ``generated`` are all generated tokens. ``known_phases``
+    is False where latencies are missing; then both phases are the whole span.
     """
 
     id: bytes
@@ -51,6 +51,8 @@ class InferenceRequest(NamedTuple):
     decode: int
     context: int
     known_phases: bool = True
+    service: str = ""
+    generated: int = 0
 
     @classmethod
     def of(
@@ -60,6 +62,8 @@ class InferenceRequest(NamedTuple):
         end: int,
         tokens: tuple[int, int],
         details: InferenceDetails,
+        *,
+        service: str = "",
     ) -> InferenceRequest:
         """The request of a span with ``tokens`` of input and output.
 
@@ -67,13 +71,21 @@ class InferenceRequest(NamedTuple):
         """
         prompt, generated = max(0, tokens[0]), max(0, tokens[1])
         computed = max(0, prompt - max(0, details.cached))
-        # The first token is the result of prefill.
-        decoded = max(0, generated - 1)
         phases = _phases(start, end, details)
-        if phases is None:
-            return cls(ident, details.model, start, start, end, computed, decoded, prompt, False)
-        began, first = phases
-        return cls(ident, details.model, began, first, end, computed, decoded, prompt)
+        began, first = phases or (min(start + max(0, details.queue or 0), end),) * 2
+        return cls(
+            ident,
+            details.model,
+            began,
+            first,
+            end,
+            computed,
+            max(0, generated - 1),  # the first token is the result of prefill
+            prompt,
+            phases is not None,
+            service,
+            generated,
+        )
 
     def work(
         self, start: int, end: int, progress: Callable[[int], float]

@@ -171,15 +171,8 @@ class RequestDivision:
         """Number of requests without their final energy."""
         return len(self._open)
 
-    def add(
-        self,
-        requests: Sequence[InferenceRequest],
-        received: int,
-        *,
-        engine: Hashable,
-        boards: frozenset[str],
-    ) -> None:
-        """Add ended requests of an engine on ``boards`` that were received at ``received``."""
+    def add(self, requests: Sequence[InferenceRequest], received: int, *, engine: Hashable) -> None:
+        """Add ended requests of an engine that were received at ``received``."""
         if not requests:
             return
         starts, ends = [each.start for each in requests], [each.end for each in requests]
@@ -188,8 +181,11 @@ class RequestDivision:
         if self._since is None:
             self._since = min(starts)
         owner = self._engines.setdefault(engine, _Engine())
-        owner.boards = boards
         self._open += (_OpenRequest(each, owner) for each in requests)
+
+    def assign(self, engine: Hashable, boards: frozenset[str]) -> None:
+        """Set the boards of an engine, also for its waiting requests."""
+        self._engines.setdefault(engine, _Engine()).boards = boards
 
     def forget(self, engine: Hashable) -> None:
         """Release an engine; its requests remain. Idempotent."""

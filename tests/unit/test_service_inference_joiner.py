@@ -1,0 +1,278 @@
+"""Requests to language models and the processes of their engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from wattspan.attribution.history import AttributionHistory
+from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    Group,
+    GroupKind,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    PayerInfo,
+    Provenance,
+    Share,
+    Tick,
+)
+from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
+from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.spans.request_division import FIRST_HOLD, RequestEnergy
+from wattspan.spans.values import Span, SpanColumns
+
+S, STEP = SECOND, 100 * MILLISECOND
+SERVER, WORKER, OTHER = Consumer(10, 1), Consumer(11, 2), Consumer(20, 1)
+TIMES = InferenceDetails("m", queue=0, first_token=S // 2)
+POWER = 10_000_000  # uJ a step: 100 W
+
+
+class Host:
+    """GPUs whose energy is that of given processes, 100 W each, without idle energy."""
+
+    def __init__(self, *gpus: str) -> None:
+        self.gpus = gpus or ("gpu0",)
+        self.history = EnergyHistory(AttributionHistory(600 * S, 10**8))
+        self.found: dict[int, RequestEnergy] = {}
+        self.joiner = InferenceJoiner(self.history, self._found)
+        self.now = 100 * S
+        self.spent = 0
+        domains = [
+            Domain(gpu, HwType.GPU, gpu, "fake", Provenance.EMULATED, resource=gpu)
+            for gpu in self.gpus
+        ]
+        self.history.apply(Tick(self._at(self.now), domains={"fake": domains}), ())
+
+    def _found(self, settled) -> None:
+        self.found |= {int.from_bytes(each.request.id, "big"): each for each in settled}
+
+    def _at(self, time: int) -> Instant:
+        return Instant(time, time)
+
+    def born(self, process: Consumer, parent: int, container: str = "") -> None:
+        groups = (Group(GroupKind.CONTAINER, container),) if container else ()
+        info = PayerInfo(process, "python", groups, parent=parent)
+        self.history.apply(Tick(self._at(self.now), births=[info]), ())
+
+    def run(self, seconds: float, users: Mapping[str, tuple[Consumer, ...]]) -> None:
+        for _ in range(round(seconds * S) // STEP):
+            before, self.now = self.now, self.now + STEP
+            settled = []
+            for gpu in self.gpus:
+                shares = tuple(Share(one, Microjoules(POWER)) for one in users.get(gpu, ()))
+                energy = Microjoules(POWER * len(shares))
+                self.spent += energy
+                interval = Interval(gpu, self._at(before), self._at(self.now), energy)
+                settled.append(Attribution(interval, shares, Microjoules(0), Microjoules(0)))
+            self.history.apply(Tick(self._at(self.now)), settled)
+            self.joiner.turn(self.now)
+
+    def send(
+        self,
+        ident: int,
+        start: float,
+        *,
+        sender: Consumer = SERVER,
+        details: InferenceDetails | None = TIMES,
+        service: str = "llm",
+        tokens: tuple[int, int] = (100, 11),
+    ) -> None:
+        """A request from ``start`` seconds ago until now."""
+        begin, name = self.now - round(start * S), ident.to_bytes(8, "big")
+        record = SpanRecord(
+            b"t" * 16, name, b"", "llm_request", begin, self.now, None, *tokens, None, details
+        )
+        span = Span(b"t" * 16, name, b"", service, "llm_request", begin, self.now, None, *tokens)
+        self.joiner.add(
+            sender, service, SpanColumns.of([span]), SpanRecordColumns.of([record]), self.now
+        )
+
+    def settle(self) -> None:
+        self.joiner.turn(self.now, wait=False)
+
+
+def test_energy_of_workers_is_that_of_the_requests_of_their_server() -> None:
+    host = Host("gpu0", "gpu1")
+    host.born(SERVER, 1)
+    host.born(WORKER, SERVER.pid)
+    host.run(2, {"gpu0": (WORKER,), "gpu1": (WORKER,)})
+    host.send(1, 1.0)
+    host.run(FIRST_HOLD / S + 3, {"gpu0": (), "gpu1": ()})
+
+    assert host.found[1].energy == pytest.approx(2 * 100e6, rel=1e-5)
+    assert host.found[1].energy + host.joiner.idle == 2 * 100_000_000
+    (row,) = host.joiner.rows
+    assert (row.service, row.model) == ("llm", "m")
+    assert sum(row.energy.values()) == host.found[1].energy
+    assert row.tokens == {"input": 100, "output": 11}
+    assert row.requests == {"model": 0, "tokens": 1}
+
+
+def test_requests_wait_for_longer_ones_of_the_same_time() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.run(5, {"gpu0": (SERVER,)})
+
+    assert host.joiner.waiting == 1
+    host.settle()
+    assert host.joiner.waiting == 0
+    assert host.found[1].coverage == 1.0
+
+
+def test_energy_of_requests_and_idle_time_is_that_of_the_engine() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.born(WORKER, SERVER.pid)
+    host.run(1, {"gpu0": (WORKER, OTHER)})
+    host.send(1, 1.0)
+    for number in range(2, 30):
+        host.run(1.3, {"gpu0": (WORKER, OTHER)})
+        host.send(number, 0.7)
+    host.settle()
+
+    total = sum(each.energy for each in host.found.values()) + host.joiner.idle
+    assert total == host.spent / 2
+    assert host.joiner.idle > 0
+
+
+def test_engines_on_two_gpus_are_kept_apart() -> None:
+    host = Host("gpu0", "gpu1")
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    for number in range(10):
+        host.run(1, {"gpu0": (SERVER,), "gpu1": (OTHER, OTHER._replace(pid=99))})
+        host.send(2 * number, 1.0)
+        host.send(2 * number + 1, 1.0, sender=OTHER, service="second")
+    host.settle()
+
+    energies = {row.service: sum(row.energy.values()) for row in host.joiner.rows}
+    assert energies == {"llm": 10 * 100_000_000, "second": 10 * 100_000_000}
+
+
+def test_later_engine_has_the_energy_since_its_first_request() -> None:
+    host = Host("gpu0", "gpu1")
+    host.born(SERVER, 1)
+    host.born(OTHER, 1)
+    users = {"gpu0": (SERVER,), "gpu1": (OTHER,)}
+    host.run(1, users)
+    host.send(1, 1.0)
+    host.run(10, users)
+    host.send(2, 4.0, sender=OTHER)
+    host.settle()
+
+    assert host.found[2].energy == 400_000_000
+
+
+def test_container_is_one_engine() -> None:
+    host = Host()
+    host.born(SERVER, 1, "vllm")
+    host.born(WORKER, 1, "vllm")  # no child of the server
+    host.run(1, {"gpu0": (WORKER,)})
+    host.send(1, 1.0)
+    host.settle()
+
+    assert host.found[1].energy == 100_000_000
+
+
+def test_senders_of_one_family_are_one_engine() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.born(WORKER, SERVER.pid)
+    host.run(1, {"gpu0": (WORKER,)})
+    host.send(1, 1.0)
+    host.send(2, 1.0, sender=WORKER)
+    host.settle()
+
+    assert host.found[1].energy + host.found[2].energy == 100_000_000
+
+
+def test_new_worker_is_found() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {})
+    host.send(1, 1.0)
+    host.run(1.1, {})
+    host.born(WORKER, SERVER.pid)
+    host.run(2, {"gpu0": (WORKER,)})
+    host.send(2, 1.0)
+    host.settle()
+
+    assert host.found[1].energy == 0
+    assert host.found[2].energy > 90_000_000
+
+
+def test_repeated_request_counts_once() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.send(1, 1.0)
+    host.settle()
+
+    assert host.joiner.rows[0].requests["tokens"] == 1
+
+
+def test_request_that_ends_before_it_begins_is_ignored() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.send(1, -1.0)
+
+    assert host.joiner.waiting == 0
+
+
+def test_calls_of_other_services_are_left_out() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.send(2, 1.0, details=InferenceDetails("gpt"))
+    host.send(3, 1.0, details=None)
+    host.settle()
+
+    assert set(host.found) == {1}
+
+
+def test_requests_without_latencies_have_energy_if_none_has() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(1, 1.0, details=InferenceDetails("m"))
+    host.settle()
+
+    assert host.found[1].energy == 100_000_000
+
+
+def test_unused_engine_is_released() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.now += ENGINE_TIMEOUT + S
+    host.joiner.turn(host.now)
+    host.run(2, {"gpu0": (SERVER,)})
+    idle = host.joiner.idle
+    host.run(5, {"gpu0": (SERVER,)})
+
+    assert host.joiner.idle == idle
+    assert host.joiner._engines == {}
+
+
+def test_engines_beyond_the_limit_have_no_energy() -> None:
+    host = Host()
+    for number in range(MAX_ENGINES + 1):
+        host.send(number, 1.0, sender=Consumer(1000 + number, 1))
+
+    assert host.joiner.waiting == MAX_ENGINES

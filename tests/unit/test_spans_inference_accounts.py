@@ -1,0 +1,52 @@
+"""Totals of requests to language models: rows, buckets and their bound."""
+
+from __future__ import annotations
+
+from wattspan.model import REQUEST_ENERGY_BOUNDS, Microjoules
+from wattspan.spans.inference_accounts import MAX_ACCOUNTS, InferenceAccounts
+from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
+from wattspan.spans.request_division import DivisionMethod, RequestEnergy
+
+
+def _result(joules: float, *, model: str = "m", method: DivisionMethod = DivisionMethod.MODEL):
+    details = InferenceDetails(model, cached=4)
+    request = InferenceRequest.of(b"r" * 8, 0, 10, (10, 20), details, service="s")
+    energy = round(1e6 * joules)
+    parts = Microjoules(energy // 4), Microjoules(energy - energy // 4)
+    return RequestEnergy(request, Microjoules(energy), *parts, None, method, 10)
+
+
+def test_energy_and_tokens_are_summed_by_service_and_model() -> None:
+    accounts = InferenceAccounts()
+    accounts.add([_result(4), _result(8), _result(1, model="n", method=DivisionMethod.TOKENS)])
+
+    first, second = accounts.rows()
+
+    assert (first.service, first.model, second.model) == ("s", "m", "n")
+    assert first.energy == {"input": 3_000_000, "output": 9_000_000}
+    assert first.tokens == {"input": 20, "output": 40}
+    assert first.requests == {"model": 2, "tokens": 0}
+    assert second.requests == {"model": 0, "tokens": 1}
+
+
+def test_buckets_are_cumulative_and_include_their_bound() -> None:
+    accounts = InferenceAccounts()
+    accounts.add([_result(joules) for joules in (0.0, 0.1, 0.2, 3, 20_000)])
+
+    (row,) = accounts.rows()
+
+    assert len(row.buckets) == len(REQUEST_ENERGY_BOUNDS)
+    assert row.buckets == (2, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4)
+    assert sum(row.requests.values()) == 5
+
+
+def test_models_beyond_the_limit_share_an_account() -> None:
+    accounts = InferenceAccounts()
+    accounts.add([_result(1, model=str(i)) for i in range(MAX_ACCOUNTS + 5)])
+    accounts.add([_result(1, model="other model"), _result(1, model="3")])
+
+    rows = {(row.service, row.model): row for row in accounts.rows()}
+
+    assert len(rows) == MAX_ACCOUNTS + 1
+    assert sum(rows["other", "other"].requests.values()) == 6
+    assert sum(rows["s", "3"].requests.values()) == 2
