@@ -40,9 +40,7 @@ def test_phases_follow_from_latencies(details: InferenceDetails, phases: tuple[i
     assert request.known_phases
 
 
-@pytest.mark.parametrize(
-    "details", [InferenceDetails(), InferenceDetails(prefill=S)]
-)
+@pytest.mark.parametrize("details", [InferenceDetails(), InferenceDetails(prefill=S)])
 def test_phases_without_enough_latencies_are_the_whole_span(details: InferenceDetails) -> None:
     request = _request(details)
 
