@@ -9,6 +9,7 @@ from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
 from wattspan_exporters.catalogue.definition import Metric, prometheus_name
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, OUTSIDE_COVER, SPANS
 from wattspan_exporters.catalogue.gpu import GPUS
+from wattspan_exporters.catalogue.inference import INFERENCE
 from wattspan_exporters.catalogue.tuning import TUNING
 from wattspan_exporters.prometheus.pages import SelfMetrics
 
@@ -92,6 +93,16 @@ CHAPTERS = (
         SPANS,
     ),
     Chapter(
+        "Requests to language models",
+        "The GPU energy of the processes of an engine, divided among its concurrent requests. A "
+        "request counts when all its energy has settled, half a minute or more after its end. "
+        "The same joules are in the series of processes and groups, and in those of spans where "
+        "the sender of the spans uses the GPU itself: do not add them. Energy of tokens + idle "
+        "energy is that of the engines' processes since their first request, except for requests "
+        "that wait. [Energy of a request](../explanation/energy-of-a-request.md).",
+        INFERENCE,
+    ),
+    Chapter(
         "GPUs",
         "A series is absent if the device does not report the figure. Never add the compared "
         "energies to `hw_energy_joules_total`: they are the same joules, measured in two ways.",
@@ -136,6 +147,10 @@ ATTRIBUTES = {
     "command": "command of the process; `other` for all processes without their own series",
     "currency": "currency of the amounts, from `[cost] currency`",
     "direction": "`input` or `output`",
+    "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
+    "token_type": "`input` (the prompt) or `output` (generated tokens)",
+    "division": "`model`: by the learned energy of tokens; `tokens`: all tokens of a step alike",
+    "le": "upper bound of a bucket in joules",
     "emulated": "`true` on an emulated host; its figures are not measurements",
     "exporter": "name of the exporter",
     "footprint": "`cost` or `carbon`",

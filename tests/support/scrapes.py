@@ -31,6 +31,7 @@ from wattspan.model import (
     GroupKind,
     GroupRow,
     HwType,
+    InferenceRow,
     Instant,
     Knob,
     KnobState,
@@ -190,6 +191,15 @@ def spans() -> SpanAccounts:
         received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
         forward_queue=4096, open=2, deferred=512, forward_repeats=6, announcers=3,
         announcers_refused={"no_room": 1, "protocol": 0}, announcements_lost=7,
+        inference=(
+            InferenceRow(
+                "llm", "meta-llama/Llama-3.1-8B",
+                {"input": Microjoules(9_100_000_001), "output": Microjoules(30_400_000_000)},
+                {"input": 51_200, "output": 80_000}, {"model": 391, "tokens": 9},
+                (0, 0, 1, 4, 31, 96, 214, 380, 400, 400, 400),
+            ),
+        ),
+        inference_idle=Microjoules(310_000_007), inference_waiting=6,
     )  # fmt: skip
 
 

@@ -193,6 +193,19 @@ def test_host_without_counters_has_no_energy(metric: Metric) -> None:
         assert drawn(metric.series, bare) == {}
 
 
+# ---------------------------------------------------------------------------------- inference
+
+
+def test_buckets_of_requests_are_cumulative() -> None:
+    buckets = drawn("wattspan_gen_ai_request_energy_buckets_total", full_host())
+    requests = drawn("wattspan_gen_ai_requests_total", full_host())
+    bounds = [labels[2] for labels in buckets]
+
+    assert (bounds[:3], bounds[-2:]) == (["0.1", "0.3", "1"], ["10000", "+Inf"])
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert list(buckets.values())[-1] == sum(requests.values())
+
+
 # ------------------------------------------------------------------------------------ domains
 
 
