@@ -26,6 +26,7 @@ from wattspan.model import (
     GroupKind,
     GroupRow,
     HwType,
+    InferenceRow,
     ProcessRow,
     Provenance,
     RatedEnergy,
@@ -127,6 +128,16 @@ class SpanEntry(Struct, frozen=True):
     trace: str | None  # of the newest exemplar
 
 
+class InferenceEntry(Struct, frozen=True):
+    """Requests to one language model of one service, by token type and division of the energy."""
+
+    service: str
+    model: str
+    gpu_joules: dict[str, float]
+    tokens: dict[str, int]
+    requests: dict[str, int]
+
+
 class SpansEntry(Struct, frozen=True):
     """``outside_joules`` is, by service, the energy while none of its spans was open."""
 
@@ -144,6 +155,9 @@ class SpansEntry(Struct, frozen=True):
     announcers: int
     announcers_refused: dict[str, int]
     announcements_lost: int
+    inference: list[InferenceEntry] = []
+    inference_idle_joules: float = 0.0
+    inference_waiting: int = 0
 
 
 class SourceEntry(Struct, frozen=True):
@@ -409,6 +423,19 @@ def _spans(spans: SpanAccounts) -> SpansEntry:
         spans.announcers,
         dict(spans.announcers_refused),
         spans.announcements_lost,
+        list(map(_inference, spans.inference)),
+        _joules(spans.inference_idle),
+        spans.inference_waiting,
+    )
+
+
+def _inference(row: InferenceRow) -> InferenceEntry:
+    return InferenceEntry(
+        _text(row.service),
+        _text(row.model),
+        {token_type: _joules(energy) for token_type, energy in row.energy.items()},
+        dict(row.tokens),
+        dict(row.requests),
     )
 
 
