@@ -28,6 +28,11 @@ OUTCOMES = series("wattspan_span_outcomes_total")
 ENDED = series("wattspan_span_outcomes_total", 'reason!="duplicate"')  # not a separate span
 JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 
+MODEL_ENERGY = series("wattspan_gen_ai_token_energy_joules_total", SERVICE)
+MODEL_TOKENS = series("wattspan_gen_ai_tokens_total", SERVICE)
+MODEL_REQUESTS = series("wattspan_gen_ai_requests_total", SERVICE)
+MODEL_BUCKETS = series("wattspan_gen_ai_request_energy_buckets_total", SERVICE)
+
 MOST = most(TOP, NAME, ENERGY)
 
 ALL_OVER_MADE = "all their energy, including that of input, over the produced tokens (`output`)"
@@ -51,6 +56,7 @@ def document() -> dict[str, Any]:
         (
             Row("", (*_headline(), *_costs())),
             Row("Spans", _table()),
+            Row("Language models", _models()),
             Row("Power", _power()),
             Row("Outcome of spans", _outcomes()),
         ),
@@ -197,6 +203,53 @@ def _table() -> tuple[Place, ...]:
                 _listed(each(by(NAME, spent(TIME)), by(NAME, spent(CALLS)))),
                 _listed(each(by(NAME, spent(ENERGY)), by(NAME, spent(CALLS)))),
             ), 8, 11,
+        ),
+    )  # fmt: skip
+
+
+def _models() -> tuple[Place, ...]:
+    typed, model = "model, token_type", "model"
+    none = "no requests to language models"
+    return (
+        Place(
+            graph(
+                "Joules per token, by model",
+                "GPU energy of the prompt (`input`) and of generated tokens (`output`), each over "
+                "its tokens. The energy of an engine is divided among its concurrent requests.",
+                palette.JOULE,
+                Ask(
+                    each(by(typed, rate(MODEL_ENERGY)), by(typed, rate(MODEL_TOKENS))),
+                    "{{model}}: {{token_type}}",
+                ),
+                empty=none,
+            ), 8, 9,
+        ),
+        Place(
+            graph(
+                "Joules per request, by model",
+                "Mean GPU energy of a request, and the energy that 95 % of the requests stay "
+                "below, from the buckets of the histogram.",
+                palette.JOULE,
+                Ask(
+                    each(by(model, rate(MODEL_ENERGY)), by(model, rate(MODEL_REQUESTS))),
+                    "{{model}}: mean",
+                ),
+                Ask(
+                    f"histogram_quantile(0.95, {by('le, model', rate(MODEL_BUCKETS))})",
+                    "{{model}}: 95 %",
+                ),
+                empty=none,
+            ), 8, 9,
+        ),
+        Place(
+            graph(
+                "Division of the energy",
+                "Requests per second whose energy was divided by the learned energy of tokens "
+                "(`model`), or alike for all tokens (`tokens`) while that is not known.",
+                palette.PER_SECOND,
+                Ask(by("division", rate(MODEL_REQUESTS)), "{{division}}"),
+                empty=none,
+            ), 8, 9,
         ),
     )  # fmt: skip
 
