@@ -97,3 +97,25 @@ def test_short_phases_and_unknown_phases_are_not_learned() -> None:
     progress.learn([short, unknown, instant])
 
     assert progress.prefill_time == 0
+
+
+def test_delay_beside_other_engines_is_learned() -> None:
+    chance, progress, requests = random.Random(2), DecodeProgress(), []
+    others = [(100 * i * S, 100 * i * S + 50 * S) for i in range(40)]
+    for number in range(200):
+        start = 20 * number + chance.uniform(0, 10)
+        decode = chance.randint(100, 1000)
+        end, left = start, 0.01 * decode
+        while left > 0:  # half as fast in the first half of 100 s
+            beside = end % 100 < 50
+            stretch = min(left * (2 if beside else 1), 50 - end % 50)
+            end, left = end + stretch, left - stretch / (2 if beside else 1)
+        requests.append(_request(start, start, end, 0, decode))
+    progress.update(requests, others)
+    progress.learn(requests)
+    assert progress.delay == pytest.approx(0.5, abs=0.03)
+
+    progress.update([], others)
+
+    assert progress.at(60 * S) - progress.at(50 * S) == pytest.approx(10 * S)
+    assert progress.at(20 * S) - progress.at(10 * S) == pytest.approx(5 * S, rel=0.06)

@@ -116,6 +116,23 @@ def test_request_has_no_energy_of_other_engines_boards() -> None:
     assert (one.energy, other.energy) == (100_000_000, 60_000_000)
 
 
+def test_engines_on_one_board_share_its_energy() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    for engine in ("x", "y", "z"):
+        division.assign(engine, GPU)
+    division.add([_request(1, 0, 0, 1), _request(2, 0.5, 0.5, 2)], 2 * S, engine="x")
+    division.add([_request(3, 0, 0, 1.5)], 2 * S, engine="y")
+    division.add([_request(4, 1.5, 1.5, 2)], 2 * S, engine="z")
+    division.add_steps({"gpu": _steps(0, 2, 100)})
+
+    settled = division.settle(2 * S)
+
+    found = {int.from_bytes(each.request.id, "big"): each.energy for each in settled.requests}
+    assert sum(found.values()) + settled.idle == 200_000_000
+    assert found[3] == pytest.approx(75e6, rel=1e-4)
+    assert found[4] == pytest.approx(25e6, rel=1e-4)
+
+
 def test_first_requests_wait_for_long_ones() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     assert division.hold == FIRST_HOLD

@@ -94,14 +94,18 @@ class _Engine:
     recent: list[InferenceRequest] = field(default_factory=list)
     progress: DecodeProgress = field(default_factory=DecodeProgress)
 
-    def update(self, opened: Sequence[InferenceRequest]) -> None:
-        """Set the clock, before some steps of the ``opened`` requests are divided."""
+    opened: list[InferenceRequest] = field(default_factory=list)
+
+    def keep(self, opened: list[InferenceRequest]) -> None:
+        """Set the requests without their final energy; keep the recent ones beside them."""
         since = min((each.start for each in opened), default=None)
-        if since is None:
-            self.recent = []
-            return
-        self.recent = [each for each in self.recent if each.end >= since]
-        self.progress.update([*self.recent, *opened])
+        self.opened = opened
+        self.recent = [] if since is None else [each for each in self.recent if each.end >= since]
+
+    @property
+    def active(self) -> list[tuple[int, int]]:
+        """The disjoint periods with active requests, in order."""
+        return _merged_periods([(each.start, each.end) for each in (*self.recent, *self.opened)])
 
 
 @dataclass(slots=True)
@@ -212,8 +216,7 @@ class RequestDivision:
 
     def settle(self, until: int) -> SettledRequests:
         """Divide the steps that end by ``until``, and return the requests that are final."""
-        for engine in self._engines.values():
-            engine.update([each.request for each in self._open if each.engine is engine])
+        self._update_clocks()
         idle = 0
         for name, board in self._boards.items():
             ready = []
@@ -234,6 +237,22 @@ class RequestDivision:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
                 idle += self._divide(name, step, inside)
         return SettledRequests(self._final(until), Microjoules(idle))
+
+    def _update_clocks(self) -> None:
+        """Set the clocks of all engines, before some steps are divided."""
+        opened: dict[int, list[InferenceRequest]] = {}
+        for each in self._open:
+            opened.setdefault(id(each.engine), []).append(each.request)
+        engines = list(self._engines.values())
+        for engine in engines:
+            engine.keep(opened.get(id(engine), []))
+        for engine in engines:
+            others = [
+                each.active
+                for each in engines
+                if each is not engine and not each.boards.isdisjoint(engine.boards)
+            ]
+            engine.progress.update([*engine.recent, *engine.opened], _merged_periods(*others))
 
     def _final(self, until: int) -> list[RequestEnergy]:
         """Remove and return the requests that have ended before all waiting steps."""
@@ -314,6 +333,17 @@ class RequestDivision:
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
         return idle
+
+
+def _merged_periods(*periods: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of some lists of periods: disjoint, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(chain.from_iterable(periods)):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
 
 
 def _works(inside: Sequence[_OpenRequest], start: int, end: int) -> list[TokenWork]:
