@@ -37,7 +37,7 @@ STEP = 100 * MILLISECOND
 EDGE_ERROR = 2 * MILLISECOND
 EXPORT = 5 * SECOND
 IDLE = 70.0  # watts of a board, which the ledger knows
-REST = 25.0  # watts of an engine without requests, which it does not
+REST = 25.0  # watts of a board more, while its engines have no requests: not known to the ledger
 BEGIN = 1_000  # seconds: the time of the first arrival
 
 
@@ -46,15 +46,21 @@ class _Curve:
 
     def __init__(self) -> None:
         self.times, self.sums = [0.0], [0.0]
+        self.busy: list[tuple[float, float]] = []
 
     def add(self, end: float, energy: float) -> None:
+        if energy:
+            start = self.times[-1]
+            if self.busy and self.busy[-1][1] == start:
+                start, _ = self.busy.pop()
+            self.busy.append((start, end))
         self.times.append(end)
         self.sums.append(self.sums[-1] + energy)
 
     def at(self, time: float) -> float:
         i = bisect_right(self.times, time)
         if i == len(self.times):
-            return self.sums[-1] + REST * (time - self.times[-1])
+            return self.sums[-1]
         start, end = self.times[i - 1], self.times[i]
         part = (time - start) / (end - start)
         return self.sums[i - 1] + part * (self.sums[i] - self.sums[i - 1])
@@ -91,7 +97,7 @@ class ServingEngine:
             assert self.next is not None
             start = max(batching.now, self.next.arrived)
             if start > batching.now:
-                self.curve.add(start, REST * (start - batching.now))
+                self.curve.add(start, 0.0)
             batching.now = start
         while self.next is not None and self.next.arrived <= batching.now:
             batching.add(self.next)
@@ -123,6 +129,19 @@ def arrivals(count: int, speed: float, *, cached: float, seed: int) -> Iterator[
         output = max(1, request.generated)
         at = BEGIN + request.at / SECOND
         yield EmulatedRequest(number, at, max(1, request.prompt), output, cached=hit)
+
+
+def at_rest(curves: Sequence[_Curve]) -> _Curve:
+    """The energy of a board while none of its engines has a request."""
+    rest, until = _Curve(), float(BEGIN)
+    rest.add(until, 0.0)
+    for start, end in sorted(period for curve in curves for period in curve.busy):
+        if start > until:
+            rest.add(start, REST * (start - until))
+        if end > until:
+            rest.add(end, 0.0)
+        until = max(until, end)
+    return rest
 
 
 def counter_steps(
@@ -189,7 +208,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
     steps, board_idle = {}, 0
     for i, board in enumerate(boards):
         curves = [one.curve for one in engines if board in one.boards]
-        steps[board], idle = counter_steps(curves, until, seed + i)
+        steps[board], idle = counter_steps([*curves, at_rest(curves)], until, seed + i)
         board_idle += idle
     spans: list[tuple[InferenceRequest, ServingEngine, EmulatedRequest]] = []
     for engine in engines:
@@ -297,6 +316,13 @@ def single(slots: int, speed: float, count: int, *, boards: int = 1) -> list[Ser
     return [ServingEngine("8b", batching, names, arrivals(count, speed, cached=0.3, seed=slots))]
 
 
+def larger(size: float, slots: int, speed: float, count: int) -> list[ServingEngine]:
+    """One engine with a larger model on one board."""
+    batching = ContinuousBatching(ModelCosts().scaled(size), slots=slots, seed=9)
+    requests = arrivals(count, speed, cached=0.1, seed=9)
+    return [ServingEngine("32b", batching, ("gpu-0",), requests)]
+
+
 def pair(count: int, speed: float, boards: tuple[str, str]) -> list[ServingEngine]:
     """Two models of different size with different arrivals, on these boards."""
     small = ContinuousBatching(ModelCosts().scaled(0.4), slots=16, seed=1)
@@ -316,6 +342,7 @@ def scenarios(count: int) -> dict[str, list[ServingEngine]]:
         "batch of up to 16": single(16, 0.9, 2 * count),
         "batch of up to 64": single(64, 2.2, 4 * count),
         "batch of up to 64, two boards (TP)": single(64, 3.0, 4 * count, boards=2),
+        "model of 4 times the size": larger(4.0, 32, 0.55, 2 * count),
         "two models, two boards": pair(count, 0.9, ("gpu-0", "gpu-1")),
         "two models, one board": pair(count, 0.4, ("gpu-0", "gpu-0")),
     }
