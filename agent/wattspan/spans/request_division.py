@@ -27,7 +27,14 @@ from wattspan.model import SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
-from wattspan.spans.token_power import LEARNED_PERIOD, NO_WORK, TokenPowerModel, TokenWork
+from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
+from wattspan.spans.token_power import (
+    LEARNED_PERIOD,
+    NO_TOKEN_ENERGY,
+    NO_WORK,
+    TokenPowerModel,
+    TokenWork,
+)
 from wattspan.spans.waiting_spans import ReceiptDelay
 
 MAX_REQUEST_HOLD = 120 * SECOND
@@ -93,6 +100,7 @@ class _Engine:
     boards: frozenset[str] = frozenset()
     recent: list[InferenceRequest] = field(default_factory=list)
     progress: DecodeProgress = field(default_factory=DecodeProgress)
+    means: SharingMeans = field(default_factory=SharingMeans)
 
     opened: list[InferenceRequest] = field(default_factory=list)
 
@@ -119,6 +127,7 @@ class _OpenRequest:
     noise: float = 0.0  # variance from energy that work does not explain
     covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
     slopes: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    works: dict[str, TokenWork] = field(default_factory=dict)  # by board
     method: DivisionMethod = DivisionMethod.MODEL
 
     def overlaps(self, start: int, end: int) -> bool:
@@ -273,7 +282,35 @@ class RequestDivision:
             own_requests = [each.request for each in done if each.engine is engine]
             engine.progress.learn(own_requests)
             engine.recent += own_requests
+        estimators = {id(each): self._estimator(each) for each in self._engines.values()}
+        for each in done:
+            if each.works and (estimator := estimators.get(id(each.engine))) is not None:
+                self._compare(each, estimator)
         return list(map(self._result, done))
+
+    def _compare(self, done: _OpenRequest, estimator: RequestEstimator) -> None:
+        """Learn the parts of common work, and the error of an estimate."""
+        estimate = estimator.estimate(done.request)
+        if estimate is not None and done.method is DivisionMethod.MODEL:
+            done.engine.means.compare(estimate, done.energy)
+        done.engine.means.add(done.request, next(iter(done.works.values())))
+
+    def estimator(self, engine: Hashable) -> RequestEstimator | None:
+        """The estimator of the energy of requests before it has settled; None for no engine."""
+        known = self._engines.get(engine)
+        return None if known is None else self._estimator(known)
+
+    def _estimator(self, engine: _Engine) -> RequestEstimator:
+        boards = [self._boards[name].model for name in engine.boards if name in self._boards]
+        names = {name for model in boards for name in model.names}
+        energies = {}
+        for name in names:
+            if all(model.identified([name]) for model in boards):
+                total = NO_TOKEN_ENERGY
+                for model in boards:
+                    total = total.plus(model.coefficients(name))
+                energies[name] = total
+        return engine.means.estimator(energies)
 
     def _result(self, done: _OpenRequest) -> RequestEnergy:
         energy = done.energy
@@ -315,11 +352,13 @@ class RequestDivision:
         if not any(parts):
             return energy
         idle, *shares = split(energy, parts)
-        for each, (prompt, rest), share in zip(inside, weights.requests, shares, strict=True):
+        divided = zip(inside, works, weights.requests, shares, strict=True)
+        for each, work, (prompt, rest), share in divided:
             each.energy += share
             each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
             time = min(end, each.request.end) - max(start, each.request.start)
             each.covered[board] = each.covered.get(board, 0) + max(0, time)
+            each.works[board] = each.works.get(board, NO_WORK).plus(work)
             if weights.method is not DivisionMethod.MODEL:
                 each.method = weights.method
         if weights.method is DivisionMethod.MODEL and whole > 0:
@@ -368,7 +407,9 @@ def _weights(
     idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
     names = [each.request.model for each in inside]
     if model.identified(names):
-        parts = [_expected(model, name, work) for name, work in zip(names, works, strict=True)]
+        parts = [
+            model.coefficients(name).parts(work) for name, work in zip(names, works, strict=True)
+        ]
         return _Weights(parts, idle, DivisionMethod.MODEL)
     parts = [(work.prefill, work.decode) for work in works]
     tokens = sum(map(sum, parts))
@@ -378,22 +419,3 @@ def _weights(
     idle = min(idle, step.energy)
     scale = (step.energy - idle) / tokens if tokens else 0.0
     return _Weights([(a * scale, b * scale) for a, b in parts], idle, DivisionMethod.TOKENS)
-
-
-def _expected(model: TokenPowerModel, name: str, work: TokenWork) -> tuple[float, float]:
-    """The expected energy of the prompt and of the rest of one request's work.
-
-    Active energy belongs to both in proportion to their other energy.
-    """
-    coefficients = model.coefficients(name)
-    prompt = coefficients.prefill * work.prefill + coefficients.attention * work.attention
-    rest = (
-        coefficients.decode * work.decode
-        + coefficients.context * work.context
-        + coefficients.iterations * work.iterations
-    )
-    common = coefficients.active * work.active
-    if prompt + rest > 0:
-        part = common / (prompt + rest)
-        return prompt + prompt * part, rest + rest * part
-    return 0.0, common

@@ -94,8 +94,22 @@ class TokenEnergy(NamedTuple):
         """The energy of ``work`` in microjoules."""
         return float(sum(map(mul, self, work)))
 
+    def parts(self, work: TokenWork) -> tuple[float, float]:
+        """The energy of the prompt and of the rest of one request's work, in microjoules.
 
-_NO_ENERGY = TokenEnergy(*NO_WORK)
+        Active energy belongs to both in proportion to their other energy.
+        """
+        prompt = self.prefill * work.prefill + self.attention * work.attention
+        whole = self.of(work)
+        known = whole - self.active * work.active
+        part = prompt / known if known > 0 else 0.0
+        return whole * part, whole * (1 - part)
+
+    def plus(self, other: TokenEnergy) -> TokenEnergy:
+        return TokenEnergy(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NO_TOKEN_ENERGY = TokenEnergy(*NO_WORK)
 
 
 @dataclass(slots=True)
@@ -140,6 +154,11 @@ class TokenPowerModel:
     def idle_power(self) -> float:
         """Microjoules a second without active requests; 0 before any such time."""
         return self._idle_energy / self._idle_time if self._idle_time else 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The known models."""
+        return tuple(self._models)
 
     def __len__(self) -> int:
         return len(self._models)
@@ -227,7 +246,7 @@ class TokenPowerModel:
 
     def coefficients(self, model: str) -> TokenEnergy:
         """The coefficients of a model; zeros for an unknown one."""
-        return self._solve().get(model, _NO_ENERGY)
+        return self._solve().get(model, NO_TOKEN_ENERGY)
 
     def identified(self, models: Iterable[str]) -> bool:
         """True if all ``models`` are identified."""
