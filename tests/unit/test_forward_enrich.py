@@ -7,8 +7,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.forwarding import joules, request, spans_in
-from wattspan.model import HwType, Provenance
+from wattspan.model import HwType, Microjoules, Provenance
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich, slice_spans
+from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 
 CPU, GPU, MEMORY = HwType.CPU, HwType.GPU, HwType.MEMORY
@@ -170,3 +171,36 @@ def test_span_from_time_without_a_baseline_has_its_quality():
     assert not {"wattspan.energy.gpu.quality", "wattspan.energy.memory.quality"} & told.keys()
     known = EnergyAttributeEncoder({CPU: Provenance.MEASURED}, {CPU: 0})
     assert not [key for key in enriched(joules({CPU: 1}), known) if "quality" in key]
+
+
+def test_estimated_request_has_its_provisional_energy() -> None:
+    estimate = RequestEstimate(
+        Microjoules(2_500_000), Microjoules(500_000), Microjoules(2_000_000), Microjoules(250_000)
+    )
+    body, known = request("a", "b", "c").SerializeToString(), joules({CPU: 1})
+    energies = [known, known, None]
+
+    first, second, third = spans_in(
+        enrich(body, energies, MEASURED, {1: estimate, 2: estimate._replace(uncertainty=None)})
+    )
+
+    assert {key: value for key, value in told(second).items() if ".request" in key} == {
+        "wattspan.energy.request": 2.5,
+        "wattspan.energy.request.input": 0.5,
+        "wattspan.energy.request.output": 2.0,
+        "wattspan.energy.request.uncertainty": 0.25,
+        "wattspan.energy.request.quality": "provisional",
+    }
+    assert not [key for key in told(first) if ".request" in key]
+    assert not third.attributes
+
+
+def test_uncertainty_of_a_request_is_absent_before_it_is_known() -> None:
+    zero = Microjoules(0)
+    body = request("a").SerializeToString()
+    estimates = {0: RequestEstimate(zero, zero, zero, None)}
+
+    (span,) = spans_in(enrich(body, [joules({CPU: 1})], MEASURED, estimates))
+
+    assert told(span)["wattspan.energy.request"] == 0.0
+    assert "wattspan.energy.request.uncertainty" not in told(span)

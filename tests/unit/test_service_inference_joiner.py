@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -27,7 +28,7 @@ from wattspan.model import (
 )
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import ENGINE_TIMEOUT, MAX_ENGINES, InferenceJoiner
-from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.request_division import FIRST_HOLD, RequestEnergy
 from wattspan.spans.values import Span, SpanColumns
 
@@ -276,3 +277,24 @@ def test_engines_beyond_the_limit_have_no_energy() -> None:
         host.send(number, 1.0, sender=Consumer(1000 + number, 1))
 
     assert host.joiner.waiting == MAX_ENGINES
+
+
+def test_estimate_is_known_once_the_model_is_identified() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.born(WORKER, SERVER.pid)
+    request = InferenceRequest.of(b"r" * 8, 0, S, (100, 11), TIMES)
+    assert host.joiner.estimate(WORKER, request) is None
+
+    chance = random.Random(1)
+    for number in range(120):
+        prompt, length = chance.randint(1, 3000), chance.uniform(0.3, 2.0)
+        host.run(0.5, {"gpu0": (WORKER, OTHER)} if chance.random() < 0.5 else {"gpu0": (WORKER,)})
+        host.run(length, {"gpu0": (WORKER,)})
+        host.send(number, length, tokens=(prompt, round(50 * length)))
+    host.run(FIRST_HOLD / S + 5, {"gpu0": ()})
+
+    estimate = host.joiner.estimate(WORKER, request)
+    assert estimate is not None
+    assert 20e6 < estimate.energy < 400e6
+    assert host.joiner.estimate(OTHER, request) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -45,6 +46,7 @@ from wattspan.service.span_joiner import (
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
 )
+from wattspan.spans.inference_requests import InferenceDetails
 from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
 from wattspan.testing import ManualClock
 
@@ -550,3 +552,35 @@ def test_passes_are_rare_while_no_process_sends_spans() -> None:
     assert idle.timeouts == [IDLE_INTERVAL / 1e9] * 2
     assert announced.timeouts == [JOIN_INTERVAL / 1e9] * 2
     assert busy.timeouts[0] == JOIN_INTERVAL / 1e9
+
+
+def test_request_to_a_language_model_is_estimated_before_it_is_forwarded() -> None:
+    agent = Agent()
+    gpu = Domain("gpu0", HwType.GPU, "gpu0", "fake", Provenance.MEASURED, resource="gpu")
+    agent.past.apply(Tick(agent.clock.now(), domains={"fake": [CPU, gpu]}), ())
+    chance = random.Random(1)
+
+    def run(steps: int, watts: int) -> None:
+        for _ in range(steps):
+            before = agent.clock.now()
+            agent.run(0.1)
+            energy = Microjoules(watts * 100_000)
+            interval = Interval("gpu0", before, agent.clock.now(), energy)
+            none = Microjoules(0)
+            settled = Attribution(interval, (Share(APP, energy),), none, none)
+            agent.past.apply(Tick(agent.clock.now()), [settled])
+
+    for number in range(1, 151):
+        prompt, steps = chance.randint(100, 4000), chance.randint(2, 12)
+        run(steps + 2, 100)
+        record = agent.span(number, -0.1 * steps - 0.2, 0.0, name="llm_request")
+        details = InferenceDetails("m", queue=0, first_token=SECOND // 5)
+        tokens = {"tokens_in": prompt, "tokens_out": 10 * steps}
+        agent.send(record._replace(inference=details, **tokens))
+    run(350, 100)
+
+    (row,) = agent.accounts.inference
+    assert sum(row.requests.values()) == 150 - agent.accounts.inference_waiting
+    first, last = agent.collector.got[0][0], agent.collector.got[-1][0]
+    assert not first.estimates
+    assert 100_000 < last.estimates[0].energy < 1_000_000_000

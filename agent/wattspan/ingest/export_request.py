@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from wattspan.http.sockets import Peer
 from wattspan.spans.inference_requests import InferenceDetails
+from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Columns
 from wattspan.util.encoding import InvalidBodyError
 
@@ -119,7 +120,8 @@ class ExportRequest:
 
     ``message`` is the request as an ExportTraceServiceRequest in protobuf bytes where it is to be
     forwarded, else None. It has the spans of ``parts`` in the same order, and in addition the
-    spans with invalid ids, whose flat positions are ``skipped``.
+    spans with invalid ids, whose flat positions are ``skipped``. ``estimates`` are the provisional
+    energies of requests to language models, by flat position.
     """
 
     peer: Peer
@@ -128,6 +130,7 @@ class ExportRequest:
     parts: tuple[ResourceSpanRecords, ...]
     message: bytes | None = None
     skipped: frozenset[int] = frozenset()
+    estimates: Mapping[int, RequestEstimate] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -5,6 +5,9 @@
 same three names without a kind are the sums over all kinds, which are disjoint. A kind that was
 not measured has no attributes. ``quality`` is ``baseline_unknown`` if the idle power of a kind was
 unknown when the span began: its energy is then a lower bound.
+
+``request``, ``request.input`` and ``request.output`` are the GPU energy of a request to a language
+model. It settles after the span has been forwarded, so ``request.quality`` is ``provisional``.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from wattspan.model import BaselineQuality, HwType, Provenance
+from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 from wattspan.util.protobuf import length_delimited, message_class, serialize
 
@@ -124,10 +129,31 @@ def _attribute(key: str, value: bytes) -> bytes:
 # ----------------------------------------------------------------------------------- requests
 
 
+def request_attributes(estimate: RequestEstimate) -> bytes:
+    """The provisional energy of a request to a language model as fields of a Span message."""
+    figures = {
+        "request": estimate.energy,
+        "request.input": estimate.input,
+        "request.output": estimate.output,
+    }
+    if estimate.uncertainty is not None:
+        figures["request.uncertainty"] = estimate.uncertainty
+    doubles = b"".join(
+        _double_key(ATTRIBUTE_PREFIX + name) + struct.pack("<d", energy / 1e6)
+        for name, energy in figures.items()
+    )
+    return doubles + text_attribute(f"{ATTRIBUTE_PREFIX}request.quality", "provisional")
+
+
 def enrich(
-    body: bytes, energies: Sequence[SpanEnergy | None], attributes: EnergyAttributeEncoder
+    body: bytes,
+    energies: Sequence[SpanEnergy | None],
+    attributes: EnergyAttributeEncoder,
+    estimates: Mapping[int, RequestEstimate] = MappingProxyType({}),
 ) -> bytes:
     """The ExportTraceServiceRequest ``body`` with ``energies``, those of its spans in order.
+
+    ``estimates`` are the provisional energies of requests to language models, by position.
 
     A span whose energy is None stays unchanged, as do order, unknown fields, and the energy
     attributes of another agent unless new ones replace them. ValueError if the lengths differ.
@@ -135,16 +161,22 @@ def enrich(
     request = message_class("Request").FromString(body)
     encode = attributes.of
     has_energy = _PREFIX_BYTES in body
-    rest = iter(energies)
+    rest, position = iter(energies), 0
     for scope in scope_spans(request):
         spans: Sequence[bytes] = scope.spans
         of_scope = [*islice(rest, len(spans))]
         if has_energy:
             spans = _without_energy_attributes(spans, of_scope)
-        scope.spans[:] = [
+        enriched = [
             span if energy is None else span + encode(energy)
             for span, energy in zip(spans, of_scope, strict=True)
         ]
+        if estimates:
+            for at, energy in enumerate(of_scope, position):
+                if energy is not None and at in estimates:
+                    enriched[at - position] += request_attributes(estimates[at])
+        scope.spans[:] = enriched
+        position += len(enriched)
     if next(rest, rest) is not rest:
         raise ValueError("there are more energies than spans")
     return serialize(request)

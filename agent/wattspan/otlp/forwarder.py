@@ -133,7 +133,8 @@ class Forwarder:
             self._attributes.baseline_unknown,
         ):
             self._attributes = EnergyAttributeEncoder(provenance, unknown)
-        self.put(enrich(delivery.message, energies, self._attributes), len(energies))
+        body = enrich(delivery.message, energies, self._attributes, delivery.estimates)
+        self.put(body, len(energies))
 
     def put(self, body: bytes, count: int) -> None:
         """Queue a request in wire format with ``count`` spans or records."""

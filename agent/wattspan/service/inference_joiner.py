@@ -22,6 +22,7 @@ from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.request_division import RequestDivision, RequestEnergy
+from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
 from wattspan.spans.token_power import TokenPowerModel
 from wattspan.spans.values import SpanColumns
 from wattspan.spans.weights import GenerationalCache
@@ -70,6 +71,7 @@ class InferenceJoiner:
         self._accounts = InferenceAccounts()
         self._idle = 0
         self._turned = 0
+        self._estimators: tuple[tuple[frozenset[Payer], RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
         self._started: set[Consumer] = set()
 
@@ -95,19 +97,22 @@ class InferenceJoiner:
         spans: SpanColumns,
         records: SpanRecordColumns,
         now: int,
-    ) -> None:
-        """Add the requests among received spans of ``sender``; other spans are ignored."""
+    ) -> dict[int, InferenceRequest]:
+        """Add the requests among received spans of ``sender``; returns them by position.
+
+        Other spans are ignored.
+        """
         if not any(records.inference):
-            return
+            return {}
         engine = self._engine(sender, now)
         if engine is None:
-            return
+            return {}
         engine.last_seen = now
         reports = [
             (i, details) for i, details in enumerate(records.inference) if details is not None
         ]
         engine.latencies = engine.latencies or any(_has_latency(each) for _, each in reports)
-        found = []
+        found: dict[int, InferenceRequest] = {}
         for i, details in reports:
             start, end = spans.start[i], spans.end[i]
             key = b"%b%b%d" % (spans.trace[i], spans.id[i], start)
@@ -117,15 +122,27 @@ class InferenceJoiner:
                 continue
             self._seen[key] = True
             tokens = records.tokens_in[i], records.tokens_out[i]
-            request = InferenceRequest.of(spans.id[i], start, end, tokens, details, service=service)
-            found.append(request)
+            found[i] = InferenceRequest.of(
+                spans.id[i], start, end, tokens, details, service=service
+            )
         if found and engine.sender not in self._started:
             # Boards that no engine used were read without dividing their energy.
             self._started.add(engine.sender)
-            self._since = min(each.start for each in found)
+            self._since = min(each.start for each in found.values())
             used = set().union(*(each.boards for each in self._engines.values()))
             self._read = {board: end for board, end in self._read.items() if board in used}
-        self._division.add(found, now, engine=engine.sender)
+        self._division.add(list(found.values()), now, engine=engine.sender)
+        return found
+
+    def estimate(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
+        """The provisional energy of a request of the engine that ``process`` belongs to.
+
+        None if no engine or no identified model is known. Safe from any thread.
+        """
+        for members, estimator in self._estimators:
+            if process in members:
+                return estimator.estimate(request)
+        return None
 
     def turn(self, now: int, *, wait: bool = True) -> None:
         """Read new energy and settle requests, once a second; all requests without ``wait``."""
@@ -137,6 +154,11 @@ class InferenceJoiner:
         result = self._division.settle(now - self._division.hold if wait else 2 * now)
         self._idle += result.idle
         self._accounts.add(result.requests)
+        self._estimators = tuple(
+            (engine.members, estimator)
+            for engine in self._engines.values()
+            if (estimator := self._division.estimator(engine.sender)) is not None
+        )
         self._settled(result.requests)
 
     # --------------------------------------------------------------------------------- engines

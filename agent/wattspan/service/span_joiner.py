@@ -25,8 +25,10 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans, without_energy
+from wattspan.spans.inference_requests import InferenceRequest
 from wattspan.spans.power_model import PowerModel
 from wattspan.spans.profiles import EnergyProfile
+from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
     Outcome,
@@ -89,6 +91,7 @@ class _PendingRequest:
     """A request with spans that are not joined yet.
 
     ``processes`` are those of its parts by their claims, ``left`` is the number of those spans.
+    ``requests`` are those to language models, with their positions and processes.
     """
 
     request: ExportRequest
@@ -96,6 +99,7 @@ class _PendingRequest:
     processes: tuple[Consumer | Outcome, ...]
     energies: list[SpanEnergy | None]
     left: int
+    requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -209,6 +213,10 @@ class SpanJoiner:
         """Count spans that are not accepted."""
         with self._lock:
             self._refused[reason] += spans
+
+    def estimate(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
+        """The provisional energy of a request to a language model. Safe from any thread."""
+        return self._inference.estimate(process, request)
 
     def accounts(self) -> SpanAccounts:
         """The newest totals. Safe from any thread."""
@@ -381,7 +389,9 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
-        self._inference.add(consumer, part.claim.service, spans, part.spans, now)
+        found = self._inference.add(consumer, part.claim.service, spans, part.spans, now)
+        if found and self._forwarder is not None:
+            pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
@@ -549,6 +559,11 @@ class SpanJoiner:
             pending = self._pending.popleft()
             done.append(pending)
             if self._forwarder is not None:
+                pending.request.estimates = {
+                    position: estimate
+                    for position, process, one in pending.requests
+                    if (estimate := self._inference.estimate(process, one)) is not None
+                }
                 self._forwarder.offer(pending.request, pending.energies)
         if done:
             with self._lock:
