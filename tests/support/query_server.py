@@ -9,6 +9,7 @@ from typing import Self
 
 from support.constant_history import ConstantPast
 from support.snapshots import busy_host
+from wattspan.api.inference import EstimateRequest
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
@@ -59,6 +60,7 @@ class QueryServer:
         jobs: DeclaredJobs | None = None,
         limits: ServerLimits | None = None,
         resolution: int = 0,
+        inference: EstimateRequest | None = None,
     ) -> None:
         self.past = past if past is not None else ConstantPast(until=FAR)
         self.folder = folder
@@ -78,6 +80,7 @@ class QueryServer:
             history=history,
             jobs=jobs,
             resolution=resolution,
+            inference=inference,
         )
         self._server = HttpServer(clock, log=self.log.append, limits=limits)
         self._server.add_http(listen_unix(folder / "api.sock", what="Questions"), service)

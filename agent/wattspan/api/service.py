@@ -22,6 +22,12 @@ from typing import Any, Protocol, TypeVar
 
 from wattspan.api import device_energy, energy
 from wattspan.api.energy import TimeGrid
+from wattspan.api.inference import (
+    INFERENCE_PARAMETERS,
+    INFERENCE_PATH,
+    EstimateRequest,
+    estimate_response,
+)
 from wattspan.api.jobs import JOBS_PATH, JobsHandler
 from wattspan.api.requests import (
     PROCESS_PARAMETERS,
@@ -256,6 +262,7 @@ class QueryService:
 
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
+    ``inference`` estimates requests to language models.
     """
 
     def __init__(
@@ -273,6 +280,7 @@ class QueryService:
         tuning: TuningView | None = None,
         history: DecisionHistoryView | None = None,
         jobs: DeclaredJobs | None = None,
+        inference: EstimateRequest | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -280,6 +288,7 @@ class QueryService:
         self._devices = devices
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning or TuningAccounts, history
+        self._estimate_request = inference or (lambda process, request: None)
         self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
@@ -291,6 +300,7 @@ class QueryService:
             "/v1/watch": ((*_READ, "POST"), self._watch),
             SNAPSHOT_PATH: (_READ, self._snapshot),
             "/v1/status": (_READ, self._status),
+            INFERENCE_PATH: (_READ, self._inference),
             "/v1/tuning": (_READ, self._tuning),
             "/v1/tuning/history": (_READ, self._history),
         }
@@ -375,6 +385,14 @@ class QueryService:
             remedy = "Swap them, or write both by the same clock."
             raise bad_request("end", "it lies before start", remedy)
         return values, start, end
+
+    async def _inference(self, request: HttpRequest) -> HttpResponse:
+        values = read_query(request.query, INFERENCE_PARAMETERS)
+        process = self._consumer({"pid": SENDER, **values}, request.peer)
+        found = estimate_response(
+            self._estimate_request, process, values, emulated=self._emulated()
+        )
+        return json_response({"host_name": self._host, **found})
 
     async def _in_thread(self, owner: Hashable, work: Callable[[], T]) -> T:
         """The result of slow ``work``, one at a time: spans arrive on the loop meanwhile."""

@@ -215,6 +215,7 @@ class SpanAssembly:
             tuning=self._tuning.accounts,
             history=self._tuning.history,
             jobs=self._tuning.declared,
+            inference=None if self._joiner is None else self._joiner.estimate,
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")
