@@ -20,7 +20,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -46,21 +46,29 @@ class ModelCosts:
     noise: float = 0.01
     drift: float = 0.02
 
+    def stretched(self, factor: float) -> ModelCosts:
+        """The same energies, except for active power, in ``factor`` times the time."""
+        return replace(
+            self,
+            overhead=self.overhead * factor,
+            token_time=self.token_time * factor,
+            attention_time=self.attention_time * factor,
+            weights_time=self.weights_time * factor,
+            context_time=self.context_time * factor,
+        )
+
     def scaled(self, size: float) -> ModelCosts:
         """A model ``size`` times as large."""
-        return ModelCosts(
-            overhead=self.overhead,
+        return replace(
+            self,
             token_time=self.token_time * size,
             attention_time=self.attention_time * size,
             weights_time=self.weights_time * size,
             context_time=self.context_time * math.sqrt(size),
-            active_power=self.active_power,
             weights_energy=self.weights_energy * size,
             token_energy=self.token_energy * size,
             attention_energy=self.attention_energy * size,
             context_energy=self.context_energy * math.sqrt(size),
-            noise=self.noise,
-            drift=self.drift,
         )
 
 

@@ -126,6 +126,11 @@ class EmulatedGpu(Closeable):
         finally:
             self._change_load(self._loads.remove, load)
 
+    def set(self, load: float) -> None:
+        """Keep ``load`` of the board busy until the next call; not within ``busy``."""
+        with self._lock:
+            self._host.ask(do="load", gpu=self._index, load=load)
+
     def _change_load(self, change: Any, load: float) -> None:
         with self._lock:
             change(load)

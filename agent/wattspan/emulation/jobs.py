@@ -196,7 +196,7 @@ class SpanSender:
                     "kind": 1,
                     "startTimeUnixNano": str(unit.began + self._offset),
                     "endTimeUnixNano": str(unit.ended + self._offset),
-                    "attributes": [_attribute(key, value) for key, value in attributes.items()],
+                    "attributes": [otlp_attribute(key, value) for key, value in attributes.items()],
                 }
             )
 
@@ -204,7 +204,7 @@ class SpanSender:
         """Send the waiting spans; they wait on if the agent does not accept them."""
         if not self.waiting:
             return
-        resource = {"attributes": [_attribute("service.name", self._service)]}
+        resource = {"attributes": [otlp_attribute("service.name", self._service)]}
         scopes = [{"scope": {"name": "wattspan.demo"}, "spans": list(self.waiting)}]
         body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]})
         connection = unix_http_connection(self._path, _SEND_TIMEOUT)
@@ -230,7 +230,10 @@ class SpanSender:
         }
 
 
-def _attribute(key: str, value: int | str) -> dict[str, object]:
+def otlp_attribute(key: str, value: int | float | str) -> dict[str, object]:
+    """An attribute of a span or a resource in OTLP/JSON."""
+    if isinstance(value, float):
+        return {"key": key, "value": {"doubleValue": value}}
     kind = "intValue" if isinstance(value, int) else "stringValue"
     return {"key": key, "value": {kind: str(value)}}
 

@@ -1,0 +1,125 @@
+"""Requests to an emulated engine: real processes, spans over a real socket, emulated GPUs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from benchmarks.spans.agent import SpanAgent
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.waiting import eventually
+from wattspan.emulation.control import ControlClient
+from wattspan.emulation.inference_server import InferenceServerSettings
+from wattspan.util.process import module_command
+
+pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
+
+REQUESTS = 60
+
+
+@contextmanager
+def _engine(agent: SpanAgent) -> Iterator[int]:
+    """An engine with two workers, started once the idle power of the GPUs is known; its port."""
+    eventually(
+        lambda: sum("gpu" in key for key in _samples(agent, "wattspan_idle_power_watts")) == 2,
+        "the idle power of both GPUs is known",
+    )
+    settings = InferenceServerSettings(host=str(agent.host), agent=str(agent.otlp))
+    process = subprocess.Popen(
+        module_command(
+            "wattspan.emulation.inference_server", msgspec.json.encode(settings).decode()
+        ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def _ask(port: int, path: str, content: object = None) -> dict:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        method = "GET" if content is None else "POST"
+        connection.request(method, path, None if content is None else json.dumps(content))
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def _serve(port: int, count: int) -> list[dict]:
+    """The responses to requests of six clients, one after the other by each."""
+    chance, left, found = random.Random(1), list(range(count)), []
+
+    def client() -> None:
+        while left:
+            number = left.pop()
+            prompt = " ".join([str(number)] * chance.randint(5, 2500))
+            asked = {"prompt": prompt, "max_tokens": chance.randint(2, 60)}
+            found.append(_ask(port, "/v1/completions", asked))
+
+    clients = [threading.Thread(target=client) for _ in range(6)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
+    return found
+
+
+def _samples(agent: SpanAgent, name: str) -> dict[tuple[str, ...], float]:
+    connection = http.client.HTTPConnection("127.0.0.1", agent.metrics_port, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path: Path) -> None:
+    with (
+        SpanAgent(tmp_path, profile="two-socket-h100") as agent,
+        ControlClient(agent.host) as host,
+        _engine(agent) as port,
+    ):
+        assert "error" in _ask(port, "/v1/completions", {"prompt": "", "max_tokens": 3})
+        responses = _serve(port, REQUESTS)
+        truth = _ask(port, "/truth")
+        assert len(truth) == REQUESTS
+
+        def settled() -> bool:
+            requests = _samples(agent, "wattspan_gen_ai_requests_total")
+            return sum(requests.values()) >= REQUESTS
+
+        eventually(settled, "all requests have their energy", within=120)
+        energy = sum(_samples(agent, "wattspan_gen_ai_token_energy_joules_total").values())
+        energy += sum(_samples(agent, "wattspan_gen_ai_idle_energy_joules_total").values())
+        tokens = _samples(agent, "wattspan_gen_ai_tokens_total")
+        boards = host.ask(do="truth")["gpus"]
+
+    assert all(each["usage"]["prompt_tokens"] > 0 for each in responses)
+    assert sum(tokens.values()) == sum(
+        each["usage"]["prompt_tokens"] + each["usage"]["completion_tokens"] for each in responses
+    )
+    spent = sum(sum(board["processes"].values()) for board in boards) / 1e6
+    assert energy == pytest.approx(spent, rel=0.05)
+    assert spent == pytest.approx(sum(truth.values()), rel=0.25)  # iterations wait for the CPU
