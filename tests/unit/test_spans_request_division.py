@@ -346,3 +346,17 @@ def _learn_another(model: TokenPowerModel, name: str) -> None:
     division.add([_request(1, 0, 0, 2, decode=9)._replace(model=name)], S, engine="e")
     division.add_steps({"gpu": _steps(0, 2, 100)})
     division.settle(2 * S)
+
+
+def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:
+    model = TokenPowerModel()
+    _load(60, model=model)
+    division = RequestDivision(lambda _: model)
+    division.assign("e", GPU)
+    division.add([_request(1, 0.05, 0.05, 0.95, decode=90)], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 1, 100)})
+
+    (settled,) = division.settle(S).requests
+
+    # 2 ms at 200 W (a step's energy in half of its time) at either edge, and 2.5 deviations.
+    assert settled.uncertainty == pytest.approx(2.5 * 2**0.5 * 0.002 * 200e6, rel=0.1)

@@ -115,7 +115,8 @@ class InferenceJoiner:
         found: dict[int, InferenceRequest] = {}
         for i, details in reports:
             start, end = spans.start[i], spans.end[i]
-            key = b"%b%b%d" % (spans.trace[i], spans.id[i], start)
+            # Runs with the same random seed have the same ids.
+            key = b"%b%b%d %d" % (spans.trace[i], spans.id[i], start, engine.sender.pid)
             if not start <= end <= now or key in self._seen:
                 continue
             if engine.latencies and not _has_latency(details):

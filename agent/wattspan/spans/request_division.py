@@ -13,7 +13,7 @@ steps that were divided before: its energy is with the requests beside it, and i
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.attribution.settlement import split
-from wattspan.model import SECOND, Microjoules, ModelEnum
+from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
@@ -52,6 +52,7 @@ BOARD_TIMEOUT = 10 * SECOND
 
 # Standard deviations of the stated uncertainty: the model is simpler than an engine.
 _SURE = 2.5
+_EDGE_TIME = 2 * MILLISECOND  # standard deviation of the edge of a request in a counter's step
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
 
 
@@ -214,8 +215,10 @@ class RequestDivision:
         for name, steps in boards.items():
             board = self._boards.get(name)
             if board is None:
-                model = self._model(name)
-                board = self._boards[name] = _BoardSteps(model, self._since, self._since)
+                # The step in which the first request begins is the first one.
+                at = bisect_right(steps, self._since, key=itemgetter(1))
+                since = steps[at].start if at < len(steps) else self._since
+                board = self._boards[name] = _BoardSteps(self._model(name), since, since)
             for step in steps[bisect_left(steps, board.received, key=itemgetter(0)) :]:
                 board.steps.append(step)
                 board.received = step.end
@@ -363,9 +366,9 @@ class RequestDivision:
                 each.method = weights.method
         if weights.method is DivisionMethod.MODEL and whole > 0:
             noise = model.residual_variance * (end - start) / LEARNED_PERIOD
-            for each, work, own in zip(inside, works, weights.requests, strict=True):
+            for each, work, own, share in zip(inside, works, weights.requests, shares, strict=True):
                 fraction, scale = sum(own) / whole, energy / whole
-                each.noise += noise * fraction * (1 - fraction)
+                each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
                 for name, total in totals.items():
                     amounts = work if name == each.request.model else NO_WORK
                     slopes = each.slopes.setdefault((board, name), [0.0] * len(total))
@@ -394,6 +397,14 @@ def _works(inside: Sequence[_OpenRequest], start: int, end: int) -> list[TokenWo
         end,
     )
     return list(chain.from_iterable(found))
+
+
+def _edge_variance(each: _OpenRequest, step: CounterStep, share: int) -> float:
+    """The variance of the energy at the edges of a request that lie inside a step."""
+    begin, until = each.request.start, each.request.end
+    edges = (step.start < begin <= step.end) + (step.start < until <= step.end)
+    time = min(step.end, until) - max(step.start, begin)
+    return edges * (share * _EDGE_TIME / max(time, _EDGE_TIME)) ** 2
 
 
 def _weights(
