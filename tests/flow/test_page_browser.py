@@ -485,6 +485,31 @@ def test_trace_id_can_be_copied(browser: Browser) -> None:
     assert copied == "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
+def test_language_models_have_joules_per_token(browser: Browser) -> None:
+    told = page_worlds.world()
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        assert not tab.page.locator("#models-section").is_visible()
+    model = {
+        "service": "vllm",
+        "model": "<b>llama</b>",
+        "gpu_joules": {"input": 100.0, "output": 800.0},
+        "tokens": {"input": 2000, "output": 400},
+        "requests": {"model": 9, "tokens": 1},
+    }
+    told["snapshot"]["spans"] = {"inference": [model]}
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        cells = tab.texts("#models tbody td, #models tbody th")
+    assert cells == [
+        "<b>llama</b> vllm",
+        "10",
+        "900\u00a0J",
+        "90.0\u00a0J",
+        "50.0\u00a0mJ",
+        "2.00\u00a0J",
+        "90\u00a0%",
+    ]
+
+
 def test_hidden_page_sends_no_requests(browser: Browser) -> None:
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden',"

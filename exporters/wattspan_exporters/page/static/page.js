@@ -8,7 +8,7 @@ import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { drawAgent, drawFigures, drawHealth } from "./page/summary.js";
-import { devicesOf, devicesTable, spansTable } from "./page/tables.js";
+import { devicesOf, devicesTable, modelsTable, spansTable } from "./page/tables.js";
 import { drawTuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without a response until the page reports it
@@ -29,12 +29,20 @@ const list = new List();
 const power = new Power();
 const devices = devicesTable(byId("devices"));
 const spans = spansTable(byId("spans"));
+const models = modelsTable(byId("models"));
 
 function drawHead() {
   write(byId("host"), figures.name(data.snapshot.host_name, 80));
   document.title = `${figures.watts(data.now.watts)} · ${figures.name(data.snapshot.host_name, 60)} · wattspan`;
   byId("emulated").hidden = !data.snapshot.emulated;
   write(byId("version"), `wattspan ${data.snapshot.agent_version}`);
+}
+
+/** Hosts without requests to language models have no section for them. */
+function drawModels() {
+  const rows = data.snapshot.spans?.inference ?? [];
+  byId("models-section").hidden = rows.length === 0;
+  models.draw(rows);
 }
 
 /** The content width of a section. */
@@ -77,6 +85,7 @@ const parts = [
   () => power.draw(data.power, room("power-title")),
   () => devices.draw(devicesOf(data.snapshot)),
   () => spans.draw(data.hour_spans),
+  drawModels,
   () => drawTuner(data.snapshot.tuning),
   () => drawHealth(byId("health"), data.snapshot.sources),
   () => drawAgent(byId("agent"), data.snapshot.agent, data.agent_cpu),

@@ -1,4 +1,4 @@
-// The tables of devices and spans.
+// The tables of devices, spans and language models.
 
 import { html, keep, set, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -116,6 +116,29 @@ export function spansTable(parent) {
   ], (s) => `${s.service}\u0000${s.name}`,
   "No spans yet. Joules per call and per token appear here when an application sends OpenTelemetry "
   + "spans to the agent: docs/how-to/instrument-python.md.");
+}
+
+export function modelsTable(parent) {
+  return new Table(parent, "Requests to language models since the start of the agent", [
+    { title: "Model", draw: modelName },
+    { title: "Requests", number: true, text: (m) => figures.count(requests(m)) },
+    { title: "GPU energy", number: true, text: (m) => figures.joules(gpuJoules(m)) },
+    { title: "Per request", number: true, text: (m) => figures.joules(each(gpuJoules(m), requests(m))) },
+    { title: "Per input token", number: true, text: (m) => figures.joules(each(m.gpu_joules.input, m.tokens.input)) },
+    { title: "Per output token", number: true, text: (m) => figures.joules(each(m.gpu_joules.output, m.tokens.output)) },
+    { title: "By learned energy", number: true, text: (m) => figures.share(m.requests.model ?? 0, requests(m)) },
+  ], (m) => `${m.service}\u0000${m.model}`, "No request has its energy yet.");
+}
+
+const gpuJoules = (model) => model.gpu_joules.input + model.gpu_joules.output;
+const requests = (model) => Object.values(model.requests).reduce((sum, count) => sum + count, 0);
+
+function modelName(cell, model) {
+  if (!cell.children.length) {
+    cell.append(html("bdi", { class: "name" }), " ", html("bdi", { class: "detail" }));
+  }
+  write(cell.children[0], figures.name(model.model, 80));
+  write(cell.children[1], figures.name(model.service, 60));
 }
 
 const each = (sum, count) => (count ? sum / count : null);
