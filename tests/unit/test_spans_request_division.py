@@ -14,6 +14,7 @@ from wattspan.spans.request_division import (
     BOARD_TIMEOUT,
     FIRST_HOLD,
     FIRST_REQUESTS,
+    MAX_ACTIVE,
     MAX_REQUESTS,
     DivisionMethod,
     RequestDivision,
@@ -220,6 +221,19 @@ def test_oldest_of_too_many_requests_are_settled_at_once() -> None:
 
     assert len(division.settle(S).requests) == 3
     assert division.waiting == MAX_REQUESTS
+
+
+def test_requests_beyond_the_limit_have_no_energy_of_a_step() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    many = [_request(i, 0, 0, 0.1, decode=9) for i in range(MAX_ACTIVE + 2)]
+    division.assign("e", GPU)
+    division.add(many, S, engine="e")
+    division.add_steps({"gpu": _steps(0, 0.1, 100)})
+
+    found = division.settle(S + BOARD_TIMEOUT).requests
+
+    assert [each.coverage for each in found[-2:]] == [0.0, 0.0]
+    assert sum(each.energy for each in found) == 10_000_000
 
 
 def test_no_requests_change_nothing() -> None:

@@ -155,27 +155,30 @@ def work_in(
     the requests of each; iterations are divided equally among the requests in decode. With the
     requests of an engine comes the clock of its decode.
     """
-    edges = {start, end}
-    for requests, _ in engines:
+    # At each time: the engine, and the growth of its active requests and of those in decode.
+    changes: dict[int, list[tuple[int, int, int]]] = {start: [], end: []}
+    for i, (requests, _) in enumerate(engines):
         for one in requests:
-            edges.update(at for at in (one.start, one.first, one.end) if start < at < end)
+            until = min(end, one.end)
+            for begin, active, decoding in ((one.start, 1, 0), (one.first, 0, 1)):
+                if (since := max(start, begin)) < until:
+                    changes.setdefault(since, []).append((i, active, decoding))
+                    changes.setdefault(until, []).append((i, -active, -decoding))
     # Equal parts of one request since `start`, if it was active, or in decode, all the time.
-    sums = [(0.0, 0.0)] * len(engines)
+    counts, sums = [[0, 0] for _ in engines], [(0.0, 0.0)] * len(engines)
     parts = [{start: (0.0, 0.0)} for _ in engines]
-    for left, right in pairwise(sorted(edges)):
-        active = [
-            [one for one in requests if one.start <= left and one.end >= right]
-            for requests, _ in engines
-        ]
-        length = right - left
-        sharing = sum(map(bool, active))
-        for i, running in enumerate(active):
+    for left, right in pairwise(sorted(changes)):
+        for i, active, decoding in changes[left]:
+            counts[i][0] += active
+            counts[i][1] += decoding
+        sharing = sum(running > 0 for running, _ in counts)
+        for i, (running, generating) in enumerate(counts):
+            own, shared = sums[i]
             if running:
-                generating = sum(one.first <= left for one in running)
-                own, decoding = sums[i]
-                own += length / sharing / len(running)
-                sums[i] = own, decoding + (length / generating if generating else 0.0)
-            parts[i][right] = sums[i]
+                own += (right - left) / sharing / running
+            if generating:
+                shared += (right - left) / generating
+            sums[i] = parts[i][right] = own, shared
     return [
         [_work(one, progress, of_engine, start, end) for one in requests]
         for (requests, progress), of_engine in zip(engines, parts, strict=True)
@@ -194,7 +197,7 @@ def _work(
     if until < begin:
         return NO_WORK
     prefill, attention, decode, context = request.work(start, end, progress)
-    active = (parts[until][0] - parts[begin][0]) / SECOND
+    active = (parts[until][0] - parts[begin][0]) / SECOND if until > begin else 0.0
     begin = max(start, request.first)
     shared = (parts[until][1] - parts[begin][1]) / (until - begin) if until > begin else 0.0
     return TokenWork(prefill, attention, decode, context, decode * shared, active)

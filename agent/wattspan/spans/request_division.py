@@ -47,6 +47,9 @@ FIRST_REQUESTS = 500
 MAX_REQUESTS = 16_384
 """Requests of one engine that wait for their energy; the oldest beyond them are settled at once."""
 
+MAX_ACTIVE = 4096
+"""Active requests of one step; further ones have no energy of it."""
+
 BOARD_TIMEOUT = 10 * SECOND
 """A board without steps for this time, beyond the hold, is not waited for."""
 
@@ -247,6 +250,7 @@ class RequestDivision:
             )
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
+                del inside[MAX_ACTIVE:]
                 idle += self._divide(name, step, inside)
         return SettledRequests(self._final(until), Microjoules(idle))
 
