@@ -66,6 +66,9 @@ _ATTRIBUTES = (
     InferenceAttribute(Column.PER_TOKEN, "time_per_token", frozenset(("tgi",))),
 )
 
+INFERENCE_MARKS = b"gen_ai.", b"time_per_token"
+"""Every request with reports contains one of them: other attributes alone are no report."""
+
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(s|ms|µs|us|ns)")
 _UNITS = {"s": SECOND, "ms": SECOND // 1000, "µs": 1000, "us": 1000, "ns": 1}
 _LONGEST = 86_400 * SECOND

@@ -33,6 +33,7 @@ from wattspan.ingest.export_request import (
     too_many_spans,
 )
 from wattspan.ingest.inference_attributes import (
+    INFERENCE_MARKS,
     Column,
     Scalar,
     inference_attributes,
@@ -449,7 +450,11 @@ class TraceDecoder:
         skipped: list[int] = []
         budget = FieldBudget(self._settings.max_fields)
         keys = [each for each in self._settings.keys if each.prefix in body]
-        self._present = [each for each in self._settings.inference if each.prefix in body]
+        self._present = (
+            [each for each in self._settings.inference if each.prefix in body]
+            if any(mark in body for mark in INFERENCE_MARKS)
+            else []
+        )
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         seen, position = self._checked(0, resources), 0
