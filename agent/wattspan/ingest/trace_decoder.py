@@ -12,7 +12,7 @@ decoded completely.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -9,7 +9,7 @@ a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
