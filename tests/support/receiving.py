@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,11 @@ from wattspan.clock import SystemClock
 from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.ingest.listeners import GRPC_SOCKET, HTTP_SOCKET, open_receivers
+from wattspan.ingest.export_request import WorkAttribute
+from wattspan.ingest.listeners import GRPC_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
+from wattspan.sdk import OTLP_HTTP_SOCKET
 from wattspan.service.span_assembly import ConnectionOwnerLookup
 
 
@@ -36,7 +38,7 @@ class Receiving:
 
     @property
     def http_socket(self) -> str:
-        return str(self.run_dir / HTTP_SOCKET)
+        return str(self.run_dir / OTLP_HTTP_SOCKET)
 
     @property
     def grpc_socket(self) -> str:
@@ -60,6 +62,7 @@ def receiving(
     token_file: str = "",
     clock: Clock | None = None,
     refusals: RejectionCounter | None = None,
+    work: Collection[WorkAttribute] = (),
 ) -> Iterator[Receiving]:
     """Receivers of every kind, with a sink that keeps all."""
     clock, sink, log = clock or SystemClock(), KeptSink(), []
@@ -71,7 +74,7 @@ def receiving(
     server = HttpServer(clock, log=log.append, limits=limits, uid_of=users)
     addresses = open_receivers(
         server, settings, run_dir, sink, clock, is_set=lambda _: True, log=log.append,
-        refusals=refusals,
+        refusals=refusals, work=work,
     )  # fmt: skip
     server.start()
     try:

@@ -12,12 +12,13 @@ from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
 from wattspan.ingest.export_request import SpanSink, WorkAttributes
-from wattspan.ingest.otlp_http import TRACES_PATH, OtlpHttpHandler
+from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError, ListenError
+from wattspan.sdk import OTLP_HTTP_SOCKET, OTLP_TRACES_PATH
 
-HTTP_SOCKET, GRPC_SOCKET = "otlp.sock", "otlp-grpc.sock"
+GRPC_SOCKET = "otlp-grpc.sock"
 CONFIG_TABLE = "[spans]"
 EXPOSURE_RISK = "any client that reaches it may send spans and be believed"
 """The risk of a listener for spans that is open to the network."""
@@ -25,7 +26,7 @@ EXPOSURE_RISK = "any client that reaches it may send spans and be believed"
 Log = Callable[[str], None]
 
 _PROTOCOLS = (  # key, title, protocol of TLS (ALPN), Unix socket, path
-    ("http", "OTLP/HTTP", "http/1.1", HTTP_SOCKET, TRACES_PATH),
+    ("http", "OTLP/HTTP", "http/1.1", OTLP_HTTP_SOCKET, OTLP_TRACES_PATH),
     ("grpc", "OTLP/gRPC", "h2", GRPC_SOCKET, ""),
 )
 _BUILTIN_WEIGHTS = ("equal", "cpu")

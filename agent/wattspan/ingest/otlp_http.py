@@ -12,10 +12,9 @@ import msgspec
 from wattspan.http.messages import HttpRequest, HttpResponse, plain_response
 from wattspan.ingest.export_request import ReceiverBusyError
 from wattspan.ingest.trace_receiver import RejectedSpans, TraceReceiver
+from wattspan.sdk import OTLP_TRACES_PATH
 from wattspan.util.encoding import GrpcStatus, InvalidBodyError
 from wattspan.util.protobuf import encode_export_response, encode_status
-
-TRACES_PATH = "/v1/traces"
 
 _UNSUPPORTED_SIGNALS = {
     "/v1/metrics": ("metrics", "OTEL_METRICS_EXPORTER=none"),
@@ -68,7 +67,7 @@ class OtlpHttpHandler:
         self._receiver = receiver
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
-        if request.path != TRACES_PATH:
+        if request.path != OTLP_TRACES_PATH:
             return _not_found(request.path)
         if request.method != "POST":
             return plain_response(
@@ -116,5 +115,5 @@ def _not_found(path: str) -> HttpResponse:
         signal, remedy = _UNSUPPORTED_SIGNALS[path]
         sentence = f"wattspan takes spans only, no {signal}: set {remedy} in the application."
     else:
-        sentence = f"There is nothing here; spans are sent to {TRACES_PATH}."
+        sentence = f"There is nothing here; spans are sent to {OTLP_TRACES_PATH}."
     return plain_response(HTTPStatus.NOT_FOUND, sentence)

@@ -47,6 +47,8 @@ class WindowError(RuntimeError):
 
 SYSTEM_RUN_DIRECTORY = "/run/wattspan"
 API_SOCKET = "api.sock"
+OTLP_HTTP_SOCKET = "otlp.sock"
+OTLP_TRACES_PATH = "/v1/traces"
 
 
 def run_directories(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
