@@ -1,0 +1,1 @@
+"""Callbacks for trainers of other packages; each module needs the extra of its name."""

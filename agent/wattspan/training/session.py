@@ -1,0 +1,394 @@
+"""A training run as the agent sees it: spans of its epochs and units of work, and its declared job.
+
+No power limit is written here. The agent's tuner decides from the spans and from the declaration,
+within the operator's budget.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Token
+from math import isfinite
+from pathlib import Path
+from random import SystemRandom
+from time import time_ns
+from typing import Any, NamedTuple, Protocol
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import Tracer, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from wattspan import otel
+from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
+from wattspan.training.units import (
+    EPOCH,
+    STEP,
+    STEP_PART,
+    EpochOrStep,
+    Events,
+    StepEvent,
+    StepTracker,
+    StepWork,
+)
+
+WORK_ATTRIBUTE = "wattspan.work"
+"""Span attribute with the amount of work of a unit, by which the tuner judges its time."""
+
+WORK_UNIT_ATTRIBUTE = "wattspan.work_unit"
+EPOCH_ATTRIBUTE = "wattspan.epoch"
+STEP_ATTRIBUTE = "wattspan.step"
+
+OBJECTIVES = ("energy", "time", "cost")
+
+_EXPORT_INTERVAL = 1_000  # milliseconds: the tuner decides twice a second
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+_log = logging.getLogger("wattspan")
+
+
+class TuningRequest(NamedTuple):
+    """The wish of an application for the tuning of its job. None leaves a value to the operator.
+
+    ``max_slowdown`` is a ratio, 0.05 for 5 %. ``eta``, 0 to 1, is the weight of energy with the
+    objective ``cost``. The agent may give less than was asked, and never more than the operator
+    allows.
+    """
+
+    max_slowdown: float | None = None
+    objective: str | None = None
+    eta: float | None = None
+    knobs: Sequence[str] | None = None
+
+    def check(self) -> TuningRequest:
+        """This request; ValueError with the invalid value."""
+        budget, eta = self.max_slowdown, self.eta
+        if budget is not None and not (isfinite(budget) and budget >= 0):
+            raise ValueError(f"max_slowdown={budget!r} is no slowdown: give 0 or more, 0.05 is 5 %")
+        if self.objective is not None and self.objective not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise ValueError(f"objective={self.objective!r} is not known: give one of {known}")
+        if eta is not None and not 0 <= eta <= 1:
+            raise ValueError(f"eta={eta!r} is not a weight: give a number from 0 to 1")
+        return self
+
+
+class Declaration(Protocol):
+    """The agent's answer to a declared job (``wattspan.sdk.jobs``)."""
+
+    @property
+    def decision(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    def renew(self) -> object: ...
+    def withdraw(self) -> object: ...
+
+
+class Declare(Protocol):
+    """Declares a job to the agent of this host; without an agent it returns all the same."""
+
+    def __call__(
+        self,
+        *,
+        name: str,
+        service: str,
+        span: str,
+        work: str,
+        max_slowdown: float | None,
+        objective: str | None,
+        eta: float | None,
+        knobs: Sequence[str] | None,
+    ) -> Declaration: ...
+
+
+UNAVAILABLE = "unavailable"
+"""The decision of a declaration while no agent answers."""
+
+_REFUSED = ("limited", "declined", "ignored")
+
+
+class _OpenSpan(NamedTuple):
+    name: EpochOrStep
+    span: trace.Span
+    token: Token[Context]
+
+
+class StepSpans:
+    """The open spans of a training run, the innermost last. Each is current while it is open."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._open: list[_OpenSpan] = []
+        self._ended: _OpenSpan | None = None  # the last, if it may still be current
+        self._abandoned = False
+
+    def apply(self, events: Events, end: int | None = None) -> None:
+        """Begin and end spans now; ``end``: they ended at this Unix time, in nanoseconds."""
+        for event in () if self._abandoned else events:
+            if event.action == "begin":
+                self._begin(event)
+            else:
+                self._end(event, end)
+
+    def abandon(self) -> None:
+        """End what is open, and begin nothing more: after an error, the last unit is unknown."""
+        self._abandoned = True
+        while self._open:
+            name = self._open[-1].name
+            self._end(StepEvent("end", STEP_PART if name == STEP else name, 0))
+
+    def _begin(self, event: StepEvent) -> None:
+        self._restore()
+        number = {EPOCH_ATTRIBUTE if event.name == EPOCH else STEP_ATTRIBUTE: event.number}
+        outer = trace.set_span_in_context(self._open[-1].span) if self._open else None
+        span = self._tracer.start_span(event.name, outer, attributes=number)
+        token = attach(trace.set_span_in_context(span))
+        self._open.append(_OpenSpan(event.name, span, token))
+
+    def _end(self, event: StepEvent, end: int | None = None) -> None:
+        self._restore()
+        self._ended = ended = self._open.pop()
+        if ended.name != event.name:
+            ended.span.update_name(event.name)
+        if event.work is not None:
+            ended.span.set_attributes(
+                {WORK_ATTRIBUTE: event.work.amount, WORK_UNIT_ATTRIBUTE: event.work.kind}
+            )
+        ended.span.end(end)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Make the span around the ended one current again.
+
+        Not in another thread, and not yet inside of a span of the application: after that one, the
+        ended span would be current again.
+        """
+        if self._ended is not None and trace.get_current_span() is self._ended.span:
+            detach(self._ended.token)
+            self._ended = None
+
+
+class TrainingSession:
+    """One training run. Its methods take the hooks of a training loop (see ``StepTracker``).
+
+    They never wait and never raise: after an error in them, the training goes on without spans.
+    ``stop`` ends all; so do the end of the process and the disappearance of the session.
+    """
+
+    def __init__(
+        self,
+        tracer: trace.Tracer | None,
+        declaration: Declaration | None = None,
+        shutdown: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Without a ``tracer`` the session reports nothing."""
+        self._tracker = StepTracker()
+        self._spans = StepSpans(tracer or trace.NoOpTracer())
+        self._declaration = declaration
+        self._works = tracer is not None
+        self._completed = 0  # Unix time of the optimizer's last move, in nanoseconds
+        if declaration is not None and declaration.decision == UNAVAILABLE:
+            _log.warning("The training is not tuned: %s", declaration.reason)
+        elif self.declined:
+            _log.warning("The agent does not tune as asked: %s", self.declined)
+        self._finish = weakref.finalize(
+            self, _finish, self._tracker, self._spans, declaration, shutdown, os.getpid()
+        )
+
+    @property
+    def declaration(self) -> Declaration | None:
+        """The agent's answer; None if another rank declares the job."""
+        return self._declaration
+
+    @property
+    def declined(self) -> str | None:
+        """The agent's sentence if it gives less than was asked; else None."""
+        declaration = self._declaration
+        if declaration is None or declaration.decision not in _REFUSED:
+            return None
+        return declaration.reason
+
+    @property
+    def steps(self) -> int:
+        """The number of the newest complete step."""
+        return self._tracker.steps
+
+    @property
+    def epochs(self) -> int:
+        """The number of the newest epoch."""
+        return self._tracker.epochs
+
+    def continue_after(self, steps: int, epochs: int = 0) -> None:
+        """Continue the numbers of a checkpoint."""
+        self._tracker.continue_after(steps, epochs)
+
+    def begin_epoch(self) -> None:
+        self._apply(self._tracker.begin_epoch())
+
+    def end_epoch(self) -> None:
+        self._apply(self._tracker.end_epoch())
+
+    def begin_step(self) -> None:
+        self._apply(self._tracker.begin_step())
+
+    def add_work(self, work: StepWork | None) -> None:
+        self._tracker.add_work(work)
+
+    def complete_step(self, work: StepWork | None = None) -> None:
+        if self._tracker.in_step:
+            self._tracker.complete_step(work)
+            self._completed = time_ns()
+
+    def interrupt(self) -> None:
+        self._apply(self._tracker.interrupt())
+
+    def interrupt_late(self) -> None:
+        """The interruption has begun already: the unit ended with the move of the optimizer."""
+        end = None if self._tracker.in_step else self._completed
+        self._apply(self._tracker.interrupt(), end)
+
+    def stop(self) -> None:
+        """End the spans, withdraw the job, and send what is left. Idempotent."""
+        self._works = False
+        self._finish()
+
+    def _apply(self, events: Events, end: int | None = None) -> None:
+        if not events or not self._works:
+            return
+        try:
+            self._spans.apply(events, end)
+            if self._declaration is not None:
+                self._declaration.renew()
+        except Exception as error:  # noqa: BLE001 - the training must not fail
+            self._works = False
+            self._spans.abandon()
+            _log.warning("Spans of the training end here: %s: %s", type(error).__name__, error)
+
+
+def _finish(
+    tracker: StepTracker,
+    spans: StepSpans,
+    declaration: Declaration | None,
+    shutdown: Callable[[], object],
+    pid: int,
+) -> None:
+    """End a session in the process that began it; a child of a fork has nothing to end."""
+    if os.getpid() != pid:
+        return
+    ends: list[Callable[[], object]] = [lambda: spans.apply(tracker.stop())]
+    if declaration is not None:
+        ends.append(declaration.withdraw)
+    for end in (*ends, shutdown):
+        try:
+            end()
+        except Exception as error:  # noqa: BLE001 - the application must not fail
+            _log.warning("The end of the training is incomplete: %s", error)
+
+
+# ---------------------------------------------------------------------------------- beginning
+
+
+def start_session(
+    request: TuningRequest,
+    *,
+    service: str = "",
+    declares: bool = True,
+    provider: TracerProvider | None = None,
+    declare: Declare | None = None,
+) -> TrainingSession:
+    """Begin a session, and declare its job if ``declares``.
+
+    Spans go through ``provider``; by default through the global provider, if the application has
+    set one up and ``service`` is empty, and else through one of our own, to the agent of this
+    host. Raises nothing; a warning gives the reason for a session without spans.
+    """
+    if otel.disabled():
+        return TrainingSession(None)
+    found = provider or (None if service else _application_provider())
+    shutdown: Callable[[], object] = lambda: None  # noqa: E731
+    if found is None:
+        try:
+            found = _agent_provider(service)
+        except ImportError as error:
+            _log.warning("The training is not measured: %s", error)
+            return TrainingSession(None)
+        shutdown = found.shutdown
+    otel.instrument(found)
+    declaration = None
+    if declares:
+        name = str(found.resource.attributes.get(SERVICE_NAME, ""))
+        declaration = (declare or _declare)(
+            name=name, service=name, span=STEP, work=WORK_ATTRIBUTE, **request._asdict()
+        )
+    tracer = found.get_tracer("wattspan.training")
+    if isinstance(tracer, Tracer):
+        tracer.id_generator = UnseededIdGenerator()
+    return TrainingSession(tracer, declaration, shutdown)
+
+
+class UnseededIdGenerator(IdGenerator):
+    """Ids from the kernel instead of Python's ``random``, which trainers seed.
+
+    The ranks of a job have the same seed, and would give different spans the same ids. The
+    random numbers of the training remain as they are without spans.
+    """
+
+    _random = SystemRandom()
+
+    def generate_span_id(self) -> int:
+        while not (number := self._random.getrandbits(64)):  # zero is no id
+            pass
+        return number
+
+    def generate_trace_id(self) -> int:
+        while not (number := self._random.getrandbits(128)):
+            pass
+        return number
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+def _declare(**wish: Any) -> Declaration:
+    from wattspan.sdk.jobs import declare
+
+    return declare(**wish)
+
+
+def is_local_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
+    """True for the first process of a job on this host: each host has an agent of its own."""
+    return next((environ[name] for name in _LOCAL_RANKS if name in environ), "0") == "0"
+
+
+def _application_provider() -> TracerProvider | None:
+    """The provider that the application has set up, if any."""
+    provider = trace.get_tracer_provider()
+    return provider if isinstance(provider, TracerProvider) else None
+
+
+def _agent_provider(service: str) -> TracerProvider:
+    """A provider whose spans go to the agent of this host. ImportError without an encoder."""
+    exporter = AgentSpanExporter(otlp_encoder())
+    provider = TracerProvider(
+        resource=_resource(service), sampler=ALWAYS_ON, shutdown_on_exit=False
+    )
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL)
+    )
+    return provider
+
+
+def _resource(service: str) -> Resource:
+    """The resource of our own provider: ``service``, OpenTelemetry's variables, or the script."""
+    resource = Resource.create({SERVICE_NAME: service} if service else {})
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        script = Path(sys.argv[0] if sys.argv else "").stem
+        resource = resource.merge(Resource({SERVICE_NAME: script or "python"}))
+    return resource

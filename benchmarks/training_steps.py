@@ -1,0 +1,174 @@
+"""CPU cost of a training step to the training script, by loop and by callback.
+
+The hooks run in the order of the frameworks, without a model, in a process of their own for each
+subject; an agent on an emulated host receives the spans. Time on the training thread is that of
+the hooks; the whole process adds the thread that encodes and sends the spans.
+
+    .venv/bin/python -m benchmarks.training_steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.machine import describe
+from benchmarks.spans.agent import SpanAgent
+from wattspan.compat.zeus.optimizer import GlobalPowerLimitOptimizer
+from wattspan.integrations.huggingface import TrainerHooks
+from wattspan.integrations.lightning import LightningHooks
+from wattspan.training import Loop
+
+GOAL = 0.2  # milliseconds a step
+PAUSE = 0.005  # seconds between the steps, in which other work would run
+
+Steps = Iterator[Callable[[], None]]
+
+
+def loop() -> Steps:
+    with Loop(service="benchmark") as reported:
+        batches = reported(SimpleNamespace(shape=(8, 3)) for _ in iter(int, 1))
+        while True:
+            yield lambda: next(batches) and None
+
+
+def huggingface() -> Steps:
+    hooks = TrainerHooks(service="benchmark")
+    args = SimpleNamespace(train_batch_size=8)
+    state = SimpleNamespace(
+        global_step=0, epoch=0.0, is_local_process_zero=True, num_input_tokens_seen=0,
+        train_batch_size=8,
+    )  # fmt: skip
+    control = SimpleNamespace(
+        should_evaluate=False, should_save=False, should_epoch_stop=False,
+        should_training_stop=False,
+    )  # fmt: skip
+
+    def step() -> None:
+        hooks.on_step_begin(args, state, control)
+        hooks.on_substep_end(args, state, control)
+        state.global_step += 1
+        hooks.on_step_end(args, state, control)
+
+    hooks.on_train_begin(args, state, control)
+    hooks.on_epoch_begin(args, state, control)
+    while True:
+        yield step
+
+
+def lightning() -> Steps:
+    hooks = LightningHooks(service="benchmark")
+    trainer = SimpleNamespace(callbacks=[hooks], global_step=0, current_epoch=0, local_rank=0)
+    batch = [SimpleNamespace(shape=(8, 3)), SimpleNamespace(shape=(8,))]
+
+    def step() -> None:
+        hooks.on_train_batch_start(trainer, None, batch, trainer.global_step)
+        trainer.global_step += 1
+        hooks.on_train_batch_end(trainer, None, None, batch, trainer.global_step)
+
+    hooks.on_train_start(trainer, None)
+    hooks.on_train_epoch_start(trainer, None)
+    while True:
+        yield step
+
+
+def zeus() -> Steps:
+    monitor: Any = SimpleNamespace(gpu_indices=[0])
+    optimizer = GlobalPowerLimitOptimizer(monitor)
+
+    def step() -> None:
+        optimizer.on_step_begin()
+        optimizer.on_step_end()
+
+    optimizer.on_epoch_begin()
+    while True:
+        yield step
+
+
+SUBJECTS: dict[str, tuple[str, Callable[[], Steps]]] = {
+    "loop": ("`wattspan.training.Loop`", loop),
+    "huggingface": ("Hugging Face callback", huggingface),
+    "lightning": ("Lightning callback", lightning),
+    "zeus": ("`GlobalPowerLimitOptimizer`", zeus),
+}
+
+
+def measure(subject: str, steps: int) -> tuple[float, float]:
+    """CPU milliseconds a step: in the hooks, and of the process beyond the pauses' own."""
+    hooks = SUBJECTS[subject][1]()
+    for _, step in zip(range(100), hooks, strict=False):
+        step()
+    spent, pauses = 0, _cpu_of_pauses(steps)
+    began = time.process_time_ns()
+    for _, step in zip(range(steps), hooks, strict=False):
+        at = time.thread_time_ns()
+        step()
+        spent += time.thread_time_ns() - at
+        time.sleep(PAUSE)
+    process = time.process_time_ns() - began - pauses
+    return spent / steps / 1e6, process / steps / 1e6
+
+
+def _cpu_of_pauses(steps: int) -> int:
+    began = time.process_time_ns()
+    for _ in range(steps):
+        time.thread_time_ns()
+        time.thread_time_ns()
+        time.sleep(PAUSE)
+    return time.process_time_ns() - began
+
+
+@contextmanager
+def run_directory(with_agent: bool) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        if not with_agent:
+            yield Path(folder)
+            return
+        with SpanAgent(Path(folder)) as agent:
+            yield agent.run_dir
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--steps", type=int, default=2000)
+    options.add_argument("--subject", choices=SUBJECTS, help="measure this one in this process")
+    chosen = options.parse_args()
+    if chosen.subject:
+        print(*measure(chosen.subject, chosen.steps))
+        return
+    print(describe())
+    print(
+        f"\nCPU milliseconds a step, mean of {chosen.steps} steps at {PAUSE * 1e3:.0f} ms pauses "
+        f"(goal: {GOAL} ms)\n"
+    )
+    print("| reported by | hooks | whole process | hooks, no agent | whole process, no agent |")
+    print("|---|---|---|---|---|")
+    for subject, (title, _) in SUBJECTS.items():
+        figures: list[str] = []
+        for with_agent in (True, False):
+            with run_directory(with_agent) as run_dir:
+                output = subprocess.run(
+                    [
+                        *(sys.executable, "-m", "benchmarks.training_steps"),
+                        *("--subject", subject, "--steps", str(chosen.steps)),
+                    ],
+                    env=os.environ | {"WATTSPAN_RUN_DIR": str(run_dir)},
+                    check=True,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                ).stdout
+            figures += [f"{float(each):.3f}" for each in output.split()]
+        print(f"| {title} | {' | '.join(figures)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
