@@ -3,7 +3,8 @@
 ``python -m support.apps`` creates them (``make test-all`` does): ``.venv-apps`` for Python, with
 wattspan beside OpenTelemetry's own instrumentation as a user has it, and ``.tools/node`` for
 Node.js. The environments are cached between runs and rebuilt when their contents change. PyTorch is
-added where pip finds a build without CUDA: the one with it is gigabytes.
+added where pip finds a build without CUDA: the one with it is gigabytes. Beside it, transformers,
+TRL and Lightning are installed from ``requirements/training.txt``, which leaves PyTorch out.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from support.requirements import APPS, NODE, ROOT, TORCH, find_program
+from support.requirements import APPS, NODE, ROOT, TORCH, TRAINING, find_program
 
 EXAMPLES = ROOT / "examples"
 NODE_SERVER = EXAMPLES / "node-server"
 TORCH_CPU = "torch==2.13.0+cpu"
 
 _LOCKS = ("requirements/build.txt", "requirements/apps.txt")
+_TRAINING_LOCK = "requirements/training.txt"
 _NODE_LOCKS = ("package.json", "package-lock.json")
 
 
 def install_python() -> bool:
-    """Create ``.venv-apps`` if it is not there as it should be; whether it has PyTorch."""
+    """Create ``.venv-apps`` if it is not there as it should be; True if it has PyTorch.
+
+    With PyTorch it has the training frameworks too.
+    """
     home, pip = APPS.parents[1], [str(APPS), "-m", "pip", "install", "-q", "--no-input"]
     locked = _fingerprint(ROOT / name for name in _LOCKS)
     wanted = f"{locked} {_fingerprint([ROOT / 'pyproject.toml'])}"
@@ -42,11 +47,16 @@ def install_python() -> bool:
             shutil.rmtree(home)  # half an environment would make tests fail rather than skip
             raise
         _stamp_file(home).write_text(wanted)
-    if TORCH.exists():
-        return True
-    if subprocess.run([*pip, TORCH_CPU, "numpy"], capture_output=True, check=False).returncode:
-        return False
-    TORCH.write_text(TORCH_CPU)
+    if not TORCH.exists():
+        if subprocess.run([*pip, TORCH_CPU, "numpy"], capture_output=True, check=False).returncode:
+            return False
+        TORCH.write_text(TORCH_CPU)
+    wanted = _fingerprint([ROOT / _TRAINING_LOCK])
+    if not TRAINING.exists() or TRAINING.read_text() != wanted:
+        TRAINING.unlink(missing_ok=True)
+        # Without dependencies: the lock has all of them but PyTorch, which is installed.
+        _run([*pip, "--require-hashes", "--no-deps", "--requirement", str(ROOT / _TRAINING_LOCK)])
+        TRAINING.write_text(wanted)
     return True
 
 
@@ -112,11 +122,11 @@ def main() -> None:
     try:
         if not install_python():
             missing.append(
-                f"No {TORCH_CPU}: tests marked needs_torch will be skipped "
+                f"No {TORCH_CPU}: tests marked needs_torch or needs_training will be skipped "
                 "(install a PyTorch build for CPUs into .venv-apps)."
             )
     except subprocess.CalledProcessError as error:
-        missing.append(f"No example applications, tests marked needs_apps will be skipped: {error}")
+        missing.append(f"The example applications are incomplete, their tests are skipped: {error}")
     try:
         install_node()
     except (OSError, subprocess.CalledProcessError) as error:

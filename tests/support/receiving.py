@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from wattspan.clock import SystemClock
 from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import RejectionCounter, ServerLimits
 from wattspan.http.server import HttpServer
-from wattspan.ingest.export_request import WorkAttribute
+from wattspan.ingest.export_request import WorkAttributes
 from wattspan.ingest.listeners import GRPC_SOCKET, open_receivers
 from wattspan.model.settings import Listen, Size
 from wattspan.ports import Clock
@@ -62,7 +62,7 @@ def receiving(
     token_file: str = "",
     clock: Clock | None = None,
     refusals: RejectionCounter | None = None,
-    work: Collection[WorkAttribute] = (),
+    work: WorkAttributes = tuple,
 ) -> Iterator[Receiving]:
     """Receivers of every kind, with a sink that keeps all."""
     clock, sink, log = clock or SystemClock(), KeptSink(), []

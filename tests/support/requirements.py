@@ -20,6 +20,7 @@ TOOLS = ROOT / ".tools" / "usr" / "bin"  # programs unpacked by scripts/debian-t
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"  # the third-party NVML clients
 APPS = ROOT / ".venv-apps" / "bin" / "python"  # the applications of examples/
 TORCH = APPS.parents[1] / "torch.txt"  # written when they have PyTorch
+TRAINING = APPS.parents[1] / "training.txt"  # written when they have the training frameworks
 NODE = ROOT / ".tools" / "node"  # the Node.js example's packages
 GRAFANA = ROOT / ".tools" / "grafana"  # Grafana's own components, built into one page
 
@@ -81,6 +82,13 @@ def _missing_torch() -> str | None:
 
 
 @functools.cache
+def _missing_training() -> str | None:
+    if not TRAINING.exists():
+        return "no training frameworks in .venv-apps; `make test-all` installs them beside PyTorch"
+    return None
+
+
+@functools.cache
 def _missing_node() -> str | None:
     if find_program("node") is None:
         return "no Node.js; install Debian's nodejs and npm"
@@ -137,6 +145,7 @@ REQUIREMENTS = (
     Requirement("clients", _missing_clients),
     Requirement("apps", _missing_apps),
     Requirement("torch", _missing_torch),
+    Requirement("training", _missing_training),
     Requirement("node", _missing_node),
     Requirement("browser", _missing_browser),
     Requirement("grafana", _missing_grafana),
