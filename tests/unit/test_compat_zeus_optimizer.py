@@ -179,8 +179,7 @@ def test_evaluation_after_a_step_is_in_no_unit(training: RecordedTraining) -> No
     plo = Recorded(training)
     plo.on_step_begin()
     plo.on_step_end()
-    evaluation = training.provider.get_tracer("application").start_span("evaluation")
-    evaluation.end()
+    training.provider.get_tracer("application").start_span("evaluation").end()
     plo.on_evaluate(0.5)
     (step,), (evaluation,) = training.spans("train_step"), training.spans("evaluation")
     assert step.end_time <= evaluation.start_time
