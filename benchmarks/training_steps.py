@@ -1,8 +1,9 @@
 """CPU cost of a training step to the training script, by loop and by callback.
 
 The hooks run in the order of the frameworks, without a model, in a process of their own for each
-subject; an agent on an emulated host receives the spans. Time on the training thread is that of
-the hooks; the whole process adds the thread that encodes and sends the spans.
+subject; an agent on an emulated host receives the spans. Between the steps the thread computes, as
+in a training. The hooks run on the training thread; another thread encodes and sends the spans.
+Beside them: one span of the SDK with two attributes and an empty processor.
 
     .venv/bin/python -m benchmarks.training_steps
 """
@@ -17,9 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from benchmarks.machine import describe
 from benchmarks.spans.agent import SpanAgent
@@ -29,16 +33,16 @@ from wattspan.integrations.lightning import LightningHooks
 from wattspan.training import Loop
 
 GOAL = 0.2  # milliseconds a step
-PAUSE = 0.005  # seconds between the steps, in which other work would run
+STEP = 2_000_000  # nanoseconds of computation between the hooks
 
-Steps = Iterator[Callable[[], None]]
+Steps = Iterator[Callable[[], object]]
 
 
 def loop() -> Steps:
     with Loop(service="benchmark") as reported:
         batches = reported(SimpleNamespace(shape=(8, 3)) for _ in iter(int, 1))
         while True:
-            yield lambda: next(batches) and None
+            yield partial(next, batches)
 
 
 def huggingface() -> Steps:
@@ -94,37 +98,52 @@ def zeus() -> Steps:
         yield step
 
 
+def sdk() -> Steps:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SpanProcessor())
+    tracer = provider.get_tracer("benchmark")
+
+    def step() -> None:
+        span = tracer.start_span("train_step", attributes={"step": 1})
+        span.set_attributes({"work": 8, "unit": "samples"})
+        span.end()
+
+    while True:
+        yield step
+
+
 SUBJECTS: dict[str, tuple[str, Callable[[], Steps]]] = {
     "loop": ("`wattspan.training.Loop`", loop),
     "huggingface": ("Hugging Face callback", huggingface),
     "lightning": ("Lightning callback", lightning),
+    "sdk": ("a span of the SDK", sdk),
     "zeus": ("`GlobalPowerLimitOptimizer`", zeus),
 }
 
 
 def measure(subject: str, steps: int) -> tuple[float, float]:
-    """CPU milliseconds a step: in the hooks, and of the process beyond the pauses' own."""
+    """CPU milliseconds a step: in the hooks, and of the other threads."""
     hooks = SUBJECTS[subject][1]()
     for _, step in zip(range(100), hooks, strict=False):
         step()
-    spent, pauses = 0, _cpu_of_pauses(steps)
-    began = time.process_time_ns()
+    spent = 0
+    process, thread = time.process_time_ns(), time.thread_time_ns()
     for _, step in zip(range(steps), hooks, strict=False):
         at = time.thread_time_ns()
         step()
         spent += time.thread_time_ns() - at
-        time.sleep(PAUSE)
-    process = time.process_time_ns() - began - pauses
-    return spent / steps / 1e6, process / steps / 1e6
+        _compute()
+    others = time.process_time_ns() - process - (time.thread_time_ns() - thread)
+    return spent / steps / 1e6, others / steps / 1e6
 
 
-def _cpu_of_pauses(steps: int) -> int:
-    began = time.process_time_ns()
-    for _ in range(steps):
-        time.thread_time_ns()
-        time.thread_time_ns()
-        time.sleep(PAUSE)
-    return time.process_time_ns() - began
+def _compute() -> None:
+    """Use the CPU and its caches as the launch of a step does."""
+    until = time.thread_time_ns() + STEP
+    numbers = list(range(20_000))
+    while time.thread_time_ns() < until:
+        numbers.sort(key=lambda number: -number)
+        numbers.sort()
 
 
 @contextmanager
@@ -147,10 +166,10 @@ def main() -> None:
         return
     print(describe())
     print(
-        f"\nCPU milliseconds a step, mean of {chosen.steps} steps at {PAUSE * 1e3:.0f} ms pauses "
-        f"(goal: {GOAL} ms)\n"
+        f"\nCPU milliseconds a step, mean of {chosen.steps} steps with {STEP / 1e6:.0f} ms of "
+        f"computation in each (goal: {GOAL} ms in the hooks)\n"
     )
-    print("| reported by | hooks | whole process | hooks, no agent | whole process, no agent |")
+    print("| reported by | hooks | sending | hooks, no agent | sending, no agent |")
     print("|---|---|---|---|---|")
     for subject, (title, _) in SUBJECTS.items():
         figures: list[str] = []
