@@ -230,6 +230,47 @@ def test_training_loop_reports_joules_per_step(agent: SpanAgent) -> None:
 
 
 @pytest.mark.needs_apps
+@pytest.mark.needs_training
+@pytest.mark.parametrize(
+    ("script", "options", "steps", "epochs"),
+    [
+        ("train_with_transformers", ["--steps", "60"], 60, 3),
+        ("train_with_trl", ["--epochs", "3"], 30, 3),
+        ("train_with_lightning", ["--epochs", "6"], 18, 6),
+        ("train_with_a_loop", ["--epochs", "8"], 80, 8),
+    ],
+)
+def test_training_with_one_callback_reports_joules_per_step(
+    agent: SpanAgent, script: str, options: list[str], steps: int, epochs: int
+) -> None:
+    """Without a variable of OpenTelemetry: the callback finds the agent of its host."""
+    subprocess.run(
+        [str(APPS), f"{script}.py", *options],
+        cwd=EXAMPLES / "tuned-training",
+        env=app_environment(
+            WATTSPAN_RUN_DIR=str(agent.run_dir), HF_HUB_OFFLINE="1", PYTHONWARNINGS="ignore"
+        ),
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    come_in(agent, script, "train_step", steps)
+    assert spans(agent, script, "train_step") == steps
+    come_in(agent, script, "epoch", epochs)
+    assert spans(agent, script, "epoch") == epochs
+    assert joules(agent, script, "train_step") > 0
+
+    def shown() -> bool:
+        address = f"127.0.0.1:{agent.metrics_port}"
+        told = wattspan("top", "--once", "--by", "span", "--address", address, COLUMNS="160")
+        assert told.returncode == 0, told.stderr
+        rows = [line.split() for line in told.stdout.splitlines()]
+        return any(row[:2] == ["train_step", script] for row in rows)
+
+    eventually(shown, "top lists the steps")
+
+
+@pytest.mark.needs_apps
 def test_emulated_serving_reports_joules_per_request_and_token(agent: SpanAgent) -> None:
     seconds, speed = 8.0, 4.0
     subprocess.run(

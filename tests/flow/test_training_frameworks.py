@@ -182,6 +182,22 @@ def test_loop_reports_every_optimizer_step(tmp_path: Path) -> None:
     assert_units_are_disjoint(report)
 
 
+def test_ranks_report_their_own_units_and_the_first_declares(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        str(EXAMPLES / "tuned-training" / "train_with_transformers.py"),
+        *("--steps", "10", "--evaluate-every", "4"),
+    )
+    units = report.named("train_step")
+    assert len(units) == 2 * 10
+    assert len({unit.id for unit in units}) == 20  # although both ranks have the same seed
+    assert report.errors.count("The training is not tuned") == 1
+    for rank in {unit.parent for unit in units}:  # the epoch of a rank
+        own = [unit for unit in units if unit.parent == rank]
+        assert all(before.end <= after.start for before, after in itertools.pairwise(own))
+
+
 def test_zeus_optimizer_of_a_real_trainer_reports_its_steps(tmp_path: Path) -> None:
     code = """
 import sys, tempfile
