@@ -3,11 +3,15 @@
 Each run is a `wattspan run --emulate` of its own with `mode = "apply"`. The job's steps are short,
 so that minutes are as many steps as hours are elsewhere. Its score uses the emulated host's truth,
 not the tuner's report: actual and uncapped time of each step, and the energy of the boards.
+
+With ``--callback`` the configuration names no job: a process trains on the board in a
+``wattspan.training.Loop``, which declares it, and ends by SIGKILL.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -49,15 +53,32 @@ listen = "127.0.0.1:0"
 users = []
 [autotune]
 mode = "apply"
+declared = "allow"
 max_slowdown = {budget}
 block = "{block}"
 block_units = 5
 settle = "{settle}"
 settle_units = 3
 dwell = "1m"
+"""
+NAMED_JOB = """\
 [[autotune.job]]
 service = "trainer"
 span = "train_step"
+"""
+LOOP = """\
+import itertools, json, sys, time
+from pathlib import Path
+from support.emulated_training import EmulatedTraining
+from wattspan.training import Loop
+host, truth, terms = Path(sys.argv[1]), open(sys.argv[2], "w"), json.loads(sys.argv[3])
+with EmulatedTraining(host=host, **terms) as training:
+    with Loop(service="trainer", max_slowdown=float(sys.argv[4])) as loop:
+        for number in loop(itertools.count(1)):
+            training.step()
+            if number % 10 == 0:
+                done = {"at": time.monotonic_ns(), **training.truth()}
+                print(json.dumps(done), file=truth, flush=True)
 """
 
 
@@ -70,6 +91,17 @@ class Terms:
     budget: float
     block: str
     settle: str
+    callback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The truth about a job's steps up to a time: nanoseconds."""
+
+    at: int
+    units: int
+    took: int
+    ideal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +125,10 @@ class Score:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(words)
-    terms = Terms(options.profile, options.seconds, options.budget, options.block, options.settle)
+    terms = Terms(
+        options.profile, options.seconds, options.budget, options.block, options.settle,
+        options.callback,
+    )  # fmt: skip
     print(f"{describe()}; emulated host {terms.profile}, {terms.seconds:.0f} s a run\n")
     best, at = oracle(terms.profile, terms.budget)
     print(f"Within {terms.budget:.0%} the best limit, {at} W, saves {best:.1%}.\n")
@@ -176,31 +211,76 @@ def run(terms: Terms, seed: int) -> Score:
         board = _Board(host.directory)
         original = board.limit
         time.sleep(5)  # the idle power is learned while nothing works
-        host.ask(do="start-jobs", agent=str(folder / "run" / "otlp.sock"))
-        host.ask(do="steer", job=JOB, seed=seed)
-        began = time.monotonic_ns()
-        spent = host.energy(began)
-        first = host.ask(do="work", job=JOB)
+        began = time.monotonic()
+        job = (_LoopJob if terms.callback else _ProfileJob)(terms, host, folder, seed)
+        first = job.done()
+        spent = host.energy(first.at)
         settings, told = [original], dict[str, Any]()
-        while time.monotonic_ns() - began < terms.seconds * 1e9:
+        while time.monotonic() - began < terms.seconds:
             time.sleep(LOOK)
             if (limit := board.limit) != settings[-1]:
                 settings.append(limit)
             told = _told(folder) or told
-        ended = time.monotonic_ns()
-        time.sleep(0.1)
-        last = host.ask(do="work", job=JOB)
-        energy = host.energy(ended) - spent
-        os.kill(last["pid"], signal.SIGTERM)
+        last = job.done()
+        energy = host.energy(last.at) - spent
+        job.end()
         _until(lambda: board.limit == original, 30)
-        took, ideal = (last[key] - first[key] for key in ("took", "ideal"))
+        took, ideal = last.took - first.took, last.ideal - first.ideal
         # energy of the same steps at the original limit; edges count with the whole
-        free = free_power(terms.profile) * ideal * (ended - began) / took / 1e6
+        free = free_power(terms.profile) * ideal * (last.at - first.at) / took / 1e6
         return Score(
-            seed, last["units"], took / ideal - 1, 1 - energy / free,
+            seed, last.units, took / ideal - 1, 1 - energy / free,
             told.get("committed_seconds") or math.nan,
             tuple(watts // 1000 for watts in settings), original, board.limit, told,
         )  # fmt: skip
+
+
+class _ProfileJob:
+    """The job of the emulated host itself, whose spans are as long as its steps."""
+
+    def __init__(self, terms: Terms, host: _Host, folder: Path, seed: int) -> None:
+        del terms
+        self._host = host
+        host.ask(do="start-jobs", agent=str(folder / "run" / "otlp.sock"))
+        host.ask(do="steer", job=JOB, seed=seed)
+
+    def done(self) -> Done:
+        at, truth = time.monotonic_ns(), self._host.ask(do="work", job=JOB)
+        return Done(at, truth["units"], truth["took"], truth["ideal"])
+
+    def end(self) -> None:
+        os.kill(self._host.ask(do="work", job=JOB)["pid"], signal.SIGTERM)
+
+
+class _LoopJob:
+    """A process that trains in a loop of ours, whose spans are as long as it observes."""
+
+    def __init__(self, terms: Terms, host: _Host, folder: Path, seed: int) -> None:
+        work = _tuned(terms.profile)[1]
+        same = {"step": work.step, "host_part": work.host, "noise": work.noise, "seed": seed}
+        self._truth = folder / "truth.jsonl"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", LOOP, str(host.directory), str(self._truth)),
+                *(json.dumps(same), str(terms.budget)),
+            ],
+            env=os.environ
+            | {"WATTSPAN_RUN_DIR": str(folder / "run"), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def done(self) -> Done:
+        _until(lambda: self._lines() or self._process.poll() is not None, 30)
+        truth = json.loads(self._lines()[-1])
+        return Done(truth["at"], truth["units"], truth["took"], truth["ideal"])
+
+    def _lines(self) -> list[str]:
+        """The complete lines of the truth."""
+        lines = self._truth.read_text().splitlines() if self._truth.exists() else []
+        return [line for line in lines if line.endswith("}")]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 class _Host(ControlClient):
@@ -241,6 +321,7 @@ def _agent(terms: Terms) -> Iterator[tuple[Path, _Host]]:
             CONFIG.format(
                 folder=folder, budget=terms.budget, block=terms.block, settle=terms.settle
             )
+            + ("" if terms.callback else NAMED_JOB)
         )
         process = subprocess.Popen(
             [
@@ -291,6 +372,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=0.05)
     parser.add_argument("--block", default="2s")
     parser.add_argument("--settle", default="500ms")
+    parser.add_argument("--callback", action="store_true", help="a job that declares itself")
     return parser
 
 
