@@ -141,3 +141,19 @@ def test_every_optimizer_step_is_one_unit(epochs: list[tuple[int, int, bool]]) -
     assert bool(parts) == any(
         evaluates and accumulate > 1 and batches > 1 for batches, accumulate, evaluates in epochs
     )
+
+
+@given(before=st.integers(0, 5), checkpoint=st.integers(0, 10))
+def test_numbers_continue_after_the_checkpoint_and_repeat_none(
+    before: int, checkpoint: int
+) -> None:
+    tracker = StepTracker()
+
+    def step() -> int:
+        tracker.begin_step()
+        tracker.complete_step()
+        return tracker.interrupt()[-1].number
+
+    earlier = [step() for _ in range(before)]
+    tracker.continue_after(checkpoint)
+    assert step() == max([checkpoint, *earlier]) + 1

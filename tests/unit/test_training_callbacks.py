@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -237,6 +238,7 @@ class FakeLightning:
         self.save_after: frozenset[int] = frozenset()
         self.optimizers = 1
         self.samples = 4
+        self.write_checkpoint: Callable[[], object] = lambda: None
 
     def call(self, hook: str, *more: Any) -> None:
         for callback in self.callbacks:
@@ -256,6 +258,7 @@ class FakeLightning:
                     self.call("on_validation_start")
                 if index + 1 in self.save_after:
                     self.call("on_save_checkpoint", {})
+                    self.write_checkpoint()
             self.call("on_train_epoch_end")
             self.current_epoch += 1
         self.call("on_train_end")
@@ -275,14 +278,17 @@ def test_validation_in_mid_step_splits_the_unit(training: RecordedTraining) -> N
     assert (training.steps, training.work, training.parts) == ([1, 2], [8, 16], 1)
 
 
-def test_checkpoint_of_lightning_ends_the_unit(training: RecordedTraining) -> None:
+def test_checkpoint_of_lightning_is_in_no_unit(training: RecordedTraining) -> None:
+    tracer = training.provider.get_tracer("application")
     trainer = FakeLightning(LightningHooks(**training.options))
+    trainer.write_checkpoint = lambda: tracer.start_span("checkpoint").end()
     trainer.save_after = frozenset({1, 2})
     trainer.fit(epochs=1, batches=3)
-    ends = [span.end_time for span in training.spans("train_step")]
-    starts = [span.start_time for span in training.spans("train_step")]
     assert (training.steps, training.parts) == ([1, 2, 3], 0)
-    assert all(end < start for end, start in zip(ends, starts[1:], strict=False))
+    assert len(training.spans("checkpoint")) == 2
+    for checkpoint in training.spans("checkpoint"):
+        for unit in training.spans("train_step"):
+            assert unit.end_time <= checkpoint.start_time or checkpoint.end_time <= unit.start_time
 
 
 def test_batch_with_several_optimizers_is_one_unit(training: RecordedTraining) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
+from support.program import ENVIRONMENT
 from support.receiving import receiving
+from support.requirements import ROOT
 from support.training_spans import SERVICE, FakeDeclaration, RecordedTraining
 from wattspan.sdk.span_processor import SpanProcessor
 from wattspan.training import Loop
@@ -193,22 +197,16 @@ def test_unit_that_is_left_does_not_count(training: RecordedTraining) -> None:
     assert (training.steps, training.parts, training.epochs) == ([1, 2], 1, [1, 2])
 
 
-def test_epoch_with_an_error_does_not_end_a_later_epoch(training: RecordedTraining) -> None:
-    def train(loop: Loop) -> None:
-        for _ in loop([1, 2]):
-            raise KeyError
-
+def test_epoch_that_was_left_open_does_not_end_a_later_one(training: RecordedTraining) -> None:
     with Loop(**training.options) as loop:
-        try:
-            train(loop)
-        except KeyError as error:
-            failed = error  # keeps the generator of the first epoch alive
+        left = loop([1, 2])
+        next(left)
         epoch = loop([1, 2])
         next(epoch)
-        del failed
+        del left  # its generator is closed
         gc.collect()
         assert list(epoch) == [2]
-    assert (training.steps, training.epochs) == ([1, 2], [1, 2])
+    assert (training.steps, training.parts, training.epochs) == ([1, 2], 1, [1, 2])
 
 
 def test_resumed_loop_continues_the_numbers(training: RecordedTraining) -> None:
@@ -326,6 +324,31 @@ def test_lost_session_ends_its_spans_and_withdraws(training: RecordedTraining) -
     gc.collect()
     assert (training.parts, training.epochs) == (1, [1])
     assert training.answer.withdrawals == 1
+
+
+def test_fork_of_a_training_ends_nothing_of_it() -> None:
+    code = """
+import os
+from support.training_spans import RecordedTraining
+from wattspan.training import Loop
+training = RecordedTraining()
+loop = Loop(**training.options)
+epoch = loop([1, 2])
+next(epoch)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+loop.close()
+print(training.answer.withdrawals, training.parts)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT / "tests")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.stdout.splitlines() == ["0 0", "1 1"]  # of the child, and of the parent
 
 
 @pytest.mark.parametrize(
