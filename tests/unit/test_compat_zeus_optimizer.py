@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
+import json
 import logging
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.requirements import CLIENTS
 from support.training_spans import FakeDeclaration, RecordedTraining
 from wattspan.compat.zeus import optimizer
 from wattspan.compat.zeus.optimizer import (
@@ -59,26 +61,57 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("function", "signature"),
-    [
-        (GlobalPowerLimitOptimizer.__init__, OPTIONS),
-        (GlobalPowerLimitOptimizer.on_step_begin, "(self)"),
-        (GlobalPowerLimitOptimizer.on_epoch_end, "(self)"),
-        (HFOptimizerHooks.__init__, OPTIONS),
-        (ZeusCost.__init__, "(self, eta_knob, world_size=1)"),
-        (MaxSlowdownConstraint.__init__, "(self, factor)"),
-        (OptimumSelector.select, "(self, measurements)"),
-        (PowerLimitMeasurement.__init__, "(self, power_limit, energy, time)"),
-    ],
-)
-def test_signature_is_that_of_zeus_0_16(function: Any, signature: str) -> None:
-    bare = inspect.signature(function)
-    parameters = [
-        each.replace(annotation=inspect.Parameter.empty) for each in bare.parameters.values()
-    ]
-    unannotated = bare.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-    assert str(unannotated) == signature
+SIGNATURES = {
+    "GlobalPowerLimitOptimizer.__init__": OPTIONS,
+    "GlobalPowerLimitOptimizer.on_step_begin": "(self)",
+    "GlobalPowerLimitOptimizer.on_epoch_end": "(self)",
+    "HFGlobalPowerLimitOptimizer.__init__": OPTIONS,
+    "ZeusCost.__init__": "(self, eta_knob, world_size=1)",
+    "MaxSlowdownConstraint.__init__": "(self, factor)",
+    "OptimumSelector.select": "(self, measurements)",
+    "Energy.select": "(self, measurements)",
+    "Time.select": "(self, measurements)",
+    "ZeusCost.select": "(self, measurements)",
+    "MaxSlowdownConstraint.select": "(self, measurements)",
+}
+"""Names and defaults of Zeus 0.16, without annotations."""
+
+UNANNOTATED = """
+import inspect
+
+def unannotated(function):
+    found, bare = inspect.signature(function), inspect.Parameter.empty
+    parameters = [each.replace(annotation=bare) for each in found.parameters.values()]
+    return str(found.replace(parameters=parameters, return_annotation=bare))
+"""
+
+
+def test_signatures_are_those_of_zeus() -> None:
+    found: dict[str, Any] = {}
+    exec(UNANNOTATED, found)
+    ours = vars(optimizer) | {"HFGlobalPowerLimitOptimizer": HFOptimizerHooks}
+    for name, signature in SIGNATURES.items():
+        kind, method = name.split(".")
+        assert found["unannotated"](getattr(ours[kind], method)) == signature, name
+
+
+@pytest.mark.needs_clients
+def test_compared_signatures_are_those_of_the_real_zeus() -> None:
+    code = f"""{UNANNOTATED}
+import json
+import zeus, zeus.optimizer.power_limit as real
+assert zeus.__version__.startswith("0.16."), zeus.__version__
+names = {list(SIGNATURES)!r}
+found = [unannotated(getattr(getattr(real, kind), method)) for kind, method in
+         (name.split(".") for name in names)]
+print(json.dumps(dict(zip(names, found))))
+print(json.dumps(sorted(real.PowerLimitMeasurement.__fields__)))
+"""
+    printed = subprocess.run(
+        [str(CLIENTS), "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert json.loads(printed[-2]) == SIGNATURES
+    assert json.loads(printed[-1]) == sorted(PowerLimitMeasurement.__dataclass_fields__)
 
 
 # ----------------------------------------------------------------------------------- selectors

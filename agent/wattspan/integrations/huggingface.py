@@ -118,8 +118,9 @@ class TrainerHooks(TrainingCallback):
 
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
-    class WattspanCallback(TrainerHooks): ...
+    class WattspanCallback(TrainerHooks, TrainerCallback): ...
 
 
 @functools.cache

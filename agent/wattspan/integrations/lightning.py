@@ -99,8 +99,9 @@ class LightningHooks(TrainingCallback):
 
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback
 
-    class WattspanCallback(LightningHooks): ...
+    class WattspanCallback(LightningHooks, Callback): ...
 
 
 @functools.cache

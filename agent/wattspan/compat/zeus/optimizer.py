@@ -285,8 +285,9 @@ class HFOptimizerHooks(TrainerHooks):
 
 
 if TYPE_CHECKING:
+    from wattspan.integrations.huggingface import WattspanCallback
 
-    class HFGlobalPowerLimitOptimizer(HFOptimizerHooks): ...
+    class HFGlobalPowerLimitOptimizer(HFOptimizerHooks, WattspanCallback): ...
 
 
 @functools.cache
