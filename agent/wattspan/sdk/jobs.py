@@ -33,6 +33,16 @@ RETRY_AFTER = 10.0
 DECLARE_TIMEOUT, RENEW_TIMEOUT = 2.0, 0.2  # seconds
 
 
+def check_terms(max_slowdown: float | None, eta: float | None) -> None:
+    """ValueError: a slowdown budget, or a weight of energy, that no agent accepts."""
+    if max_slowdown is not None and not 0 <= max_slowdown < float("inf"):
+        raise ValueError(
+            f"max_slowdown = {max_slowdown} is no slowdown. Give 0 or more: 0.05 is 5 %."
+        )
+    if eta is not None and not 0 <= eta <= 1:
+        raise ValueError(f"eta = {eta} is no weight. Give a number from 0 to 1.")
+
+
 def declare(
     *,
     name: str,
@@ -57,12 +67,7 @@ def declare(
     for key, text in (("name", name), ("service", service), ("span", span)):
         if not text:
             raise ValueError(f"{key} is empty. Give the {key} of the job.")
-    if max_slowdown is not None and not 0 <= max_slowdown < float("inf"):
-        raise ValueError(
-            f"max_slowdown = {max_slowdown} is no slowdown. Give 0 or more: 0.05 is 5 %."
-        )
-    if eta is not None and not 0 <= eta <= 1:
-        raise ValueError(f"eta = {eta} is no weight. Give a number from 0 to 1.")
+    check_terms(max_slowdown, eta)
     asked = {
         "service": service,
         "span": span,
