@@ -37,11 +37,12 @@ class RecordedTraining:
 
     answer: FakeDeclaration = field(default_factory=FakeDeclaration)
     declared: list[dict[str, Any]] = field(default_factory=list)
+    service: str = SERVICE
 
     def __post_init__(self) -> None:
         self._spans = InMemorySpanExporter()
         self.provider = TracerProvider(
-            resource=Resource({"service.name": SERVICE}), shutdown_on_exit=False
+            resource=Resource({"service.name": self.service}), shutdown_on_exit=False
         )
         self.provider.add_span_processor(SimpleSpanProcessor(self._spans))
 

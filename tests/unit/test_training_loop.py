@@ -307,6 +307,16 @@ def test_missing_agent_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert training.steps == [1, 2]
 
 
+def test_nameless_service_is_measured_and_not_declared(caplog: pytest.LogCaptureFixture) -> None:
+    training = RecordedTraining(service="")
+    with Loop(**training.options) as loop:
+        for _ in loop([1]):
+            pass
+    assert (training.declared, training.steps) == ([], [1])
+    (message,) = caplog.messages
+    assert "no service.name. Set OTEL_SERVICE_NAME" in message
+
+
 def test_error_in_the_session_does_not_fail_the_training(caplog: pytest.LogCaptureFixture) -> None:
     training = RecordedTraining(FakeDeclaration(failure="broken"))
     with Loop(**training.options) as loop:
@@ -354,11 +364,11 @@ print(training.answer.withdrawals, training.parts)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_slowdown": -0.1}, "max_slowdown=-0.1"),
-        ({"max_slowdown": float("nan")}, "max_slowdown=nan"),
-        ({"eta": 1.5}, "eta=1.5"),
-        ({"eta": float("nan")}, "eta=nan"),
-        ({"objective": "speed"}, "energy, time, cost"),
+        ({"max_slowdown": -0.1}, "max_slowdown = -0.1"),
+        ({"max_slowdown": float("nan")}, "max_slowdown = nan"),
+        ({"eta": 1.5}, "eta = 1.5"),
+        ({"eta": float("nan")}, "eta = nan"),
+        ({"objective": "speed"}, "energy, cost, time"),
         ({"accumulate": 0}, "accumulate=0"),
     ],
 )

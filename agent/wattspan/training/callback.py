@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import TracerProvider
 
+from wattspan.sdk.jobs import declare
 from wattspan.training.session import Declare, TrainingSession, TuningRequest, start_session
 
 
@@ -26,7 +27,7 @@ class TrainingCallback:
         eta: float | None = None,
         knobs: Sequence[str] | None = None,
         provider: TracerProvider | None = None,
-        declare: Declare | None = None,
+        declare: Declare = declare,
     ) -> None:
         super().__init__()
         self._request = TuningRequest(max_slowdown, objective, eta, knobs).check()

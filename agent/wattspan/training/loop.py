@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from opentelemetry.sdk.trace import TracerProvider
 
+from wattspan.sdk.jobs import declare
 from wattspan.training.session import (
     Declare,
     TuningRequest,
@@ -52,7 +53,7 @@ class Loop:
         first_step: int = 0,
         declares: bool | None = None,
         provider: TracerProvider | None = None,
-        declare: Declare | None = None,
+        declare: Declare = declare,
     ) -> None:
         """``first_step``: the optimizer steps before a checkpoint that this run continues."""
         request = TuningRequest(max_slowdown, objective, eta, knobs).check()

@@ -12,11 +12,10 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
-from math import isfinite
 from pathlib import Path
 from random import SystemRandom
 from time import time_ns
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
@@ -27,6 +26,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from wattspan import otel
+from wattspan.sdk.jobs import UNAVAILABLE, check_terms, declare
 from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
 from wattspan.training.units import (
     EPOCH,
@@ -46,7 +46,7 @@ WORK_UNIT_ATTRIBUTE = "wattspan.work_unit"
 EPOCH_ATTRIBUTE = "wattspan.epoch"
 STEP_ATTRIBUTE = "wattspan.step"
 
-OBJECTIVES = ("energy", "time", "cost")
+OBJECTIVES = ("energy", "cost", "time")
 
 _EXPORT_INTERVAL = 1_000  # milliseconds: the tuner decides twice a second
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -69,14 +69,10 @@ class TuningRequest(NamedTuple):
 
     def check(self) -> TuningRequest:
         """This request; ValueError with the invalid value."""
-        budget, eta = self.max_slowdown, self.eta
-        if budget is not None and not (isfinite(budget) and budget >= 0):
-            raise ValueError(f"max_slowdown={budget!r} is no slowdown: give 0 or more, 0.05 is 5 %")
+        check_terms(self.max_slowdown, self.eta)
         if self.objective is not None and self.objective not in OBJECTIVES:
             known = ", ".join(OBJECTIVES)
-            raise ValueError(f"objective={self.objective!r} is not known: give one of {known}")
-        if eta is not None and not 0 <= eta <= 1:
-            raise ValueError(f"eta={eta!r} is not a weight: give a number from 0 to 1")
+            raise ValueError(f"objective = {self.objective!r} is not known. Give one of {known}.")
         return self
 
 
@@ -107,9 +103,6 @@ class Declare(Protocol):
         knobs: Sequence[str] | None,
     ) -> Declaration: ...
 
-
-UNAVAILABLE = "unavailable"
-"""The decision of a declaration while no agent answers."""
 
 _REFUSED = ("limited", "declined", "ignored")
 
@@ -301,7 +294,7 @@ def start_session(
     service: str = "",
     declares: bool = True,
     provider: TracerProvider | None = None,
-    declare: Declare | None = None,
+    declare: Declare = declare,
 ) -> TrainingSession:
     """Begin a session, and declare its job if ``declares``.
 
@@ -322,9 +315,14 @@ def start_session(
         shutdown = found.shutdown
     otel.instrument(found)
     declaration = None
-    if declares:
-        name = str(found.resource.attributes.get(SERVICE_NAME, ""))
-        declaration = (declare or _declare)(
+    name = str(found.resource.attributes.get(SERVICE_NAME, ""))
+    if declares and not name:
+        _log.warning(
+            "The training is not tuned: its OpenTelemetry provider has no service.name. "
+            "Set OTEL_SERVICE_NAME, or service=... of the loop or callback."
+        )
+    elif declares:
+        declaration = declare(
             name=name, service=name, span=STEP, work=WORK_ATTRIBUTE, **request._asdict()
         )
     tracer = found.get_tracer("wattspan.training")
@@ -354,12 +352,6 @@ class UnseededIdGenerator(IdGenerator):
 
     def is_trace_id_random(self) -> bool:
         return True
-
-
-def _declare(**wish: Any) -> Declaration:
-    from wattspan.sdk.jobs import declare
-
-    return declare(**wish)
 
 
 def is_local_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
