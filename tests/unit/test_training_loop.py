@@ -34,6 +34,17 @@ def tensor(*shape: int) -> Any:
     return SimpleNamespace(shape=shape)
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A program that has run to its end, with the modules of the tests."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT / "tests")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+
 # ----------------------------------------------------------------------------- units of work
 
 
@@ -351,14 +362,7 @@ if child:
 loop.close()
 print(training.answer.withdrawals, training.parts)
 """
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT / "tests")},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert finished.stdout.splitlines() == ["0 0", "1 1"]  # of the child, and of the parent
+    assert python(code).stdout.splitlines() == ["0 0", "1 1"]  # of the child, and of the parent
 
 
 @pytest.mark.parametrize(
@@ -405,6 +409,54 @@ def test_session_without_provider_reports_to_the_agent(
                 pass
         assert agent.sink.count == 4  # all is sent at the end, the epoch too
     assert answer.declared[0]["service"] == "mine"
+
+
+def test_end_of_the_process_sends_what_an_open_loop_has(tmp_path: Path) -> None:
+    code = f"""
+import os
+os.environ["WATTSPAN_RUN_DIR"] = {str(tmp_path)!r}
+from wattspan.training import Loop
+loop = Loop(service="trainer")
+for _ in loop([1, 2]):
+    pass
+epoch = loop([3, 4])
+next(epoch)
+"""
+    with receiving(tmp_path) as agent:
+        python(code)
+        names = [
+            name
+            for delivery in agent.sink.deliveries
+            for part in delivery.parts
+            for name in part.spans.name
+        ]
+    assert sorted(names) == ["epoch", "epoch", "train_step", "train_step", "train_step_part"]
+
+
+def test_service_is_named_after_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path))
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    answer = RecordedTraining()
+    Loop(declare=answer.options["declare"]).close()
+    assert answer.declared[0]["service"] == Path(sys.argv[0]).stem
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "chosen")
+    Loop(declare=answer.options["declare"]).close()
+    assert answer.declared[1]["service"] == "chosen"
+
+
+def test_missing_encoder_of_spans_is_one_warning_with_the_extra() -> None:
+    code = """
+import sys
+sys.modules["opentelemetry.exporter.otlp.proto.common.trace_encoder"] = None
+from wattspan.training import Loop
+with Loop(service="trainer") as loop:
+    print(list(loop([1, 2])))
+"""
+    finished = python(code)
+    assert finished.stdout == "[1, 2]\n"
+    (line,) = finished.stderr.splitlines()
+    assert "The training is not measured" in line
+    assert 'pip install "wattspan[training]"' in line
 
 
 def test_disabled_instrumentation_reports_nothing(
