@@ -12,7 +12,7 @@ import pytest
 
 from support.apps import EXAMPLES, app_environment
 from support.receiving import receiving
-from support.requirements import APPS
+from support.requirements import APPS, ROOT
 from wattspan.ingest.export_request import SpanRecord, WorkAttribute
 from wattspan.training.session import WORK_ATTRIBUTE
 
@@ -173,6 +173,61 @@ def test_lightning_reports_every_optimizer_step(package: str, tmp_path: Path) ->
     assert len(report.named("train_step_part")) == 3
     assert len(report.named("epoch")) == 3
     assert_units_are_disjoint(report)
+
+
+RESUMED_LIGHTNING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import lightning.pytorch as lightning
+import torch
+from support.training_spans import RecordedTraining
+from torch.utils.data import DataLoader, TensorDataset
+from wattspan.integrations.lightning import WattspanCallback
+
+class Line(lightning.LightningModule):
+    fails_at = None
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch, number):
+        if self.global_step == self.fails_at:
+            raise ArithmeticError
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def fit(epochs, fails_at=None, checkpoint=None):
+    training, model = RecordedTraining(), Line()
+    model.fails_at = fails_at
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        callbacks=[WattspanCallback(**training.options), WattspanCallback(**training.options)],
+    )
+    data = DataLoader(TensorDataset(torch.randn(40, 8)), batch_size=8)
+    try:
+        trainer.fit(model, data, ckpt_path=checkpoint)
+    except ArithmeticError:
+        print("failed", end=" ")
+    print(training.steps, training.parts, training.epochs, training.answer.withdrawals)
+    return trainer
+
+fit(2).save_checkpoint("line.ckpt")
+fit(3, checkpoint="line.ckpt")
+fit(3, fails_at=7)
+"""
+
+
+def test_resumed_and_failed_lightning(tmp_path: Path) -> None:
+    report = run(tmp_path, "-c", RESUMED_LIGHTNING, str(ROOT / "tests"))
+    assert report.output.splitlines()[-3:] == [
+        "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10] 0 [1, 2] 1",
+        "[11, 12, 13, 14, 15] 0 [3] 1",
+        "failed [1, 2, 3, 4, 5, 6, 7] 1 [1, 2] 1",
+    ]
 
 
 def test_loop_reports_every_optimizer_step(tmp_path: Path) -> None:
