@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wattspan.compat.zeus.callback import Callback
 from wattspan.integrations.huggingface import TrainerHooks
@@ -24,13 +25,17 @@ from wattspan.training.session import (
     start_session,
 )
 
-if TYPE_CHECKING:
-    from wattspan.compat.zeus.monitor import ZeusMonitor
-
 _log = logging.getLogger("wattspan")
 
 NO_BUDGET = 1.0
 """The largest slowdown budget that an operator can allow."""
+
+
+class GpuMonitor(Protocol):
+    """A ``ZeusMonitor``, of which the optimizers read the list of GPUs only."""
+
+    @property
+    def gpu_indices(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ _KNOWN: tuple[type[OptimumSelector], ...] = (MaxSlowdownConstraint, ZeusCost, Ti
 
 
 def _prepare(
-    monitor: ZeusMonitor,
+    monitor: GpuMonitor,
     selector: OptimumSelector | None,
     profile_path: str | Path | None,
     **steps: int,
@@ -177,7 +182,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def __init__(
         self,
-        monitor: ZeusMonitor,
+        monitor: GpuMonitor,
         optimum_selector: OptimumSelector | None = None,
         wait_steps: int = 1,
         warmup_steps: int = 10,
@@ -256,7 +261,7 @@ class HFOptimizerHooks(TrainerHooks):
 
     def __init__(
         self,
-        monitor: ZeusMonitor,
+        monitor: GpuMonitor,
         optimum_selector: OptimumSelector | None = None,
         wait_steps: int = 1,
         warmup_steps: int = 10,
