@@ -1,9 +1,10 @@
 """CPU cost of a training step to the training script, by loop and by callback.
 
 The hooks run in the order of the frameworks, without a model, in a process of their own for each
-subject; an agent on an emulated host receives the spans. Between the steps the thread computes, as
-in a training. The hooks run on the training thread; another thread encodes and sends the spans.
-Beside them: one span of the SDK with two attributes and an empty processor.
+subject; an agent on an emulated host receives the spans. The hooks run on the training thread,
+back to back, after computation that leaves most of the caches alone, and after computation that
+evicts them. Another thread encodes and sends the spans. Beside them: one span of the SDK with
+two attributes and an empty processor.
 
     .venv/bin/python -m benchmarks.training_steps
 """
@@ -113,33 +114,44 @@ def sdk() -> Steps:
         yield step
 
 
-SUBJECTS: dict[str, tuple[str, Callable[[], Steps]]] = {
-    "loop": ("`wattspan.training.Loop`", loop),
-    "huggingface": ("Hugging Face callback", huggingface),
-    "lightning": ("Lightning callback", lightning),
-    "sdk": ("a span of the SDK", sdk),
-    "zeus": ("`GlobalPowerLimitOptimizer`", zeus),
+SUBJECTS: dict[str, tuple[str, Callable[[], Steps], bool]] = {
+    "sdk": ("a span of the SDK", sdk, False),
+    "loop": ("`wattspan.training.Loop`", loop, True),
+    "alone": ("`wattspan.training.Loop`, no agent", loop, False),
+    "huggingface": ("Hugging Face callback", huggingface, True),
+    "lightning": ("Lightning callback", lightning, True),
+    "zeus": ("`GlobalPowerLimitOptimizer`", zeus, True),
 }
 
 
-def measure(subject: str, steps: int) -> tuple[float, float, float]:
-    """CPU milliseconds a step: in the hooks, median and mean, and of the other threads."""
+def measure(subject: str, steps: int) -> list[float]:
+    """CPU milliseconds a step: the median of the hooks by computation, and of other threads."""
     hooks = SUBJECTS[subject][1]()
-    for _, step in zip(range(100), hooks, strict=False):
-        step()
-    spent: list[int] = []
+    figures = []
     process, thread = time.process_time_ns(), time.thread_time_ns()
-    for _, step in zip(range(steps), hooks, strict=False):
-        at = time.thread_time_ns()
-        step()
-        spent.append(time.thread_time_ns() - at)
-        _compute()
+    for compute in (_nothing, _spin, _evict):
+        spent: list[int] = []
+        for _, step in zip(range(steps), hooks, strict=False):
+            at = time.thread_time_ns()
+            step()
+            spent.append(time.thread_time_ns() - at)
+            compute()
+        figures.append(statistics.median(spent) / 1e6)
     others = time.process_time_ns() - process - (time.thread_time_ns() - thread)
-    return statistics.median(spent) / 1e6, statistics.fmean(spent) / 1e6, others / steps / 1e6
+    return [*figures, others / (3 * steps) / 1e6]
 
 
-def _compute() -> None:
-    """Use the CPU and its caches as the launch of a step does."""
+def _nothing() -> None:
+    """The next step begins at once."""
+
+
+def _spin() -> None:
+    until = time.thread_time_ns() + STEP
+    while time.thread_time_ns() < until:
+        pass
+
+
+def _evict() -> None:
     until = time.thread_time_ns() + STEP
     numbers = list(range(20_000))
     while time.thread_time_ns() < until:
@@ -159,7 +171,7 @@ def run_directory(with_agent: bool) -> Iterator[Path]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--steps", type=int, default=2000)
+    options.add_argument("--steps", type=int, default=1000)
     options.add_argument("--subject", choices=SUBJECTS, help="measure this one in this process")
     chosen = options.parse_args()
     if chosen.subject:
@@ -167,30 +179,26 @@ def main() -> None:
         return
     print(describe())
     print(
-        f"\nCPU milliseconds a step, over {chosen.steps} steps with {STEP / 1e6:.0f} ms of "
-        f"computation in each (goal: {GOAL} ms in the hooks)\n"
+        f"\nCPU milliseconds a step, medians of {chosen.steps} steps "
+        f"(goal: {GOAL} ms in the hooks)\n"
     )
-    print(
-        "| reported by | hooks, median | hooks, mean | sending "
-        "| no agent: hooks, median | mean | sending |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for subject, (title, _) in SUBJECTS.items():
-        figures: list[str] = []
-        for with_agent in (True, False):
-            with run_directory(with_agent) as run_dir:
-                output = subprocess.run(
-                    [
-                        *(sys.executable, "-m", "benchmarks.training_steps"),
-                        *("--subject", subject, "--steps", str(chosen.steps)),
-                    ],
-                    env=os.environ | {"WATTSPAN_RUN_DIR": str(run_dir)},
-                    check=True,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                ).stdout
-            figures += [f"{float(each):.3f}" for each in output.split()]
-        print(f"| {title} | {' | '.join(figures)} |", flush=True)
+    apart = f"{STEP / 1e6:.0f} ms apart"
+    print(f"| reported by | back to back | {apart} | {apart}, caches evicted | sending, mean |")
+    print("|---|---|---|---|---|")
+    for subject, (title, _, with_agent) in SUBJECTS.items():
+        with run_directory(with_agent) as run_dir:
+            output = subprocess.run(
+                [
+                    *(sys.executable, "-m", "benchmarks.training_steps"),
+                    *("--subject", subject, "--steps", str(chosen.steps)),
+                ],
+                env=os.environ | {"WATTSPAN_RUN_DIR": str(run_dir)},
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            ).stdout
+        figures = " | ".join(f"{float(each):.3f}" for each in output.split())
+        print(f"| {title} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":
