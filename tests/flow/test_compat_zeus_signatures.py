@@ -29,6 +29,12 @@ NAMES = {
     "zeus.metric:EnergyHistogram": "metric",
     "zeus.metric:EnergyCumulativeCounter": "metric",
     "zeus.metric:PowerGauge": "metric",
+    "zeus.optimizer.power_limit:GlobalPowerLimitOptimizer": "optimizer",
+    "zeus.optimizer.power_limit:OptimumSelector": "optimizer",
+    "zeus.optimizer.power_limit:Energy": "optimizer",
+    "zeus.optimizer.power_limit:Time": "optimizer",
+    "zeus.optimizer.power_limit:ZeusCost": "optimizer",
+    "zeus.optimizer.power_limit:MaxSlowdownConstraint": "optimizer",
     "zeus.callback:Callback": "callback",
     "zeus.callback:CallbackSet": "callback",
 }

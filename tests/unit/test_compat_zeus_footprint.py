@@ -159,7 +159,7 @@ def test_pushed_metric_names_its_replacement(construct: Any, replacement: str) -
 def test_aliases_stand_where_zeus_is_absent() -> None:
     modules: dict[str, ModuleType] = {}
     assert aliases.install(modules, lambda name: None)
-    assert set(modules) == {"zeus", *aliases.ALIASES}
+    assert set(modules) == {"zeus", "zeus.optimizer", *aliases.ALIASES}
     assert modules["zeus"].monitor.ZeusMonitor is ZeusMonitor
     assert modules["zeus"].monitor.energy is modules["zeus.monitor.energy"]
     assert modules["zeus.metric"].PowerGauge is metric.PowerGauge

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 import logging
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from support.requirements import CLIENTS
 from support.training_spans import FakeDeclaration, RecordedTraining
 from wattspan.compat.zeus import optimizer
 from wattspan.compat.zeus.optimizer import (
@@ -51,67 +49,6 @@ def training() -> RecordedTraining:
 
 def measured(*figures: tuple[int, float, float]) -> list[PowerLimitMeasurement]:
     return [PowerLimitMeasurement(*each) for each in figures]
-
-
-# ---------------------------------------------------------------------------------- signatures
-
-OPTIONS = (
-    "(self, monitor, optimum_selector=None, wait_steps=1, warmup_steps=10, profile_steps=40, "
-    "pl_step=25, profile_path=None)"
-)
-
-
-SIGNATURES = {
-    "GlobalPowerLimitOptimizer.__init__": OPTIONS,
-    "GlobalPowerLimitOptimizer.on_step_begin": "(self)",
-    "GlobalPowerLimitOptimizer.on_epoch_end": "(self)",
-    "HFGlobalPowerLimitOptimizer.__init__": OPTIONS,
-    "ZeusCost.__init__": "(self, eta_knob, world_size=1)",
-    "MaxSlowdownConstraint.__init__": "(self, factor)",
-    "OptimumSelector.select": "(self, measurements)",
-    "Energy.select": "(self, measurements)",
-    "Time.select": "(self, measurements)",
-    "ZeusCost.select": "(self, measurements)",
-    "MaxSlowdownConstraint.select": "(self, measurements)",
-}
-"""Names and defaults of Zeus 0.16, without annotations."""
-
-UNANNOTATED = """
-import inspect
-
-def unannotated(function):
-    found, bare = inspect.signature(function), inspect.Parameter.empty
-    parameters = [each.replace(annotation=bare) for each in found.parameters.values()]
-    return str(found.replace(parameters=parameters, return_annotation=bare))
-"""
-
-
-def test_signatures_are_those_of_zeus() -> None:
-    found: dict[str, Any] = {}
-    exec(UNANNOTATED, found)
-    ours = vars(optimizer) | {"HFGlobalPowerLimitOptimizer": HFOptimizerHooks}
-    for name, signature in SIGNATURES.items():
-        kind, method = name.split(".")
-        assert found["unannotated"](getattr(ours[kind], method)) == signature, name
-
-
-@pytest.mark.needs_clients
-def test_compared_signatures_are_those_of_the_real_zeus() -> None:
-    code = f"""{UNANNOTATED}
-import json
-import zeus, zeus.optimizer.power_limit as real
-assert zeus.__version__.startswith("0.16."), zeus.__version__
-names = {list(SIGNATURES)!r}
-found = [unannotated(getattr(getattr(real, kind), method)) for kind, method in
-         (name.split(".") for name in names)]
-print(json.dumps(dict(zip(names, found))))
-print(json.dumps(sorted(real.PowerLimitMeasurement.__fields__)))
-"""
-    printed = subprocess.run(
-        [str(CLIENTS), "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    assert json.loads(printed[-2]) == SIGNATURES
-    assert json.loads(printed[-1]) == sorted(PowerLimitMeasurement.__dataclass_fields__)
 
 
 # ----------------------------------------------------------------------------------- selectors
@@ -271,6 +208,11 @@ def test_unused_options_are_logged(
         Recorded(training, profile_path=Path("profile.json"), warmup_steps=0)
     assert "does not use wait_steps, warmup_steps, profile_steps, pl_step" in caplog.messages[0]
     assert "profile.json is neither read nor written" in caplog.messages[1]
+
+
+def test_optimizers_have_the_same_options() -> None:
+    """Those of Zeus are compared in tests/flow/test_compat_zeus_signatures.py."""
+    assert inspect.signature(HFOptimizerHooks) == inspect.signature(GlobalPowerLimitOptimizer)
 
 
 def test_huggingface_optimizer_asks_as_its_selector() -> None:

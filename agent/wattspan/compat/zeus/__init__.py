@@ -1,9 +1,9 @@
-"""Zeus's monitors on the agent's figures: change the import and keep the script.
+"""Zeus's monitors and optimizers on the agent: change the import and keep the script.
 
     from wattspan.compat.zeus import ZeusMonitor  # was: from zeus.monitor import ZeusMonitor
 
 Names and signatures are those of Zeus 0.16. Each name is loaded at its first use, and no framework
-is ever imported.
+is imported, but for transformers by ``HFGlobalPowerLimitOptimizer``, which ``import *`` leaves out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     )
     from wattspan.compat.zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
     from wattspan.compat.zeus.monitor import Measurement, ZeusMonitor
+    from wattspan.compat.zeus.optimizer import (
+        Energy,
+        GlobalPowerLimitOptimizer,
+        MaxSlowdownConstraint,
+        OptimumSelector,
+        PowerLimitMeasurement,
+        Time,
+        ZeusCost,
+    )
     from wattspan.compat.zeus.power import PowerDomain, PowerMonitor
     from wattspan.compat.zeus.temperature import TemperatureMonitor
 
@@ -32,15 +41,22 @@ __all__ = [
     "CarbonEmissionMonitor",
     "CarbonIntensityProvider",
     "ElectricityPriceProvider",
+    "Energy",
     "EnergyCostMeasurement",
     "EnergyCostMonitor",
     "EnergyCumulativeCounter",
     "EnergyHistogram",
+    "GlobalPowerLimitOptimizer",
+    "MaxSlowdownConstraint",
     "Measurement",
+    "OptimumSelector",
     "PowerDomain",
     "PowerGauge",
+    "PowerLimitMeasurement",
     "PowerMonitor",
     "TemperatureMonitor",
+    "Time",
+    "ZeusCost",
     "ZeusMonitor",
     "install",
 ]
@@ -52,15 +68,23 @@ _MODULE_OF = {
     "CarbonEmissionMonitor": "wattspan.compat.zeus.footprint",
     "CarbonIntensityProvider": "wattspan.compat.zeus.footprint",
     "ElectricityPriceProvider": "wattspan.compat.zeus.footprint",
+    "Energy": "wattspan.compat.zeus.optimizer",
     "EnergyCostMeasurement": "wattspan.compat.zeus.footprint",
     "EnergyCostMonitor": "wattspan.compat.zeus.footprint",
     "EnergyCumulativeCounter": "wattspan.compat.zeus.metric",
     "EnergyHistogram": "wattspan.compat.zeus.metric",
+    "GlobalPowerLimitOptimizer": "wattspan.compat.zeus.optimizer",
+    "HFGlobalPowerLimitOptimizer": "wattspan.compat.zeus.optimizer",
+    "MaxSlowdownConstraint": "wattspan.compat.zeus.optimizer",
     "Measurement": "wattspan.compat.zeus.monitor",
+    "OptimumSelector": "wattspan.compat.zeus.optimizer",
     "PowerDomain": "wattspan.compat.zeus.power",
     "PowerGauge": "wattspan.compat.zeus.metric",
+    "PowerLimitMeasurement": "wattspan.compat.zeus.optimizer",
     "PowerMonitor": "wattspan.compat.zeus.power",
     "TemperatureMonitor": "wattspan.compat.zeus.temperature",
+    "Time": "wattspan.compat.zeus.optimizer",
+    "ZeusCost": "wattspan.compat.zeus.optimizer",
     "ZeusMonitor": "wattspan.compat.zeus.monitor",
     "install": "wattspan.compat.zeus.aliases",
 }

@@ -28,6 +28,17 @@ ALIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "footprint": ("EnergyCostMonitor", "EnergyCostMeasurement", "ElectricityPriceProvider")
     },
     "zeus.metric": {"metric": ("EnergyHistogram", "EnergyCumulativeCounter", "PowerGauge")},
+    "zeus.optimizer.power_limit": {
+        "optimizer": (
+            "GlobalPowerLimitOptimizer",
+            "OptimumSelector",
+            "Energy",
+            "Time",
+            "ZeusCost",
+            "MaxSlowdownConstraint",
+            "PowerLimitMeasurement",
+        )
+    },
     "zeus.callback": {"callback": ("Callback", "CallbackSet")},
 }
 """By module of Zeus: the names, by module of this package."""
