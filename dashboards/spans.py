@@ -31,7 +31,6 @@ JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 MODEL_ENERGY = series("wattspan_gen_ai_token_energy_joules_total", SERVICE)
 MODEL_TOKENS = series("wattspan_gen_ai_tokens_total", SERVICE)
 MODEL_REQUESTS = series("wattspan_gen_ai_requests_total", SERVICE)
-MODEL_BUCKETS = series("wattspan_gen_ai_request_energy_buckets_total", SERVICE)
 
 MOST = most(TOP, NAME, ENERGY)
 
@@ -227,16 +226,11 @@ def _models() -> tuple[Place, ...]:
         Place(
             graph(
                 "Joules per request, by model",
-                "Mean GPU energy of a request, and the energy that 95 % of the requests stay "
-                "below, from the buckets of the histogram.",
+                "Mean GPU energy of a request.",
                 palette.JOULE,
                 Ask(
                     each(by(model, rate(MODEL_ENERGY)), by(model, rate(MODEL_REQUESTS))),
-                    "{{model}}: mean",
-                ),
-                Ask(
-                    f"histogram_quantile(0.95, {by('le, model', rate(MODEL_BUCKETS))})",
-                    "{{model}}: 95 %",
+                    "{{model}}",
                 ),
                 empty=none,
             ), 8, 9,

@@ -165,44 +165,6 @@ def test_hundreds_of_children_shorter_than_a_poll_are_all_charged_by_name() -> N
         assert watch.of_children(parent) == pytest.approx(truth, rel=0.1)
 
 
-_LARGE = """
-import os
-memory = bytearray(300 << 20)
-os.write(1, b"ready")
-os.read(0, 1)
-os._exit(0)
-"""
-
-
-@rooted
-@pytest.mark.needs_root
-def test_cost_of_a_large_exit_is_not_charged_to_small_processes() -> None:
-    program = [sys.executable, "-S", "-E", "-c"]
-    with (
-        watching(True) as watch,
-        subprocess.Popen([*program, _FORKER], stdin=PIPE, stdout=PIPE, text=True) as parent,
-        subprocess.Popen([*program, _LARGE], stdin=PIPE, stdout=PIPE, text=True) as large,
-    ):
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert large.stdin is not None
-        assert large.stdout is not None
-        large.stdout.read(5)
-        watch.poll()
-        before = watch.of_pid(large.pid)
-        large.stdin.close()
-        parent.stdin.write("20\n")
-        parent.stdin.flush()
-        truth = int(parent.stdout.readline())
-        large.wait()  # the clock of an unreaped process would include its exit
-        watch.poll()
-        watch.poll()
-        parent.stdin.close()
-    cost = watch.of_pid(large.pid) - before
-    assert cost > 10 * MS, "the exit of the large process has a cost"
-    assert watch.of_children(parent.pid) < truth + cost / 4
-
-
 @rooted
 @pytest.mark.needs_root
 def test_brief_programs_run_by_a_shell_are_charged_by_name() -> None:

@@ -135,11 +135,12 @@ class SyntheticKernel:
         life.cpu += nanoseconds
         self.total += nanoseconds
 
-    def exit(self, life: Life, *, reap: bool = True, tail: int = 0) -> None:
+    def exit(self, life: Life, *, reap: bool = True, tail: int = 0, memory: int = 0) -> None:
         """``tail`` is spent after the kernel has written the final figure down."""
         if not life.zombie:
             elapsed = self._boot() - life.born
-            self.finals.send(ExitRecord(life.pid, life.parent, life.cpu, elapsed, "dead", 0))
+            record = ExitRecord(life.pid, life.parent, life.cpu, elapsed, "dead", 0, memory=memory)
+            self.finals.send(record)
             self.run(life, tail)
             self.births.send(life.pid)
             life.zombie = True

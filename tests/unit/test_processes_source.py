@@ -3,8 +3,10 @@
 import pytest
 
 from support.synthetic_kernel import SyntheticKernel
+from wattspan.attribution.settlement import split
 from wattspan.model import Consumer, NamePolicy, Remainder
 from wattspan.ports import UsageBatch, UsageSource
+from wattspan.processes.lifecycle import exit_weight
 from wattspan.processes.source import CpuUsageSource
 
 MS = 1_000_000
@@ -72,6 +74,26 @@ def test_exit_cost_is_charged_to_exited_processes() -> None:
     kernel.exit(life, tail=MS)
     charged = {payer.pid: amount for payer, amount in spent(tick(kernel, source)).items()}
     assert charged == {life.pid: 3 * MS, bystander.pid: 5 * MS}
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen alive", "between two polls"])
+def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    large, small = kernel.spawn(), kernel.spawn()
+    if seen:
+        tick(kernel, source)
+    for life, tail, memory in ((large, 35 * MS, 350 << 10), (small, MS, 4 << 10)):
+        kernel.run(life, 2 * MS)
+        kernel.exit(life, tail=tail, memory=memory)
+    charged = sorted(spent(tick(kernel, source)).values())
+    if not seen:  # processes of one parent and command share an account
+        assert charged == [40 * MS]
+        return
+    weights = exit_weight(4 << 10), exit_weight(350 << 10)
+    assert charged == [2 * MS + part for part in split(36 * MS, weights)]
+    assert charged[0] == pytest.approx(3 * MS, abs=MS)
 
 
 def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:

@@ -1,7 +1,8 @@
 """Metrics of requests to language models.
 
-The buckets of the energy of requests are one counter with the label ``le``, which Prometheus'
-``histogram_quantile`` accepts. Their sum is the energy of tokens, their count that of requests.
+The buckets of the energy of requests are one cumulative counter with the label ``most_joules``. A
+query renames it for ``histogram_quantile``: ``label_join(rate(...), "le", "", "most_joules")``.
+Their sum is the energy of tokens, their count that of requests.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ INFERENCE = (
            "Requests to a language model with settled energy, by the division of the energy.",
            (*_MODEL, "division"), requests),
     Metric("wattspan.gen_ai.request.energy.buckets", COUNTER, "{request}",
-           "Requests to a language model with at most `le` joules of GPU energy.",
-           (*_MODEL, "le", "provenance"), buckets),
+           "Requests to a language model with at most `most_joules` of GPU energy.",
+           (*_MODEL, "most_joules", "provenance"), buckets),
     Metric("wattspan.gen_ai.idle.energy", COUNTER, "J",
            "GPU energy of engines for language models without active requests.",
            ("provenance",), idle_energy),
