@@ -43,30 +43,17 @@ def to_unix(mono: int) -> float:
     return (time_ns() - (monotonic_ns() - mono)) / 1e9
 
 
-class PowerMonitor:
-    """The power of GPUs since its construction; signatures and units are those of Zeus.
+class GpuTimelines:
+    """The agent's readings of the visible GPUs, from the construction to ``stop``.
 
-    ``update_period`` is accepted and has no effect: the agent's interval applies. Only the newest
-    ``max_samples_per_gpu`` values of a timeline are returned. GPUs may be of different models.
+    The base of Zeus's monitors of timelines.
     """
 
     read_devices: ClassVar[DeviceReader] = staticmethod(read_devices)
 
-    def __init__(
-        self,
-        gpu_indices: list[int] | None = None,
-        update_period: float | None = None,
-        max_samples_per_gpu: int | None = None,
-        power_domains: list[PowerDomain | PowerDomainName] | None = None,
-    ) -> None:
+    def __init__(self, gpu_indices: list[int] | None, max_samples_per_gpu: int | None) -> None:
         if gpu_indices is not None and not gpu_indices:
             raise ValueError("gpu_indices is empty: name a GPU, or leave it out for all.")
-        if power_domains is not None and not power_domains:
-            raise ValueError("power_domains is empty: name one, or leave it out for all.")
-        self.update_period = update_period
-        self.measurement_domains = [
-            _measured(PowerDomain(domain)) for domain in power_domains or MEASURED_DOMAINS
-        ]
         self._most = max_samples_per_gpu
         self._index = DeviceIndex(self.read_devices, gpu_indices, [])
         self._index.check(type(self).__name__)
@@ -81,6 +68,45 @@ class PowerMonitor:
     def stop(self) -> None:
         """End the monitored period; its values remain available."""
         self._stopped = self._stopped or monotonic_ns()
+
+    def _end(self) -> int:
+        return monotonic_ns() if self._stopped is None else self._stopped
+
+    def _period(self, start_time: float | None, end_time: float | None) -> tuple[int, int]:
+        """The monotonic nanoseconds of the monitored part of a period in Unix seconds."""
+        start = self._began if start_time is None else max(self._began, to_monotonic(start_time))
+        end = self._end() if end_time is None else min(self._end(), to_monotonic(end_time))
+        return start, end
+
+    def _devices(self, start: int, end: int) -> dict[int, Device]:
+        """The GPUs with their present readings in a period."""
+        ids = self._index.resolve().gpus
+        found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
+        by_id = {device.id: device for device in found}
+        return {i: by_id[key] for i, key in ids.items()}
+
+
+class PowerMonitor(GpuTimelines):
+    """The power of GPUs since its construction; signatures and units are those of Zeus.
+
+    ``update_period`` is accepted and has no effect: the agent's interval applies. Only the newest
+    ``max_samples_per_gpu`` values of a timeline are returned. GPUs may be of different models.
+    """
+
+    def __init__(
+        self,
+        gpu_indices: list[int] | None = None,
+        update_period: float | None = None,
+        max_samples_per_gpu: int | None = None,
+        power_domains: list[PowerDomain | PowerDomainName] | None = None,
+    ) -> None:
+        if power_domains is not None and not power_domains:
+            raise ValueError("power_domains is empty: name one, or leave it out for all.")
+        self.update_period = update_period
+        self.measurement_domains = [
+            _measured(PowerDomain(domain)) for domain in power_domains or MEASURED_DOMAINS
+        ]
+        super().__init__(gpu_indices, max_samples_per_gpu)
 
     def get_power(self, time: float | None = None) -> dict[int, float] | None:
         """Watts of each GPU, newest or at a Unix time; None without a reading of each."""
@@ -117,8 +143,7 @@ class PowerMonitor:
         domain = PowerDomain(power_domain)
         if domain not in self.measurement_domains:
             raise ValueError(_unmonitored(domain, self.measurement_domains))
-        start = self._began if start_time is None else max(self._began, to_monotonic(start_time))
-        end = self._end() if end_time is None else min(self._end(), to_monotonic(end_time))
+        start, end = self._period(start_time, end_time)
         if end < start:
             return {i: [] for i in self.gpu_indices if gpu_index in (None, i)}
         offset = to_unix(0)
@@ -143,16 +168,6 @@ class PowerMonitor:
             domain.value: self.get_power_timeline(domain, gpu_index, start_time, end_time)
             for domain in self.measurement_domains
         }
-
-    def _end(self) -> int:
-        return monotonic_ns() if self._stopped is None else self._stopped
-
-    def _devices(self, start: int, end: int) -> dict[int, Device]:
-        """The GPUs with their present readings in a period."""
-        ids = self._index.resolve().gpus
-        found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
-        by_id = {device.id: device for device in found}
-        return {i: by_id[key] for i, key in ids.items()}
 
 
 def _measured(domain: PowerDomain) -> PowerDomain:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from time import monotonic_ns
-from typing import ClassVar
-
-from wattspan.compat.zeus.indices import DeviceIndex
-from wattspan.compat.zeus.power import to_monotonic, to_unix
-from wattspan.sdk.devices import DeviceReader, read_devices
+from wattspan.compat.zeus.power import GpuTimelines, to_monotonic, to_unix
 
 _NEWEST = 60 * 10**9  # nanoseconds before the construction that count: a value may be that old
 
 
-class TemperatureMonitor:
+class TemperatureMonitor(GpuTimelines):
     """The temperature of GPUs since its construction; signatures and units are those of Zeus.
 
     ``update_period`` has no effect: the agent reads once a second, and keeps at least an hour.
     Only the newest ``max_samples_per_gpu`` values are returned.
     """
-
-    read_devices: ClassVar[DeviceReader] = staticmethod(read_devices)
 
     def __init__(
         self,
@@ -27,23 +20,8 @@ class TemperatureMonitor:
         update_period: float = 1.0,
         max_samples_per_gpu: int | None = None,
     ) -> None:
-        if gpu_indices is not None and not gpu_indices:
-            raise ValueError("gpu_indices is empty: name a GPU, or leave it out for all.")
+        super().__init__(gpu_indices, max_samples_per_gpu)
         self.update_period = update_period
-        self._most = max_samples_per_gpu
-        self._index = DeviceIndex(self.read_devices, gpu_indices, [])
-        self._index.check(type(self).__name__)
-        self._began = monotonic_ns()
-        self._stopped: int | None = None
-
-    @property
-    def gpu_indices(self) -> list[int]:
-        """Indices of the GPUs, as the framework numbers them; empty without an agent."""
-        return self._index.gpu_indices
-
-    def stop(self) -> None:
-        """End the monitored period; its values remain available."""
-        self._stopped = self._stopped or monotonic_ns()
 
     def get_temperature(self, time: float | None = None) -> dict[int, int] | None:
         """Degrees Celsius of each GPU, newest or nearest to a Unix time; None without a value."""
@@ -62,8 +40,7 @@ class TemperatureMonitor:
         end_time: float | None = None,
     ) -> dict[int, list[tuple[float, int]]]:
         """Unix times and degrees Celsius of each GPU, in order."""
-        start = self._began if start_time is None else max(self._began, to_monotonic(start_time))
-        end = self._end() if end_time is None else min(self._end(), to_monotonic(end_time))
+        start, end = self._period(start_time, end_time)
         offset = to_unix(0)
         return {
             i: [(offset + mono / 1e9, celsius) for mono, celsius in samples]
@@ -71,12 +48,6 @@ class TemperatureMonitor:
             if gpu_index in (None, i)
         }
 
-    def _end(self) -> int:
-        return monotonic_ns() if self._stopped is None else self._stopped
-
     def _samples(self, start: int, end: int) -> dict[int, tuple[tuple[int, int], ...]]:
-        ids = self._index.resolve().gpus
-        found = self.read_devices(start, end, tuple(ids.values()), timeline=True)
-        by_id = {device.id: device.temperatures for device in found}
         most = -self._most if self._most else 0
-        return {i: by_id[key][most:] for i, key in ids.items()}
+        return {i: one.temperatures[most:] for i, one in self._devices(start, end).items()}
