@@ -19,7 +19,7 @@ from wattspan.ports import (
     WattspanError,
 )
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.poller import HISTORY, TUNING, Poller
+from wattspan.service.poller import DEVICES, HISTORY, TUNING, Poller
 from wattspan.storage.store import DeferredStore, Store
 
 STOP_TIMEOUT = 1.5
@@ -325,6 +325,7 @@ _NON_COUNTER_SOURCES = {
     "capper",
     "tuner",
     HISTORY,
+    DEVICES,
     TUNING,
     "configuration",
     *SELF_REPORTING,

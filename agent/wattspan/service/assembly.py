@@ -49,7 +49,13 @@ from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_r
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
-from wattspan.service.poller import AgentUsage, LatestSnapshot, Poller, SnapshotProviders
+from wattspan.service.poller import (
+    DEVICES,
+    AgentUsage,
+    LatestSnapshot,
+    Poller,
+    SnapshotProviders,
+)
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.storage.checkpoints import latest_checkpoint
@@ -185,7 +191,7 @@ def build_agent(
                 footprint=footprint.report,
             ),
             observers=tuning.observers,
-            recorders={"device history": devices.record},
+            recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
         )

@@ -57,8 +57,8 @@ SETTLE_AFTER = SECOND // 5
 """Awaited energy is settled this long after the last settlement."""
 
 
-HISTORY, TUNING = "history", "tuning"
-"""Names of the observers in health: the energy history, and the users of devices for the tuner."""
+HISTORY, DEVICES, TUNING = "history", "device history", "tuning"
+"""Names of the observers in health: both histories, and the users of devices for the tuner."""
 
 
 class Ticker:
