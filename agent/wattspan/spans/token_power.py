@@ -126,7 +126,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _LearnedModel:
-    """What is known of one model: its equations' number, and means by exponential forgetting."""
+    """The number of a model's equations, and means by exponential forgetting."""
 
     periods: int = 0
     weight: float = 0.0

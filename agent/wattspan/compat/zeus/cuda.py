@@ -50,7 +50,7 @@ class CudaEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], devices: Path = Path("/dev")) -> CudaEnvironment:
-        """That of this process."""
+        """The environment of a process with the variables ``environ``."""
         return cls(
             environ.get("CUDA_VISIBLE_DEVICES"),
             environ.get("CUDA_DEVICE_ORDER"),
