@@ -26,15 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import family
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
+from support.program import host_of
 from wattspan.emulation.boards import Demand, EmulatedBoard, operate
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.profiles import profile_named
 from wattspan.emulation.workloads import Training
-from wattspan.ports import WattspanError
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
@@ -332,19 +331,10 @@ def _agent(terms: Terms) -> Iterator[tuple[Path, _Host]]:
         )
         try:
             _until(lambda: (folder / "run" / "otlp.sock").exists(), 30)
-            yield folder, _Host(_directory(process.pid))
+            yield folder, _Host(host_of(process.pid))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
-
-
-def _directory(pid: int) -> Path:
-    """Directory of the emulated host started by an agent."""
-    for one in family(pid):
-        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
-        if b"wattspan.emulation.engine" in words:
-            return Path(words[words.index(b"wattspan.emulation.engine") + 2].decode())
-    raise WattspanError(f"Process {pid} has started no emulated host.")
 
 
 def _told(folder: Path) -> dict[str, Any]:
