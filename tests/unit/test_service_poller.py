@@ -1,15 +1,18 @@
 """The poller, the recorder and the lifecycle of the agent."""
 
 import itertools
+import random
 import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from support.simulated_host import GPU, PACKAGE, imbalances
+from support.synthetic_kernel import SyntheticKernel
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import (
+    MILLISECOND,
     SECOND,
     AgentStats,
     Attribution,
@@ -326,6 +329,31 @@ def test_ticks_are_settled_with_each_snapshot() -> None:
 def test_awaited_ticks_are_settled_before_the_next_snapshot() -> None:
     counts, _, _ = settled_ticks(awaited=True)
     assert counts[20:] == [0, 2] * 10
+
+
+def test_usage_of_known_processes_is_settled_once_a_second() -> None:
+    kernel = SyntheticKernel()
+    busy, idle = kernel.spawn(), kernel.spawn()
+    source = kernel.source(vigil=True)
+    settled: list[int] = []
+
+    class Counted:
+        close = source.close
+
+        def poll(self, *, settle: bool) -> UsageBatch:
+            batch = source.poll(settle=settle)
+            settled.append(bool(batch.usages))
+            return batch
+
+    one = poller(kernel.clock, [Burning(kernel.clock)], Counted())
+    start, delays = kernel.clock.monotonic(), random.Random(3)
+    for at in range(1, 321):
+        tick = start + at * TICK + delays.randrange(MILLISECOND)
+        kernel.clock.advance(ns=tick - kernel.clock.monotonic())
+        kernel.run(busy, MILLISECOND)
+        kernel.run(idle, at % 20 * 100)
+        one.turn()
+    assert sum(settled[20:]) == 30
 
 
 def test_settlement_in_batches_equals_settlement_at_each_tick() -> None:

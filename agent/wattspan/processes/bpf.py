@@ -56,38 +56,26 @@ def update_map(descriptor: int, key: bytes, value: bytes) -> None:
 
 
 class BatchReader:
-    """Removes and returns all elements of a hash map at once."""
+    """Removes and returns all elements of a hash map with keys and values of 8 bytes."""
 
-    def __init__(self, descriptor: int, key: int, value: int, entries: int) -> None:
-        self._keys = ctypes.create_string_buffer(key * entries)
-        self._values = ctypes.create_string_buffer(value * entries)
-        self._key, self._value = key, value
+    def __init__(self, descriptor: int, entries: int) -> None:
+        self._entries = entries
+        keys, values = (ctypes.create_string_buffer(8 * entries) for _ in range(2))
+        self._keys, self._values = (memoryview(one).cast("B").cast("Q") for one in (keys, values))
         self._position = ctypes.create_string_buffer(4)
-        self._attributes = struct.pack(
-            "=QQQQIIQQ",
-            0,
-            ctypes.addressof(self._position),
-            ctypes.addressof(self._keys),
-            ctypes.addressof(self._values),
-            entries,
-            descriptor,
-            0,
-            0,
-        )
+        places = (ctypes.addressof(one) for one in (self._position, keys, values))
+        self._attributes = _block(struct.pack("=QQQQIIQQ", 0, *places, entries, descriptor, 0, 0))
+        self._count = memoryview(self._attributes).cast("B")[32:36].cast("I")
 
-    def take(self) -> tuple[memoryview, memoryview]:
-        """The keys and the values; the next call overwrites them. OSError if the kernel refuses."""
-        block = _block(self._attributes)
-        try:
-            _bpf(_TAKE_BATCH, block)
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # the end of the map
-                raise
-        count = struct.unpack_from("=I", block, 32)[0]
-        return (
-            memoryview(self._keys).cast("B")[: count * self._key],
-            memoryview(self._values).cast("B")[: count * self._value],
-        )
+    def take(self) -> tuple[list[int], list[int]]:
+        """The keys and the values. OSError if the kernel refuses."""
+        self._count[0] = self._entries
+        if _LIBC.syscall(_NUMBER, _TAKE_BATCH, self._attributes, len(self._attributes)) < 0:
+            code = ctypes.get_errno()
+            if code != errno.ENOENT:  # the end of the map, which is the usual result
+                raise OSError(code, os.strerror(code))
+        count = self._count[0]
+        return self._keys[:count].tolist(), self._values[:count].tolist()
 
 
 class Instruction(NamedTuple):

@@ -21,8 +21,10 @@ from wattspan.processes.cpus import CpuTopology, parse_cpu_list
 
 TRACEPOINTS = ("sched_switch", "hrtimer_expire_entry")
 
-MAX_ENTRIES = 8192
-"""Limit of pairs of a process and a socket between two samples; others are not counted."""
+MAX_ENTRIES = 4096
+"""Limit of pairs of a process and a socket between two samples; others are not counted.
+
+Each sample walks a table of this length."""
 
 _KEY, _VALUE = struct.Struct("=Q"), struct.Struct("=Q")  # process << 32 | socket; nanoseconds
 _CPU = struct.Struct("=QQ")  # time of the last run, 0 before; socket
@@ -92,7 +94,7 @@ class SocketTimes:
         try:
             self._cpus = self._keep(bpf.create_map(bpf.PERCPU_ARRAY, 4, _CPU.size, 1))
             totals = self._keep(bpf.create_map(bpf.HASH, _KEY.size, _VALUE.size, MAX_ENTRIES))
-            self._reader = bpf.BatchReader(totals, _KEY.size, _VALUE.size, MAX_ENTRIES)
+            self._reader = bpf.BatchReader(totals, MAX_ENTRIES)
             self._place_cpus()
             self.program = self._keep(
                 bpf.load_program("wattspan_socket", program(self._cpus, totals))
@@ -116,10 +118,9 @@ class SocketTimes:
     def sample(self) -> SocketTimesSample:
         """The nanoseconds since the last sample."""
         try:
-            pairs, times = self._reader.take()
+            return SocketTimesSample(*self._reader.take())
         except OSError:
             return SocketTimesSample()
-        return SocketTimesSample(pairs.cast("Q").tolist(), times.cast("Q").tolist())
 
     def close(self) -> None:
         while self._open:

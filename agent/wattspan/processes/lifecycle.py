@@ -46,7 +46,10 @@ class ScanResult:
 
 
 class ProcessScanner:
-    """Finds processes that are not in the table, with a full scan each ``every`` nanoseconds."""
+    """Finds processes that are not in the table.
+
+    The first scan in each period of ``every`` nanoseconds of monotonic time is a full one.
+    """
 
     def __init__(self, processes: ProcFs, table: ProcessTable, every: int = SECOND) -> None:
         self._processes = processes
@@ -54,12 +57,12 @@ class ProcessScanner:
         self._every = every
         self._last: int | None = None
         self._pid_max = processes.pid_max()
-        self._next_scan = 0
+        self._period = -1
         self._too_wide = False
 
     def due(self, mono: int) -> bool:
         """True if the next scan will be a full one."""
-        return self._too_wide or mono >= self._next_scan
+        return self._too_wide or mono // self._every != self._period
 
     def scan(self, mono: int, events: ProcessEvents, events_complete: bool) -> ScanResult:
         """``events_complete``: ``events`` hold all births, unless some were lost."""
@@ -68,7 +71,7 @@ class ProcessScanner:
             self._try_new_pids(result)
         if self.due(mono) or events.lost:
             self._too_wide = False
-            self._next_scan = mono + self._every
+            self._period = mono // self._every
             shown = self._processes.pids()
             result.found = {pid for pid in shown if pid not in self._table} - result.born
             result.complete = result.scanned = True

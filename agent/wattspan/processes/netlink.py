@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -240,6 +241,8 @@ class DatagramReader:
         """Datagrams of more than ``longest`` bytes are cut."""
         link.setblocking(False)
         self._link = link
+        self._arrival = select.poll()
+        self._arrival.register(link, select.POLLIN)
         self._slot = ADDRESS + (longest + 15) // 16 * 16
         self._slots = slots
         self._buffer = ctypes.create_string_buffer(self._slot * slots)
@@ -275,13 +278,8 @@ class DatagramReader:
         return DatagramBatch(self._memory[: count * self._slot], self._slot, lengths)
 
     def pending(self) -> bool:
-        """True if a datagram or an error waits, or if that is unknown."""
-        try:
-            return bool(self._link.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        """True if a datagram or an error waits."""
+        return bool(self._arrival.poll(0))
 
     @property
     def slots(self) -> int:

@@ -196,7 +196,10 @@ class ProcessTable:
 
 
 IDLE_SCAN_INTERVAL = SECOND
-"""Longest interval between two reads of the idle processes."""
+"""The idle processes are read at the first poll in each of these periods of monotonic time.
+
+A poll that waits does not read them. The poller therefore settles at the first poll in each second.
+"""
 
 IDLE_AFTER = 10
 """Reads without any work after which a process is idle."""
@@ -218,7 +221,7 @@ class IdleScanner:
         self._now: int | None = None
         self._since: int | None = None
         self._charged = 0
-        self._next = 0
+        self._period = 0
         self.covers_kernel = total is None or total.covers_kernel
 
     def read(self) -> None:
@@ -234,13 +237,13 @@ class IdleScanner:
 
         ``uncharged`` is time of the sum that is known and will be charged.
         """
-        if self._now is None or self._since is None or mono >= self._next:
+        if self._now is None or self._since is None or mono // IDLE_SCAN_INTERVAL != self._period:
             return True
         return self._now - self._since - self._charged - uncharged > tolerance(capacity)
 
     def scanned(self, mono: int) -> None:
         """Restart after a read of all clocks."""
-        self._next = mono + IDLE_SCAN_INTERVAL
+        self._period = mono // IDLE_SCAN_INTERVAL
         self._since, self._charged = self._now, 0
         if self.total is not None:
             self.total.refresh()

@@ -46,6 +46,10 @@ SILENT_SOURCE_AFTER = 5 * SECOND
 """A source without readings for longer is down."""
 
 PUBLISH_EVERY = SECOND
+"""A snapshot is published by the first cycle in each of these periods of monotonic time.
+
+The usage source reads idle processes in the same cycle, so that it settles no other one for them.
+"""
 
 PUBLISH_FOR_SPANS = SECOND // 2
 """The period of snapshots while the energy of processes is watched, for spans or queries."""
@@ -282,6 +286,7 @@ class Poller:
         self._agent_usage = AgentUsage(0.0, None)
         self._checkpoint: Checkpoint | None = None
         self._sampled: list[Tick] = []
+        self._gpus: tuple[GpuStatus, ...] = ()
         self._settled = self._started.mono
 
     def view(self) -> Snapshot:
@@ -307,22 +312,16 @@ class Poller:
         """Run one cycle: sample, and settle and publish when it is time for that."""
         now = self._clock.monotonic()
         period = PUBLISH_FOR_SPANS if self.history.watched else PUBLISH_EVERY
-        due = (
-            now - self._published >= period - self._ticker.interval // 2
-            or now - self._started.mono <= STARTUP
-        )
+        due = now // period != self._published // period or now - self._started.mono <= STARTUP
         awaited = self.history.awaited and now - self._settled >= SETTLE_AFTER
         tick = self._sample(settle=due or awaited)
         self._sampled.append(tick)
         for recorder in self._recorders:
-            recorder.apply(tick, self._gpu_statuses())
+            recorder.apply(tick, self._gpus)
         if due:
             self.publish()
         elif awaited:
             self._settle()
-
-    def _gpu_statuses(self) -> tuple[GpuStatus, ...]:
-        return tuple(status for source in self._sources for status in source.batch.gpus)
 
     def _settle(self) -> None:
         """Apply the ticks since the last settlement, in their order.
@@ -351,7 +350,7 @@ class Poller:
             self._agent_usage = self._providers.agent_usage()
         snapshot = replace(
             self._ledger.snapshot(now, latest.host),
-            gpus=self._gpu_statuses(),
+            gpus=self._gpus,
             health=(
                 *(source.health() for source in self._sources),
                 self._usage.health(),
@@ -395,12 +394,15 @@ class Poller:
 
     def _sample(self, *, settle: bool) -> Tick:
         domains, readings, usages = {}, list[Reading](), list[Usage]()
+        gpus = list[GpuStatus]()
         for source in self._sources:
             before, batch = source.batch.domains, source.read()
             if batch.domains is not before:
                 domains[source.source.name] = batch.domains
             readings += batch.readings
             usages += batch.usages
+            gpus += batch.gpus
+        self._gpus = tuple(gpus)
         polled = self._usage.poll(settle=settle)
         births = (*polled.infos, *self._unknown_users(usages, polled.infos))
         return Tick(
