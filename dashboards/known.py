@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboards.expressions import grouping
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import Instrument
+from wattspan_exporters.catalogue.definition import Instrument, counters
 
 RULES = Path(__file__).parent / "prometheus" / "recording.yml"
 
@@ -41,7 +41,8 @@ def exported() -> dict[str, Known]:
             ),
             counter=metric.instrument is Instrument.COUNTER,
         )
-        for metric in CATALOGUE
+        for listed in CATALOGUE
+        for metric in counters(listed)
     }
 
 

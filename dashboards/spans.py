@@ -31,6 +31,7 @@ JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
 MODEL_ENERGY = series("wattspan_gen_ai_token_energy_joules_total", SERVICE)
 MODEL_TOKENS = series("wattspan_gen_ai_tokens_total", SERVICE)
 MODEL_REQUESTS = series("wattspan_gen_ai_requests_total", SERVICE)
+MODEL_BUCKETS = series("wattspan_gen_ai_request_energy_joules_bucket", SERVICE)
 
 MOST = most(TOP, NAME, ENERGY)
 
@@ -206,6 +207,10 @@ def _table() -> tuple[Place, ...]:
     )  # fmt: skip
 
 
+def _quantile(level: float) -> str:
+    return f"histogram_quantile({level}, {by('model, le', rate(MODEL_BUCKETS))})"
+
+
 def _models() -> tuple[Place, ...]:
     typed, model = "model, token_type", "model"
     none = "no requests to language models"
@@ -226,12 +231,15 @@ def _models() -> tuple[Place, ...]:
         Place(
             graph(
                 "Joules per request, by model",
-                "Mean GPU energy of a request.",
+                "GPU energy of a request: mean, median and 95th percentile. The percentiles are "
+                "interpolated within the buckets of the histogram.",
                 palette.JOULE,
                 Ask(
                     each(by(model, rate(MODEL_ENERGY)), by(model, rate(MODEL_REQUESTS))),
-                    "{{model}}",
+                    "{{model}}: mean",
                 ),
+                Ask(_quantile(0.5), "{{model}}: median"),
+                Ask(_quantile(0.95), "{{model}}: p95"),
                 empty=none,
             ), 8, 9,
         ),

@@ -148,7 +148,6 @@ ATTRIBUTES = {
     "currency": "currency of the amounts, from `[cost] currency`",
     "direction": "`input` or `output`",
     "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
-    "most_joules": "upper bound of a bucket in joules, or `+Inf`",
     "token_type": "`input` (the prompt) or `output` (generated tokens)",
     "division": "`model`: by the learned energy of tokens; `tokens`: all tokens of a step alike",
     "emulated": "`true` on an emulated host; its figures are not measurements",

@@ -9,12 +9,11 @@ from pathlib import Path
 from support.collector import HttpCollector, Reply
 from support.live_host import LiveAgent
 from support.otlp_sink import Key, Point, by_series, points, resource_of, total_seen
-from support.scrapes import Series, parse
+from support.scrapes import CATALOGUE_SERIES, Series, parse
 from support.waiting import eventually
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.prometheus.renderer import ExpositionFormat
 
-OURS = {metric.series for metric in CATALOGUE}
 LASTING = {metric.name for metric in CATALOGUE if metric.lasting} - {"wattspan.process.energy"}
 
 
@@ -35,7 +34,7 @@ def scrape(live: LiveAgent) -> dict[Series, float]:
     (address,) = [each for each in live.agent.addresses if each.endswith("/metrics")]
     with urllib.request.urlopen(address, timeout=20) as answer:
         found = parse(answer.read(), ExpositionFormat.TEXT)
-    return {series: value for series, value in found.items() if series[0] in OURS}
+    return {series: value for series, value in found.items() if series[0] in CATALOGUE_SERIES}
 
 
 def pushes(collector: HttpCollector) -> dict[int, list[Point]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -32,22 +33,34 @@ TARGET = {"job": "wattspan", "instance": "node7"}
 """What Prometheus says of every series of an agent, whether it was scraped or pushed."""
 
 
+INSTRUMENTS = {
+    "counter": Instrument.COUNTER,
+    "updown": Instrument.UPDOWN,
+    "gauge": Instrument.GAUGE,
+    "histogram": Instrument.HISTOGRAM,
+}
+
+
 @dataclass(frozen=True)
 class Point:
-    """One data point with the metadata of its metric."""
+    """One data point with the metadata of its metric.
+
+    A data point of a histogram is several, as Prometheus stores it.
+    """
 
     name: str
     unit: str
-    kind: str  # "counter", "updown" or "gauge"
+    kind: str  # "counter", "updown", "gauge" or "histogram"
     attributes: dict[str, object]
     start: int
     time: int
     value: int | float
     exemplars: tuple[Any, ...] = field(default=(), compare=False)
+    part: str = ""  # of a histogram: "_bucket", "_sum" or "_count"
 
     @property
     def key(self) -> Key:
-        return self.name, frozenset(self.attributes.items())
+        return self.name + self.part, frozenset(self.attributes.items())
 
     @property
     def series(self) -> Series:
@@ -65,8 +78,7 @@ class Point:
     @property
     def translated(self) -> tuple[str, dict[str, str]]:
         """OpenTelemetry's translation of the name to Prometheus."""
-        instruments = {"counter": Instrument.COUNTER, "updown": Instrument.UPDOWN}
-        name = prometheus_name(self.name, self.unit, instruments.get(self.kind, Instrument.GAUGE))
+        name = prometheus_name(self.name, self.unit, INSTRUMENTS[self.kind]) + self.part
         labels = {key.replace(".", "_"): str(value) for key, value in self.attributes.items()}
         return name, labels
 
@@ -98,8 +110,18 @@ def points(*requests: ExportMetricsServiceRequest) -> Iterator[Point]:
                     yield from _points(metric)
 
 
+def count_points(*requests: ExportMetricsServiceRequest) -> int:
+    """The number of data points; that of a histogram is one."""
+    return sum(one.part in ("", "_count") for one in points(*requests))
+
+
 def _points(metric: Any) -> Iterator[Point]:
     which = metric.WhichOneof("data")
+    if which == "histogram":
+        assert metric.histogram.aggregation_temporality == CUMULATIVE
+        for distribution in metric.histogram.data_points:
+            yield from _parts(metric, distribution)
+        return
     if which == "sum":
         assert metric.sum.aggregation_temporality == CUMULATIVE
         kind = "counter" if metric.sum.is_monotonic else "updown"
@@ -121,6 +143,24 @@ def _points(metric: Any) -> Iterator[Point]:
             getattr(point, point.WhichOneof("value")),
             tuple(point.exemplars),
         )
+
+
+def _parts(metric: Any, one: Any) -> Iterator[Point]:
+    assert len(one.bucket_counts) == len(one.explicit_bounds) + 1
+    assert list(one.explicit_bounds) == sorted(one.explicit_bounds)
+    assert sum(one.bucket_counts) == one.count
+    attributes = as_dict(one.attributes)
+    times = one.start_time_unix_nano, one.time_unix_nano
+
+    def part(name: str, value: float, **bound: str) -> Point:
+        named = metric.name, metric.unit, "histogram", attributes | bound
+        return Point(*named, *times, value, part=f"_{name}")
+
+    bounds = (*(f"{bound:g}" for bound in one.explicit_bounds), "+Inf")
+    for bound, count in zip(bounds, accumulate(one.bucket_counts), strict=True):
+        yield part("bucket", count, le=bound)
+    yield part("sum", one.sum)
+    yield part("count", one.count)
 
 
 def by_series(found: Iterable[Point]) -> dict[Series, int | float]:

@@ -55,7 +55,12 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan_exporters.catalogue import CATALOGUE
+from wattspan_exporters.catalogue.definition import counters
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
+
+CATALOGUE_SERIES = {one.series for metric in CATALOGUE for one in counters(metric)}
+"""The names of the samples of all metrics of the catalogue."""
 
 GOLDEN = {
     ExpositionFormat.TEXT: ROOT / "tests" / "fixtures" / "scrape.txt",

@@ -22,7 +22,14 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters.catalogue import CATALOGUE
-from wattspan_exporters.catalogue.definition import Instrument, Labels, Metric, prometheus_name
+from wattspan_exporters.catalogue.definition import (
+    Instrument,
+    Labels,
+    Metric,
+    bound_texts,
+    counters,
+    prometheus_name,
+)
 
 COUNTER, GAUGE, UPDOWN = Instrument.COUNTER, Instrument.GAUGE, Instrument.UPDOWN
 METRICS = {metric.series: metric for metric in CATALOGUE}
@@ -178,9 +185,13 @@ def test_energy_and_power_have_a_provenance_label(metric: Metric) -> None:
         assert said <= set(Provenance)
 
 
-@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.series)
+@pytest.mark.parametrize(
+    "metric",
+    [one for metric in CATALOGUE for one in counters(metric)],
+    ids=lambda metric: metric.series,
+)
 def test_every_metric_can_be_drawn(metric: Metric) -> None:
-    samples = drawn(metric.series, full_host())
+    samples = dict(metric.draw(full_host()))
     assert samples
     assert {len(labels) for labels in samples} == {len(metric.attributes)}
     assert all(isinstance(label, str) for labels in samples for label in labels)
@@ -196,14 +207,38 @@ def test_host_without_counters_has_no_energy(metric: Metric) -> None:
 # ---------------------------------------------------------------------------------- inference
 
 
-def test_buckets_of_requests_are_cumulative() -> None:
-    buckets = drawn("wattspan_gen_ai_request_energy_buckets_total", full_host())
+def test_energy_of_requests_is_a_histogram_of_all_requests() -> None:
+    metric = METRICS["wattspan_gen_ai_request_energy_joules"]
+    energy = drawn("wattspan_gen_ai_token_energy_joules_total", full_host())
     requests = drawn("wattspan_gen_ai_requests_total", full_host())
-    bounds = [labels[2] for labels in buckets]
+    assert metric.histogram is not None
+    ((_, one),) = metric.histogram.draw(full_host())
 
-    assert (bounds[:3], bounds[-2:]) == (["0.1", "0.3", "1"], ["10000", "+Inf"])
-    assert list(buckets.values()) == sorted(buckets.values())
-    assert list(buckets.values())[-1] == sum(requests.values())
+    assert bound_texts(metric)[:3] == ("0.1", "0.3", "1")
+    assert bound_texts(metric)[-2:] == ("10000", "+Inf")
+    assert (one.observations, one.total) == (sum(requests.values()), sum(energy.values()))
+    assert [*one.up_to, one.observations] == sorted((*one.up_to, one.observations))
+
+
+def test_histogram_is_three_counters() -> None:
+    metric = METRICS["wattspan_gen_ai_request_energy_joules"]
+    buckets, total, count = counters(metric)
+    series = "wattspan_gen_ai_request_energy_joules"
+    assert [one.series for one in (buckets, total, count)] == [
+        f"{series}_bucket",
+        f"{series}_sum",
+        f"{series}_count",
+    ]
+    drawn_buckets = dict(buckets.draw(full_host()))
+    ((labels, observations),) = count.draw(full_host())
+    assert drawn_buckets[*labels, "+Inf"] == observations
+    assert {names[:-1] for names in drawn_buckets} == {labels}
+    assert (total.unit, buckets.labels[-1]) == ("J", "le")
+
+
+def test_other_metric_is_no_histogram() -> None:
+    metric = METRICS["hw_energy_joules_total"]
+    assert counters(metric) == (metric,)
 
 
 # ------------------------------------------------------------------------------------ domains

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.scrapes import GOLDEN, full_host, parse, total, value
+from support.scrapes import CATALOGUE_SERIES, GOLDEN, full_host, parse, total, value
 from support.snapshots import CPU, process
 from wattspan.model import Instant, Microjoules, ProcessRow, Snapshot
 from wattspan_exporters.catalogue import CATALOGUE
@@ -37,7 +37,7 @@ def test_golden_scrape(form: ExpositionFormat) -> None:
 @formats
 def test_parser_reads_every_metric_and_exact_values(form: ExpositionFormat) -> None:
     scrape = parse(Renderer().render(full_host(), form), form)
-    assert {name for name, _ in scrape} == {metric.series for metric in CATALOGUE}
+    assert {name for name, _ in scrape} == CATALOGUE_SERIES
     assert value(scrape, "hw_energy_joules_total", hw_id="intel-rapl:0") == 12421.123456
     assert value(scrape, "hw_gpu_memory_limit_bytes", hw_id="GPU-0") == 80 * 2**30
     assert value(scrape, "wattspan_agent_cpu_seconds_total") == 1.25

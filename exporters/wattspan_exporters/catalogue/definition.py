@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2s
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from wattspan.model import Exemplar, Snapshot
 
@@ -32,11 +32,37 @@ class Instrument(StrEnum):
     COUNTER = "Counter"
     UPDOWN = "UpDownCounter"
     GAUGE = "Gauge"
+    HISTOGRAM = "Histogram"
     INFO = "Info"  # facts as labels, the value always 1
 
 
 DECIMALS = {"J": 6, "W": 3, "s": 9, "g": 9, "g/kWh": 9, "{currency}": 9, "{currency}/kWh": 9}
 """Decimal digits of units that the model holds as integers, such as microjoules."""
+
+
+class Distribution(NamedTuple):
+    """The observations of one series of a histogram since its start: it never falls.
+
+    ``total`` is their sum in the model's unit; ``up_to`` has the number of observations up to each
+    bound of the histogram.
+    """
+
+    observations: int
+    total: int
+    up_to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The distributions of a metric, over increasing ``bounds`` in the model's unit."""
+
+    bounds: tuple[int, ...]
+    draw: Callable[[Snapshot], Iterable[tuple[Labels, Distribution]]]
+
+
+def no_samples(_: Snapshot) -> Iterable[Sample]:
+    """The samples of a histogram, whose series are distributions."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +84,7 @@ class Metric:
     exemplars: DrawExemplars | None = None  # the exemplar's value is its energy in ``unit``
     lasting: bool = False  # counts since ``Snapshot.since``, across restarts
     begins: StartTimes | None = None  # for series with start times of their own
+    histogram: Histogram | None = None  # of the instrument Histogram, which draws no samples
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -80,6 +107,41 @@ class Metric:
         main, _, per = self.unit.partition("/")
         word = _unit_word(main)
         return f"{word}_per_{_unit_word(per, _PER_WORDS)}" if word and per else word
+
+
+def bound_texts(metric: Metric) -> tuple[str, ...]:
+    """The bounds of a histogram in the metric's unit, as Prometheus writes them in ``le``."""
+    bounds = metric.histogram.bounds if metric.histogram is not None else ()
+    return (*(f"{bound / 10**metric.decimals:g}" for bound in bounds), "+Inf")
+
+
+def counters(metric: Metric) -> tuple[Metric, ...]:
+    """The counters that hold a histogram, as Prometheus names them; any other metric itself."""
+    histogram = metric.histogram
+    if histogram is None:
+        return (metric,)
+    bounds, draw = bound_texts(metric), histogram.draw
+
+    def buckets(snapshot: Snapshot) -> Iterator[Sample]:
+        for labels, one in draw(snapshot):
+            for bound, count in zip(bounds, (*one.up_to, one.observations), strict=True):
+                yield (*labels, bound), count
+
+    def totals(snapshot: Snapshot) -> Iterator[Sample]:
+        return ((labels, one.total) for labels, one in draw(snapshot))
+
+    def counts(snapshot: Snapshot) -> Iterator[Sample]:
+        return ((labels, one.observations) for labels, one in draw(snapshot))
+
+    def counter(part: str, unit: str, attributes: tuple[str, ...], samples: Draw) -> Metric:
+        name, series = f"{metric.name}.{part}", f"{metric.series}_{part}"
+        return Metric(name, Instrument.COUNTER, unit, metric.help, attributes, samples, series)
+
+    return (
+        counter("bucket", "1", (*metric.attributes, "le"), buckets),
+        counter("sum", metric.unit, metric.attributes, totals),
+        counter("count", "1", metric.attributes, counts),
+    )
 
 
 Row = TypeVar("Row")

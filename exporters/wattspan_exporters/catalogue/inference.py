@@ -1,9 +1,4 @@
-"""Metrics of requests to language models.
-
-The buckets of the energy of requests are one cumulative counter with the label ``most_joules``. A
-query renames it for ``histogram_quantile``: ``label_join(rate(...), "le", "", "most_joules")``.
-Their sum is the energy of tokens, their count that of requests.
-"""
+"""Metrics of requests to language models."""
 
 from __future__ import annotations
 
@@ -11,12 +6,20 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from wattspan.model import REQUEST_ENERGY_BOUNDS, HwType, Snapshot
-from wattspan_exporters.catalogue.definition import Instrument, Metric, Sample, single
+from wattspan_exporters.catalogue.definition import (
+    Distribution,
+    Histogram,
+    Instrument,
+    Labels,
+    Metric,
+    Sample,
+    no_samples,
+    single,
+)
 from wattspan_exporters.catalogue.energy import provenances
 
 COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
 
-_BOUNDS = (*(f"{bound / 1e6:g}" for bound in REQUEST_ENERGY_BOUNDS), "+Inf")
 _MODEL = ("service.name", "model")
 
 
@@ -39,11 +42,11 @@ def requests(snapshot: Snapshot) -> Iterator[Sample]:
             yield (row.service, row.model, division), count
 
 
-def buckets(snapshot: Snapshot) -> Iterator[Sample]:
+def request_energies(snapshot: Snapshot) -> Iterator[tuple[Labels, Distribution]]:
     provenance = provenances(snapshot).get(HwType.GPU, "")
     for row in snapshot.spans.inference:
-        for bound, count in zip(_BOUNDS, (*row.buckets, sum(row.requests.values())), strict=True):
-            yield (row.service, row.model, bound, provenance), count
+        count, total = sum(row.requests.values()), sum(row.energy.values())
+        yield (row.service, row.model, provenance), Distribution(count, total, row.buckets)
 
 
 def idle_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -62,9 +65,10 @@ INFERENCE = (
     Metric("wattspan.gen_ai.requests", COUNTER, "{request}",
            "Requests to a language model with settled energy, by the division of the energy.",
            (*_MODEL, "division"), requests),
-    Metric("wattspan.gen_ai.request.energy.buckets", COUNTER, "{request}",
-           "Requests to a language model with at most `most_joules` of GPU energy.",
-           (*_MODEL, "most_joules", "provenance"), buckets),
+    Metric("wattspan.gen_ai.request.energy", Instrument.HISTOGRAM, "J",
+           "GPU energy of a request to a language model.",
+           (*_MODEL, "provenance"), no_samples,
+           histogram=Histogram(REQUEST_ENERGY_BOUNDS, request_energies)),
     Metric("wattspan.gen_ai.idle.energy", COUNTER, "J",
            "GPU energy of engines for language models without active requests.",
            ("provenance",), idle_energy),

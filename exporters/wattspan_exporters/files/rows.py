@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from wattspan.model import Snapshot
 from wattspan.util.text import escape_formula
-from wattspan_exporters.catalogue.definition import Labels, Metric, cache_must_shrink, sanitize
+from wattspan_exporters.catalogue.definition import (
+    Labels,
+    Metric,
+    cache_must_shrink,
+    counters,
+    sanitize,
+)
 from wattspan_exporters.prometheus.renderer import format_number
 
 FORMAT_VERSION = 1
@@ -109,13 +115,13 @@ class EncodedRows(NamedTuple):
 class RowEncoder:
     """Encodes the series of snapshots; caches the text around the value of each series.
 
-    For one thread.
+    A histogram is written as three counters, as Prometheus does. For one thread.
     """
 
     def __init__(self, metrics: Sequence[Metric], form: RowFormat) -> None:
-        self._metrics = tuple(metrics)
+        self._metrics = tuple(one for metric in metrics for one in counters(metric))
         self._form = form
-        self._kept: dict[str, dict[Labels, tuple[str, str]]] = {m.name: {} for m in metrics}
+        self._kept: dict[str, dict[Labels, tuple[str, str]]] = {m.name: {} for m in self._metrics}
 
     @property
     def kept(self) -> int:

@@ -16,16 +16,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from wattspan.model import Exemplar, Snapshot
 from wattspan.util.protobuf import length_delimited, varint
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
+    Distribution,
     Instrument,
     Labels,
     Metric,
     cache_must_shrink,
+    counters,
     sanitize,
 )
 
@@ -33,6 +36,7 @@ Value = str | bool
 
 START, TIME = b"\x11", b"\x19"  # of a data point: 2 and 3, fixed64
 AS_DOUBLE, AS_INT = 0x21, 0x31  # of a data point: 4, double, and 6, sfixed64
+NUMBER_ATTRIBUTE, HISTOGRAM_ATTRIBUTE = 7, 9  # the fields of attributes in their data points
 
 _FIXED = struct.Struct("<Q")
 _DOUBLE, _INT = struct.Struct("<Bd"), struct.Struct("<Bq")
@@ -142,8 +146,9 @@ class MetricStreams:
     starts no earlier than it was forgotten, so that its streams never overlap.
     """
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    def __init__(self, metric: Metric, attribute: int = NUMBER_ATTRIBUTE) -> None:
+        """``attribute`` is the field of the attributes in a data point."""
+        self._metric, self._attribute = metric, attribute
         self._keys = tuple(RENAMED_ATTRIBUTES.get(key, key) for key in metric.attributes)
         self._kept: dict[Labels, SeriesStream] = {}
         self._turn = 0
@@ -207,7 +212,8 @@ class MetricStreams:
 
     def _attributes(self, labels: Labels) -> bytes:
         pairs = zip(self._keys, labels, strict=True)
-        return b"".join([_point_attribute(key, value) for key, value in pairs if value])
+        number = self._attribute
+        return b"".join([_point_attribute(number, key, value) for key, value in pairs if value])
 
     def _show(self, snapshot: Snapshot) -> None:
         """Update the exemplars of the series."""
@@ -221,8 +227,8 @@ class MetricStreams:
 
 
 @lru_cache(maxsize=4096)  # most attributes of a new series occur in older ones
-def _point_attribute(key: str, value: str) -> bytes:
-    return encode_attribute(7, key, sanitize(value))
+def _point_attribute(number: int, key: str, value: str) -> bytes:
+    return encode_attribute(number, key, sanitize(value))
 
 
 SCOPE_NAME = "wattspan"
@@ -230,10 +236,11 @@ SCOPE_NAME = "wattspan"
 MAX_REQUEST_BYTES = 2 << 20
 """Approximate size of a request: half the default limit of gRPC collectors."""
 
-_SUM, _GAUGE = 7, 5  # the fields of a metric that hold its data
+_SUM, _GAUGE, _HISTOGRAM = 7, 5, 9  # the fields of a metric that hold its data
 _METRIC_FIELDS = {
     Instrument.COUNTER: (_SUM, CUMULATIVE + MONOTONIC),
     Instrument.UPDOWN: (_SUM, CUMULATIVE),
+    Instrument.HISTOGRAM: (_HISTOGRAM, CUMULATIVE),
     Instrument.GAUGE: (_GAUGE, b""),
     Instrument.INFO: (_GAUGE, b""),  # facts as attributes, the value always 1
 }
@@ -259,7 +266,10 @@ class MetricsEncoder:
         """``limit`` is the approximate size of a request; it may be changed at any time."""
         self._resource = resource
         self._scope = encode_scope(SCOPE_NAME, version)
-        self._families = [_MetricFamily(metric) for metric in metrics]
+        self._families = [
+            _MetricFamily(metric) if metric.histogram is None else _HistogramFamily(metric)
+            for metric in metrics
+        ]
         self.limit = limit
 
     @property
@@ -295,8 +305,8 @@ class MetricsEncoder:
 class _MetricFamily:
     """One metric and its series."""
 
-    def __init__(self, metric: Metric) -> None:
-        self.streams = MetricStreams(metric)
+    def __init__(self, metric: Metric, streams: MetricStreams | None = None) -> None:
+        self.streams = MetricStreams(metric) if streams is None else streams
         self._one = 10**metric.decimals
         # The type of a series must not change when a ratio happens to be 0 or 1.
         self._whole = metric.decimals == 0 and metric.unit != "1"
@@ -320,6 +330,38 @@ class _MetricFamily:
             return [_point(stream, stamp, integer_value(int(stream.value))) for stream in streams]
         one = self._one
         return [_point(stream, stamp, double_value(stream.value / one)) for stream in streams]
+
+
+class _HistogramFamily(_MetricFamily):
+    """A histogram, whose streams are those of the numbers of observations."""
+
+    def __init__(self, metric: Metric) -> None:
+        assert metric.histogram is not None  # noqa: S101 - the caller has checked it
+        super().__init__(metric, MetricStreams(counters(metric)[-1], HISTOGRAM_ATTRIBUTE))
+        self._draw, one = metric.histogram.draw, 10**metric.decimals
+        bounds = [bound / one for bound in metric.histogram.bounds]
+        self._bounds = length_delimited(7, struct.pack(f"<{len(bounds)}d", *bounds))
+
+    def points(self, snapshot: Snapshot) -> list[bytes]:
+        drawn: dict[Labels, Distribution] = {}
+        for labels, distribution in self._draw(snapshot):
+            drawn.setdefault(labels, distribution)
+        stamp = fixed64(TIME, snapshot.at.wall)
+        streams = self.streams.drawn(snapshot)
+        return [
+            length_delimited(1, stream.fixed + stamp + self._distribution(one) + self._bounds)
+            for stream, one in zip(streams, drawn.values(), strict=True)
+        ]
+
+    def _distribution(self, one: Distribution) -> bytes:
+        """The count, the sum, and the number of observations in each bucket alone."""
+        up_to = (*one.up_to, one.observations)
+        alone = (after - before for before, after in pairwise((0, *up_to)))
+        return (
+            fixed64(b"\x21", one.observations)
+            + _DOUBLE.pack(0x29, one.total / self._one)
+            + length_delimited(6, struct.pack(f"<{len(up_to)}Q", *alone))
+        )
 
 
 def _point(stream: SeriesStream, stamp: bytes, value: bytes) -> bytes:

@@ -18,9 +18,11 @@ from functools import lru_cache
 from wattspan.model import Exemplar, Snapshot
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
+    Distribution,
     Instrument,
     Labels,
     Metric,
+    bound_texts,
     cache_must_shrink,
     sanitize,
 )
@@ -121,7 +123,7 @@ class Renderer:
         self._turn += 1
         parts: list[str] = []
         for metric in self._metrics:
-            if lines := self._lines(metric, snapshot):
+            if lines := self._lines(metric, snapshot) or _histogram_lines(metric, snapshot):
                 if form is ExpositionFormat.OPENMETRICS and metric.exemplars is not None:
                     lines = self._with_exemplars(metric, lines, metric.exemplars(snapshot))
                 parts.append(preamble(metric))
@@ -172,20 +174,43 @@ class Renderer:
         return [text[:-1] + tails[text] if text in tails else text for text in lines]
 
 
+def _histogram_lines(metric: Metric, snapshot: Snapshot) -> list[str]:
+    """The lines of a histogram; those of one series must not be interleaved with others."""
+    if metric.histogram is None:
+        return []
+    drawn: dict[Labels, Distribution] = {}
+    for labels, one in metric.histogram.draw(snapshot):
+        drawn.setdefault(labels, one)
+    series, names, bounds = metric.series, metric.labels, bound_texts(metric)
+    lines: list[str] = []
+    for labels, one in drawn.items():
+        for bound, count in zip(bounds, (*one.up_to, one.observations), strict=True):
+            lines.append(
+                f"{line_head(f'{series}_bucket', (*names, 'le'), (*labels, bound))}{count}\n"
+            )
+        total = format_number(one.total, metric.decimals)
+        lines.append(f"{line_head(f'{series}_sum', names, labels)}{total}\n")
+        lines.append(f"{line_head(f'{series}_count', names, labels)}{one.observations}\n")
+    return lines
+
+
 def _counter_family(series: str) -> tuple[str, str]:
     """OpenMetrics has no counter whose samples do not end in ``_total``; others stay untyped."""
     family = series.removesuffix("_total")
     return family, "unknown" if family == series else "counter"
 
 
+_TYPES = {Instrument.COUNTER: "counter", Instrument.HISTOGRAM: "histogram"}
+
+
 def _text_preamble(metric: Metric) -> str:
-    kind = "counter" if metric.instrument is Instrument.COUNTER else "gauge"
+    kind = _TYPES.get(metric.instrument, "gauge")
     return f"# HELP {metric.series} {metric.help}\n# TYPE {metric.series} {kind}\n"
 
 
 def _openmetrics_preamble(metric: Metric) -> str:
     """OpenMetrics names a family without the ``_total`` or ``_info`` of its samples."""
-    family, kind = metric.series, "gauge"
+    family, kind = metric.series, _TYPES.get(metric.instrument, "gauge")
     if metric.instrument is Instrument.COUNTER:
         family, kind = _counter_family(family)
     elif metric.instrument is Instrument.INFO:
