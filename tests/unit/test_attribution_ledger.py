@@ -18,6 +18,7 @@ from wattspan.model import (
     HwType,
     Instant,
     Microjoules,
+    Milliwatts,
     Provenance,
     Reading,
     Tick,
@@ -376,6 +377,27 @@ def test_energy_of_a_never_resting_cpu_is_withheld() -> None:
     assert 0 < account.consumers < account.energy / 10
     assert account.withheld == account.unattributed == account.energy - account.consumers
     assert imbalances(snapshot) == []
+
+
+def test_configured_idle_power_applies_until_one_is_learned() -> None:
+    host = world(idle_powers={HwType.CPU: Milliwatts(60_000)})
+    host.born(1)
+    account = host.turn(TICK, {}).account(PACKAGE.id)
+    assert (account.baseline, account.idle_power) == (BaselineQuality.REMEMBERED, 60_000)
+    for _ in range(3):
+        busy = host.turn(TICK, {1: 240}).account(PACKAGE.id)
+    assert (busy.withheld, busy.consumers) == (0, 3 * 2_000_000)
+    for _ in range(50):
+        account = host.turn(TICK, {}).account(PACKAGE.id)
+    assert account.baseline is BaselineQuality.LEARNED
+
+
+def test_idle_power_of_an_earlier_run_precedes_the_configured_one() -> None:
+    saved = checkpoint(rested_ledger())
+    configured = LedgerSettings(idle_powers={HwType.CPU: Milliwatts(60_000)})
+    ledger = Ledger(configured, checkpoint=saved, now=0)
+    account = ledger.snapshot(Instant(0, 0), "host").account(PACKAGE.id)
+    assert account.idle_power == 80_000
 
 
 def test_usage_of_unknown_capacity_is_charged_in_full() -> None:

@@ -233,5 +233,5 @@ Meanwhile ``upper`` bounds it. ``remembered`` is True until the power is learned
 
 
 def idle_model(hw_type: HwType, remembered: Milliwatts | None = None) -> IdleModel:
-    """The model for a hardware type; ``remembered`` is the result of an earlier run."""
+    """The model for a hardware type; ``remembered`` was known before this run."""
     return (UnusedDevicePower if hw_type is HwType.GPU else LoadIntercept)(remembered)

@@ -10,7 +10,7 @@ settled, so that every snapshot balances; until then it is pending.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
@@ -63,6 +63,7 @@ class LedgerSettings:
     usage_patience: int = 3 * SECOND  # time for which an interval waits for usage
     absence: int = 10 * SECOND  # a longer time without a reading is a gap
     keep_usage: int = 15 * SECOND
+    idle_powers: Mapping[HwType, Milliwatts] = field(default_factory=dict)  # until learned
 
 
 @dataclass(slots=True)
@@ -184,13 +185,20 @@ class Ledger:
             registered = self._domains.get(domain.id)
             if registered is None:
                 meter = CounterMeter(domain, self._settings.absence)
-                self._domains[domain.id] = _DomainState(domain, meter, idle_model(domain.hw_type))
+                self._domains[domain.id] = _DomainState(domain, meter, self._idle_model(domain))
             else:
                 if not _same_hardware(registered.domain, domain):
-                    registered.idle_model = idle_model(domain.hw_type)
+                    registered.idle_model = self._idle_model(domain)
                 registered.domain = domain
                 registered.present = True
                 registered.meter.redefine(domain)
+
+    def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
+        """A model that begins with the result of an earlier run, or the configured power."""
+        kind, known = domain.hw_type, learned
+        if known is None and domain.in_cover:
+            known = self._settings.idle_powers.get(kind)
+        return idle_model(kind, known)
 
     def _update(self, state: _DomainState, reading: Reading) -> None:
         if state.resumed:  # epochs are counted per run of the agent
@@ -393,7 +401,7 @@ class Ledger:
             self._domains[domain.id] = _DomainState(
                 domain,
                 CounterMeter(domain, self._settings.absence, last),
-                idle_model(domain.hw_type, account.idle_power),
+                self._idle_model(domain, account.idle_power),
                 account.energy,
                 account.consumers,
                 account.idle,

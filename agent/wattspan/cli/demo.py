@@ -231,12 +231,15 @@ def _configuration(host: EmulatedHost, listen: str, *, tune: bool) -> LoadedConf
     from wattspan.plugins import discover
     from wattspan.service.configuration import LoadedConfiguration
 
-    plugins = discover()
+    plugins, law = discover(), host.profile.law
     flags = {
         "agent.state_dir": FlagValue("demo", str(host.directory / "state")),
         "agent.run_dir": FlagValue("demo", str(run_dir(host))),
         "agent.log_level": FlagValue("demo", "warning"),
         "exporters.prometheus.listen": FlagValue("--listen", listen),
+        # This machine may never be at rest.
+        "processes.cpu_idle_watts": FlagValue("demo", law.package_idle / 1000),
+        "processes.memory_idle_watts": FlagValue("demo", law.dram_idle / 1000),
         "cost.currency": FlagValue("demo", CURRENCY),
         "cost.price": FlagValue("demo", PRICE),
         "carbon.intensity": FlagValue("demo", INTENSITY),

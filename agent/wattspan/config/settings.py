@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
-from wattspan.model import IdlePolicy, NamePolicy
+from wattspan.model import HwType, IdlePolicy, Milliwatts, NamePolicy
 from wattspan.model.settings import Duration, Listen, Size, Table, about, to_plain
 
 
@@ -98,6 +98,19 @@ class ProcessesSettings(Table, frozen=True):
             "proportion to use, or to its holders in equal parts."
         ),
     ] = IdlePolicy.SEPARATE
+    cpu_idle_watts: Annotated[
+        float,
+        about(
+            "Idle power of each CPU package until the agent has learned it; 0: unknown. For a "
+            "host that is never at rest.",
+            least=0,
+            most=10_000,
+        ),
+    ] = 0.0
+    memory_idle_watts: Annotated[
+        float,
+        about("The same for the memory of each package.", least=0, most=10_000),
+    ] = 0.0
     events: Annotated[
         BoolOrAuto,
         about(
@@ -106,6 +119,12 @@ class ProcessesSettings(Table, frozen=True):
             "turns off the count of work by CPU socket in the scheduler (eBPF)."
         ),
     ] = "auto"
+
+    @property
+    def idle_powers(self) -> dict[HwType, Milliwatts]:
+        """The idle powers that are known from the configuration."""
+        watts = {HwType.CPU: self.cpu_idle_watts, HwType.MEMORY: self.memory_idle_watts}
+        return {kind: Milliwatts(round(one * 1000)) for kind, one in watts.items() if one}
 
 
 class StoreSettings(Table, frozen=True):

@@ -142,7 +142,7 @@ class BaselineQuality(ModelEnum):
     """The origin of the idle power by which the energy of a domain is divided."""
 
     UNKNOWN = "baseline_unknown"  # the energy of consumers has only a lower bound
-    REMEMBERED = "baseline_remembered"  # learned in an earlier run on the same CPU model
+    REMEMBERED = "baseline_remembered"  # of an earlier run on the same CPU model, or configured
     LEARNED = "baseline_learned"
 
 

@@ -135,6 +135,7 @@ def build_agent(
         ledger = Ledger(
             LedgerSettings(
                 idle=config.processes.idle,
+                idle_powers=config.processes.idle_powers,
                 top=config.processes.top,
                 groups=config.processes.groups,
             ),

@@ -264,7 +264,7 @@ ACCOUNTS = (
            TYPE_ATTRIBUTES, _of_attributed("idle_power")),
     Metric("wattspan.baseline.info", INFO, "",
            "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
-           "an earlier run, or `baseline_unknown`.",
+           "an earlier run or the configuration, or `baseline_unknown`.",
            (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
     Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
            "Part of the unattributed energy that may be idle energy, from time without a known "
