@@ -13,6 +13,7 @@ from wattspan.model import (
     MILLISECOND,
     SECOND,
     Attribution,
+    Checkpoint,
     Consumer,
     Domain,
     Group,
@@ -117,6 +118,21 @@ def test_energy_of_workers_is_that_of_the_requests_of_their_server() -> None:
     assert sum(row.energy.values()) == host.found[1].energy
     assert row.tokens == {"input": 100, "output": 11}
     assert row.requests == {"model": 0, "tokens": 1}
+
+
+def test_totals_continue_from_a_checkpoint() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(2, {"gpu0": (SERVER,)})
+    host.send(1, 1.0)
+    host.run(FIRST_HOLD / S + 3, {"gpu0": ()})
+    before = host.joiner
+    saved = Checkpoint(
+        host._at(host.now), "boot", inference=before.rows, inference_idle=before.idle
+    )
+    after = InferenceJoiner(host.history, checkpoint=saved)
+    assert before.rows
+    assert (after.rows, after.idle) == (before.rows, before.idle)
 
 
 def test_requests_wait_for_longer_ones_of_the_same_time() -> None:

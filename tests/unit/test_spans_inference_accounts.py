@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from wattspan.model import REQUEST_ENERGY_BOUNDS, Microjoules
 from wattspan.spans.inference_accounts import MAX_ACCOUNTS, InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
@@ -50,3 +52,23 @@ def test_models_beyond_the_limit_share_an_account() -> None:
     assert len(rows) == MAX_ACCOUNTS + 1
     assert sum(rows["other", "other"].requests.values()) == 6
     assert sum(rows["s", "3"].requests.values()) == 2
+
+
+def test_totals_continue_from_an_earlier_run() -> None:
+    first = InferenceAccounts()
+    first.add([_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS)])
+    both = InferenceAccounts(first.rows())
+    assert both.rows() == first.rows()
+
+    both.add([_result(8)])
+    whole = InferenceAccounts()
+    whole.add([_result(4), _result(0.2, model="n", method=DivisionMethod.TOKENS), _result(8)])
+    assert both.rows() == whole.rows()
+
+
+def test_buckets_of_a_release_with_other_bounds_are_counted_anew() -> None:
+    first = InferenceAccounts()
+    first.add([_result(4)])
+    (row,) = first.rows()
+    (after,) = InferenceAccounts([replace(row, buckets=(0, 1))]).rows()
+    assert after == replace(row, buckets=(0,) * len(REQUEST_ENERGY_BOUNDS))

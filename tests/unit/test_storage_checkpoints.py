@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from support.known_totals import Books
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint
-from wattspan.storage.checkpoints import AlternatingCheckpointFiles, latest_checkpoint
+from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules
+from wattspan.storage.checkpoints import (
+    AlternatingCheckpointFiles,
+    latest_checkpoint,
+    pack_checkpoint,
+    unpack_checkpoint,
+)
 from wattspan.storage.query import HistoryExtract, extract_history
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
@@ -79,6 +84,14 @@ def test_flipped_bit_is_detected(
     data[at % len(data)] ^= 1 << bit
     newest.write_bytes(data)
     assert total(again(folder)) == total(sound[0])
+
+
+def test_checkpoint_keeps_the_totals_of_requests_to_language_models() -> None:
+    row = InferenceRow(
+        "llm", "m", {"input": Microjoules(3)}, {"output": 4}, {"model": 5}, (0, 2, 5)
+    )
+    checkpoint = Checkpoint(Instant(1, 2), "boot", inference=(row,), inference_idle=Microjoules(7))
+    assert unpack_checkpoint(pack_checkpoint(checkpoint)) == checkpoint
 
 
 def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:

@@ -319,6 +319,8 @@ class Ledger:
             outside=snapshot.spans.outside,
             footprint=snapshot.footprint,
             since=snapshot.since,
+            inference=snapshot.spans.inference,
+            inference_idle=snapshot.spans.inference_idle,
         )
 
     @property

@@ -346,8 +346,8 @@ class Checkpoint:
     The accounts are settled up to ``readings``. The next run measures pending energy again, so no
     energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
     within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
-    ``spans`` and ``outside`` are those of SpanAccounts. ``since`` is None in a checkpoint of an
-    older release.
+    ``spans``, ``outside``, ``inference`` and ``inference_idle`` are those of SpanAccounts.
+    ``since`` is None in a checkpoint of an older release.
     """
 
     at: Instant
@@ -362,3 +362,5 @@ class Checkpoint:
     outside: Mapping[tuple[str, HwType], Microjoules] = field(default_factory=dict)
     footprint: Footprint = Footprint()
     since: Instant | None = None
+    inference: tuple[InferenceRow, ...] = ()
+    inference_idle: Microjoules = Microjoules(0)

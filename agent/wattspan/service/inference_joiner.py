@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from wattspan.ingest.export_request import SpanRecordColumns
-from wattspan.model import SECOND, Consumer, InferenceRow, Microjoules, Payer
+from wattspan.model import SECOND, Checkpoint, Consumer, InferenceRow, Microjoules, Payer
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
@@ -53,13 +53,14 @@ class _EngineProcesses:
 class InferenceJoiner:
     """Collects requests and divides the energy of their engines. For one thread.
 
-    ``settled`` receives requests with their final energy.
+    ``settled`` receives requests with their final energy. Totals continue from ``checkpoint``.
     """
 
     def __init__(
         self,
         history: EnergyHistory,
         settled: Callable[[Iterable[RequestEnergy]], None] = lambda _: None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._history = history
         self._settled = settled
@@ -68,8 +69,9 @@ class InferenceJoiner:
         self._engines: dict[Consumer, _EngineProcesses] = {}
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
-        self._accounts = InferenceAccounts()
-        self._idle = 0
+        earlier = checkpoint.inference if checkpoint is not None else ()
+        self._accounts = InferenceAccounts(earlier)
+        self._idle = int(checkpoint.inference_idle) if checkpoint is not None else 0
         self._turned = 0
         self._estimators: tuple[tuple[frozenset[Payer], RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request

@@ -180,7 +180,7 @@ class SpanJoiner:
             2 * settings.open_spans
         )
         self._powers = PowerModel()
-        self._inference = InferenceJoiner(history)
+        self._inference = InferenceJoiner(history, checkpoint=checkpoint)
         self._accounts = SpanAccounts()
         self._open = 0
         self._announcers: dict[int, Consumer] = {}  # connected processes, by pid

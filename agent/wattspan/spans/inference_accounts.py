@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import REQUEST_ENERGY_BOUNDS, InferenceRow, Microjoules
@@ -30,10 +31,10 @@ class _InferenceAccount:
 
 
 class InferenceAccounts:
-    """Totals since the start of the agent."""
+    """Totals, which continue from the ``rows`` of an earlier run."""
 
-    def __init__(self) -> None:
-        self._accounts: dict[tuple[str, str], _InferenceAccount] = {}
+    def __init__(self, rows: Iterable[InferenceRow] = ()) -> None:
+        self._accounts = {(row.service, row.model): _account(row) for row in rows}
 
     def add(self, results: Iterable[RequestEnergy]) -> None:
         """Add requests with their final energy."""
@@ -63,6 +64,21 @@ class InferenceAccounts:
         return tuple(
             _row(service, model, account) for (service, model), account in self._accounts.items()
         )
+
+
+def _account(row: InferenceRow) -> _InferenceAccount:
+    """The account of an earlier run; an older release may have had other methods or buckets."""
+    account = _InferenceAccount(
+        row.energy.get("input", 0),
+        row.energy.get("output", 0),
+        row.tokens.get("input", 0),
+        row.tokens.get("output", 0),
+    )
+    for method, count in row.requests.items():
+        account.requests[method] = count
+    if len(row.buckets) == len(account.counts):
+        account.counts = [after - before for before, after in pairwise((0, *row.buckets))]
+    return account
 
 
 def _row(service: str, model: str, account: _InferenceAccount) -> InferenceRow:

@@ -30,6 +30,7 @@ from wattspan.model import (
     Group,
     GroupRow,
     HwType,
+    InferenceRow,
     Instant,
     Microjoules,
     Payer,
@@ -77,6 +78,8 @@ class _CheckpointDocument(msgspec.Struct):
     outside: list[_OutsideSpansDocument] = []
     footprint: Footprint = Footprint()  # absent in files of the first release
     since: Instant | None = None
+    inference: list[InferenceRow] = []  # absent in files of the first release, as is the next
+    inference_idle: Microjoules = Microjoules(0)
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -113,6 +116,8 @@ def checkpoint_to_json(checkpoint: Checkpoint) -> bytes:
         ],
         footprint=checkpoint.footprint,
         since=checkpoint.since,
+        inference=list(checkpoint.inference),
+        inference_idle=checkpoint.inference_idle,
     )
     try:
         return msgspec.json.encode(document)
@@ -141,6 +146,8 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         },
         footprint=document.footprint,
         since=document.since,
+        inference=tuple(document.inference),
+        inference_idle=document.inference_idle,
     )
 
 

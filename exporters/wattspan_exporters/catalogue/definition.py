@@ -134,8 +134,16 @@ def counters(metric: Metric) -> tuple[Metric, ...]:
         return ((labels, one.observations) for labels, one in draw(snapshot))
 
     def counter(part: str, unit: str, attributes: tuple[str, ...], samples: Draw) -> Metric:
-        name, series = f"{metric.name}.{part}", f"{metric.series}_{part}"
-        return Metric(name, Instrument.COUNTER, unit, metric.help, attributes, samples, series)
+        return Metric(
+            f"{metric.name}.{part}",
+            Instrument.COUNTER,
+            unit,
+            metric.help,
+            attributes,
+            samples,
+            f"{metric.series}_{part}",
+            lasting=metric.lasting,
+        )
 
     return (
         counter("bucket", "1", (*metric.attributes, "le"), buckets),
