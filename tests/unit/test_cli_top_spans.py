@@ -11,7 +11,7 @@ from support.top_view import document, drawn, line_with
 from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions, ViewSection
 from wattspan.cli.top.tables import select_rows
-from wattspan.model import Provenance
+from wattspan.model import InferenceRow, Microjoules, Provenance, Snapshot
 
 
 def test_span_row_shows_calls_joules_and_joules_per_call_and_token() -> None:
@@ -144,3 +144,67 @@ def test_duration_each_has_a_fitting_unit(nanoseconds: int, parts: int, text: st
 )
 def test_count_has_a_prefix_from_five_digits(number: int, text: str) -> None:
     assert count(number) == text
+
+
+# ------------------------------------------------------------------------------ language models
+
+
+def model_host(models: int = 1) -> Snapshot:
+    rows = tuple(
+        InferenceRow(
+            "llm",
+            f"model-{i}",
+            {"input": Microjoules(9_500_000 - i), "output": Microjoules(30_000_000)},
+            {"input": 81_200, "output": 0 if i else 61_400},
+            {"model": 391, "tokens": 9},
+            (),
+        )
+        for i in range(models)
+    )
+    host = serving_host()
+    return replace(host, spans=replace(host.spans, inference=rows))
+
+
+def test_model_row_shows_joules_per_request_and_token() -> None:
+    lines = drawn(model_host(), by=ViewSection.SPAN)
+    assert line_with("MODEL ", lines).split() == [
+        *("MODEL", "service", "requests", "gpu", "J", "J/request"),
+        *("J/token", "in", "J/token", "out"),
+    ]
+    assert line_with("model-0", lines).split() == [
+        *("model-0", "llm", "400", "39.5", "J", "98.8", "mJ", "117", "µJ", "489", "µJ"),
+    ]
+
+
+def test_model_without_tokens_has_no_energy_per_token() -> None:
+    assert line_with("model-1", drawn(model_host(2), by=ViewSection.SPAN)).split()[-2:] == [
+        *("117", "µJ"),
+    ]
+
+
+def test_models_are_shown_only_if_there_are_any_and_room() -> None:
+    def shown(host: Snapshot, **chosen: object) -> int:
+        return sum("model-" in line for line in drawn(host, **chosen))  # type: ignore[arg-type]
+
+    assert shown(model_host(5)) == 5
+    assert shown(model_host(5), height=60) == 2
+    assert shown(model_host(5), height=24) == 0
+    assert not any("MODEL" in line for line in drawn(serving_host()))
+
+
+def test_models_are_filtered_and_sorted() -> None:
+    def names(**chosen: object) -> list[str]:
+        found = select_rows(document(model_host(3)), ViewOptions(**chosen))  # type: ignore[arg-type]
+        return [row.model for row in found.spans.inference]
+
+    assert names(sort=SortKey.NAME) == ["model-0", "model-1", "model-2"]
+    assert names(sort=SortKey.JOULES, filter="LLM") == ["model-0", "model-1", "model-2"]
+    assert names(filter="-2") == ["model-2"]
+
+
+@pytest.mark.parametrize("by", [ViewSection.SPAN, ViewSection.ALL])
+@pytest.mark.parametrize("height", [16, 24, 40, 60])
+def test_view_of_models_fits_the_terminal(height: int, by: ViewSection) -> None:
+    lines = drawn(model_host(40), 80, height, by=by, keys=True)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= 80

@@ -16,6 +16,7 @@ from rich.text import Text
 from wattspan.api.snapshot_document import (
     DomainEntry,
     GroupEntry,
+    InferenceEntry,
     ListedProcess,
     SnapshotDocument,
     SpanEntry,
@@ -70,7 +71,9 @@ def select_rows(document: SnapshotDocument, options: ViewOptions) -> SnapshotDoc
         processes=_select(document.processes, ("name", "group", "pid"), options),
         groups=_select(document.groups, ("name", "kind"), options),
         spans=replace(
-            document.spans, names=_select(document.spans.names, ("name", "service"), options)
+            document.spans,
+            names=_select(document.spans.names, ("name", "service"), options),
+            inference=_select_models(document.spans.inference, options),
         ),
     )
 
@@ -89,6 +92,16 @@ def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E
         )
     elif options.sort is SortKey.JOULES:
         found.sort(key=joules, reverse=True)
+    return found
+
+
+def _select_models(rows: list[InferenceEntry], options: ViewOptions) -> list[InferenceEntry]:
+    """The models of the filter; sorted by name, or by joules."""
+    wanted = options.filter.casefold()
+    found = [row for row in rows if wanted in f"{row.model} {row.service}".casefold()]
+    found.sort(key=lambda row: (row.model, row.service))
+    if options.sort is not SortKey.NAME:
+        found.sort(key=lambda row: sum(row.gpu_joules.values()), reverse=True)
     return found
 
 
@@ -368,6 +381,37 @@ def _joules_of(kind: HwType, row: SpanEntry) -> str:
 def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
     tokens = row.tokens.get("output", 0)
     return text(tokens) if tokens else ""
+
+
+def model_table(
+    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
+) -> RenderableType:
+    """One line for each language model: GPU joules of its requests and tokens."""
+    fields = (
+        _text_field("MODEL", 3, lambda row: Text(printable(row.model))),
+        _text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
+        _number_field("requests", lambda row: count(_requests(row))),
+        _number_field("gpu J", lambda row: Text(_joules(_gpu_joules(row)), style="bold")),
+        _number_field("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
+        *(
+            _number_field(f"J/token {title}", partial(_joules_a_token, token_type))
+            for title, token_type in (("in", "input"), ("out", "output"))
+        ),
+    )
+    return _listing(options, fields, visible)
+
+
+def _requests(row: InferenceEntry) -> int:
+    return sum(row.requests.values())
+
+
+def _gpu_joules(row: InferenceEntry) -> float:
+    return sum(row.gpu_joules.values())
+
+
+def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
+    tokens = row.tokens.get(token_type, 0)
+    return energy_each(row.gpu_joules.get(token_type, 0.0) * 1e6, tokens) if tokens else ""
 
 
 def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:

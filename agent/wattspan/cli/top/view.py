@@ -23,6 +23,7 @@ from wattspan.cli.top.tables import (
     device_table,
     device_tree,
     group_table,
+    model_table,
     one_line,
     process_table,
     select_rows,
@@ -74,8 +75,8 @@ def _body(
     devices = device_tree(document, options.filter if by is ViewSection.DEVICE else "")
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
-    spans = document.spans.names
-    rows = _RowBudget(len(devices), len(document.groups), None, len(spans), len(jobs))
+    spans, models = document.spans.names, document.spans.inference
+    rows = _RowBudget(len(devices), len(document.groups), None, len(spans), len(jobs), len(models))
     space = _allot_rows(options, room, rows)
 
     def visible(rows: Sequence[object], limit: int | None) -> VisibleRows:
@@ -99,6 +100,9 @@ def _body(
         yield Text()
         yield span_table(document, options, visible(spans, space.spans))
         yield spans_remainder(document.spans, options)
+    if space.models != 0:
+        yield Text()
+        yield model_table(document, options, visible(models, space.models))
 
 
 def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
@@ -110,16 +114,18 @@ def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
 
 
 class _RowBudget(NamedTuple):
-    """The number of rows of each table; None is unlimited, 0 spans or jobs hide the table."""
+    """The number of rows of each table; None is unlimited, 0 hides spans, jobs or models."""
 
     devices: int | None
     groups: int | None
     processes: int | None
     spans: int | None = 0
     jobs: int | None = 0
+    models: int | None = 0
 
 
-_BRIEF = _RowBudget(None, 8, 12, 8, None)
+_BRIEF = _RowBudget(None, 8, 12, 8, None, 8)
+_MOST_MODELS = 3  # of a terminal's lines, among all sections
 
 
 def _allot_rows(options: ViewOptions, room: int | None, rows: _RowBudget) -> _RowBudget:
@@ -127,25 +133,42 @@ def _allot_rows(options: ViewOptions, room: int | None, rows: _RowBudget) -> _Ro
 
     Among all sections, jobs and spans are shown if there are any and if there is room.
     """
+    if options.by is ViewSection.SPAN:
+        return _allot_span_rows(room, rows)
     if options.by is not ViewSection.ALL:
         limit = None if room is None else max(1, room - 3)
-        return _RowBudget(limit, limit, limit, limit if options.by is ViewSection.SPAN else 0)
+        return _RowBudget(limit, limit, limit)
     if room is None:
-        most = _BRIEF if options.brief else _RowBudget(None, None, None, None, None)
+        most = _BRIEF if options.brief else _RowBudget(None, None, None, None, None, None)
         return most._replace(
-            spans=most.spans if rows.spans else 0, jobs=most.jobs if rows.jobs else 0
+            spans=most.spans if rows.spans else 0,
+            jobs=most.jobs if rows.jobs else 0,
+            models=most.models if rows.models else 0,
         )
-    left, jobs, spans = room - 7, 0, 0  # three headings with a blank line above each, a remainder
+    left = room - 7  # three headings with a blank line above each, a remainder
+    jobs = spans = models = 0
     if rows.jobs and room >= 3 * TUNING_LINES:
         jobs = min(rows.jobs, max(1, (room // 4 - 2) // 2))
         left -= TUNING_LINES + 2 * (jobs - 1)
     if rows.spans and left >= 20:
         spans = min(rows.spans, left // 5)
         left -= spans + 3
+    if rows.models and left >= 20:
+        models = min(rows.models, _MOST_MODELS)
+        left -= models + 2
     left = max(0, left)
     devices = min(rows.devices or 0, max(1, left // 2))
     groups = min(rows.groups or 0, max(1, (left - devices) // 3))
-    return _RowBudget(devices, groups, max(1, left - devices - groups), spans, jobs)
+    return _RowBudget(devices, groups, max(1, left - devices - groups), spans, jobs, models)
+
+
+def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
+    """A quarter of ``room`` lines to language models, if there are any and room for both."""
+    models = rows.models if room is None else 0
+    if room is not None and rows.models and room >= 12:
+        models = min(rows.models, room // 4)
+        room -= models + 2
+    return _RowBudget(0, 0, 0, None if room is None else max(1, room - 3), models=models)
 
 
 # ---------------------------------------------------------------------------- above the tables
