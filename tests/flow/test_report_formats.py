@@ -51,7 +51,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line, parse_float=Decimal) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("by", ["process", "group", "kind", "domain", "span", "user"])
+@pytest.mark.parametrize("by", ["process", "group", "kind", "domain", "span", "model", "user"])
 def test_every_format_has_the_same_rows(tmp_path: Path, report: Report, by: str) -> None:
     path = tmp_path / "r.parquet"
     lines = objects(report("--by", by, "--format", "jsonl").stdout)

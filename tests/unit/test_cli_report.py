@@ -12,6 +12,7 @@ from wattspan.cli.report.export import choose_format, report_rows
 from wattspan.cli.report.table import report_lines
 from wattspan.model import HwType, Provenance
 from wattspan.storage.breakdown import break_down
+from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanRole, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
 
 
@@ -65,3 +66,54 @@ def test_table_names_energy_without_a_baseline() -> None:
         for line in report_lines(Path("store.db"), "domain", known, breakdown, "J")
         if "baseline" in line
     ]
+
+
+def models(*names: str) -> HistoryExtract:
+    board = DomainTotal(
+        "GPU-0", HwType.GPU, "H100", Provenance.MEASURED, "nvml", True, True, {},
+        100_000_000, 60_000_000, 40_000_000, 0, 0,
+    )  # fmt: skip
+    use = SpanUsage({HwType.GPU: 8_000_000}, 4, 0, 800, 160)
+    spans = {SpanName(SpanRole.MODEL, "llm", name): use for name in names}
+    return HistoryExtract(0, 60, (60,), (board,), {}, spans)
+
+
+def by_model(extract: HistoryExtract, limit: int = 0) -> list[list[str]]:
+    breakdown = break_down(extract, (MODEL,), limit=limit)
+    return [line.split() for line in report_lines(Path("s"), MODEL, extract, breakdown, "J")]
+
+
+def test_table_of_models_has_joules_per_request_and_token() -> None:
+    lines = by_model(models("a", "b"))
+    assert lines[3] == [
+        *("service", "model", "requests", "gpu", "share", "J/request", "tokens", "in", "out"),
+        "J/token",
+    ]
+    assert lines[5] == ["llm", "a", "4", "8.00", "8.0%", "2.00", "J", "800", "160", "50.0", "mJ"]
+    assert ["without", "requests", "44.00", "44%"] in lines
+    assert ["total", "100.00", "100%"] in lines
+
+
+def test_models_beyond_the_limit_are_summed() -> None:
+    lines = by_model(models("a", "b", "c"), limit=1)
+    rest = [*("other", "models", "8", "16.00", "16%", "2.00", "J", "1600", "320", "50.0", "mJ")]
+    assert rest in lines
+
+
+def test_report_without_models_says_so() -> None:
+    lines = by_model(models())
+    assert lines[-1][:7] == ["No", "request", "to", "a", "language", "model", "settled"]
+    named = SpanName(SpanRole.NAMED, "shop", "pay")
+    spans_only = replace(models(), spans={named: SpanUsage({HwType.GPU: 1}, 1)})
+    assert break_down(spans_only, (MODEL,)).sections == ()
+
+
+def test_models_are_no_spans() -> None:
+    assert break_down(models("a"), (SPAN,)).sections == ()
+
+
+def test_rows_of_models_have_their_service_and_tokens() -> None:
+    extract = models("a")
+    first, *_ = report_rows(MODEL, extract, break_down(extract, (MODEL,)))
+    assert (first["service"], first["model"], first["requests"]) == ("llm", "a", 4)
+    assert (first["tokens_input"], first["tokens_output"], first["gpu_uj"]) == (800, 160, 8_000_000)

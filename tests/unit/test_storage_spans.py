@@ -12,7 +12,7 @@ import pytest
 from support.joined_spans import CPU, GPU, S, joined
 from support.known_totals import Books, Totals, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint, Instant, Microjoules, SpanRow
+from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules, SpanRow
 from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.storage.checkpoints import (
@@ -23,6 +23,8 @@ from wattspan.storage.checkpoints import (
 from wattspan.storage.database import DAY, HOUR, MIGRATIONS, MINUTE, schema_version
 from wattspan.storage.deltas import (
     MAX_STORED_INTEGER,
+    MODEL,
+    REST_OF_MODELS,
     REST_OF_SPANS,
     SPAN,
     SpanName,
@@ -209,6 +211,48 @@ def test_services_beyond_the_bound_share_their_outside(tmp_path: Path) -> None:
         found = stored(store.path)
         outside = {one.service: use.energy[CPU] for one, use in found.items()}
         assert outside == {"s4": 14, "s3": 13, "other": 10 + 11 + 12 + 1, "shop": 1}
+
+
+def asked(model: str, requests: int, energy: int = 100) -> InferenceRow:
+    counts, tokens = {"model": requests}, {"input": 3 * requests, "output": 2 * requests}
+    parts = {"input": Microjoules(energy * requests), "output": Microjoules(energy * requests)}
+    return InferenceRow("llm", model, parts, tokens, counts, ())
+
+
+def model(name: str, service: str = "llm") -> SpanName:
+    return SpanName(SpanRole.MODEL, service, name)
+
+
+def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(replace(shop.sell(), inference=(asked("a", 2),)))
+        store.write(replace(shop.sell(), inference=(asked("a", 5), asked("b", 1))))
+        found = extract_history(store.path, 0, 2**40, [MODEL])
+        assert isinstance(found, HistoryExtract)
+        models = {key: one for key, one in found.spans.items() if key.role is SpanRole.MODEL}
+        assert models == {
+            model("a"): SpanUsage({GPU: 1000}, 5, 0, 15, 10),
+            model("b"): SpanUsage({GPU: 200}, 1, 0, 3, 2),
+        }
+
+
+def test_models_beyond_the_bound_share_a_row(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path, spans=2)) as store:
+        rows = tuple(asked(f"m{n}", 1, 10 + n) for n in range(5))
+        store.write(replace(shop.sell(), inference=rows))
+        store.write(replace(shop.sell(seconds=60), inference=rows))
+        found = {key.name: use for key, use in stored(store.path).items() if key.service == "llm"}
+        assert found.keys() == {"m3", "m4"}
+        assert stored(store.path)[REST_OF_MODELS].energy == {GPU: 2 * (10 + 11 + 12)}
+
+
+def test_restarted_totals_of_models_count_from_zero() -> None:
+    before = replace(books(), inference=(asked("a", 5),))
+    after = replace(books(), inference=(asked("a", 2),))
+    assert spans_between(before, after) == {model("a"): SpanUsage({GPU: 400}, 2, 0, 6, 4)}
+    assert spans_between(after, after) == {}
 
 
 def test_unused_names_are_removed(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from wattspan.model import GroupKind, HwType, Provenance
 from wattspan.storage.deltas import (
+    MODEL,
     PROCESS,
+    REST_OF_MODELS,
     REST_OF_SPANS,
     SPAN,
     EnergyOwner,
@@ -26,7 +29,7 @@ class LineRole(StrEnum):
     NAMED = "named"  # a command, a group or a kind of groups
     OTHER = "other"  # names beyond the limit of a bucket or of the report
     OUTSIDE = "outside"  # consumers in no group of the kind, or outside of spans
-    EARLIER = "earlier"  # negative: earlier energy of spans that ended in this time
+    EARLIER = "earlier"  # negative: earlier energy of spans or requests of this time
     IDLE = "idle"
     UNATTRIBUTED = "unattributed"
     COUNTED = "counted"  # domains with counted, unattributed energy
@@ -38,11 +41,11 @@ class BreakdownLine:
     """Energy of one name, by hardware type in microjoules."""
 
     role: LineRole
-    kind: str  # "process", "span" or a GroupKind; "" for idle, unattributed, counted, total
+    kind: str  # of its section; "" for idle, unattributed, counted, total
     name: str
     energy: Mapping[HwType, int]
-    group: str = ""  # of a span: its service
-    usage: SpanUsage | None = None  # of a span: calls, time and tokens
+    group: str = ""  # of a span or a model: its service
+    usage: SpanUsage | None = None  # of a span or a model: calls, time and tokens
 
     @property
     def total(self) -> int:
@@ -75,8 +78,8 @@ def break_down(extract: HistoryExtract, kinds: Iterable[str], *, limit: int = 0)
     cover = [domain for domain in extract.domains if domain.in_cover]
     consumers = _sum((d.hw_type, d.consumers) for d in cover)
     sections = (
-        _span_section(extract.spans, consumers, limit)
-        if kind == SPAN
+        _span_section(extract.spans, _SPAN_KINDS[kind], consumers, limit)
+        if kind in _SPAN_KINDS
         else _section(extract.owners, kind, consumers, limit)
         for kind in kinds
     )
@@ -148,24 +151,56 @@ def _section(
     return BreakdownSection(kind, tuple(lines))
 
 
+class _SpanKind(NamedTuple):
+    """The rows of span energy that divide the energy of consumers in one section."""
+
+    kind: str
+    named: SpanRole
+    rest: SpanName
+    without: str  # the name of the energy in none of its rows
+
+
+_SPAN_KINDS = {
+    SPAN: _SpanKind(SPAN, SpanRole.NAMED, REST_OF_SPANS, "without spans"),
+    MODEL: _SpanKind(MODEL, SpanRole.MODEL, REST_OF_MODELS, "without requests"),
+}
+
+
 def _span_section(
-    spans: Mapping[SpanName, SpanUsage], consumers: Mapping[HwType, int], limit: int
+    spans: Mapping[SpanName, SpanUsage],
+    of: _SpanKind,
+    consumers: Mapping[HwType, int],
+    limit: int,
 ) -> BreakdownSection | None:
+    spans = {n: use for n, use in spans.items() if (n.role is SpanRole.MODEL) == (of.kind == MODEL)}
     if not spans:
         return None
     lines, beyond = _largest_lines(
         (
-            BreakdownLine(LineRole.NAMED, SPAN, name.name, use.energy, name.service, use)
+            BreakdownLine(LineRole.NAMED, of.kind, name.name, use.energy, name.service, use)
             for name, use in spans.items()
-            if name.role is SpanRole.NAMED
+            if name.role is of.named and name != of.rest
         ),
         limit,
     )
     if rest := total_usage(
-        [spans.get(REST_OF_SPANS, SpanUsage()), *(line.usage or SpanUsage() for line in beyond)]
+        [spans.get(of.rest, SpanUsage()), *(line.usage or SpanUsage() for line in beyond)]
     ):
-        lines.append(BreakdownLine(LineRole.OTHER, SPAN, "other spans", rest.energy, usage=rest))
-    outside, others = _largest_lines(
+        other = f"other {PLURAL[of.kind]}"
+        lines.append(BreakdownLine(LineRole.OTHER, of.kind, other, rest.energy, usage=rest))
+    if of.kind == SPAN:
+        lines += _outside_lines(spans, limit)
+    left = _remaining(consumers, lines)
+    if without := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
+        lines.append(BreakdownLine(LineRole.OUTSIDE, of.kind, of.without, without))
+    if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
+        lines.append(BreakdownLine(LineRole.EARLIER, of.kind, "of these, spent before", earlier))
+    return BreakdownSection(of.kind, tuple(lines))
+
+
+def _outside_lines(spans: Mapping[SpanName, SpanUsage], limit: int) -> Iterable[BreakdownLine]:
+    """The energy of services outside of their spans."""
+    lines, others = _largest_lines(
         (
             BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", use.energy, name.service)
             for name, use in spans.items()
@@ -173,17 +208,10 @@ def _span_section(
         ),
         limit,
     )
-    lines += outside
     if others:
-        lines.append(
-            BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", _sum(_pairs(others)), "other")
-        )
-    left = _remaining(consumers, lines)
-    if without_spans := {hw_type: energy for hw_type, energy in left.items() if energy > 0}:
-        lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "without spans", without_spans))
-    if earlier := {hw_type: energy for hw_type, energy in left.items() if energy < 0}:
-        lines.append(BreakdownLine(LineRole.EARLIER, SPAN, "of these, spent before", earlier))
-    return BreakdownSection(SPAN, tuple(lines))
+        energy = _sum(_pairs(others))
+        lines.append(BreakdownLine(LineRole.OUTSIDE, SPAN, "outside spans", energy, "other"))
+    return lines
 
 
 def _largest_lines(
@@ -194,7 +222,9 @@ def _largest_lines(
     return found[: limit or None], found[limit:] if limit else []
 
 
-PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {kind: f"{kind}s" for kind in GroupKind}
+PLURAL: Mapping[str, str] = {PROCESS: "processes"} | {
+    kind: f"{kind}s" for kind in (*GroupKind, SPAN, MODEL)
+}
 
 
 def _unattributed_lines(cover: Iterable[DomainTotal]) -> Iterable[BreakdownLine]:

@@ -19,6 +19,7 @@ from wattspan.model import (
     Checkpoint,
     DomainAccount,
     HwType,
+    InferenceRow,
     Microjoules,
     Payer,
     ProcessRow,
@@ -27,19 +28,20 @@ from wattspan.model import (
 
 K = TypeVar("K")
 
-SPAN = "span"
-"""Kind of a report section about spans."""
+SPAN, MODEL = "span", "model"
+"""Kinds of report sections about spans, and about requests to language models."""
 
 MAX_STORED_INTEGER = 2**61
 """Limit of claimed times and tokens: the sum of two still fits an SQLite integer."""
 
 
 class SpanRole(StrEnum):
-    """Role of a row of span energy."""
+    """Role of a row of span energy. Models are another division of the same energy."""
 
     NAMED = "named"  # spans of one name in one service
     REST = "rest"  # spans of all names without an account or beyond the limit of the bucket
     OUTSIDE = "outside"  # energy of a service's processes outside of spans
+    MODEL = "model"  # requests to one language model of one service; "other" is the rest
 
 
 class SpanName(NamedTuple):
@@ -49,6 +51,7 @@ class SpanName(NamedTuple):
 
 
 REST_OF_SPANS = SpanName(SpanRole.REST)
+REST_OF_MODELS = SpanName(SpanRole.MODEL, OTHER, OTHER)
 
 _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
 
@@ -97,7 +100,17 @@ def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanNam
     for (service, kind), energy in outside.items():
         name = SpanName(SpanRole.OUTSIDE, service)
         found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: _limited(energy)})
+    models = {(one.service, one.model): one for one in earlier.inference} if earlier else {}
+    for each in later.inference:
+        known = models.get((each.service, each.model))
+        if usage := _span_rise(None if known is None else _as_spans(known), _as_spans(each)):
+            found[SpanName(SpanRole.MODEL, each.service, each.model)] = usage
     return found
+
+
+def _as_spans(row: InferenceRow) -> SpanRow:
+    energy, requests = Microjoules(sum(row.energy.values())), sum(row.requests.values())
+    return SpanRow(row.service, row.model, {HwType.GPU: energy}, count=requests, tokens=row.tokens)
 
 
 def total_usage(usages: Iterable[SpanUsage]) -> SpanUsage:

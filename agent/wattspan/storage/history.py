@@ -15,6 +15,7 @@ from wattspan.model import SECOND, Domain
 from wattspan.storage.database import DAY, HOUR, MINUTE, database_text, pragma
 from wattspan.storage.deltas import (
     MAX_STORED_INTEGER,
+    REST_OF_MODELS,
     REST_OF_SPANS,
     CheckpointDelta,
     EnergyOwner,
@@ -106,6 +107,7 @@ SELECT key, role FROM (
 _SPAN_RESTS = {
     SpanRole.NAMED: REST_OF_SPANS,
     SpanRole.OUTSIDE: SpanName(SpanRole.OUTSIDE, "other"),
+    SpanRole.MODEL: REST_OF_MODELS,
 }
 
 

@@ -25,7 +25,7 @@ from wattspan.storage.database import (
     sqlite_error_name,
     supported_version,
 )
-from wattspan.storage.deltas import SPAN, EnergyOwner, SpanName, SpanRole, SpanUsage
+from wattspan.storage.deltas import MODEL, SPAN, EnergyOwner, SpanName, SpanRole, SpanUsage
 from wattspan.storage.rates import Weighting, select_buckets
 
 _COPY_ATTEMPTS = 5
@@ -186,7 +186,7 @@ def _extract(
         steps=tuple(sorted(row[0] for row in found)),
         domains=tuple(_domain_total(names[key], gaps.get(key, {}), sums[key]) for key in names),
         owners=owners,
-        spans=_spans(database, interval, weigh) if SPAN in kinds else {},
+        spans=_spans(database, interval, weigh) if kinds & {SPAN, MODEL} else {},
         weightings=tuple(weightings),
     )
 

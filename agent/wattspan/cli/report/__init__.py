@@ -17,7 +17,7 @@ from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
 from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
-from wattspan.storage.deltas import PROCESS, SPAN
+from wattspan.storage.deltas import MODEL, PROCESS, SPAN
 from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
 
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -26,6 +26,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "kind": tuple(GroupKind),
     "domain": (),
     SPAN: (SPAN,),
+    MODEL: (MODEL,),
 } | {kind.value: (kind,) for kind in GroupKind}
 
 _LINES = 20
@@ -55,7 +56,8 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     default=PROCESS,
     show_default=True,
     help="Division of the energy: `group` is every kind of group, `kind` the sum of each kind, "
-    "`span` the spans of instrumented applications, with joules per call and per token.",
+    "`span` the spans of instrumented applications, with joules per call and per token, `model` "
+    "the requests to language models.",
 )
 @click.option("--hw-type", type=click.Choice([t.value for t in HwType]), help="Only this hardware.")
 @click.option(
@@ -107,7 +109,7 @@ def command(
     state_dir: Path | None,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Report past energy by process, group or span, from the store.
+    """Report past energy by process, group, span or language model, from the store.
 
     Idle and unattributed energy and unmeasured time have lines of their own; every division of
     the energy adds up to the same total. With [cost] or [carbon] configured, every line has its

@@ -22,7 +22,7 @@ from wattspan.footprint.cost import BILLION, billionths
 from wattspan.model import Provenance
 from wattspan.ports import ConfigError, WattspanError
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
-from wattspan.storage.deltas import SPAN, SpanUsage
+from wattspan.storage.deltas import MODEL, SPAN, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.files import replace_file
@@ -193,8 +193,8 @@ def report_rows(by: str, extract: HistoryExtract, breakdown: Breakdown) -> list[
     if by == "domain":
         return [_domain_row(domain, extract.weightings) for domain in extract.domains]
     lines = (*_lines(breakdown), breakdown.total)
-    if by == SPAN:
-        return [_span_row(line, breakdown, extract.weightings) for line in lines]
+    if by in (SPAN, MODEL):
+        return [_span_row(by, line, breakdown, extract.weightings) for line in lines]
     return [
         {
             "kind": line.kind,
@@ -212,14 +212,16 @@ def report_rows(by: str, extract: HistoryExtract, breakdown: Breakdown) -> list[
     ]
 
 
-def _span_row(line: BreakdownLine, breakdown: Breakdown, asked: Sequence[Weighting]) -> ReportRow:
-    """A line that is no span has no calls, seconds and tokens."""
+def _span_row(
+    by: str, line: BreakdownLine, breakdown: Breakdown, asked: Sequence[Weighting]
+) -> ReportRow:
+    """A line that is no span or model has no calls, seconds and tokens."""
     use = line.usage
     return {
         "role": line.role,
         "service": line.group,
-        "span": line.name,
-        "calls": use and use.calls,
+        by: line.name,
+        "requests" if by == MODEL else "calls": use and use.calls,
         "seconds": use and use.nanoseconds / 1e9,
         "tokens_input": use and use.tokens_in,
         "tokens_output": use and use.tokens_out,

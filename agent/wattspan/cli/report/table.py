@@ -26,7 +26,7 @@ from wattspan.storage.breakdown import (
     worst_provenance,
 )
 from wattspan.storage.database import DAY, HOUR, MINUTE
-from wattspan.storage.deltas import PROCESS, SPAN
+from wattspan.storage.deltas import MODEL, PROCESS, SPAN
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, RatedTotal, Weighting
 from wattspan.util.text import printable
@@ -48,6 +48,13 @@ UNITS: Mapping[str, EnergyUnit] = {
 }
 """A table has one unit, so that its figures are comparable."""
 
+_WITHOUT = {
+    SPAN: "No span with known energy ended in this time: see docs/how-to/see-spans.md.",
+    MODEL: "No request to a language model settled in this time: see "
+    "docs/explanation/energy-of-a-request.md.",
+}
+"""Sentences for reports without any span or model."""
+
 _STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
 
 
@@ -68,12 +75,12 @@ def report_lines(
     sections = breakdown.sections
     if by == "domain":
         yield from _domain_table(extract.domains, total, name, footprint)
-    elif by == SPAN:
+    elif by in _WITHOUT:
         lines = [line for section in sections for line in section.lines]
-        yield from _table(SPAN, lines, breakdown, name, footprint)
+        yield from _table(by, lines, breakdown, name, footprint)
         if not sections:
             yield ""
-            yield "No span with known energy ended in this time: see docs/how-to/see-spans.md."
+            yield _WITHOUT[by]
     else:
         for place, section in enumerate(sections or [BreakdownSection(by, ())]):
             if place:
@@ -93,14 +100,18 @@ def _table(
     unit: str,
     footprint: FootprintColumns,
 ) -> list[str]:
-    """One kind's lines and those without a kind; spans with calls, times and tokens."""
-    of_spans = kind == SPAN
+    """One kind's lines and those without a kind; spans and models with calls and tokens."""
+    of_spans = kind in _WITHOUT
     types = list(breakdown.provenance)
     whole = breakdown.total.total
     several = len(types) > 1
     worst = max(breakdown.provenance.values(), key=lambda one: one.rank, default=None)
-    names = ("service", SPAN, "calls") if of_spans else (kind, "group" if kind == PROCESS else "")
-    usage = ("J/call", "time", "tokens in", "out", "J/token") if of_spans else ()
+    timed, call = kind == SPAN, "request" if kind == MODEL else "call"
+    names: tuple[str, ...] = kind, "group" if kind == PROCESS else ""
+    usage: tuple[str, ...] = ()
+    if of_spans:
+        names = "service", kind, f"{call}s"
+        usage = f"J/{call}", *(("time",) if timed else ()), "tokens in", "out", "J/token"
     total = ("total",) if several else ()
     rows = [
         (*names, *types, *total, "share", *footprint.headings, *usage),
@@ -120,7 +131,7 @@ def _table(
                 *((_energy(line.total, unit),) if several else ()),
                 share(line.total, whole),
                 *footprint.cells(line.total),
-                *(_span_usage(line) if of_spans else ()),
+                *(_usage_cells(line, timed=timed) if of_spans else ()),
             )
         )
     # a column of tokens without any token is not shown
@@ -129,15 +140,17 @@ def _table(
     return table_lines(rows, left=(0, 1), max_width=_WIDEST)
 
 
-def _span_usage(line: BreakdownLine) -> tuple[str, ...]:
+def _usage_cells(line: BreakdownLine, *, timed: bool) -> tuple[str, ...]:
+    """Energy of a call, its time if ``timed``, and tokens."""
     use = line.usage
     if use is None:
-        return ("",) * 5
+        return ("",) * (5 if timed else 4)
     tokens = ("",) * 3
     if use.tokens_in or use.tokens_out:
         each = energy_each(line.total, use.tokens_out)
         tokens = count(use.tokens_in), count(use.tokens_out), each
-    return energy_each(line.total, use.calls), duration_text(use.nanoseconds), *tokens
+    time = (duration_text(use.nanoseconds),) if timed else ()
+    return (energy_each(line.total, use.calls), *time, *tokens)
 
 
 def _domain_table(
