@@ -24,7 +24,7 @@ Scalar = bytes | int | float | None
 """The value of an attribute; None for booleans, arrays and other values that are not needed."""
 
 
-class Column(IntEnum):
+class InferenceFigure(IntEnum):
     """The figures of a report."""
 
     MODEL = 0
@@ -40,7 +40,7 @@ class Column(IntEnum):
 class InferenceAttribute(NamedTuple):
     """An attribute with a figure; the first present one of a column counts."""
 
-    column: Column
+    column: InferenceFigure
     name: str
     presets: frozenset[SpanPreset]
 
@@ -48,22 +48,22 @@ class InferenceAttribute(NamedTuple):
 _ENGINES: frozenset[SpanPreset] = frozenset(("vllm", "sglang", "tensorrt-llm"))
 _LATENCY = "gen_ai.latency."
 _ATTRIBUTES = (
-    InferenceAttribute(Column.MODEL, "gen_ai.response.model", _ENGINES | {"gen_ai"}),
-    InferenceAttribute(Column.MODEL, "gen_ai.request.model", _ENGINES | {"gen_ai"}),
+    InferenceAttribute(InferenceFigure.MODEL, "gen_ai.response.model", _ENGINES | {"gen_ai"}),
+    InferenceAttribute(InferenceFigure.MODEL, "gen_ai.request.model", _ENGINES | {"gen_ai"}),
     InferenceAttribute(
-        Column.CACHED, "gen_ai.usage.cache_read.input_tokens", _ENGINES | {"gen_ai"}
+        InferenceFigure.CACHED, "gen_ai.usage.cache_read.input_tokens", _ENGINES | {"gen_ai"}
     ),
-    InferenceAttribute(Column.CACHED, "gen_ai.usage.cached_tokens", _ENGINES),
-    InferenceAttribute(Column.QUEUE, f"{_LATENCY}time_in_queue", _ENGINES),
-    InferenceAttribute(Column.FIRST_TOKEN, f"{_LATENCY}time_to_first_token", _ENGINES),
+    InferenceAttribute(InferenceFigure.CACHED, "gen_ai.usage.cached_tokens", _ENGINES),
+    InferenceAttribute(InferenceFigure.QUEUE, f"{_LATENCY}time_in_queue", _ENGINES),
+    InferenceAttribute(InferenceFigure.FIRST_TOKEN, f"{_LATENCY}time_to_first_token", _ENGINES),
     InferenceAttribute(
-        Column.FIRST_TOKEN, "gen_ai.response.time_to_first_chunk", frozenset(("gen_ai",))
+        InferenceFigure.FIRST_TOKEN, "gen_ai.response.time_to_first_chunk", frozenset(("gen_ai",))
     ),
-    InferenceAttribute(Column.PREFILL, f"{_LATENCY}time_in_model_prefill", _ENGINES),
-    InferenceAttribute(Column.DECODE, f"{_LATENCY}time_in_model_decode", _ENGINES),
-    InferenceAttribute(Column.QUEUE, "queue_time", frozenset(("tgi",))),
-    InferenceAttribute(Column.INFERENCE, "inference_time", frozenset(("tgi",))),
-    InferenceAttribute(Column.PER_TOKEN, "time_per_token", frozenset(("tgi",))),
+    InferenceAttribute(InferenceFigure.PREFILL, f"{_LATENCY}time_in_model_prefill", _ENGINES),
+    InferenceAttribute(InferenceFigure.DECODE, f"{_LATENCY}time_in_model_decode", _ENGINES),
+    InferenceAttribute(InferenceFigure.QUEUE, "queue_time", frozenset(("tgi",))),
+    InferenceAttribute(InferenceFigure.INFERENCE, "inference_time", frozenset(("tgi",))),
+    InferenceAttribute(InferenceFigure.PER_TOKEN, "time_per_token", frozenset(("tgi",))),
 )
 
 INFERENCE_MARKS = b"gen_ai.", b"time_per_token"
@@ -89,7 +89,7 @@ def inference_details(
     printable name of the model.
     """
     queue, first, prefill, decode, inference, per_token = map(
-        as_nanoseconds, values[Column.QUEUE :]
+        as_nanoseconds, values[InferenceFigure.QUEUE :]
     )
     generated = tokens[1]
     if generated is None and inference and per_token:
@@ -97,7 +97,7 @@ def inference_details(
         decode = Nanoseconds(per_token * max(0, generated - 1))
     if generated is None and tokens[0] is None:
         return None
-    cached = values[Column.CACHED]
+    cached = values[InferenceFigure.CACHED]
     whole = cached if isinstance(cached, int) and cached > 0 else 0
     return (
         InferenceDetails(model or UNKNOWN_MODEL, whole, queue, first, prefill, decode),

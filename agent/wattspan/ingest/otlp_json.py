@@ -27,7 +27,7 @@ from wattspan.ingest.export_request import (
     too_many_fields,
     too_many_spans,
 )
-from wattspan.ingest.inference_attributes import Column, Scalar
+from wattspan.ingest.inference_attributes import InferenceFigure, Scalar
 from wattspan.ingest.trace_decoder import (
     COLUMNS,
     MAX_ATTRIBUTES,
@@ -282,7 +282,7 @@ class JsonTraceDecoder:
         for column, key in self._keys:
             if columns[column] is None:
                 columns[column] = as_count(values.get(key))
-        figures: list[Scalar] = [None] * len(Column)
+        figures: list[Scalar] = [None] * len(InferenceFigure)
         for column, key in self._reports:
             if figures[column] is None:
                 figures[column] = values.get(key)

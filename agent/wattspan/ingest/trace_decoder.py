@@ -34,7 +34,7 @@ from wattspan.ingest.export_request import (
 )
 from wattspan.ingest.inference_attributes import (
     INFERENCE_MARKS,
-    Column,
+    InferenceFigure,
     Scalar,
     inference_attributes,
     inference_details,
@@ -283,7 +283,7 @@ def reported(
     """The report in the values of all columns, and the generated tokens; None without a report."""
     if all(value is None for value in values):
         return None
-    model = values[Column.MODEL]
+    model = values[InferenceFigure.MODEL]
     name = printable(model, MAX_NAME) if isinstance(model, bytes) else ""
     return inference_details(values, tokens, name)
 
@@ -548,7 +548,7 @@ class TraceDecoder:
         """The reports of engines; sets missing counts in ``tokens``, of input and of output."""
         if not self._present:
             return [None] * len(spans)
-        columns = self._reports.columns(spans, self._present, len(Column), budget)
+        columns = self._reports.columns(spans, self._present, len(InferenceFigure), budget)
         found: list[InferenceDetails | None] = []
         for i, values in enumerate(zip(*columns, strict=True)):
             report = reported(values, (tokens[0][i], tokens[1][i]))
