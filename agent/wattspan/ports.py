@@ -151,10 +151,6 @@ class EnergyQueries(Protocol):
         """``consumer`` and its descendants."""
         ...
 
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """The energy of one device."""
-        ...
-
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
         """The idle energy of a device that is charged to no process.
 

@@ -299,6 +299,7 @@ class Host:
             settings,
             self.tap,
             energies=self,
+            devices=self,
             device_users=self.device_users,
             snapshot=self.view,
             directory=self,

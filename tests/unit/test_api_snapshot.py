@@ -185,10 +185,10 @@ def test_other_users_see_no_energy_of_devices_that_the_grid_hides() -> None:
 
 def test_other_users_see_the_power_of_the_last_settled_cell() -> None:
     asked = Asked()
-    powers = TimeGrid(SECOND).latest_powers(asked.past)
+    powers = TimeGrid(SECOND).latest_powers(asked.past, asked.past)
     assert powers == {"package-0": 10.0, "package-1": 20.0, "dram-0": 3.0}
     asked.past.horizon = asked.past.until - SECOND // 2
-    assert set((TimeGrid(SECOND).latest_powers(asked.past) or {}).values()) == {None}
+    assert set((TimeGrid(SECOND).latest_powers(asked.past, asked.past) or {}).values()) == {None}
 
 
 def test_other_users_see_devices_in_full_where_nothing_is_coarse() -> None:

@@ -71,34 +71,6 @@ def family() -> list[PayerInfo]:
     ]
 
 
-def test_device_answers_with_its_whole_energy() -> None:
-    host = Host(CPU)
-    start = host.run(20, (SHELL,))
-    assert host.past.device("cpu0", start, host.now).energy == {HwType.CPU: 20 * 1500}
-    assert host.past.device("no such", start, host.now).energy == {}
-
-
-def test_device_energy_is_equal_with_and_without_a_watched_process() -> None:
-    alone, beside = Host(CPU), Host(CPU)
-    beside.past.watch(SHELL)
-    start = alone.run(20, (SHELL,))
-    beside.run(20, (SHELL,))
-    windows = [(start + 5 * TICK, start + 9 * TICK), (start, start + 20 * TICK)]  # then earlier
-    answers = [
-        [host.past.device("cpu0", *window) for window in windows] for host in (alone, beside)
-    ]
-    assert answers[0] == answers[1]
-    assert [one.covered for one in answers[0]] == [4 * TICK, 20 * TICK]
-
-
-def test_device_of_a_watched_process_reaches_back_further_than_the_history() -> None:
-    host = Host(CPU, span=2 * SECOND)
-    host.past.watch(SHELL)
-    start = host.run(100, (SHELL,))
-    host.past.device("cpu0", start - SECOND, host.now)
-    assert host.past.device("cpu0", start, host.now).energy == {HwType.CPU: 100 * 1500}
-
-
 def test_process_energy_is_equal_with_and_without_a_profile() -> None:
     host = Host(CPU)
     start = host.run(20, (SHELL, STRANGER))

@@ -35,6 +35,7 @@ from wattspan.model import (
 )
 from wattspan.ports import Batch, ExporterError, UsageBatch
 from wattspan.service.agent import Agent, CheckpointRecorder, ExporterGroup
+from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import (
     SILENT_SOURCE_AFTER,
@@ -49,6 +50,9 @@ from wattspan.testing import FakeDirectory, ManualClock, ReplaySource, ReplayUsa
 TICK = SECOND // 10
 ME = Consumer(5, 50)
 WHO = PayerInfo(ME, "trainer", (Group(GroupKind.USER, "ada"),), "ada")
+
+
+DEVICES = DeviceHistory(TICK, 10 * SECOND)
 
 
 class Burning:
@@ -433,7 +437,7 @@ def test_stop_stores_all_measured_energy() -> None:
     polled = threading.Event()
     clock.on_sleep = lambda mono: polled.set() if mono > 10**12 + 5 * SECOND else None
     one = poller(clock, [host], host)
-    agent = Agent(one, ExporterGroup([window]), store=shelf, log=print)  # type: ignore[list-item]
+    agent = Agent(one, ExporterGroup([window]), devices=DEVICES, store=shelf, log=print)  # type: ignore[list-item]
     agent.start()
     assert agent.addresses == ("http://127.0.0.1:9949",)
     assert polled.wait(20)
@@ -460,7 +464,7 @@ def test_exporter_drops_are_counted_despite_an_exporter_that_raises() -> None:
     host = Burning(clock)
     exporters = ExporterGroup([Window(), Mute()])  # type: ignore[list-item]
     one = poller(clock, [host], host, exporters)
-    agent = Agent(one, exporters, log=print)
+    agent = Agent(one, exporters, devices=DEVICES, log=print)
     agent.start()
     agent.stop()
     assert one.view().stats.exporter_drops == {"window": 3}
@@ -478,7 +482,7 @@ def test_exporter_whose_health_raises_is_down() -> None:
     host = Burning(clock)
     exporters = ExporterGroup([Window(), Confused()])  # type: ignore[list-item]
     one = poller(clock, [host], host, exporters)
-    agent = Agent(one, exporters, log=print)
+    agent = Agent(one, exporters, devices=DEVICES, log=print)
     agent.start()
     agent.stop()
     assert agent.failure is None
@@ -494,7 +498,7 @@ def test_failed_start_of_an_exporter_stops_all_parts() -> None:
     host = Burning(clock)
     good, bad = Window(), Window(fails=True)
     exporters = ExporterGroup([good, bad])  # type: ignore[list-item]
-    agent = Agent(poller(clock, [host], host), exporters, log=print)
+    agent = Agent(poller(clock, [host], host), exporters, devices=DEVICES, log=print)
     with pytest.raises(ExporterError, match="'window': OSError: port in use"):
         agent.start()
     assert good.events == ["start", "stop"]
@@ -510,7 +514,7 @@ def test_failed_stop_of_a_part_does_not_prevent_the_stop_of_others() -> None:
     host, shelf, said = Burning(clock), Shelf(), list[str]()
     one = poller(clock, [host], host)
     exporters = ExporterGroup([Stuck()])  # type: ignore[list-item]
-    agent = Agent(one, exporters, store=shelf, log=said.append)
+    agent = Agent(one, exporters, devices=DEVICES, store=shelf, log=said.append)
     agent.start()
     agent.stop()
     agent.stop()
@@ -545,7 +549,7 @@ def test_failure_of_a_thread_ends_the_agent() -> None:
         raise RuntimeError("the clock is broken")
 
     one = poller(clock, [host], host)
-    agent = Agent(one, ExporterGroup(), log=said.append)
+    agent = Agent(one, ExporterGroup(), devices=DEVICES, log=said.append)
     clock.on_sleep = explode
     agent.start()
     assert agent.wait(20)

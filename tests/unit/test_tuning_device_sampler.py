@@ -23,7 +23,7 @@ TURN = SECOND // 2
 def host(now: int, requested: int) -> HostView:
     at = Instant(now, now)
     row = CapRow(KnobState(KEY, "board", requested=requested))
-    return HostView(at, Snapshot(at, 0, "host"), {}, None, DeviceUsers(), {KEY: row})
+    return HostView(at, Snapshot(at, 0, "host"), {}, None, None, DeviceUsers(), {KEY: row})
 
 
 def sampler() -> DeviceSampler:

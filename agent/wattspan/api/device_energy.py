@@ -15,14 +15,11 @@ from typing import NamedTuple
 from wattspan.api import energy
 from wattspan.api.energy import JsonObject, TimeGrid
 from wattspan.api.requests import WAIT, Parameter, ProblemError, flag, sanitized, suggestion
-from wattspan.model import MILLISECOND, SECOND, Domain, HwType, Microjoules, Provenance
+from wattspan.model import SECOND, Domain, HwType, Provenance
 from wattspan.ports import DeviceQueries
-from wattspan.spans.values import IntervalEnergy
 
 DEFAULT_WAIT = 2 * SECOND
 MAX_IDS = 256
-EDGE_ALLOWANCE = 10 * MILLISECOND
-"""A tenth of the usual interval of readings: power varies in the one around the edge of a cell."""
 
 
 def _ids(text: str) -> tuple[str, ...]:
@@ -109,11 +106,7 @@ class DeviceEnergyQuery(NamedTuple):
         complete, silent = self._complete(domain), self.devices.silent(domain.id)
         known = self.devices.known(domain.id)
         hidden = self.grid.hides(domain)
-        spent = (
-            self.grid.device(_Cells(self.devices, domain, known or 0), domain, *self.period)
-            if hidden
-            else self.devices.device(domain.id, *self.period)
-        )
+        spent = self.grid.device(self.devices, domain, *self.period)
         status = self.devices.gpu(domain.id)
         found: JsonObject = {
             **energy.device_figures(domain, spent, self.end - self.start),
@@ -140,29 +133,6 @@ class DeviceEnergyQuery(NamedTuple):
             ],
             "temperatures": self.devices.temperatures(domain.id, *self.period),
         }
-
-
-class _Cells(NamedTuple):
-    """A hidden device as a DeviceEnergySource: final up to its newest reading.
-
-    The uncertainty is that of a mean over cells: no figure tells of single readings.
-    """
-
-    devices: DeviceQueries
-    domain: Domain
-    known: int
-
-    def settled(self) -> int:
-        return self.known
-
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        spent = self.devices.cells(domain_id, start, end)
-        displaced = min(end - start, 2 * (EDGE_ALLOWANCE + self.domain.resolution))
-        uncertainty = {
-            kind: Microjoules(amount * displaced // (end - start))
-            for kind, amount in spent.energy.items()
-        }
-        return spent._replace(uncertainty=uncertainty)
 
 
 _PACKAGE = re.compile(r"package-(\d+)")

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from wattspan.model import Consumer, Domain, HwType, Microjoules, Provenance
-from wattspan.ports import EnergyQueries
+from wattspan.model import MILLISECOND, Consumer, Domain, HwType, Microjoules, Provenance
+from wattspan.ports import DeviceQueries, EnergyQueries
 from wattspan.spans.values import IntervalEnergy
 
-
-class DeviceEnergySource(Protocol):
-    """The energy of devices, final up to ``settled``."""
-
-    def settled(self) -> int: ...
-
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy: ...
+EDGE_ALLOWANCE = 10 * MILLISECOND
+"""A tenth of the usual interval of readings: power varies in the one around the edge of a cell."""
 
 
 class TimeGrid(NamedTuple):
@@ -44,20 +39,17 @@ class TimeGrid(NamedTuple):
         return self.size > 0 and domain.hw_type is not HwType.GPU
 
     def device(
-        self, history: DeviceEnergySource, domain: Domain, start: int, end: int
+        self, devices: DeviceQueries, domain: Domain, start: int, end: int
     ) -> IntervalEnergy:
-        """The energy of ``domain``; if the grid hides it, that of completely known cells.
-
-        These are settled, and still in the history.
-        """
+        """The energy of ``domain``; if the grid hides it, that of completely measured cells."""
         if not self.hides(domain):
-            return history.device(domain.id, start, end)
-        end = min(end, self.down(history.settled()))
+            return devices.device(domain.id, start, end)
+        end = min(end, self.down(devices.known(domain.id) or 0))
         energy: Counter[HwType] = Counter()
         uncertainty: Counter[HwType] = Counter()
         covered = 0
         for first, last, inside in self._parts(start, end):
-            for spent in _complete_cells(history, domain.id, first, last, self.size):
+            for spent in _complete_cells(devices, domain, first, last, self.size):
                 span = last - first
                 covered += spent.covered * inside // span
                 for kind, amount in spent.energy.items():
@@ -72,14 +64,16 @@ class TimeGrid(NamedTuple):
             covered,
         )
 
-    def latest_powers(self, history: EnergyQueries) -> dict[str, float | None] | None:
+    def latest_powers(
+        self, history: EnergyQueries, devices: DeviceQueries
+    ) -> dict[str, float | None] | None:
         """Watts of each domain in the last settled cell, None if unknown; None without cells."""
         if not self.size:
             return None
         end = self.down(history.settled())
         powers: dict[str, float | None] = {}
         for domain in history.domains().values():
-            spent = history.device(domain.id, end - self.size, end)
+            spent = devices.cells(domain.id, end - self.size, end)
             energy = spent.energy.get(domain.hw_type)
             if energy is None or spent.covered < self.size:
                 powers[domain.id] = None
@@ -117,16 +111,23 @@ class TimeGrid(NamedTuple):
 
 
 def _complete_cells(
-    history: DeviceEnergySource, domain_id: str, start: int, end: int, size: int
+    devices: DeviceQueries, domain: Domain, start: int, end: int, size: int
 ) -> Iterator[IntervalEnergy]:
-    """The energy of those whole cells that are known completely."""
-    spent = history.device(domain_id, start, end)
-    if spent.covered >= end - start:
-        yield spent
-    elif spent.covered > 0 and end - start > size:
-        middle = start + (end - start) // size // 2 * size
-        yield from _complete_cells(history, domain_id, start, middle, size)
-        yield from _complete_cells(history, domain_id, middle, end, size)
+    """The energy of those whole cells that are measured completely.
+
+    The uncertainty is that of a mean over cells: no figure tells of single readings.
+    """
+    spent, length = devices.cells(domain.id, start, end), end - start
+    if spent.covered >= length:
+        displaced = min(length, 2 * (EDGE_ALLOWANCE + domain.resolution))
+        uncertainty = {
+            kind: Microjoules(amount * displaced // length) for kind, amount in spent.energy.items()
+        }
+        yield spent._replace(uncertainty=uncertainty)
+    elif spent.covered > 0 and length > size:
+        middle = start + length // size // 2 * size
+        yield from _complete_cells(devices, domain, start, middle, size)
+        yield from _complete_cells(devices, domain, middle, end, size)
 
 
 JsonObject = dict[str, Any]
@@ -137,6 +138,7 @@ UNQUANTIZED = TimeGrid(0)
 
 def energy_response(
     history: EnergyQueries,
+    devices: DeviceQueries,
     start: int,
     end: int,
     consumer: Consumer | None = None,
@@ -154,7 +156,7 @@ def energy_response(
     coarse = any(map(grid.hides, domains))
     if coarse:
         settled = min(settled, grid.down(history.settled()))
-    devices = [(domain, grid.device(history, domain, start, end)) for domain in domains]
+    spent = [(domain, grid.device(devices, domain, start, end)) for domain in domains]
     provenance = provenances(domains)
     return {
         "start_mono_ns": start,
@@ -165,13 +167,13 @@ def energy_response(
         "device_resolution_seconds": grid.size / 1e9 if coarse else None,
         "emulated": Provenance.EMULATED in provenance.values(),
         "provenance": provenance,
-        "host": _host(devices, start, end),
+        "host": _host(spent, start, end),
         "devices": [
             {
-                **device_figures(domain, spent, end - start),
+                **device_figures(domain, energy, end - start),
                 "idle_joules": _joules(grid.idle(history, domain, start, end)),
             }
-            for domain, spent in devices
+            for domain, energy in spent
         ],
         "process": _process(history, consumer, start, end),
         "family": _process(history, consumer, start, end, family=True) if family else None,

@@ -347,6 +347,7 @@ class QueryService:
         respond = partial(
             energy.energy_response,
             self._energy_history,
+            self._devices,
             start,
             end,
             consumer,
@@ -415,7 +416,7 @@ class QueryService:
     def _snapshot_for(self, peer: Peer) -> HttpResponse:
         document = snapshot_document(self._view(), self._version)
         if not may_read_counters(peer):
-            coarse = self._grid.latest_powers(self._energy_history)
+            coarse = self._grid.latest_powers(self._energy_history, self._devices)
             document = restrict(document, partial(self._authorization.permits, peer), coarse)
         return json_response(document)
 

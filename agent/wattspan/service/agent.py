@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from wattspan.model import Checkpoint, Failure, Snapshot, SourceHealth, Trouble
 from wattspan.otlp.destination import LOGS, METRICS, SPANS
 from wattspan.ports import (
+    DeviceQueries,
     Exporter,
     ExporterError,
     MonitoredExporter,
@@ -172,11 +173,13 @@ class Agent:
         exporters: ExporterGroup,
         services: Sequence[ServiceGroup] = (),
         *,
+        devices: DeviceQueries,
         store: Store | DeferredStore | None = None,
         record_every: int = 5 * 10**9,
         log: Callable[[str], None],
     ) -> None:
         self._poller = poller
+        self.devices = devices
         self._exporters = exporters
         self._services = services
         self._store = store

@@ -201,6 +201,7 @@ def build_agent(
             poller,
             exporters,
             services,
+            devices=devices,
             store=store,
             record_every=config.store.interval,
             log=log,
@@ -314,12 +315,12 @@ class StandaloneAgent:
     def wait_until_ready(self) -> None:
         """Return when every counter has been read twice, or after STARTUP_TIMEOUT."""
         started = self._clock.monotonic()
-        history = self._agent.history
+        history, devices = self._agent.history, self._agent.devices
 
         def all_known() -> bool:
             now = self._clock.monotonic()
             known = (
-                history.device(one, started - SECOND, now).covered for one in history.domains()
+                devices.device(one, started - SECOND, now).covered for one in history.domains()
             )
             return history.settled() > started and all(covered > 0 for covered in known)
 
@@ -336,7 +337,7 @@ class StandaloneAgent:
         history = self._agent.history
         history.expect(end)
         self._wait_for(lambda: history.settled(consumer) >= end, round(wait * SECOND))
-        response = energy_response(history, start, end, consumer, family=True)
+        response = energy_response(history, self._agent.devices, start, end, consumer, family=True)
         return Measurement.of({"host_name": self._agent.view().host, **response})
 
     def _wait_for(self, reached: Callable[[], bool], timeout: int) -> None:

@@ -77,22 +77,6 @@ class GroupStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class _DeviceProfile:
-    """The profile of a device, with its intervals from ``since`` to ``until``."""
-
-    since: int
-    until: int
-    profile: EnergyProfile = field(default_factory=EnergyProfile)
-
-    def extend(self, domain: Domain, entries: Iterable[HistoryEntry]) -> None:
-        """Add the next intervals of the device."""
-        for entry in entries:
-            interval, self.until = entry.interval, entry.interval.end.mono
-            noise = _counter_edge_error(domain, interval)
-            self.profile.add(domain.id, domain.hw_type, interval, interval.energy, noise)
-
-
-@dataclass(slots=True)
 class _ProcessFamilies:
     """Parents of processes, at most MAX_KNOWN_PARENTS, the most recently described."""
 
@@ -139,7 +123,6 @@ class EnergyHistory:
         self.lock = threading.RLock()
         self._attributions = attributions
         self._domains: dict[str, Domain] = {}
-        self._devices: dict[str, _DeviceProfile] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._families = _ProcessFamilies()
         self._baseline_unknown: dict[HwType, int] = {}
@@ -191,13 +174,11 @@ class EnergyHistory:
             self._baseline_unknown[domain.hw_type] = attribution.interval.end.mono
 
     def _add_energy(self, attribution: Attribution) -> None:
-        """Add an attribution to the profiles of its device and of watched processes."""
+        """Add an attribution to the profiles of watched processes."""
         interval = attribution.interval
         domain = self._domains.get(interval.domain_id)
         if domain is None:
             return
-        self._prepare_device(domain.id, interval.start.mono)
-        self._extend_device(domain)
         shares = dict(attribution.shares)
         divided = interval.energy - attribution.idle - attribution.withheld
         for consumer, watched in self._watched.items():
@@ -205,39 +186,6 @@ class EnergyHistory:
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
                 _add_share(watched.descended, domain, interval, divided, own)
-
-    def _prepare_device(self, domain_id: str, since: int) -> None:
-        """Begin the profile of a device, if it has none with the history from ``since`` on.
-
-        The profile is made without the lock, because there may be thousands of intervals, and the
-        poller waits for the lock. Without queries and watched processes there is no profile.
-        """
-        with self.lock:
-            domain, device = self._domains.get(domain_id), self._devices.get(domain_id)
-            # A profile may reach back further than the history; it is not exchanged for less.
-            if domain is None or (
-                device is not None
-                and (
-                    since >= device.since
-                    or not self._attributions.packed(domain_id, since, device.since)
-                )
-            ):
-                return
-            packed = self._attributions.packed(domain_id, since - SECOND, self._now)
-        made = _DeviceProfile(since - SECOND, since - SECOND)
-        made.extend(domain, (unpack_entry(domain_id, one) for one in packed))
-        with self.lock:
-            device = self._devices.get(domain_id)
-            if packed and (device is None or made.since < device.since):
-                self._devices[domain_id] = made
-
-    def _extend_device(self, domain: Domain) -> EnergyProfile | None:
-        """The prepared profile of a device, with its newest intervals; None without any."""
-        device = self._devices.get(domain.id)
-        if device is None:
-            return None
-        device.extend(domain, self._attributions.entries(domain.id, device.until, self._now))
-        return device.profile if device.profile.watermark else None
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -313,14 +261,6 @@ class EnergyHistory:
             for key, entries in found.items()
             if entries
         }
-
-    def device(self, domain_id: str, start: int, end: int) -> IntervalEnergy:
-        """The energy of a device."""
-        self._prepare_device(domain_id, start)
-        with self.lock:
-            domain = self._domains.get(domain_id)
-            profile = self._extend_device(domain) if domain is not None else None
-            return profile.between(start, end) if profile is not None else IntervalEnergy({}, {}, 0)
 
     def idle(self, domain_id: str, start: int, end: int) -> Microjoules | None:
         """The idle energy of a device; None where it was not separated from active energy."""

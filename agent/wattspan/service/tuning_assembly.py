@@ -235,6 +235,7 @@ class TuningAssembly:
             settings,
             spans,
             energies=self.core.history,
+            devices=self.core.devices,
             device_users=device_users,
             snapshot=self.core.view,
             directory=self._directory,

@@ -23,7 +23,7 @@ from wattspan.model import (
     Snapshot,
     Usage,
 )
-from wattspan.ports import EnergyQueries
+from wattspan.ports import DeviceQueries, EnergyQueries
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
 
 _THERMAL_THROTTLES = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "power_brake"})
@@ -113,6 +113,7 @@ class HostView:
     snapshot: Snapshot
     domains: Mapping[str, Domain]
     energies: EnergyQueries
+    devices: DeviceQueries
     users: DeviceUsers
     rows: Mapping[CapKey, CapRow] = field(default_factory=dict)
     trouble: DecisionReason | None = None
@@ -290,6 +291,6 @@ class DeviceSampler:
             return ()
         start = max(start, end - _MAX_HISTORY)
         for one in self.ranges:
-            self._energy += sum(host.energies.device(one.device, start, end).energy.values())
+            self._energy += sum(host.devices.device(one.device, start, end).energy.values())
         self.settled = end
         return (EnergyPoint(end, self._energy),)

@@ -25,7 +25,15 @@ from wattspan.model import (
     Trouble,
     TuningAccounts,
 )
-from wattspan.ports import Caps, CapsError, CapTotals, Clock, EnergyQueries, ProcessDirectory
+from wattspan.ports import (
+    Caps,
+    CapsError,
+    CapTotals,
+    Clock,
+    DeviceQueries,
+    EnergyQueries,
+    ProcessDirectory,
+)
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, JobOwners, UserOf
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
@@ -68,6 +76,7 @@ class Tuner:
         spans: ReceivedSpanQueue,
         *,
         energies: EnergyQueries,
+        devices: DeviceQueries,
         device_users: DeviceUsers,
         snapshot: Callable[[], Snapshot],
         directory: ProcessDirectory,
@@ -82,7 +91,8 @@ class Tuner:
         log: Log = lambda _: None,
     ) -> None:
         self._clock, self._settings, self._spans = clock, settings, spans
-        self._energies, self._device_users, self._snapshot = energies, device_users, snapshot
+        self._energies, self._devices = energies, devices
+        self._device_users, self._snapshot = device_users, snapshot
         self._directory, self._caps = directory, caps
         self._decisions, self._log = decisions, log
         self._declared, self._owners = declared, JobOwners(user_of)
@@ -153,6 +163,7 @@ class Tuner:
             snapshot,
             self._energies.domains(),
             self._energies,
+            self._devices,
             self._device_users,
             self._rows,
             self._trouble,
