@@ -416,7 +416,7 @@ def test_number_of_open_spans_is_limited() -> None:
         agent.feed.reports.append(Heard(10, flood))
         agent.run(0.1)
     assert 0 < agent.accounts.open <= 50
-    assert len(agent.joiner._announced) <= 3 * 50 + 25
+    assert len(agent.joiner._announcers) <= 3 * 50 + 25
 
 
 def test_span_ids_are_remembered_as_long_as_the_history() -> None:

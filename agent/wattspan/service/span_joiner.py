@@ -9,7 +9,7 @@ user's collector.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +17,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
-from wattspan.http.limits import FairQuota
-from wattspan.ingest.export_request import ExportRequest, ReceiverBusyError, ResourceSpanRecords
+from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
 from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
 from wattspan.ports import Clock
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
+from wattspan.service.span_announcers import SpanAnnouncers
+from wattspan.service.span_inbox import PendingRequest, SpanInbox
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.inference_requests import InferenceRequest
@@ -33,18 +34,16 @@ from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
     Outcome,
     SpanColumns,
-    SpanEnergy,
     SpanEnergyColumns,
     SpanStart,
 )
 from wattspan.spans.waiting_spans import ReceiptDelay
 from wattspan.spans.wall_time import WallClockConverter
-from wattspan.spans.weights import GenerationalCache
 from wattspan.util.throttle import RateLimitedLog
 
 if TYPE_CHECKING:
     from wattspan.ingest.identity_verification import IdentityResolver
-    from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
+    from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
     from wattspan.tuning.work_units import ReceivedSpanQueue
@@ -71,42 +70,20 @@ REPORT_EVERY = SECOND // 4
 TIDY_EVERY = SECOND
 """The period of outside energy and of checks for exited processes."""
 
-MAX_ANNOUNCERS = 64
-"""Remembered processes that announce spans with one id, besides the first: ranks of a host."""
-
 MAX_REMEMBERED_IDS = 131_072
 """Span ids of all processes that are kept for the detection of duplicates: 12 MB."""
 
 MAX_PROCESSES = 1024
 """Sending processes that are watched; the one without spans for longest is released."""
 
-BYTES_PER_SPAN = 700
-"""Measured memory of a waiting span, without its part of the request."""
-
 _REMEMBERED = attrgetter("remembered")
-
-
-@dataclass(slots=True)
-class _PendingRequest:
-    """A request with spans that are not joined yet.
-
-    ``processes`` are those of its parts by their claims, ``left`` is the number of those spans.
-    ``requests`` are those to language models, with their positions and processes.
-    """
-
-    request: ExportRequest
-    cost: int
-    processes: tuple[Consumer | Outcome, ...]
-    energies: list[SpanEnergy | None]
-    left: int
-    requests: list[tuple[int, Consumer, InferenceRequest]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _PendingSpans:
     """Spans of one process from one request, and the positions of their results."""
 
-    pending: _PendingRequest
+    pending: PendingRequest
     positions: Sequence[int]
     spans: SpanColumns
     start: int
@@ -150,8 +127,7 @@ class SpanJoiner:
     ) -> None:
         self._clock = clock
         self._history = history
-        self._resolver = resolver
-        self._quota = FairQuota(settings.buffer)  # by user, so that no user can take all room
+        self._inbox = SpanInbox(resolver, settings.buffer)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -166,24 +142,13 @@ class SpanJoiner:
             else SpanAggregator(settings.names)
         )
         self._wall = WallClockConverter()
-        self._lock = threading.Lock()
-        self._inbox: deque[_PendingRequest] = deque()
-        self._refused: Counter[str] = Counter()
-        self._deferred = 0
-        self._pending: deque[_PendingRequest] = deque()
+        self._pending: deque[PendingRequest] = deque()
         self._processes: dict[Consumer, _SendingProcess] = {}
-        self._announced: GenerationalCache[Consumer] = GenerationalCache(
-            2 * settings.open_spans, keep=self._awaits
-        )
-        # Further announcers of the same ids.
-        self._also_announced: GenerationalCache[frozenset[Consumer]] = GenerationalCache(
-            2 * settings.open_spans
-        )
+        self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver.identify, self._awaits)
         self._powers = PowerModel()
         self._inference = InferenceJoiner(history, checkpoint=checkpoint)
         self._accounts = SpanAccounts()
         self._open = 0
-        self._announcers: dict[int, Consumer] = {}  # connected processes, by pid
         self._tidied = self._reported = 0
         self._failures = RateLimitedLog(clock.monotonic, log)
 
@@ -191,28 +156,11 @@ class SpanJoiner:
 
     def accept(self, request: ExportRequest) -> None:
         """Add a request; ReceiverBusyError while too many wait."""
-        cost = request.size + BYTES_PER_SPAN * request.count
-        with self._lock:
-            if self._quota.idle:  # then a request of any size is accepted
-                self._quota.force(request.peer.quota_owner, cost)
-            elif not self._quota.acquire(request.peer.quota_owner, cost):
-                self._deferred += request.count
-                raise ReceiverBusyError
-        try:
-            # At once, because the sender still runs while it waits for the response.
-            processes = tuple(self._resolver.resolve(request.peer, p.claim) for p in request.parts)
-        except BaseException:
-            with self._lock:
-                self._quota.release(request.peer.quota_owner, cost)
-            raise
-        energies: list[SpanEnergy | None] = [None] * (request.count + len(request.skipped))
-        with self._lock:
-            self._inbox.append(_PendingRequest(request, cost, processes, energies, request.count))
+        self._inbox.accept(request)
 
     def refuse(self, reason: str, spans: int = 1) -> None:
         """Count spans that are not accepted."""
-        with self._lock:
-            self._refused[reason] += spans
+        self._inbox.refuse(reason, spans)
 
     def estimate(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
         """The provisional energy of a request to a language model. Safe from any thread."""
@@ -247,10 +195,7 @@ class SpanJoiner:
         now = self._clock.now()
         self._wall.observe(now)
         self._read_side_channel(now.mono)
-        with self._lock:
-            received = list(self._inbox)
-            self._inbox.clear()
-        for pending in received:
+        for pending in self._inbox.take():
             self._distribute(pending)
         for process in self._processes.values():
             self._join(process, now)
@@ -278,16 +223,15 @@ class SpanJoiner:
         self._report()
 
     def _report(self) -> None:
-        with self._lock:
-            others = SpanAccounts(
-                refused=dict(self._refused),
-                deferred=self._deferred,
-                open=self._open,
-                senders=self._senders(),
-                inference=self._inference.rows,
-                inference_idle=self._inference.idle,
-                inference_waiting=self._inference.waiting,
-            )
+        others = SpanAccounts(
+            refused=self._inbox.refused(),
+            deferred=self._inbox.deferred,
+            open=self._open,
+            senders=self._senders(),
+            inference=self._inference.rows,
+            inference_idle=self._inference.idle,
+            inference_waiting=self._inference.waiting,
+        )
         if self._forwarder is not None:
             stats = self._forwarder.stats
             others = replace(
@@ -320,7 +264,7 @@ class SpanJoiner:
         if self._side_channel is None:
             return
         for report in self._side_channel.drain():
-            consumer = self._announcer(report)
+            consumer = self._announcers.process(report)
             if consumer is None:
                 continue
             process = self._process(consumer, now)
@@ -330,33 +274,15 @@ class SpanJoiner:
             room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, SpanStart):
-                    self._record_announcer(record.id, consumer)
+                    self._announcers.add(record.id, consumer)
                     if room > 0 and process.spans.open(record):
                         room -= 1
                 else:
                     process.spans.close(record)
             self._open = self._open_spans - room
-        self._announced.age(now, self._keep)
-        self._also_announced.age(now, self._keep)
+        self._announcers.age(now, self._keep)
 
-    def _record_announcer(self, span: bytes, consumer: Consumer) -> None:
-        first = self._announced.get(span)
-        if first is None:
-            self._announced[span] = consumer
-        elif first != consumer:
-            others = self._also_announced.get(span) or frozenset()
-            if len(others) < MAX_ANNOUNCERS:
-                self._also_announced[span] = others | {consumer}
-
-    def _announcer(self, report: ProcessRecords) -> Consumer | None:
-        """The process of a report, which may have ended since."""
-        known = self._announcers.pop(report.pid, None)
-        consumer = self._resolver.identify(report.pid) or known
-        if consumer is not None and not report.gone:
-            self._announcers[report.pid] = consumer
-        return consumer
-
-    def _distribute(self, pending: _PendingRequest) -> None:
+    def _distribute(self, pending: PendingRequest) -> None:
         """Queue all spans of a request at their processes."""
         request = pending.request
         self._pending.append(pending)
@@ -373,7 +299,7 @@ class SpanJoiner:
 
     def _enqueue(
         self,
-        pending: _PendingRequest,
+        pending: PendingRequest,
         part: ResourceSpanRecords,
         positions: Sequence[int],
         consumer: Consumer | Outcome,
@@ -400,15 +326,11 @@ class SpanJoiner:
     def _sender_of(
         self, part: ResourceSpanRecords, claimed: Consumer | Outcome
     ) -> Consumer | Outcome:
-        """The process that announced these spans: better evidence than a claim.
-
-        Ranks of a training job seed their random numbers alike and have spans with the same ids.
-        The claim of a process that announced the spans too is true; otherwise the first counts.
-        """
+        """The process that announced these spans, or the claimed one."""
         for span in (part.spans.id[0], part.spans.id[-1]):
-            first = self._announced.get(span)
-            if first is not None:
-                return claimed if claimed in (self._also_announced.get(span) or ()) else first
+            sender = self._announcers.sender(span, claimed)
+            if sender is not None:
+                return sender
         return claimed
 
     def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
@@ -464,7 +386,7 @@ class SpanJoiner:
         if not waiting:
             return
         ready: list[_PendingSpans] = []
-        hold = 0 if process.announces or self._quota.scarce else process.delay.hold
+        hold = 0 if process.announces or self._inbox.scarce else process.delay.hold
         with self._history.lock:
             settled = min(process.profile.watermark, now.mono - hold)
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
@@ -566,6 +488,4 @@ class SpanJoiner:
                 }
                 self._forwarder.offer(pending.request, pending.energies)
         if done:
-            with self._lock:
-                for pending in done:
-                    self._quota.release(pending.request.peer.quota_owner, pending.cost)
+            self._inbox.release(done)
