@@ -13,7 +13,7 @@ import pytest
 from support.stopped_holders import go_on, still_while_capped
 from support.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
 
 Note = Callable[[str, object], None]
 
