@@ -1,4 +1,4 @@
-"""The tables of the view: devices, groups, processes, spans and tuning jobs."""
+"""The tables of the view: devices, groups, processes and tuning jobs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from wattspan.api.snapshot_document import (
     ListedProcess,
     SnapshotDocument,
     SpanEntry,
-    SpansEntry,
 )
 from wattspan.cli import formatting
-from wattspan.cli.formatting import count, duration_each, energy_each
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import (
     against_original,
@@ -45,7 +43,7 @@ from wattspan.util.text import printable
 
 WIDE_COLUMNS = 120  # from this width on: bars, attribution methods and the state of GPUs
 
-_HW_TYPE_LABELS = {
+HW_TYPE_LABELS = {
     HwType.CPU: "cpu",
     HwType.GPU: "gpu",
     HwType.MEMORY: "mem",
@@ -167,11 +165,11 @@ class TableField(NamedTuple):
     cell: Callable[[Any], RenderableType]
 
 
-def _text_field(title: str, ratio: int, cell: Callable[[Any], RenderableType]) -> TableField:
+def text_field(title: str, ratio: int, cell: Callable[[Any], RenderableType]) -> TableField:
     return TableField(Column(title, no_wrap=True, overflow="ellipsis", ratio=ratio), cell)
 
 
-def _number_field(
+def number_field(
     title: str, cell: Callable[[Any], RenderableType], width: int | None = None
 ) -> TableField:
     return TableField(Column(title, justify="right", no_wrap=True, width=width), cell)
@@ -201,7 +199,7 @@ class VisibleRows(NamedTuple):
     limit: int | None
 
 
-def _listing(
+def listing(
     options: ViewOptions, fields: Iterable[TableField | None], visible: VisibleRows, empty: str = ""
 ) -> RenderableType:
     """The rows that fit, and a line with the number of the others, or ``empty``."""
@@ -217,7 +215,7 @@ def _listing(
     return Group(table, Text(f"  {note}", style="dim")) if note else table
 
 
-def _joules(joules: float | None) -> str:
+def joules_cell(joules: float | None) -> str:
     """Joules for a column: a space in place of the prefix, so that digits line up."""
     return formatting.joules_text(joules).replace(" J", "  J")
 
@@ -243,15 +241,15 @@ def device_table(
     wide = options.width >= WIDE_COLUMNS
     whole = document.host.power_watts
     fields = (
-        _text_field("DEVICE", 4, _device_label),
-        _number_field("watts", _device_watts),
+        text_field("DEVICE", 4, _device_label),
+        number_field("watts", _device_watts),
         TableField(Column("", no_wrap=True), partial(_bar, whole)) if wide else None,
-        _number_field("joules", lambda row: _joules(row.domain.energy_joules)),
-        *(_number_field(title, partial(_share, part)) for title, part in _PARTS.items()),
+        number_field("joules", lambda row: joules_cell(row.domain.energy_joules)),
+        *(number_field(title, partial(_share, part)) for title, part in _PARTS.items()),
         TableField(Column("how", no_wrap=True), _provenance),
-        _text_field("state", 5, _state) if wide else None,
+        text_field("state", 5, _state) if wide else None,
     )
-    return _listing(options, fields, visible, "no counter is read: see `wattspan doctor`")
+    return listing(options, fields, visible, "no counter is read: see `wattspan doctor`")
 
 
 def _device_label(row: NestedDomain) -> Text:
@@ -259,7 +257,7 @@ def _device_label(row: NestedDomain) -> Text:
     name = printable(domain.hw_name)
     if domain.provenance is Provenance.EMULATED:  # the column `how` says so
         name = name.removeprefix("Emulated ")
-    label = f"{'  ' * depth}{_HW_TYPE_LABELS[domain.hw_type]} {name}"
+    label = f"{'  ' * depth}{HW_TYPE_LABELS[domain.hw_type]} {name}"
     return Text(label) if domain.in_cover else Text(f"{label} *", "dim")
 
 
@@ -310,131 +308,42 @@ def process_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
     fields = (
-        _number_field("PID", lambda row: "" if row.pid is None else str(row.pid)),
-        _text_field("PROCESS", 3, _process_name),
-        _text_field("group", 2, lambda row: Text(printable(row.group), style="dim")),
+        number_field("PID", lambda row: "" if row.pid is None else str(row.pid)),
+        text_field("PROCESS", 3, _process_name),
+        text_field("group", 2, lambda row: Text(printable(row.group), style="dim")),
         *_energy_fields(document),
     )
-    return _listing(options, fields, visible)
+    return listing(options, fields, visible)
 
 
 def group_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
     fields = (
-        _text_field("GROUP", 3, _name),
-        _text_field("kind", 2, lambda row: Text(row.kind, style="dim")),
+        text_field("GROUP", 3, name_cell),
+        text_field("kind", 2, lambda row: Text(row.kind, style="dim")),
         *_energy_fields(document),
     )
-    return _listing(options, fields, visible)
+    return listing(options, fields, visible)
 
 
-def _name(row: EnergyEntry) -> Text:
+def name_cell(row: EnergyEntry) -> Text:
     return Text(printable(row.name))
 
 
 def _process_name(row: ListedProcess) -> Text:
-    return _name(row) if row.alive else Text(f"{printable(row.name)} (ended)", style="dim")
+    return name_cell(row) if row.alive else Text(f"{printable(row.name)} (ended)", style="dim")
 
 
 def _energy_fields(document: SnapshotDocument) -> Iterator[TableField]:
     for kind in hw_types(document):
-        yield _number_field(f"{_HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
-    yield _number_field("watts", lambda row: Text(formatting.watts(watts(row)), style="bold"))
-    yield _number_field("joules", lambda row: _joules(joules(row)))
+        yield number_field(f"{HW_TYPE_LABELS[kind]} W", partial(_watts_of, kind))
+    yield number_field("watts", lambda row: Text(formatting.watts(watts(row)), style="bold"))
+    yield number_field("joules", lambda row: joules_cell(joules(row)))
 
 
 def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
     return formatting.watts(row.power_watts[kind]) if kind in row.power_watts else ""
-
-
-# --------------------------------------------------------------------------------------- spans
-
-
-def span_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    """One line for each name: calls, joules, joules per call and per output token."""
-    wide = options.width >= WIDE_COLUMNS
-    kinds = hw_types(document) if wide else ()
-    fields = (
-        _text_field("SPAN", 3, _name),
-        _text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
-        _number_field("calls", lambda row: count(row.calls)),
-        *(_number_field(f"{_HW_TYPE_LABELS[kind]} J", partial(_joules_of, kind)) for kind in kinds),
-        _number_field("joules", lambda row: Text(_joules(joules(row)), style="bold")),
-        _number_field("J/call", lambda row: energy_each(joules(row) * 1e6, row.calls)),
-        _number_field("time/call", lambda row: duration_each(row.seconds * 1e9, row.calls)),
-        _number_field("tokens out", lambda row: _tokens(row, count)) if wide else None,
-        _number_field(
-            "J/token",
-            lambda row: _tokens(row, lambda tokens: energy_each(joules(row) * 1e6, tokens)),
-        ),
-    )
-    return _listing(options, fields, visible)
-
-
-def _joules_of(kind: HwType, row: SpanEntry) -> str:
-    return _joules(row.energy_joules[kind]) if kind in row.energy_joules else ""
-
-
-def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
-    tokens = row.tokens.get("output", 0)
-    return text(tokens) if tokens else ""
-
-
-def model_table(
-    document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
-) -> RenderableType:
-    """One line for each language model: GPU joules of its requests and tokens."""
-    fields = (
-        _text_field("MODEL", 3, lambda row: Text(printable(row.model))),
-        _text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
-        _number_field("requests", lambda row: count(_requests(row))),
-        _number_field("gpu J", lambda row: Text(_joules(_gpu_joules(row)), style="bold")),
-        _number_field("J/request", lambda row: energy_each(_gpu_joules(row) * 1e6, _requests(row))),
-        *(
-            _number_field(f"J/token {title}", partial(_joules_a_token, token_type))
-            for title, token_type in (("in", "input"), ("out", "output"))
-        ),
-    )
-    return _listing(options, fields, visible)
-
-
-def _requests(row: InferenceEntry) -> int:
-    return sum(row.requests.values())
-
-
-def _gpu_joules(row: InferenceEntry) -> float:
-    return sum(row.gpu_joules.values())
-
-
-def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
-    tokens = row.tokens.get(token_type, 0)
-    return energy_each(row.gpu_joules.get(token_type, 0.0) * 1e6, tokens) if tokens else ""
-
-
-def spans_remainder(spans: SpansEntry, options: ViewOptions) -> Text:
-    """The energy of services outside their spans, and the spans that no row counts."""
-    outside = {service: sum(joules.values()) for service, joules in spans.outside_joules.items()}
-    greatest = sorted(outside.items(), key=lambda one: -one[1])
-    services = ", ".join(
-        f"{printable(service)} {formatting.joules_text(joules)}" for service, joules in greatest
-    )
-    parts = [f"outside spans: {services}"] if any(outside.values()) else []
-    parts += [
-        f"{count(number)} {reason.replace('_', ' ')}"
-        for reason, number in _uncounted(spans)
-        if number
-    ]
-    return one_line(Text("; ".join(parts), style="dim"), options)
-
-
-def _uncounted(spans: SpansEntry) -> Iterator[tuple[str, int]]:
-    counted = {"joined", "partial", "late"}
-    yield from ((reason, n) for reason, n in spans.outcomes.items() if reason not in counted)
-    yield from ((f"refused ({reason})", n) for reason, n in spans.refused.items())
-    yield from ((f"not forwarded ({reason})", n) for reason, n in spans.forward_drops.items())
 
 
 # -------------------------------------------------------------------------------------- tuning
@@ -467,22 +376,22 @@ def tuning_table(
     # One table of equal widths for each job, because the sentence spans all columns.
     for row in shown:
         fields = (
-            _text_field(title, 1, lambda row: Text(printable(row.job))),
+            text_field(title, 1, lambda row: Text(printable(row.job))),
             TableField(
                 Column("state", no_wrap=True, width=18 if wide else 10, overflow="ellipsis"),
                 partial(_tuning_state, wide),
             ),
-            _number_field(
+            number_field(
                 "setting",
                 lambda row: Text(against_original(row, accounts.caps), style="bold"),
                 16 if wide else 13,
             ),
-            _number_field("slower", _slowdown, 6),
-            _number_field("bound", lambda row: percent(row.slowdown_bound), 6),
-            _number_field("budget", lambda row: budget_text(row.budget), 6),
-            _number_field("saving", _saving, 6),
-            _number_field("saved", _saved, 9) if wide else None,
-            _number_field("pairs", lambda row: str(row.pairs), 5) if wide else None,
+            number_field("slower", _slowdown, 6),
+            number_field("bound", lambda row: percent(row.slowdown_bound), 6),
+            number_field("budget", lambda row: budget_text(row.budget), 6),
+            number_field("saving", _saving, 6),
+            number_field("saved", _saved, 9) if wide else None,
+            number_field("pairs", lambda row: str(row.pairs), 5) if wide else None,
         )
         table = _table(options, fields, [row])
         table.show_header = not parts

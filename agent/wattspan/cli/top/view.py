@@ -17,18 +17,16 @@ from rich.text import Text
 from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
+from wattspan.cli.top.span_tables import model_table, span_table, spans_remainder
 from wattspan.cli.top.tables import (
     TUNING_LINES,
     VisibleRows,
     device_table,
     device_tree,
     group_table,
-    model_table,
     one_line,
     process_table,
     select_rows,
-    span_table,
-    spans_remainder,
     tuning_rows,
     tuning_table,
 )
