@@ -71,11 +71,14 @@ class Provenance(ModelEnum):
     @property
     def rank(self) -> int:
         """The position in the order of reliability; 0 is the most reliable."""
-        return list(Provenance).index(self)
+        return _PROVENANCE_RANKS[self]
 
     def worse(self, other: Provenance) -> Provenance:
         """The provenance of a sum of two figures: the less reliable one."""
         return self if self.rank >= other.rank else other
+
+
+_PROVENANCE_RANKS = {one: rank for rank, one in enumerate(Provenance)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ tokens, or without tokens the active times.
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
-steps that were divided before: its energy is with the requests beside it, and its coverage tells.
+steps that were divided before: the requests beside it have that energy, and its coverage is lower.
 """
 
 from __future__ import annotations

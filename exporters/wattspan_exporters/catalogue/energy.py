@@ -47,13 +47,14 @@ def worst_provenance(domains: tuple[DomainAccount, ...]) -> Provenance | None:
 
 def provenances(snapshot: Snapshot) -> dict[HwType, str]:
     """Return the provenance of the sum over each measured hardware type."""
-    known: dict[HwType, str] = {}
-    for hw_type in HwType:
-        of_type = tuple(a for a in snapshot.cover if a.domain.hw_type is hw_type)
-        provenance = snapshot.provenance.get(hw_type) or worst_provenance(of_type)
-        if provenance is not None:
-            known[hw_type] = provenance
-    return known
+    known = dict(snapshot.provenance)
+    for account in snapshot.domains:
+        domain = account.domain
+        if domain.in_cover and domain.hw_type not in snapshot.provenance:
+            known[domain.hw_type] = domain.provenance.worse(
+                known.get(domain.hw_type, domain.provenance)
+            )
+    return {hw_type: known[hw_type] for hw_type in HwType if hw_type in known}
 
 
 def parent(domain: Domain) -> str:

@@ -7,6 +7,7 @@ Applications choose names of jobs; as labels they are printable and at most
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from operator import attrgetter
 
 from wattspan.model import (
@@ -49,6 +50,7 @@ RELEASES = (
 """Reasons for a release. Each is counted from zero, so that ``increase()`` sees the first."""
 
 
+@lru_cache(maxsize=256)  # drawn for each of the series of a job
 def name_label(name: str) -> str:
     """The name of a job or of a cap's holder as a label value."""
     fit = "".join(c if c.isprintable() else "\ufffd" for c in name)
