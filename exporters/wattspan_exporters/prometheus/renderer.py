@@ -111,6 +111,12 @@ class Renderer:
     def __init__(self, metrics: Sequence[Metric] = CATALOGUE) -> None:
         self._metrics = tuple(metrics)
         self._kept: dict[str, dict[Labels, _SeriesLine]] = {metric.series: {} for metric in metrics}
+        self._preambles = {
+            ExpositionFormat.TEXT: {one.series: _text_preamble(one) for one in metrics},
+            ExpositionFormat.OPENMETRICS: {
+                one.series: _openmetrics_preamble(one) for one in metrics
+            },
+        }
         self._turn = 0
 
     @property
@@ -119,14 +125,14 @@ class Renderer:
 
     def render(self, snapshot: Snapshot, form: ExpositionFormat, appendix: str = "") -> bytes:
         """One document; ``appendix`` is further text in the same format."""
-        preamble = _openmetrics_preamble if form is ExpositionFormat.OPENMETRICS else _text_preamble
+        preambles = self._preambles[form]
         self._turn += 1
         parts: list[str] = []
         for metric in self._metrics:
             if lines := self._lines(metric, snapshot) or _histogram_lines(metric, snapshot):
                 if form is ExpositionFormat.OPENMETRICS and metric.exemplars is not None:
                     lines = self._with_exemplars(metric, lines, metric.exemplars(snapshot))
-                parts.append(preamble(metric))
+                parts.append(preambles[metric.series])
                 parts.extend(lines)
         parts.append(appendix)
         if form is ExpositionFormat.OPENMETRICS:
