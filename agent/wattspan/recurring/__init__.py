@@ -1,0 +1,1 @@
+"""The batch size of recurring trainings: an optimizer over the runs of one job."""
