@@ -119,6 +119,11 @@ def choose(
     return Choice(min(means, key=means.__getitem__), Phase.SAMPLING, stop)
 
 
+def is_pruning(policy: SearchPolicy, trials: Sequence[Trial]) -> bool:
+    """True if some sizes have to be tried yet."""
+    return _prune(policy, trials).wanted is not None
+
+
 def stop_cost(policy: SearchPolicy, trials: Iterable[Trial]) -> float | None:
     """The cost above which a run is stopped; None before the first run with the target metric."""
     reached = [one.cost for one in trials if one.outcome is Outcome.CONVERGED]

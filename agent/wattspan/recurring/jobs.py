@@ -1,0 +1,174 @@
+"""A recurring job: its terms, its runs, and the comparison of the default size with the best. Pure.
+
+Runs on other GPUs have a history of their own, because their costs are others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from random import Random
+from statistics import fmean
+
+from wattspan.recurring.search import (
+    Choice,
+    Outcome,
+    SearchPolicy,
+    Trial,
+    choose,
+    is_pruning,
+    mean_costs,
+    variation,
+)
+
+LEAST_SAVING = 0.02
+"""The least relative saving of a run for which a search is worth its cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """The terms of a job; equal terms and GPUs share the runs of its name.
+
+    ``eta`` is the weight of energy in the cost, 1 - ``eta`` that of time.
+    """
+
+    name: str
+    policy: SearchPolicy
+    target_metric: float
+    higher_is_better: bool
+    max_epochs: int
+    eta: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("job needs a name")
+        if not math.isfinite(self.target_metric):
+            raise ValueError(f"target_metric {self.target_metric} is not a finite number")
+        if self.max_epochs < 1:
+            raise ValueError(f"max_epochs {self.max_epochs} must be 1 or more")
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta_knob {self.eta} is not between 0 and 1")
+
+    def reaches(self, metric: float) -> bool:
+        """True if ``metric`` meets the target; NaN does not."""
+        if self.higher_is_better:
+            return metric >= self.target_metric
+        return metric <= self.target_metric
+
+    def cost(self, energy: float, seconds: float, power: float) -> float:
+        """The cost in joules of a run; ``power`` is the highest power of its devices in watts."""
+        return self.eta * energy + (1 - self.eta) * power * seconds
+
+    def difference(self, other: JobTerms) -> str:
+        """A text of the terms in which ``other`` differs: ``"eta 0.5, not 0.7"``; "" if equal."""
+        mine, theirs = _flat(self), _flat(other)
+        return "; ".join(
+            f"{name} {mine[name]}, not {theirs[name]}"
+            for name in mine
+            if mine[name] != theirs[name]
+        )
+
+
+def _flat(terms: JobTerms) -> dict[str, object]:
+    own = {one.name: getattr(terms, one.name) for one in fields(terms) if one.name != "policy"}
+    return own | {one.name: getattr(terms.policy, one.name) for one in fields(terms.policy)}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job; ``outcome`` is None until it has ended.
+
+    ``energy`` is that of the GPUs in joules, ``seconds`` the time, up to its end. ``power`` is the
+    highest power of the GPUs in watts.
+    """
+
+    batch_size: int
+    outcome: Outcome | None = None
+    energy: float = 0.0
+    seconds: float = 0.0
+    power: float = 0.0
+    epochs: int = 0
+
+
+def trials_of(terms: JobTerms, runs: Sequence[Run]) -> list[Trial]:
+    """The ended runs as trials."""
+    return [
+        Trial(one.batch_size, one.outcome, terms.cost(one.energy, one.seconds, one.power))
+        for one in runs
+        if one.outcome is not None
+    ]
+
+
+def next_run(terms: JobTerms, runs: Sequence[Run], rng: Random) -> Choice:
+    """The batch size of the next run, beside those that have not ended."""
+    running = [one.batch_size for one in runs if one.outcome is None]
+    return choose(terms.policy, trials_of(terms, runs), rng, running)
+
+
+class Verdict(StrEnum):
+    """The worth of a search for the batch size."""
+
+    UNKNOWN = "unknown"  # no run has reached the target metric
+    DEFAULT_MISSES = "default_misses"  # the default size has not reached it, another has
+    NOT_WORTH = "not_worth"  # no size is clearly cheaper than the default
+    PAYS = "pays"  # after ``break_even`` further runs
+    PAID = "paid"  # all runs together cost less than with the default size
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The default batch size compared with the best known one.
+
+    ``spent`` is the cost of the runs so far above that of as many runs with the default size, in
+    joules; negative if they cost less. ``saving`` is the saved part of the cost of each further
+    run, and ``break_even`` the number of further runs after which the search has paid for itself.
+    ``complete`` is true once every size was tried or pruned.
+    """
+
+    verdict: Verdict
+    best: int | None = None
+    spent: float = 0.0
+    saving: float = 0.0
+    break_even: int | None = None
+    complete: bool = False
+
+
+def prospect(terms: JobTerms, runs: Sequence[Run]) -> Prospect:
+    """Compare the default size with the best known one."""
+    policy, trials = terms.policy, trials_of(terms, runs)
+    means = mean_costs(policy, trials)
+    complete = not is_pruning(policy, trials)
+    if not means:
+        return Prospect(Verdict.UNKNOWN, complete=complete)
+    best = min(means, key=means.__getitem__)
+    usual = means.get(policy.default)
+    if usual is None:
+        return Prospect(Verdict.DEFAULT_MISSES, best, complete=complete)
+    spent = sum(one.cost - usual for one in trials if one.outcome is not Outcome.LOST)
+    saving = 1 - means[best] / usual
+    if saving < max(LEAST_SAVING, _doubt(policy, trials, best)):
+        return Prospect(Verdict.NOT_WORTH, best, spent, max(0.0, saving), None, complete)
+    further = max(0, math.ceil(spent / (usual * saving)))
+    verdict = Verdict.PAYS if further else Verdict.PAID
+    return Prospect(verdict, best, spent, saving, further, complete)
+
+
+def _doubt(policy: SearchPolicy, trials: Sequence[Trial], best: int) -> float:
+    """Two standard errors of the relative difference of the best and the default size."""
+
+    def count(size: int) -> int:
+        return sum(one.batch_size == size and one.outcome is Outcome.CONVERGED for one in trials)
+
+    if best == policy.default:
+        return math.inf
+    error = math.sqrt(1 / max(1, count(best)) + 1 / max(1, count(policy.default)))
+    return 2 * variation(policy, trials) * error
+
+
+def mean_energy(terms: JobTerms, runs: Sequence[Run], size: int) -> float | None:
+    """The mean energy in joules of the runs of a size that reached the target; None without any."""
+    own = [one for one in runs if one.batch_size == size and one.outcome is Outcome.CONVERGED]
+    recent = own[-terms.policy.window :] if terms.policy.window else own
+    return fmean(one.energy for one in recent) if recent else None
