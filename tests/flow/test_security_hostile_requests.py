@@ -39,7 +39,7 @@ KEPT = 10_000_000  # bytes
 REPEATED = 2
 FLOODS = ("attributes", "nested values", "attributes of a resource", "resources", "spans",
           "varint in a span", "searched spans", "cut short")  # fmt: skip
-JSON_FLOODS = ("objects", "values in JSON", "long number", "nested arrays", "open string")
+JSON_FLOODS = ("objects", "values in JSON", "long count", "nested arrays", "open string")
 
 
 @pytest.fixture
