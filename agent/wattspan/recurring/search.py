@@ -55,7 +55,7 @@ class SearchPolicy:
     """The terms of a search; ``batch_sizes`` are in ascending order.
 
     A run is stopped when its cost exceeds ``beta`` times the lowest cost so far. ``window`` is the
-    number of last trials of a size that count, 0 for all.
+    number of last trials of a size that count, 0 for all. ``seed`` makes the choices reproducible.
     """
 
     batch_sizes: tuple[int, ...]
@@ -63,6 +63,7 @@ class SearchPolicy:
     beta: float = 2.0
     rounds: int = 2
     window: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
