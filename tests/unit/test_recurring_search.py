@@ -163,3 +163,15 @@ def test_any_trials_lead_to_a_known_size(
     assert choice.batch_size in SIZES
     assert choice == choose(policy, trials, Random(seed))
     assert choice.stop_cost is None or choice.stop_cost > 0
+
+
+def test_size_whose_window_has_only_lost_runs_is_tried_again() -> None:
+    policy = SearchPolicy((16, 32), default=32, rounds=1, window=1)
+    trials = [reached(32, 5.0), reached(16, 4.0), Trial(32, Outcome.LOST, 1.0)]
+    assert choose(policy, trials, Random(0)).batch_size == 32
+
+
+def test_costs_of_zero_are_permitted() -> None:
+    policy = SearchPolicy((16, 32), default=32, rounds=1)
+    trials = [reached(32, 0.0), reached(16, 0.0), Trial(16, Outcome.STOPPED, 0.0)]
+    assert choose(policy, trials, Random(0)).batch_size in (16, 32)
