@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from benchmarks.machine import describe
 from wattspan.recurring.search import (
-    Choice,
-    Outcome,
-    Phase,
+    BatchSizeChoice,
+    BatchSizeTrial,
+    SearchPhase,
     SearchPolicy,
-    Trial,
+    TrialOutcome,
     choose,
     stop_cost,
 )
@@ -82,7 +82,7 @@ class Replay(NamedTuple):
     saved: float
 
 
-Rule = Callable[[SearchPolicy, Sequence[Trial], Random], Choice]
+Rule = Callable[[SearchPolicy, Sequence[BatchSizeTrial], Random], BatchSizeChoice]
 
 
 @dataclass(frozen=True)
@@ -118,23 +118,25 @@ class Job:
         most = MAX_EPOCHS[self.name]
         return [one for one in self.arms[size].epochs if one is not None and one <= most]
 
-    def run(self, choice: Choice, rng: Random) -> tuple[Trial, float]:
+    def run(self, choice: BatchSizeChoice, rng: Random) -> tuple[BatchSizeTrial, float]:
         """A run of the chosen size, and its joules."""
         arm, most = self.arms[choice.batch_size], MAX_EPOCHS[self.name]
         needed = rng.choice(arm.epochs)
         epochs = min(most, needed if needed is not None else most)
-        outcome = Outcome.CONVERGED if needed is not None and needed <= most else Outcome.MISSED
+        outcome = (
+            TrialOutcome.CONVERGED if needed is not None and needed <= most else TrialOutcome.MISSED
+        )
         if choice.stop_cost is not None and arm.cost * epochs > choice.stop_cost:
             # The optimizer looks after each epoch.
-            epochs, outcome = int(choice.stop_cost // arm.cost) + 1, Outcome.STOPPED
-        return Trial(choice.batch_size, outcome, arm.cost * epochs), arm.joules * epochs
+            epochs, outcome = int(choice.stop_cost // arm.cost) + 1, TrialOutcome.STOPPED
+        return BatchSizeTrial(choice.batch_size, outcome, arm.cost * epochs), arm.joules * epochs
 
     def replay(self, rule: Rule, seeds: int, runs: int) -> Replay:
         found = [self._search(rule, Random(seed), runs) for seed in range(seeds)]
         return Replay(*map(fmean, zip(*found, strict=True)))
 
     def _search(self, rule: Rule, rng: Random, runs: int) -> Replay:
-        trials: list[Trial] = []
+        trials: list[BatchSizeTrial] = []
         joules: list[float] = []
         for _ in range(runs):
             trial, spent = self.run(rule(self.policy, trials, rng), rng)
@@ -144,7 +146,7 @@ class Job:
         return Replay(
             fmean(costs[-LAST:]),
             fmean(costs),
-            sum(trial.outcome is not Outcome.CONVERGED for trial in trials),
+            sum(trial.outcome is not TrialOutcome.CONVERGED for trial in trials),
             1 - fmean(joules[-LAST:]) / self.usual_joules,
         )
 
@@ -190,7 +192,7 @@ def _arm(
 # ------------------------------------------------------------------------------------ Zeus's rules
 
 
-def zeus(policy: SearchPolicy, trials: Sequence[Trial], rng: Random) -> Choice:
+def zeus(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], rng: Random) -> BatchSizeChoice:
     """The published rules, after Zeus 0.16's ``optimizer/batch_size``."""
     stop = stop_cost(policy, trials)
     left, survivors, centre = list(trials), policy.batch_sizes, policy.default
@@ -201,9 +203,9 @@ def zeus(policy: SearchPolicy, trials: Sequence[Trial], rng: Random) -> Choice:
         for direction in ([centre], below, above):
             for size in direction:
                 if not left:
-                    return Choice(size, Phase.PRUNING, stop)
+                    return BatchSizeChoice(size, SearchPhase.PRUNING, stop)
                 trial = left.pop(0)
-                if trial.outcome is not Outcome.CONVERGED:
+                if trial.outcome is not TrialOutcome.CONVERGED:
                     break
                 kept[size] = trial.cost
         survivors = tuple(sorted(kept)) or (policy.default,)
@@ -213,7 +215,7 @@ def zeus(policy: SearchPolicy, trials: Sequence[Trial], rng: Random) -> Choice:
         costs = [one.cost for one in trials if one.batch_size == size]
         spread = math.sqrt(variance(costs) / len(costs)) if len(costs) > 1 else 0.0
         drawn[size] = rng.gauss(fmean(costs), spread)
-    return Choice(min(drawn, key=drawn.__getitem__), Phase.SAMPLING, stop)
+    return BatchSizeChoice(min(drawn, key=drawn.__getitem__), SearchPhase.SAMPLING, stop)
 
 
 # ------------------------------------------------------------------------------------------ results

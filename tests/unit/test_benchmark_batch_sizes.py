@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from benchmarks.batch_sizes import COMPUTED, Arm, Job, jobs, zeus
 
-from wattspan.recurring.search import Choice, Outcome, Phase, choose
+from wattspan.recurring.search import BatchSizeChoice, SearchPhase, TrialOutcome, choose
 
 JOBS = list(jobs())
 TOY = Job(
@@ -24,15 +24,15 @@ def test_traces_have_every_job_on_both_gpus() -> None:
 
 
 def test_run_ends_at_its_target_its_stop_or_the_last_epoch() -> None:
-    def run(size: int, stop: float | None, seed: int) -> tuple[Outcome, float]:
-        trial, _ = TOY.run(Choice(size, Phase.SAMPLING, stop), Random(seed))
+    def run(size: int, stop: float | None, seed: int) -> tuple[TrialOutcome, float]:
+        trial, _ = TOY.run(BatchSizeChoice(size, SearchPhase.SAMPLING, stop), Random(seed))
         return trial.outcome, trial.cost
 
     assert {run(512, None, seed) for seed in range(9)} == {
-        (Outcome.CONVERGED, 10.0),
-        (Outcome.MISSED, 200.0),
+        (TrialOutcome.CONVERGED, 10.0),
+        (TrialOutcome.MISSED, 200.0),
     }
-    assert {run(1024, 12.5, seed) for seed in range(9)} == {(Outcome.STOPPED, 13.0)}
+    assert {run(1024, 12.5, seed) for seed in range(9)} == {(TrialOutcome.STOPPED, 13.0)}
     assert TOY.expected(512) == 10.0
     assert TOY.oracle == 10.0
 

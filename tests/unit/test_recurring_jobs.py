@@ -8,24 +8,26 @@ from random import Random
 import pytest
 
 from wattspan.recurring.jobs import (
-    JobTerms,
     Prospect,
-    Run,
-    Verdict,
+    RecurringJobTerms,
+    SearchVerdict,
+    TrainingRun,
     mean_energy,
     next_run,
     prospect,
     trials_of,
 )
-from wattspan.recurring.search import Outcome, Phase, SearchPolicy, Trial
+from wattspan.recurring.search import BatchSizeTrial, SearchPhase, SearchPolicy, TrialOutcome
 
 POLICY = SearchPolicy((16, 32, 64), default=32, rounds=1)
-TERMS = JobTerms("nightly", POLICY, 0.8, True, max_epochs=10)
+TERMS = RecurringJobTerms("nightly", POLICY, 0.8, True, max_epochs=10)
 
 
-def run(size: int, energy: float, outcome: Outcome | None = Outcome.CONVERGED) -> Run:
+def run(
+    size: int, energy: float, outcome: TrialOutcome | None = TrialOutcome.CONVERGED
+) -> TrainingRun:
     """A run whose cost is its energy: its devices draw the highest power all the time."""
-    return Run(size, outcome, energy, energy / 100, 100.0, 3)
+    return TrainingRun(size, outcome, energy, energy / 100, 100.0, 3)
 
 
 def test_cost_weighs_energy_and_time() -> None:
@@ -70,49 +72,49 @@ def test_invalid_terms_are_refused(terms: dict, text: str) -> None:
 
 
 def test_ended_runs_are_trials() -> None:
-    runs = [run(32, 50.0), run(16, 9.0, None), run(16, 70.0, Outcome.STOPPED)]
+    runs = [run(32, 50.0), run(16, 9.0, None), run(16, 70.0, TrialOutcome.STOPPED)]
     assert trials_of(TERMS, runs) == [
-        Trial(32, Outcome.CONVERGED, 50.0),
-        Trial(16, Outcome.STOPPED, 70.0),
+        BatchSizeTrial(32, TrialOutcome.CONVERGED, 50.0),
+        BatchSizeTrial(16, TrialOutcome.STOPPED, 70.0),
     ]
 
 
 def test_next_run_does_not_repeat_a_running_trial() -> None:
     runs = [run(32, 50.0), run(16, 9.0, None)]
-    assert next_run(TERMS, runs, Random(0)).phase is Phase.CONCURRENT
+    assert next_run(TERMS, runs, Random(0)).phase is SearchPhase.CONCURRENT
 
 
 def test_prospect_without_a_result_is_unknown() -> None:
-    assert prospect(TERMS, []) == Prospect(Verdict.UNKNOWN)
-    missed = [run(32, 50.0, Outcome.MISSED)]
-    assert prospect(TERMS, missed).verdict is Verdict.UNKNOWN
+    assert prospect(TERMS, []) == Prospect(SearchVerdict.UNKNOWN)
+    missed = [run(32, 50.0, TrialOutcome.MISSED)]
+    assert prospect(TERMS, missed).verdict is SearchVerdict.UNKNOWN
 
 
 def test_prospect_of_a_default_that_misses_names_the_best() -> None:
-    found = prospect(TERMS, [run(32, 50.0, Outcome.MISSED), run(16, 40.0)])
-    assert (found.verdict, found.best) == (Verdict.DEFAULT_MISSES, 16)
+    found = prospect(TERMS, [run(32, 50.0, TrialOutcome.MISSED), run(16, 40.0)])
+    assert (found.verdict, found.best) == (SearchVerdict.DEFAULT_MISSES, 16)
 
 
 def test_prospect_counts_the_runs_until_the_search_has_paid() -> None:
     runs = [run(32, 100.0), run(16, 170.0), run(64, 60.0)]
     found = prospect(TERMS, runs)
-    assert (found.verdict, found.best, found.break_even) == (Verdict.PAYS, 64, 1)
+    assert (found.verdict, found.best, found.break_even) == (SearchVerdict.PAYS, 64, 1)
     assert (found.spent, found.saving) == (pytest.approx(30.0), pytest.approx(0.4))
     assert found.complete
     later = prospect(TERMS, [*runs, run(64, 60.0)])
-    assert (later.verdict, later.break_even) == (Verdict.PAID, 0)
+    assert (later.verdict, later.break_even) == (SearchVerdict.PAID, 0)
 
 
 def test_small_or_doubtful_saving_is_not_worth_a_search() -> None:
     runs = [run(32, 100.0), run(16, 170.0), run(64, 90.0)]
     found = prospect(TERMS, runs)
-    assert (found.verdict, found.break_even) == (Verdict.NOT_WORTH, None)
+    assert (found.verdict, found.break_even) == (SearchVerdict.NOT_WORTH, None)
     assert found.spent == pytest.approx(60.0)
 
 
 def test_default_that_is_best_is_not_worth_a_search() -> None:
     runs = [run(32, 100.0), run(16, 120.0), run(64, 110.0)]
-    assert prospect(TERMS, runs).verdict is Verdict.NOT_WORTH
+    assert prospect(TERMS, runs).verdict is SearchVerdict.NOT_WORTH
 
 
 def test_prospect_is_incomplete_before_all_sizes_are_tried() -> None:
@@ -121,7 +123,7 @@ def test_prospect_is_incomplete_before_all_sizes_are_tried() -> None:
 
 def test_mean_energy_is_that_of_runs_with_the_target_in_the_window() -> None:
     windowed = replace(TERMS, policy=replace(POLICY, window=2))
-    runs = [run(32, 90.0), run(32, 50.0), run(32, 5.0, Outcome.STOPPED), run(32, 70.0)]
+    runs = [run(32, 90.0), run(32, 50.0), run(32, 5.0, TrialOutcome.STOPPED), run(32, 70.0)]
     assert mean_energy(TERMS, runs, 32) == 70.0
     assert mean_energy(windowed, runs, 32) == 60.0
     assert mean_energy(TERMS, runs, 16) is None

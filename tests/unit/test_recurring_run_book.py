@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.recurring import run_book
-from wattspan.recurring.jobs import JobTerms, Run
+from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
 from wattspan.recurring.run_book import (
     RunBook,
     RunBookError,
@@ -21,9 +21,9 @@ from wattspan.recurring.run_book import (
     TooManyJobsError,
     UnknownRunError,
 )
-from wattspan.recurring.search import Outcome, Phase, SearchPolicy
+from wattspan.recurring.search import SearchPhase, SearchPolicy, TrialOutcome
 
-TERMS = JobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
+TERMS = RecurringJobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
 ADA, EVE = 1000, 1001
 GPUS = "2 x NVIDIA H100"
 HERE = RunningProcess("node7", 4711, 99)
@@ -35,12 +35,12 @@ def book(tmp_path: Path) -> Iterator[RunBook]:
         yield book
 
 
-def begin(book: RunBook, terms: JobTerms = TERMS, owner: int = ADA, gpus: str = GPUS):
+def begin(book: RunBook, terms: RecurringJobTerms = TERMS, owner: int = ADA, gpus: str = GPUS):
     return book.begin(owner, terms, gpus, HERE, 1_700_000_000)
 
 
-def reached(energy: float) -> Run:
-    return Run(0, Outcome.CONVERGED, energy, 3.5, 700.0, 4)
+def reached(energy: float) -> TrainingRun:
+    return TrainingRun(0, TrialOutcome.CONVERGED, energy, 3.5, 700.0, 4)
 
 
 def test_runs_are_those_of_the_pruning_order(book: RunBook) -> None:
@@ -52,8 +52,8 @@ def test_runs_are_those_of_the_pruning_order(book: RunBook) -> None:
     assert sizes == [32, 16, 64]
     (job,) = book.jobs(ADA)
     assert (job.terms, job.gpus) == (TERMS, GPUS)
-    assert job.runs[0] == Run(32, Outcome.CONVERGED, 50.0, 3.5, 700.0, 4)
-    assert begin(book).choice.phase is Phase.SAMPLING
+    assert job.runs[0] == TrainingRun(32, TrialOutcome.CONVERGED, 50.0, 3.5, 700.0, 4)
+    assert begin(book).choice.phase is SearchPhase.SAMPLING
 
 
 def test_runs_outlive_the_process(book: RunBook, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_concurrent_processes_never_try_the_same_size(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
     terms = replace(TERMS, policy=SearchPolicy(tuple(range(1, 21)), 10, rounds=1))
 
-    def one(_: int) -> tuple[Phase, int]:
+    def one(_: int) -> tuple[SearchPhase, int]:
         with closing(RunBook(path)) as book:
             choice = begin(book, terms).choice
             return choice.phase, choice.batch_size
@@ -144,7 +144,7 @@ def test_concurrent_processes_never_try_the_same_size(tmp_path: Path) -> None:
     RunBook(path).close()
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(one, range(24)))
-    assert [size for phase, size in found if phase is Phase.PRUNING] == [10]
+    assert [size for phase, size in found if phase is SearchPhase.PRUNING] == [10]
     with closing(RunBook(path)) as book:
         assert len(book.jobs(ADA)[0].runs) == 24
 

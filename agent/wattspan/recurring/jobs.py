@@ -13,10 +13,10 @@ from random import Random
 from statistics import fmean
 
 from wattspan.recurring.search import (
-    Choice,
-    Outcome,
+    BatchSizeChoice,
+    BatchSizeTrial,
     SearchPolicy,
-    Trial,
+    TrialOutcome,
     choose,
     is_pruning,
     mean_costs,
@@ -28,7 +28,7 @@ LEAST_SAVING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class JobTerms:
+class RecurringJobTerms:
     """The terms of a job; equal terms and GPUs share the runs of its name.
 
     ``eta`` is the weight of energy in the cost, 1 - ``eta`` that of time.
@@ -61,7 +61,7 @@ class JobTerms:
         """The cost in joules of a run; ``power`` is the highest power of its devices in watts."""
         return self.eta * energy + (1 - self.eta) * power * seconds
 
-    def difference(self, other: JobTerms) -> str:
+    def difference(self, other: RecurringJobTerms) -> str:
         """A text of the terms in which ``other`` differs: ``"eta 0.5, not 0.7"``; "" if equal."""
         mine, theirs = _flat(self), _flat(other)
         return "; ".join(
@@ -71,13 +71,13 @@ class JobTerms:
         )
 
 
-def _flat(terms: JobTerms) -> dict[str, object]:
+def _flat(terms: RecurringJobTerms) -> dict[str, object]:
     own = {one.name: getattr(terms, one.name) for one in fields(terms) if one.name != "policy"}
     return own | {one.name: getattr(terms.policy, one.name) for one in fields(terms.policy)}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """One run of a job; ``outcome`` is None until it has ended.
 
     ``energy`` is that of the GPUs in joules, ``seconds`` the time, up to its end. ``power`` is the
@@ -85,29 +85,29 @@ class Run:
     """
 
     batch_size: int
-    outcome: Outcome | None = None
+    outcome: TrialOutcome | None = None
     energy: float = 0.0
     seconds: float = 0.0
     power: float = 0.0
     epochs: int = 0
 
 
-def trials_of(terms: JobTerms, runs: Sequence[Run]) -> list[Trial]:
+def trials_of(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> list[BatchSizeTrial]:
     """The ended runs as trials."""
     return [
-        Trial(one.batch_size, one.outcome, terms.cost(one.energy, one.seconds, one.power))
+        BatchSizeTrial(one.batch_size, one.outcome, terms.cost(one.energy, one.seconds, one.power))
         for one in runs
         if one.outcome is not None
     ]
 
 
-def next_run(terms: JobTerms, runs: Sequence[Run], rng: Random) -> Choice:
+def next_run(terms: RecurringJobTerms, runs: Sequence[TrainingRun], rng: Random) -> BatchSizeChoice:
     """The batch size of the next run, beside those that have not ended."""
     running = [one.batch_size for one in runs if one.outcome is None]
     return choose(terms.policy, trials_of(terms, runs), rng, running)
 
 
-class Verdict(StrEnum):
+class SearchVerdict(StrEnum):
     """The worth of a search for the batch size."""
 
     UNKNOWN = "unknown"  # no run has reached the target metric
@@ -127,7 +127,7 @@ class Prospect:
     ``complete`` is true once every size was tried or pruned.
     """
 
-    verdict: Verdict
+    verdict: SearchVerdict
     best: int | None = None
     spent: float = 0.0
     saving: float = 0.0
@@ -135,31 +135,33 @@ class Prospect:
     complete: bool = False
 
 
-def prospect(terms: JobTerms, runs: Sequence[Run]) -> Prospect:
+def prospect(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> Prospect:
     """Compare the default size with the best known one."""
     policy, trials = terms.policy, trials_of(terms, runs)
     means = mean_costs(policy, trials)
     complete = not is_pruning(policy, trials)
     if not means:
-        return Prospect(Verdict.UNKNOWN, complete=complete)
+        return Prospect(SearchVerdict.UNKNOWN, complete=complete)
     best = min(means, key=means.__getitem__)
     usual = means.get(policy.default)
     if usual is None:
-        return Prospect(Verdict.DEFAULT_MISSES, best, complete=complete)
-    spent = sum(one.cost - usual for one in trials if one.outcome is not Outcome.LOST)
+        return Prospect(SearchVerdict.DEFAULT_MISSES, best, complete=complete)
+    spent = sum(one.cost - usual for one in trials if one.outcome is not TrialOutcome.LOST)
     saving = 1 - means[best] / usual
     if saving < max(LEAST_SAVING, _doubt(policy, trials, best)):
-        return Prospect(Verdict.NOT_WORTH, best, spent, max(0.0, saving), None, complete)
+        return Prospect(SearchVerdict.NOT_WORTH, best, spent, max(0.0, saving), None, complete)
     further = max(0, math.ceil(spent / (usual * saving)))
-    verdict = Verdict.PAYS if further else Verdict.PAID
+    verdict = SearchVerdict.PAYS if further else SearchVerdict.PAID
     return Prospect(verdict, best, spent, saving, further, complete)
 
 
-def _doubt(policy: SearchPolicy, trials: Sequence[Trial], best: int) -> float:
+def _doubt(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], best: int) -> float:
     """Two standard errors of the relative difference of the best and the default size."""
 
     def count(size: int) -> int:
-        return sum(one.batch_size == size and one.outcome is Outcome.CONVERGED for one in trials)
+        return sum(
+            one.batch_size == size and one.outcome is TrialOutcome.CONVERGED for one in trials
+        )
 
     if best == policy.default:
         return math.inf
@@ -167,8 +169,8 @@ def _doubt(policy: SearchPolicy, trials: Sequence[Trial], best: int) -> float:
     return 2 * variation(policy, trials) * error
 
 
-def mean_energy(terms: JobTerms, runs: Sequence[Run], size: int) -> float | None:
+def mean_energy(terms: RecurringJobTerms, runs: Sequence[TrainingRun], size: int) -> float | None:
     """The mean energy in joules of the runs of a size that reached the target; None without any."""
-    own = [one for one in runs if one.batch_size == size and one.outcome is Outcome.CONVERGED]
+    own = [one for one in runs if one.batch_size == size and one.outcome is TrialOutcome.CONVERGED]
     recent = own[-terms.policy.window :] if terms.policy.window else own
     return fmean(one.energy for one in recent) if recent else None

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from wattspan.recurring.jobs import JobTerms, Run, next_run
-from wattspan.recurring.search import Choice, Outcome
+from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun, next_run
+from wattspan.recurring.search import BatchSizeChoice, TrialOutcome
 
 APPLICATION_ID = 0x77726563  # "wrec"
 VERSION = 1
@@ -91,16 +91,16 @@ class BegunRun:
     """A run that has begun, and its batch size."""
 
     key: int
-    choice: Choice
+    choice: BatchSizeChoice
 
 
 @dataclass(frozen=True, slots=True)
 class JobRuns:
     """A job on some GPUs with all its runs, oldest first."""
 
-    terms: JobTerms
+    terms: RecurringJobTerms
     gpus: str
-    runs: tuple[Run, ...]
+    runs: tuple[TrainingRun, ...]
 
 
 class RunBook:
@@ -126,7 +126,7 @@ class RunBook:
         self._database.close()
 
     def begin(
-        self, owner: int, terms: JobTerms, gpus: str, process: RunningProcess, wall: int
+        self, owner: int, terms: RecurringJobTerms, gpus: str, process: RunningProcess, wall: int
     ) -> BegunRun:
         """Begin a run of a job at the Unix time ``wall`` in seconds, and choose its batch size.
 
@@ -145,7 +145,7 @@ class RunBook:
             )
         return BegunRun(run, choice)
 
-    def end(self, owner: int, key: int, ended: Run) -> bool:
+    def end(self, owner: int, key: int, ended: TrainingRun) -> bool:
         """Record the end of a run; False if it had ended already: the first report counts.
 
         The batch size remains that of its begin. UnknownRunError, RunBookError.
@@ -174,7 +174,9 @@ class RunBook:
                 "SELECT key, host, pid, process_started FROM run WHERE outcome IS NULL"
             ).fetchall()
             lost = [
-                (Outcome.LOST, key) for key, *process in rows if not lives(RunningProcess(*process))
+                (TrialOutcome.LOST, key)
+                for key, *process in rows
+                if not lives(RunningProcess(*process))
             ]
             self._database.executemany("UPDATE run SET outcome = ? WHERE key = ?", lost)
         return len(lost)
@@ -188,7 +190,9 @@ class RunBook:
                 (owner, name, name),
             ).fetchall()
             return [
-                JobRuns(msgspec.json.decode(terms, type=JobTerms), gpus, tuple(self._runs(key)))
+                JobRuns(
+                    msgspec.json.decode(terms, type=RecurringJobTerms), gpus, tuple(self._runs(key))
+                )
                 for key, gpus, terms in rows
             ]
 
@@ -221,13 +225,13 @@ class RunBook:
             if not tables:
                 cursor.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
 
-    def _job_key(self, owner: int, terms: JobTerms, gpus: str) -> int:
+    def _job_key(self, owner: int, terms: RecurringJobTerms, gpus: str) -> int:
         row = self._one(
             "SELECT key, terms FROM job WHERE owner = ? AND name = ? AND gpus = ?",
             (owner, terms.name, gpus),
         )
         if row is not None:
-            known = msgspec.json.decode(row[1], type=JobTerms)
+            known = msgspec.json.decode(row[1], type=RecurringJobTerms)
             if difference := known.difference(terms):
                 raise TermsChangedError(difference)
             return int(row[0])
@@ -239,14 +243,14 @@ class RunBook:
             (owner, terms.name, gpus, msgspec.json.encode(terms)),
         )
 
-    def _runs(self, job: int) -> list[Run]:
+    def _runs(self, job: int) -> list[TrainingRun]:
         rows = self._database.execute(
             "SELECT batch_size, outcome, energy, seconds, power, epochs FROM run"
             " WHERE job = ? ORDER BY key",
             (job,),
         )
         return [
-            Run(size, None if outcome is None else Outcome(outcome), *figures)
+            TrainingRun(size, None if outcome is None else TrialOutcome(outcome), *figures)
             for size, outcome, *figures in rows
         ]
 

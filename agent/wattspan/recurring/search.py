@@ -32,7 +32,7 @@ FAR_WORSE = 1.5
 _NORMAL = NormalDist()
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """The end of a trial."""
 
     CONVERGED = "converged"
@@ -42,11 +42,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BatchSizeTrial:
     """One run that has ended; ``cost`` is in joules, up to the end of the run."""
 
     batch_size: int
-    outcome: Outcome
+    outcome: TrialOutcome
     cost: float
 
 
@@ -78,7 +78,7 @@ class SearchPolicy:
             raise ValueError("num_pruning_rounds and window_size must not be negative")
 
 
-class Phase(StrEnum):
+class SearchPhase(StrEnum):
     """The reason of a choice."""
 
     PRUNING = "pruning"
@@ -88,11 +88,11 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BatchSizeChoice:
     """The batch size of the next run; above ``stop_cost`` it is stopped (None: no limit)."""
 
     batch_size: int
-    phase: Phase
+    phase: SearchPhase
     stop_cost: float | None
 
 
@@ -105,33 +105,33 @@ class _Pruned:
 
 
 def choose(
-    policy: SearchPolicy, trials: Sequence[Trial], rng: Random, running: Iterable[int] = ()
-) -> Choice:
+    policy: SearchPolicy, trials: Sequence[BatchSizeTrial], rng: Random, running: Iterable[int] = ()
+) -> BatchSizeChoice:
     """The batch size of the next run, while runs of the sizes ``running`` have not ended."""
     stop = stop_cost(policy, trials)
     pruned = _prune(policy, trials)
     if pruned.wanted is not None:
         if pruned.wanted not in running:
-            return Choice(pruned.wanted, Phase.PRUNING, stop)
-        return Choice(_best(policy, trials), Phase.CONCURRENT, stop)
+            return BatchSizeChoice(pruned.wanted, SearchPhase.PRUNING, stop)
+        return BatchSizeChoice(_best(policy, trials), SearchPhase.CONCURRENT, stop)
     if not pruned.survivors:
-        return Choice(policy.default, Phase.FALLBACK, None)
+        return BatchSizeChoice(policy.default, SearchPhase.FALLBACK, None)
     means = {size: _draw(policy, trials, size, rng) for size in pruned.survivors}
-    return Choice(min(means, key=means.__getitem__), Phase.SAMPLING, stop)
+    return BatchSizeChoice(min(means, key=means.__getitem__), SearchPhase.SAMPLING, stop)
 
 
-def is_pruning(policy: SearchPolicy, trials: Sequence[Trial]) -> bool:
+def is_pruning(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> bool:
     """True if some sizes have to be tried yet."""
     return _prune(policy, trials).wanted is not None
 
 
-def stop_cost(policy: SearchPolicy, trials: Iterable[Trial]) -> float | None:
+def stop_cost(policy: SearchPolicy, trials: Iterable[BatchSizeTrial]) -> float | None:
     """The cost above which a run is stopped; None before the first run with the target metric."""
-    reached = [one.cost for one in trials if one.outcome is Outcome.CONVERGED]
+    reached = [one.cost for one in trials if one.outcome is TrialOutcome.CONVERGED]
     return policy.beta * min(reached) if reached else None
 
 
-def mean_costs(policy: SearchPolicy, trials: Sequence[Trial]) -> dict[int, float]:
+def mean_costs(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> dict[int, float]:
     """The mean cost of the runs of each size that reached the target, of its last trials."""
     found: dict[int, float] = {}
     for size in policy.batch_sizes:
@@ -144,7 +144,7 @@ def mean_costs(policy: SearchPolicy, trials: Sequence[Trial]) -> dict[int, float
 # ---------------------------------------------------------------------------------------- pruning
 
 
-def _prune(policy: SearchPolicy, trials: Sequence[Trial]) -> _Pruned:
+def _prune(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> _Pruned:
     """Replay the pruning rounds over the trials in their order.
 
     A trial of another size than the wanted one was a concurrent run: it does not count here.
@@ -170,10 +170,10 @@ def _prune(policy: SearchPolicy, trials: Sequence[Trial]) -> _Pruned:
     return _Pruned(None, survivors)
 
 
-def _take(left: list[Trial], size: int) -> Trial | None:
+def _take(left: list[BatchSizeTrial], size: int) -> BatchSizeTrial | None:
     """Remove and return the next conclusive trial of a size, with all trials before it."""
     for at, trial in enumerate(left):
-        if trial.batch_size == size and trial.outcome is not Outcome.LOST:
+        if trial.batch_size == size and trial.outcome is not TrialOutcome.LOST:
             del left[: at + 1]
             return trial
     return None
@@ -182,7 +182,7 @@ def _take(left: list[Trial], size: int) -> Trial | None:
 # --------------------------------------------------------------------------------------- sampling
 
 
-def _draw(policy: SearchPolicy, trials: Sequence[Trial], size: int, rng: Random) -> float:
+def _draw(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int, rng: Random) -> float:
     """A draw from the posterior of the mean cost of a size."""
     costs = _costs(policy, trials, size)
     if not costs:  # all of its trials are outside of the window
@@ -192,7 +192,7 @@ def _draw(policy: SearchPolicy, trials: Sequence[Trial], size: int, rng: Random)
     return rng.gauss(mean, deviation / math.sqrt(len(costs)))
 
 
-def variation(policy: SearchPolicy, trials: Sequence[Trial]) -> float:
+def variation(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> float:
     """The coefficient of variation of costs, pooled over all sizes.
 
     One size has few trials; equal costs of two of them would be taken for certainty.
@@ -206,9 +206,9 @@ def variation(policy: SearchPolicy, trials: Sequence[Trial]) -> float:
     return max(LEAST_VARIATION, math.sqrt(squares / freedom))
 
 
-def _costs(policy: SearchPolicy, trials: Sequence[Trial], size: int) -> list[float]:
+def _costs(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int) -> list[float]:
     """The costs of a size; that of a stopped run is its expectation above the stop."""
-    recent = [one for one in _recent(policy, trials, size) if one.outcome is not Outcome.LOST]
+    recent = [one for one in _recent(policy, trials, size) if one.outcome is not TrialOutcome.LOST]
     known = [one.cost for one in recent if _converged(one)]
     spread = variation(policy, trials)
     return known + [
@@ -233,16 +233,18 @@ def _expected_above(bound: float, mean: float, variation: float) -> float:
 # ----------------------------------------------------------------------------------- common parts
 
 
-def _converged(trial: Trial) -> bool:
-    return trial.outcome is Outcome.CONVERGED
+def _converged(trial: BatchSizeTrial) -> bool:
+    return trial.outcome is TrialOutcome.CONVERGED
 
 
-def _recent(policy: SearchPolicy, trials: Sequence[Trial], size: int) -> list[Trial]:
+def _recent(
+    policy: SearchPolicy, trials: Sequence[BatchSizeTrial], size: int
+) -> list[BatchSizeTrial]:
     own = [one for one in trials if one.batch_size == size]
     return own[-policy.window :] if policy.window else own
 
 
-def _best(policy: SearchPolicy, trials: Sequence[Trial]) -> int:
+def _best(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> int:
     """The size with the lowest known cost; the default before any is known."""
     means: Mapping[int, float] = mean_costs(policy, trials)
     return min(means, key=means.__getitem__, default=policy.default)
