@@ -24,7 +24,7 @@ COMMANDS = {
     "demo": "Run the agent on an emulated host.",
     "measure": "Run a command and print its energy.",
     "top": "Show devices, groups, processes, spans and tuning jobs, live.",
-    "report": "Report past energy by process, group or span, from the store.",
+    "report": "Report past energy by process, group, span or language model, from the store.",
     "tune": "Show the state of tuning jobs, its reasons, and past decisions.",
     "caps": "Show or restore power limits.",
     "capper": "Set power limits for permitted users, and restore the original ones.",
