@@ -52,7 +52,7 @@ def test_runs_are_those_of_the_pruning_order(book: RunBook) -> None:
     assert sizes == [32, 16, 64]
     (job,) = book.jobs(ADA)
     assert (job.terms, job.gpus) == (TERMS, GPUS)
-    assert job.runs[0] == TrainingRun(32, TrialOutcome.CONVERGED, 50.0, 3.5, 700.0, 4)
+    assert job.runs[0] == TrainingRun(32, TrialOutcome.CONVERGED, 50.0, 3.5, 700.0, 4, 1)
     assert begin(book).choice.phase is SearchPhase.SAMPLING
 
 

@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattspan.api import device_energy, energy
@@ -29,6 +30,7 @@ from wattspan.api.inference import (
     estimate_response,
 )
 from wattspan.api.jobs import JOBS_PATH, JobsHandler
+from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
 from wattspan.api.requests import (
     PROCESS_PARAMETERS,
     SENDER,
@@ -262,7 +264,8 @@ class QueryService:
 
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
-    ``inference`` estimates requests to language models.
+    ``inference`` estimates requests to language models. ``recurring`` is the file of recurring
+    jobs, None without one.
     """
 
     def __init__(
@@ -281,6 +284,7 @@ class QueryService:
         history: DecisionHistoryView | None = None,
         jobs: DeclaredJobs | None = None,
         inference: EstimateRequest | None = None,
+        recurring: Path | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -308,6 +312,12 @@ class QueryService:
             handler = JobsHandler(jobs, directory, owner, host=host, tuning=self._tuning_view)
             self._paths[JOBS_PATH] = (*_READ, "POST"), handler.declare_or_list
             self._paths[f"{JOBS_PATH}/"] = ("DELETE",), handler.withdraw
+
+        if recurring is not None:
+            self._recurring = RecurringHandler(recurring, directory, owner, clock, host=host)
+            for name in ("next", "report", "forget"):
+                self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
+            self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -477,6 +487,10 @@ class QueryService:
                 "decisions": list(map(recorded_decision_to_json, decided)),
             }
         )
+
+    async def _recur(self, request: HttpRequest) -> HttpResponse:
+        respond = partial(self._recurring.respond, request)  # it reads and writes a file
+        return await self._in_thread(request.peer.quota_owner, respond)
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())

@@ -90,6 +90,16 @@ class TrainingRun:
     seconds: float = 0.0
     power: float = 0.0
     epochs: int = 0
+    key: int = 0  # in the file of runs
+
+
+@dataclass(frozen=True, slots=True)
+class JobRuns:
+    """A job on some GPUs with all its runs, oldest first."""
+
+    terms: RecurringJobTerms
+    gpus: str
+    runs: tuple[TrainingRun, ...]
 
 
 def trials_of(terms: RecurringJobTerms, runs: Sequence[TrainingRun]) -> list[BatchSizeTrial]:

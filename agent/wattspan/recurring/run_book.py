@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun, next_run
+from wattspan.recurring.jobs import JobRuns, RecurringJobTerms, TrainingRun, next_run
 from wattspan.recurring.search import BatchSizeChoice, TrialOutcome
 
 APPLICATION_ID = 0x77726563  # "wrec"
@@ -61,6 +61,11 @@ PRAGMA user_version = {VERSION};
 """
 
 
+def run_book_path(state_dir: Path, *, emulated: bool) -> Path:
+    """The agent's file in its state directory; emulated hosts have their own."""
+    return state_dir / f"recurring{'-emulated' if emulated else ''}.sqlite"
+
+
 class RunBookError(Exception):
     """The file is not usable; the text names it, the cause and the remedy."""
 
@@ -92,15 +97,6 @@ class BegunRun:
 
     key: int
     choice: BatchSizeChoice
-
-
-@dataclass(frozen=True, slots=True)
-class JobRuns:
-    """A job on some GPUs with all its runs, oldest first."""
-
-    terms: RecurringJobTerms
-    gpus: str
-    runs: tuple[TrainingRun, ...]
 
 
 class RunBook:
@@ -245,7 +241,7 @@ class RunBook:
 
     def _runs(self, job: int) -> list[TrainingRun]:
         rows = self._database.execute(
-            "SELECT batch_size, outcome, energy, seconds, power, epochs FROM run"
+            "SELECT batch_size, outcome, energy, seconds, power, epochs, key FROM run"
             " WHERE job = ? ORDER BY key",
             (job,),
         )

@@ -12,6 +12,7 @@ from wattspan.http.limits import RejectionCounter
 from wattspan.http.sockets import Endpoint
 from wattspan.model import Checkpoint, SpanAccounts
 from wattspan.ports import Clock, ListenError
+from wattspan.recurring.run_book import run_book_path
 from wattspan.service.agent import ServiceGroup
 from wattspan.service.configuration import destinations, run_directory
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
@@ -216,6 +217,9 @@ class SpanAssembly:
             history=self._tuning.history,
             jobs=self._tuning.declared,
             inference=None if self._joiner is None else self._joiner.estimate,
+            recurring=run_book_path(
+                Path(self._core.config.agent.state_dir), emulated=self._core.emulated is not None
+            ),
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")

@@ -1,0 +1,286 @@
+"""Handler of ``/v1/recurring/``: the batch size of the next run of a recurring job.
+
+Jobs and runs belong to the user at the other end of the Unix socket. A run ends with a report, or
+as lost with its process. The file is opened by each request, in a worker thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from wattspan.api.requests import ProblemError, bad_request, json_response, read_query, sanitized
+from wattspan.http.messages import HttpRequest, HttpResponse
+from wattspan.http.sockets import Peer
+from wattspan.model import Consumer
+from wattspan.ports import Clock, ProcessDirectory
+from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.report import job_facts
+from wattspan.recurring.run_book import (
+    MAX_JOBS,
+    MAX_NAME_LENGTH,
+    RunBook,
+    RunBookError,
+    RunningProcess,
+    TermsChangedError,
+    TooManyJobsError,
+    UnknownRunError,
+)
+from wattspan.recurring.search import SearchPolicy, TrialOutcome
+
+RECURRING_PATH = "/v1/recurring"
+MAX_BODY_BYTES = 16_384
+MAX_SIZES = 256
+
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+_Figure = Annotated[float, Meta(ge=0)]
+
+
+class TermsBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The terms of a job, with the names of ``BatchSizeOptimizer``."""
+
+    batch_sizes: Annotated[list[int], Meta(min_length=1, max_length=MAX_SIZES)]
+    default_batch_size: int
+    target_metric: float
+    higher_is_better_metric: bool
+    max_epochs: int
+    eta_knob: float = 0.5
+    beta_knob: float = 2.0
+    num_pruning_rounds: int = 2
+    window_size: int = 0
+    seed: int = 0
+
+    def terms(self, job: str) -> RecurringJobTerms:
+        """ValueError for terms that make no sense."""
+        sizes = tuple(sorted(set(self.batch_sizes)))
+        policy = SearchPolicy(
+            sizes,
+            self.default_batch_size,
+            self.beta_knob,
+            self.num_pruning_rounds,
+            self.window_size,
+            self.seed,
+        )
+        return RecurringJobTerms(
+            job,
+            policy,
+            self.target_metric,
+            self.higher_is_better_metric,
+            self.max_epochs,
+            self.eta_knob,
+        )
+
+
+class NextBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/recurring/next``.
+
+    Without ``terms``, those of the job's earlier runs on the same GPUs. ``pid`` is the process of
+    the run, the sender by default.
+    """
+
+    job: _Name
+    gpus: Annotated[str, Meta(max_length=MAX_NAME_LENGTH)] = ""
+    terms: TermsBody | None = None
+    pid: Annotated[int, Meta(ge=1, le=2**22)] | None = None
+
+
+class ReportBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/recurring/report``: the end of a run."""
+
+    run: Annotated[int, Meta(ge=1)]
+    outcome: TrialOutcome
+    energy_joules: _Figure
+    seconds: _Figure
+    power_watts: _Figure
+    epochs: Annotated[int, Meta(ge=0)] = 0
+
+
+class ForgetBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/recurring/forget``."""
+
+    job: _Name
+
+
+B = TypeVar("B", NextBody, ReportBody, ForgetBody)
+UserOf = Callable[[Consumer], int | None]
+
+
+class RecurringHandler:
+    """``user_of`` returns the owner of a process; None if it is gone.
+
+    ``path`` is the file of runs, ``host`` the name of this host in it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        directory: ProcessDirectory,
+        user_of: UserOf,
+        clock: Clock,
+        *,
+        host: str,
+    ) -> None:
+        self._path, self._directory, self._user_of = path, directory, user_of
+        self._clock, self._host = clock, host
+
+    def respond(self, request: HttpRequest) -> HttpResponse:
+        """``POST`` of ``next``, ``report`` and ``forget``, ``GET`` of ``status``. ProblemError."""
+        act = {
+            "/next": self._next,
+            "/report": self._report,
+            "/forget": self._forget,
+            "/status": self._status,
+        }[request.path.removeprefix(RECURRING_PATH)]
+        try:
+            with closing(RunBook(self._path)) as book:
+                return json_response({"host_name": self._host, **act(book, request)})
+        except RunBookError as error:
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the file of recurring jobs",
+                str(error).removesuffix("."),
+                "The agent's administrator can repair or remove it.",
+            ) from None
+
+    def _next(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
+        owner, body = _owner(request.peer), _decoded(request, NextBody)
+        process = self._process(request.peer, owner, body.pid)
+        book.end_lost(self._lives)
+        terms = self._terms(book, owner, body)
+        try:
+            begun = book.begin(owner, terms, body.gpus, process, self._clock.now().wall // 10**9)
+        except TermsChangedError as error:
+            raise ProblemError(
+                HTTPStatus.CONFLICT,
+                f"job {sanitized(body.job)}",
+                f"its earlier runs had other terms: {error}",
+                "Use the same terms, another name, or `wattspan recurring forget` first.",
+            ) from None
+        except TooManyJobsError:
+            raise ProblemError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"job {sanitized(body.job)}",
+                f"user {owner} has {MAX_JOBS} recurring jobs already",
+                "Forget others with `wattspan recurring forget`.",
+            ) from None
+        return {
+            "job": body.job,
+            "run": begun.key,
+            "batch_size": begun.choice.batch_size,
+            "phase": begun.choice.phase,
+            "stop_cost_joules": begun.choice.stop_cost,
+        }
+
+    def _terms(self, book: RunBook, owner: int, body: NextBody) -> RecurringJobTerms:
+        if body.terms is not None:
+            try:
+                return body.terms.terms(body.job)
+            except ValueError as error:
+                raise bad_request("terms", str(error), "Correct them.") from None
+        known = next((one for one in book.jobs(owner, body.job) if one.gpus == body.gpus), None)
+        if known is None:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"job {sanitized(body.job)}",
+                "it has no runs on these GPUs",
+                "Give its terms with the first run.",
+            )
+        return known.terms
+
+    def _report(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
+        owner, body = _owner(request.peer), _decoded(request, ReportBody)
+        figures = body.energy_joules, body.seconds, body.power_watts
+        if not all(map(math.isfinite, figures)):
+            raise bad_request("the figures", "they are not finite", "Write joules and seconds.")
+        try:
+            recorded = book.end(
+                owner, body.run, TrainingRun(0, body.outcome, *figures, body.epochs)
+            )
+        except UnknownRunError:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"run {body.run}",
+                f"user {owner} has no such run",
+                "Report the run that /v1/recurring/next returned.",
+            ) from None
+        return {"run": body.run, "recorded": recorded}
+
+    def _forget(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
+        owner, body = _owner(request.peer), _decoded(request, ForgetBody)
+        if not book.forget(owner, body.job):
+            raise _no_job(owner, body.job)
+        return {"job": body.job, "forgotten": True}
+
+    def _status(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
+        owner, name = _owner(request.peer), request.query.get("job")
+        read_query({key: text for key, text in request.query.items() if key != "job"}, {})
+        book.end_lost(self._lives)
+        found = book.jobs(owner, name)
+        if name is not None and not found:
+            raise _no_job(owner, name)
+        return {"jobs": list(map(job_facts, found))}
+
+    def _process(self, peer: Peer, owner: int, pid: int | None) -> RunningProcess:
+        """The process of a run, which belongs to the user."""
+        named = pid or peer.pid
+        consumer = self._directory.identify(named) if named else None
+        if consumer is None or (pid is not None and self._user_of(consumer) != owner):
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN,
+                f"process {named}",
+                "it is not known to be yours, and a run ends with its process",
+                "Ask on the agent's Unix socket, from the PID namespace of the host.",
+            )
+        return RunningProcess(self._host, consumer.pid, consumer.started)
+
+    def _lives(self, process: RunningProcess) -> bool:
+        consumer = Consumer(process.pid, process.started)
+        return process.host != self._host or self._directory.identify(consumer.pid) == consumer
+
+
+def _owner(peer: Peer) -> int:
+    if peer.uid is None:
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            "the sender",
+            "the kernel does not identify its user",
+            "Ask on the agent's Unix socket.",
+        )
+    return peer.uid
+
+
+def _no_job(owner: int, name: str) -> ProblemError:
+    return ProblemError(
+        HTTPStatus.NOT_FOUND,
+        f"job {sanitized(name)}",
+        f"user {owner} has no recurring job of that name",
+        "GET /v1/recurring/status lists yours.",
+    )
+
+
+def _decoded(request: HttpRequest, kind: type[B]) -> B:
+    """The body of a request. ProblemError."""
+    read_query(request.query, {})
+    if len(request.body) > MAX_BODY_BYTES:
+        raise ProblemError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "the body",
+            f"it has more than {MAX_BODY_BYTES} bytes",
+            "Shorten the name, or give fewer batch sizes.",
+        )
+    try:
+        body = msgspec.json.decode(request.body, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        fields = ", ".join(kind.__struct_fields__)
+        raise bad_request("the body", str(error), f"Its fields are {fields}.") from None
+    name = getattr(body, "job", "")
+    if not name.isprintable() or not getattr(body, "gpus", "").isprintable():
+        raise bad_request("job", "it contains characters that do not print", "Remove them.")
+    return body

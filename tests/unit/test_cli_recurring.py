@@ -1,0 +1,104 @@
+"""``wattspan recurring`` with a file of runs, as a shell script uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from wattspan.cli.recurring import command
+from wattspan.ports import WattspanError
+
+TERMS = ("--batch-sizes", "16,64,32", "--default", "32", "--target", "0.8", "--max-epochs", "10")
+END = ("--joules", "5000", "--seconds", "10", "--power", "700", "--epochs", "3")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "runs.sqlite"
+
+
+def run(store: Path, *arguments: str) -> Result:
+    result = CliRunner().invoke(command, [*arguments, "--store", str(store)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def facts(store: Path, *arguments: str) -> Any:
+    return json.loads(run(store, *arguments, "--json").output)
+
+
+def test_next_prints_the_batch_size_alone(store: Path) -> None:
+    assert run(store, "next", "nightly", *TERMS).output == "32\n"
+
+
+def test_reported_runs_lead_to_the_next_sizes(store: Path) -> None:
+    sizes = []
+    for outcome in ("reached", "missed", "reached"):
+        terms = TERMS if not sizes else ()
+        sizes.append(run(store, "next", "nightly", *terms).output.strip())
+        assert run(store, "report", "nightly", outcome, *END).output == "Recorded.\n"
+    assert sizes == ["32", "16", "64"]
+    text = run(store, "status").output
+    assert "nightly: 3 runs, pruning" in text
+    assert "batch size" in text
+    assert "5.00 kJ" in text
+    assert "not worth its cost" in text
+
+
+def test_status_as_json_has_the_sizes(store: Path) -> None:
+    begun = facts(store, "next", "nightly", *TERMS)
+    ended = facts(store, "report", "nightly", "reached", *END, "--run", str(begun["run"]))
+    assert ended["recorded"]
+    (job,) = facts(store, "status", "nightly")["jobs"]
+    assert job["sizes"][1] == {
+        "batch_size": 32,
+        "runs": 1,
+        "reached": 1,
+        "cost_joules": 6000.0,
+        "energy_joules": 5000.0,
+    }
+
+
+def test_second_report_of_a_run_does_not_count(store: Path) -> None:
+    begun = facts(store, "next", "nightly", *TERMS)
+    number = ("--run", str(begun["run"]))
+    run(store, "report", "nightly", "reached", *END, *number)
+    assert "recorded before" in run(store, "report", "nightly", "missed", *END, *number).output
+    with pytest.raises(WattspanError, match="no open run"):
+        run(store, "report", "nightly", "reached", *END)
+
+
+def test_forgotten_job_is_gone(store: Path) -> None:
+    run(store, "next", "nightly", *TERMS)
+    assert run(store, "forget", "nightly").output == "The runs of nightly are deleted.\n"
+    assert "no recurring jobs yet" in run(store, "status").output
+    with pytest.raises(WattspanError, match="no recurring job of that name"):
+        run(store, "forget", "nightly")
+
+
+def test_next_without_terms_needs_an_earlier_run(store: Path) -> None:
+    with pytest.raises(WattspanError, match="no runs on these GPUs"):
+        run(store, "next", "nightly")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--default", "32"), "give all of them or none"),
+        (("--batch-sizes", "16,x", *TERMS[2:]), "'16,x' are no numbers"),
+    ],
+)
+def test_wrong_terms_are_bad_usage(store: Path, arguments: tuple, text: str) -> None:
+    result = run(store, "next", "nightly", *arguments)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+def test_terms_that_make_no_sense_are_refused(store: Path) -> None:
+    with pytest.raises(WattspanError, match="default_batch_size 5"):
+        run(store, "next", "nightly", "--batch-sizes", "16,32", "--default", "5", *TERMS[4:])
