@@ -1,0 +1,122 @@
+"""Recurring trainings on a running agent: the example, the command line, and killed runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.spans.agent import SpanAgent
+
+from support.program import ENVIRONMENT, PROGRAM
+from support.requirements import ROOT
+from support.waiting import eventually
+
+EXAMPLE = ROOT / "examples" / "recurring" / "nightly.py"
+WAITING = """
+import sys
+from wattspan.recurring import BatchSizeOptimizer
+one = BatchSizeOptimizer("killed", [16, 32], 32, 0.8, True, 10)
+print(one.get_batch_size(), flush=True)
+one.on_train_begin()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
+    with SpanAgent(tmp_path_factory.mktemp("agent"), profile="one-socket-h100") as running:
+        yield running
+
+
+def environ(agent: SpanAgent) -> dict[str, str]:
+    return {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)}
+
+
+def recurring(agent: SpanAgent, *arguments: str) -> str:
+    done = subprocess.run(
+        [*PROGRAM, "recurring", *arguments],
+        env=environ(agent),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def status(agent: SpanAgent, job: str) -> dict[str, Any]:
+    (found,) = json.loads(recurring(agent, "status", job, "--json"))["jobs"]
+    return found  # type: ignore[no-any-return]
+
+
+def test_example_tries_the_sizes_and_records_their_energy(agent: SpanAgent) -> None:
+    sizes = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", EXAMPLE],
+            env=environ(agent),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        sizes.append(done.stdout.split(":")[0])
+    assert sizes == ["batch size 32", "batch size 16"]
+    job = status(agent, "nightly")
+    assert (job["gpus"], job["runs"], job["running"]) == ("1 x NVIDIA H100 80GB HBM3", 2, 0)
+    tried = {one["batch_size"]: one for one in job["sizes"] if one["runs"]}
+    for one in tried.values():
+        assert one["reached"] == 1
+        # An idle board: the time costs more than the energy, at 700 W against about 70 W.
+        assert 0 < one["energy_joules"] < one["cost_joules"]
+    assert "nightly on 1 x NVIDIA H100 80GB HBM3: 2 runs, pruning" in recurring(agent, "status")
+
+
+def test_killed_run_is_lost_and_its_size_is_tried_again(agent: SpanAgent) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING],
+        env=environ(agent),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"32\n"
+    assert status(agent, "killed")["running"] == 1
+    process.kill()
+    process.communicate()
+    eventually(lambda: status(agent, "killed")["running"] == 0, "the run is lost")
+    gpus = status(agent, "killed")["gpus"]
+    assert recurring(agent, "next", "killed", "--gpus", gpus) == "32\n"
+
+
+def test_shell_script_chooses_and_reports(agent: SpanAgent, tmp_path: Path) -> None:
+    program, script = tmp_path / "wattspan", tmp_path / "nightly.sh"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
+    terms = "--batch-sizes 16,32,64 --default 32 --target 0.8 --max-epochs 10"
+    end = "--joules 100 --seconds 2 --power 700"
+    script.write_text(
+        "set -e\n"
+        f'size=$("{program}" recurring next shell {terms})\n'
+        'echo "trains with $size"\n'
+        f'"{program}" recurring report shell reached {end}\n'
+        f'echo "then $("{program}" recurring next shell)"\n'
+    )
+    done = subprocess.run(
+        ["bash", script],
+        env=environ(agent),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trains with 32\nRecorded.\nthen 16\n"
