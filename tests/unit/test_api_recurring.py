@@ -193,5 +193,5 @@ def test_unknown_parameter_is_refused(host: Host) -> None:
 
 
 def test_unusable_file_is_named(tmp_path: Path) -> None:
-    host = Host(tmp_path / "not there")
+    host = Host(tmp_path / "not" / "there")
     assert "runs.sqlite" in host.refused(503, "next", NEXT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -138,6 +138,8 @@ class RecurringHandler:
             "/forget": self._forget,
             "/status": self._status,
         }[request.path.removeprefix(RECURRING_PATH)]
+        with suppress(OSError):  # a host without a store may have no state directory yet
+            self._path.parent.mkdir(exist_ok=True)
         try:
             with closing(RunBook(self._path)) as book:
                 return json_response({"host_name": self._host, **act(book, request)})

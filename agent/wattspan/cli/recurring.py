@@ -62,15 +62,11 @@ def next_(
     store: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Begin a run of JOB and print its batch size.
+    """Begin a run of JOB and print its batch size.
 
     The first run needs --batch-sizes, --default, --target and --max-epochs; later ones may leave
     them out. The run belongs to the calling process, usually a shell: if that ends without
     `wattspan recurring report`, the run is lost and does not count.
-
-    \b
-    wattspan measure --json -o run.json -- train.py --batch $(wattspan recurring next nightly)
-    wattspan recurring report nightly reached --joules 5200 --seconds 61 --power 700
     """
     terms = None
     given = (batch_sizes, default, target, max_epochs)
