@@ -174,6 +174,15 @@ def test_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
         RunBook(path)
 
 
+def test_new_file_is_private_and_permissions_of_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    RunBook(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o660)
+    RunBook(path).close()
+    assert path.stat().st_mode & 0o777 == 0o660
+
+
 def test_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunBookError, match="no such folder"):
         RunBook(tmp_path / "no such folder" / "runs.sqlite")

@@ -6,6 +6,7 @@ disk. Every change is one transaction, so that concurrent runs never choose the 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -103,8 +104,13 @@ class RunBook:
     """Jobs and runs in one file. For one thread; several processes may open the same file."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. RunBookError."""
+        """Open the file, or create it for its owner alone. RunBookError."""
         self._path = path
+        try:
+            # SQLite gives its own permissions to the journal, too.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise self._error(error) from None
         try:
             self._database = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)
         except sqlite3.Error as error:
@@ -282,6 +288,7 @@ class RunBook:
             raise self._error(error) from None
 
     def _error(self, error: Exception) -> RunBookError:
+        cause = error.strerror if isinstance(error, OSError) else error
         return RunBookError(
-            f"{self._path}: {error}. Repair or remove the file; its jobs then start anew."
+            f"{self._path}: {cause}. Repair or remove the file; its jobs then start anew."
         )
