@@ -31,6 +31,7 @@ from wattspan.recurring.search import (
     SearchPolicy,
     TrialOutcome,
     choose,
+    outward,
     stop_cost,
 )
 
@@ -197,10 +198,8 @@ def zeus(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], rng: Random) ->
     stop = stop_cost(policy, trials)
     left, survivors, centre = list(trials), policy.batch_sizes, policy.default
     for _ in range(policy.rounds):
-        below = [size for size in reversed(survivors) if size < centre]
-        above = [size for size in survivors if size > centre]
         kept: dict[int, float] = {}
-        for direction in ([centre], below, above):
+        for direction in outward(survivors, centre):
             for size in direction:
                 if not left:
                     return BatchSizeChoice(size, SearchPhase.PRUNING, stop)

@@ -38,9 +38,9 @@ def environ(agent: SpanAgent) -> dict[str, str]:
     return {**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(agent.run_dir)}
 
 
-def recurring(agent: SpanAgent, *arguments: str) -> str:
+def printed(agent: SpanAgent, *command: object) -> str:
     done = subprocess.run(
-        [*PROGRAM, "recurring", *arguments],
+        list(map(str, command)),
         env=environ(agent),
         capture_output=True,
         text=True,
@@ -51,6 +51,10 @@ def recurring(agent: SpanAgent, *arguments: str) -> str:
     return done.stdout
 
 
+def recurring(agent: SpanAgent, *arguments: str) -> str:
+    return printed(agent, *PROGRAM, "recurring", *arguments)
+
+
 def status(agent: SpanAgent, job: str) -> dict[str, Any]:
     (found,) = json.loads(recurring(agent, "status", job, "--json"))["jobs"]
     return found  # type: ignore[no-any-return]
@@ -59,16 +63,8 @@ def status(agent: SpanAgent, job: str) -> dict[str, Any]:
 def test_example_tries_the_sizes_and_records_their_energy(agent: SpanAgent) -> None:
     sizes = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", EXAMPLE],
-            env=environ(agent),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        sizes.append(done.stdout.split(":")[0])
+        text = printed(agent, sys.executable, "-W", "error", EXAMPLE)
+        sizes.append(text.split(":")[0])
     assert sizes == ["batch size 32", "batch size 16"]
     job = status(agent, "nightly")
     assert (job["gpus"], job["runs"], job["running"]) == ("1 x NVIDIA H100 80GB HBM3", 2, 0)
@@ -110,13 +106,4 @@ def test_shell_script_chooses_and_reports(agent: SpanAgent, tmp_path: Path) -> N
         f'"{program}" recurring report shell reached {end}\n'
         f'echo "then $("{program}" recurring next shell)"\n'
     )
-    done = subprocess.run(
-        ["bash", script],
-        env=environ(agent),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "trains with 32\nRecorded.\nthen 16\n"
+    assert printed(agent, "bash", script) == "trains with 32\nRecorded.\nthen 16\n"

@@ -33,7 +33,7 @@ from wattspan.recurring.run_book import (
     TooManyJobsError,
     UnknownRunError,
 )
-from wattspan.recurring.search import SearchPolicy, TrialOutcome
+from wattspan.recurring.search import TrialOutcome
 
 RECURRING_PATH = "/v1/recurring"
 MAX_BODY_BYTES = 16_384
@@ -59,23 +59,7 @@ class TermsBody(Struct, frozen=True, forbid_unknown_fields=True):
 
     def terms(self, job: str) -> RecurringJobTerms:
         """ValueError for terms that make no sense."""
-        sizes = tuple(sorted(set(self.batch_sizes)))
-        policy = SearchPolicy(
-            sizes,
-            self.default_batch_size,
-            self.beta_knob,
-            self.num_pruning_rounds,
-            self.window_size,
-            self.seed,
-        )
-        return RecurringJobTerms(
-            job,
-            policy,
-            self.target_metric,
-            self.higher_is_better_metric,
-            self.max_epochs,
-            self.eta_knob,
-        )
+        return RecurringJobTerms.of(job, **msgspec.structs.asdict(self))
 
 
 class NextBody(Struct, frozen=True, forbid_unknown_fields=True):

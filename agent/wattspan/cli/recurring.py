@@ -229,9 +229,9 @@ class _AgentRuns:
         return request_json("/v1/recurring/status", {} if job is None else {"job": job})
 
     def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        from wattspan.sdk.client import request_json
+        from wattspan.recurring.optimizer import ask_agent
 
-        return request_json(f"/v1/recurring/{name}", {}, method="POST", body=body, margin=15.0)
+        return ask_agent(name, body)
 
 
 class _FileRuns:

@@ -6,7 +6,7 @@ Runs on other GPUs have a history of their own, because their costs are others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
@@ -50,6 +50,32 @@ class RecurringJobTerms:
             raise ValueError(f"max_epochs {self.max_epochs} must be 1 or more")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta_knob {self.eta} is not between 0 and 1")
+
+    @classmethod
+    def of(
+        cls,
+        job: str,
+        batch_sizes: Iterable[int],
+        default_batch_size: int,
+        target_metric: float,
+        higher_is_better_metric: bool,
+        max_epochs: int,
+        eta_knob: float = 0.5,
+        beta_knob: float = 2.0,
+        num_pruning_rounds: int = 2,
+        window_size: int = 0,
+        seed: int = 0,
+    ) -> RecurringJobTerms:
+        """The terms by the names of Zeus. ValueError for terms that make no sense."""
+        policy = SearchPolicy(
+            tuple(sorted(set(batch_sizes))),
+            default_batch_size,
+            beta_knob,
+            num_pruning_rounds,
+            window_size,
+            seed,
+        )
+        return cls(job, policy, target_metric, higher_is_better_metric, max_epochs, eta_knob)
 
     def reaches(self, metric: float) -> bool:
         """True if ``metric`` meets the target; NaN does not."""

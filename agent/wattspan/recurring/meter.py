@@ -51,6 +51,7 @@ class AgentMeter:
     ) -> None:
         self._max_power, self._read, self._directories = max_power, read, directories
         self._index = DeviceIndex(read, None, [])
+        self._found: list[Device] = []
         self._began: int | None = None
 
     def gpus(self) -> str:
@@ -95,10 +96,13 @@ class AgentMeter:
         return sum(map(_joules, devices)), seconds
 
     def _boards(self) -> list[Device]:
-        """The GPUs of this program."""
-        ids = set(self._index.resolve().gpus.values())
-        now = monotonic_ns()
-        return [one for one in self._read(now, now, directories=self._directories) if one.id in ids]
+        """The GPUs of this program; they are kept once some were found."""
+        if not self._found:
+            ids = set(self._index.resolve().gpus.values())
+            now = monotonic_ns()
+            devices = self._read(now, now, directories=self._directories)
+            self._found = [one for one in devices if one.id in ids]
+        return self._found
 
 
 def _limit(domain: Mapping[str, Any]) -> float | None:

@@ -22,7 +22,7 @@ import math
 import os
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import time
@@ -39,7 +39,7 @@ from wattspan.recurring.run_book import (
     TooManyJobsError,
     UnknownRunError,
 )
-from wattspan.recurring.search import SearchPolicy, TrialOutcome
+from wattspan.recurring.search import TrialOutcome
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
 
@@ -67,6 +67,20 @@ class RunStore(Protocol):
         ...
 
 
+def ask_agent(
+    name: str, body: Mapping[str, Any], directories: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The answer to ``POST /v1/recurring/NAME``. MeasurementError."""
+    return request_json(
+        f"/v1/recurring/{name}",
+        {},
+        method="POST",
+        body=body,
+        margin=15.0,  # the file may be locked by another run
+        directories=directories,
+    )
+
+
 class AgentRuns:
     """The runs in the store of the agent of this host."""
 
@@ -74,7 +88,8 @@ class AgentRuns:
         self._directories = directories
 
     def begin(self, terms: RecurringJobTerms, gpus: str) -> StartedRun:
-        begun = self._post("next", {"job": terms.name, "gpus": gpus, "terms": terms_facts(terms)})
+        body = {"job": terms.name, "gpus": gpus, "terms": terms_facts(terms)}
+        begun = ask_agent("next", body, self._directories)
         return StartedRun(begun["run"], begun["batch_size"], begun["stop_cost_joules"])
 
     def end(self, key: int, ended: TrainingRun) -> None:
@@ -86,17 +101,7 @@ class AgentRuns:
             "power_watts": ended.power,
             "epochs": ended.epochs,
         }
-        self._post("report", facts)
-
-    def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        return request_json(
-            f"/v1/recurring/{name}",
-            {},
-            method="POST",
-            body=body,
-            margin=15.0,  # the file may be locked by another run
-            directories=self._directories,
-        )
+        ask_agent("report", facts, self._directories)
 
 
 class FileRuns:
@@ -185,9 +190,14 @@ class BatchSizeOptimizer:
         runs: RunStore | None = None,
     ) -> None:
         """ValueError for terms that make no sense."""
-        policy = SearchPolicy(
-            tuple(sorted(set(batch_sizes))),
+        self._terms = RecurringJobTerms.of(
+            job,
+            batch_sizes,
             default_batch_size,
+            target_metric,
+            higher_is_better_metric,
+            max_epochs,
+            eta_knob,
             beta_knob,
             num_pruning_rounds,
             window_size,
@@ -195,9 +205,6 @@ class BatchSizeOptimizer:
         )
         if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
             raise ValueError(f"max_power {max_power} is not a positive number of watts")
-        self._terms = RecurringJobTerms(
-            job, policy, target_metric, higher_is_better_metric, max_epochs, eta_knob
-        )
         self._meter = meter or AgentMeter(max_power)
         self._runs = runs or (AgentRuns() if store is None else FileRuns(Path(store)))
         self._run: StartedRun | None = None

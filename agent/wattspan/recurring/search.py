@@ -151,10 +151,8 @@ def _prune(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> _Pruned:
     """
     left, survivors, centre = list(trials), policy.batch_sizes, policy.default
     for _ in range(policy.rounds):
-        below = [size for size in reversed(survivors) if size < centre]
-        above = [size for size in survivors if size > centre]
         kept: dict[int, float] = {}
-        for direction in ([centre], below, above):
+        for direction in outward(survivors, centre):
             for size in direction:
                 trial = _take(left, size)
                 if trial is None:
@@ -168,6 +166,12 @@ def _prune(policy: SearchPolicy, trials: Sequence[BatchSizeTrial]) -> _Pruned:
         survivors = tuple(sorted(size for size, cost in kept.items() if cost <= most))
         centre = min(kept, key=kept.__getitem__)
     return _Pruned(None, survivors)
+
+
+def outward(sizes: Sequence[int], centre: int) -> tuple[Sequence[int], ...]:
+    """The sizes by direction: the centre, the smaller ones downward, the larger ones upward."""
+    below = [size for size in reversed(sizes) if size < centre]
+    return [centre], below, [size for size in sizes if size > centre]
 
 
 def _take(left: list[BatchSizeTrial], size: int) -> BatchSizeTrial | None:

@@ -59,6 +59,13 @@ class Histogram:
     bounds: tuple[int, ...]
     draw: Callable[[Snapshot], Iterable[tuple[Labels, Distribution]]]
 
+    def drawn(self, snapshot: Snapshot) -> dict[Labels, Distribution]:
+        """The distribution of each series; of a duplicate series the first."""
+        found: dict[Labels, Distribution] = {}
+        for labels, one in self.draw(snapshot):
+            found.setdefault(labels, one)
+        return found
+
 
 def no_samples(_: Snapshot) -> Iterable[Sample]:
     """The samples of a histogram, whose series are distributions."""

@@ -338,19 +338,16 @@ class _HistogramFamily(_MetricFamily):
     def __init__(self, metric: Metric) -> None:
         assert metric.histogram is not None  # noqa: S101 - the caller has checked it
         super().__init__(metric, MetricStreams(counters(metric)[-1], HISTOGRAM_ATTRIBUTE))
-        self._draw, one = metric.histogram.draw, 10**metric.decimals
+        self._drawn, one = metric.histogram.drawn, 10**metric.decimals
         bounds = [bound / one for bound in metric.histogram.bounds]
         self._bounds = length_delimited(7, struct.pack(f"<{len(bounds)}d", *bounds))
 
     def points(self, snapshot: Snapshot) -> list[bytes]:
-        drawn: dict[Labels, Distribution] = {}
-        for labels, distribution in self._draw(snapshot):
-            drawn.setdefault(labels, distribution)
         stamp = fixed64(TIME, snapshot.at.wall)
         streams = self.streams.drawn(snapshot)
         return [
             length_delimited(1, stream.fixed + stamp + self._distribution(one) + self._bounds)
-            for stream, one in zip(streams, drawn.values(), strict=True)
+            for stream, one in zip(streams, self._drawn(snapshot).values(), strict=True)
         ]
 
     def _distribution(self, one: Distribution) -> bytes:

@@ -18,7 +18,6 @@ from functools import lru_cache
 from wattspan.model import Exemplar, Snapshot
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import (
-    Distribution,
     Instrument,
     Labels,
     Metric,
@@ -184,12 +183,9 @@ def _histogram_lines(metric: Metric, snapshot: Snapshot) -> list[str]:
     """The lines of a histogram; those of one series must not be interleaved with others."""
     if metric.histogram is None:
         return []
-    drawn: dict[Labels, Distribution] = {}
-    for labels, one in metric.histogram.draw(snapshot):
-        drawn.setdefault(labels, one)
     series, names, bounds = metric.series, metric.labels, bound_texts(metric)
     lines: list[str] = []
-    for labels, one in drawn.items():
+    for labels, one in metric.histogram.drawn(snapshot).items():
         for bound, count in zip(bounds, (*one.up_to, one.observations), strict=True):
             lines.append(
                 f"{line_head(f'{series}_bucket', (*names, 'le'), (*labels, bound))}{count}\n"
