@@ -43,7 +43,7 @@ DEFAULTS = {
     "movielens-1m/ncf": 1024,
     "sentiment140/bert_base_uncased": 128,
 }
-"""The default batch sizes of the publication."""
+"""Assumed default batch sizes."""
 
 MAX_EPOCHS = {
     "cifar100/shufflenetv2": 100,
@@ -194,7 +194,7 @@ def _arm(
 
 
 def zeus(policy: SearchPolicy, trials: Sequence[BatchSizeTrial], rng: Random) -> BatchSizeChoice:
-    """The published rules, after Zeus 0.16's ``optimizer/batch_size``."""
+    """The published rules, written from their description; Zeus itself is not run."""
     stop = stop_cost(policy, trials)
     left, survivors, centre = list(trials), policy.batch_sizes, policy.default
     for _ in range(policy.rounds):

@@ -12,7 +12,7 @@
         if optimizer.training_finished:
             break
 
-Names and signatures are those of Zeus. A script trains as before if something fails: without an
+The names of the methods and terms are those of Zeus. A script trains as before if something fails: without an
 agent it uses the default batch size, and a warning says why.
 """
 
