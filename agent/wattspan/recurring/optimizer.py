@@ -12,8 +12,8 @@
         if optimizer.training_finished:
             break
 
-The names of the methods and terms are those of Zeus. A script trains as before if something fails: without an
-agent it uses the default batch size, and a warning says why.
+The names of the methods and terms are those of Zeus. A script trains as before if something fails:
+without an agent it uses the default batch size, and a warning says why.
 """
 
 from __future__ import annotations
