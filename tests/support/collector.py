@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -453,7 +454,10 @@ class GrpcCollector(Memory):
             [self], codec=ProtoCodec(), status_details_codec=_AsTheyAre()
         )
         if self._path is not None:
-            await server.start(path=str(self._path), ssl=context)
+            self._path.unlink(missing_ok=True)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(str(self._path))
+            await server.start(sock=listening, ssl=context)
             self.url = f"grpc+unix://{self._path}"
         else:
             listening = socket.create_server(("127.0.0.1", 0))
@@ -462,16 +466,25 @@ class GrpcCollector(Memory):
             self.url = f"grpc{'s' if context else ''}://127.0.0.1:{self.port}"
         self._ready.set()
         await self._over.wait()
+        # A closed server would leave a connection open that was accepted just now.
+        self._loop.remove_reader(listening)
+        await self._turns(lambda: None)
         server.close()
         await server.wait_closed()
-        # grpclib leaves the connections open that its clients have not closed. One that is being
-        # accepted now is made in a later turn of the loop, and its socket closes in the next one.
+        # grpclib leaves the connections open that its clients have not closed.
+        await self._turns(self._abort)
+
+    async def _turns(self, each: Callable[[], None]) -> None:
+        """Some turns of the loop, with ``each`` at the start of every one."""
         for _ in range(_LAST_TURNS):
-            for transport in server.transports:
-                transport.abort()
+            each()
             turned = self._loop.create_future()
             self._loop.call_soon(turned.set_result, None)
             await turned
+
+    def _abort(self) -> None:
+        for transport in self._server.transports:
+            transport.abort()
 
     async def _export(self, stream: Any) -> None:
         message = await stream.recv_message()
