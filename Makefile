@@ -100,7 +100,7 @@ docs: environment ## write the generated reference pages and dashboards
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python -m dashboards
 
-bench: environment ## measure the agent beside its peers (minutes; see benchmarks/README.md)
+bench: environment ## measure the agent beside its peers (two hours; see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 fuzz: environment ## fuzz every parser: [seconds=30] [target=NAME] [jobs=1] [input=FILE]
