@@ -73,8 +73,8 @@ SENDER_LIFETIME, CONTAINER_LIFETIME = 600 * SECOND, 60 * SECOND
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--hours", type=float, default=24.0, help="of simulated time")
-    options.add_argument("--interval", type=Duration.parse, default=Duration.parse("1s"))
-    options.add_argument("--minutes", type=float, default=15.0, help="of real time, at most")
+    options.add_argument("--interval", type=Duration.parse, default=Duration.parse("5s"))
+    options.add_argument("--minutes", type=float, default=40.0, help="of real time, at most")
     chosen = options.parse_args()
     share_heap()
     with tempfile.TemporaryDirectory() as folder:
