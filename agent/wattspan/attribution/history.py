@@ -73,7 +73,7 @@ class AttributionHistory:
     """The last attributions of each domain, within ``span`` nanoseconds and ``limit`` bytes."""
 
     def __init__(self, span: int, limit: int) -> None:
-        self._span = span
+        self.span = span
         self._limit = limit
         self._entries: dict[str, deque[bytes]] = {}
         self._numbers: dict[Payer, int] = {}
@@ -149,7 +149,7 @@ class AttributionHistory:
         return len(self._payers) - 1
 
     def _trim(self, now: int) -> None:
-        oldest = now - self._span
+        oldest = now - self.span
         for entries in self._entries.values():
             while entries and _end(entries[0]) < oldest:
                 self._release(entries.popleft())

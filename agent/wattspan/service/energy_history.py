@@ -7,7 +7,6 @@ protects the state and is held for the duration of an answer.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -26,14 +25,12 @@ from wattspan.model import (
     Payer,
     Tick,
 )
+from wattspan.service.process_families import ProcessFamilies
 from wattspan.spans.profiles import EnergyProfile
 from wattspan.spans.values import IntervalEnergy
 
 SETTLEMENT_TIMEOUT = 5 * SECOND
 """A domain without settlement for longer is absent or its driver hangs: queries do not wait."""
-
-MAX_KNOWN_PARENTS = 20_000
-"""Processes with a remembered parent, so that a family is known after its members' exits."""
 
 MAX_AWAITED = 2 * SECOND
 """Energy is awaited at most this long after the last settlement."""
@@ -76,46 +73,6 @@ class GroupStep(NamedTuple):
     energies: Sequence[int]
 
 
-@dataclass(slots=True)
-class _ProcessFamilies:
-    """Parents of processes, at most MAX_KNOWN_PARENTS, the most recently described."""
-
-    parents: OrderedDict[Consumer, int] = field(default_factory=OrderedDict)
-    containers: dict[Consumer, str] = field(default_factory=dict)
-
-    def add(self, consumer: Consumer, parent: int, container: str = "") -> None:
-        self.parents[consumer] = parent
-        self.parents.move_to_end(consumer)
-        if container:
-            self.containers[consumer] = container
-        if len(self.parents) > MAX_KNOWN_PARENTS:
-            removed, _ = self.parents.popitem(last=False)
-            self.containers.pop(removed, None)
-
-    def service(self, consumer: Consumer) -> set[Payer]:
-        """The processes of ``consumer``'s container, and its family."""
-        found = self.family(consumer)
-        container = self.containers.get(consumer)
-        if container is not None:
-            found.update(one for one, name in self.containers.items() if name == container)
-        return found
-
-    def family(self, root: Consumer) -> set[Payer]:
-        """``root`` and its descendants. A reused pid has no children older than itself."""
-        children: dict[int, list[Consumer]] = {}
-        for consumer, parent in self.parents.items():
-            children.setdefault(parent, []).append(consumer)
-        found: set[Payer] = {root}
-        queue = [root]
-        while queue:
-            one = queue.pop()
-            for child in children.get(one.pid, ()):
-                if child not in found and child.started >= one.started:
-                    found.add(child)
-                    queue.append(child)
-        return found
-
-
 class EnergyHistory:
     """Implements ports.EnergyQueries over the recent attributions."""
 
@@ -124,7 +81,7 @@ class EnergyHistory:
         self._attributions = attributions
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
-        self._families = _ProcessFamilies()
+        self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT)
         self._baseline_unknown: dict[HwType, int] = {}
         self._now = 0
         self._awaited = 0
@@ -158,6 +115,15 @@ class EnergyHistory:
                 self._record_baseline(attribution)
                 if self._watched:
                     self._add_energy(attribution)
+            self._remove_ended(tick)
+
+    def _remove_ended(self, tick: Tick) -> None:
+        """Forget the processes that ended before the history begins."""
+        for payer in tick.exits:
+            self._families.end(payer, tick.at.mono)
+        if removed := self._families.remove_ended(tick.at.mono):
+            for consumer, watched in self._watched.items():
+                watched.members -= removed - {consumer}
 
     def _add_process(self, consumer: Consumer, parent: int, container: str) -> None:
         self._families.add(consumer, parent, container)

@@ -74,7 +74,7 @@ def exemplar_tail(exemplar: Exemplar, decimals: int) -> str:
     return f' # {{trace_id="{trace}",span_id="{span}"}} {joules} {at}\n'
 
 
-@lru_cache(maxsize=4096)  # new series share most labels with older ones
+@lru_cache(maxsize=1024)  # new series share most labels with older ones
 def _label_pair(name: str, value: str) -> str:
     return f'{name}="{escape(sanitize(value))}"'
 

@@ -1,0 +1,117 @@
+"""Families of processes, and the removal of ended ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.model import SECOND, Consumer
+from wattspan.service.process_families import MAX_PROCESSES, REMOVAL_INTERVAL, ProcessFamilies
+
+LIFETIME = 300 * SECOND
+LATER = LIFETIME + REMOVAL_INTERVAL
+
+SHELL, MAKE, COMPILER = Consumer(10, 1), Consumer(11, 2), Consumer(12, 3)
+
+
+@pytest.fixture
+def families() -> ProcessFamilies:
+    found = ProcessFamilies(LIFETIME)
+    found.add(SHELL, 1)
+    found.add(MAKE, SHELL.pid)
+    found.add(COMPILER, MAKE.pid)
+    return found
+
+
+def test_family_has_all_descendants(families: ProcessFamilies) -> None:
+    assert families.family(SHELL) == {SHELL, MAKE, COMPILER}
+    assert families.family(COMPILER) == {COMPILER}
+
+
+def test_reused_pid_has_no_older_children(families: ProcessFamilies) -> None:
+    assert families.family(Consumer(MAKE.pid, 9)) == {Consumer(MAKE.pid, 9)}
+
+
+def test_ended_process_stays_for_its_lifetime(families: ProcessFamilies) -> None:
+    families.end(MAKE, SECOND)
+    assert families.remove_ended(SECOND + LIFETIME) == set()
+    assert MAKE in families.family(SHELL)
+
+
+def test_children_of_a_removed_process_go_to_its_parent(families: ProcessFamilies) -> None:
+    families.end(MAKE, SECOND)
+    assert families.remove_ended(SECOND + LATER) == {MAKE}
+    assert families.family(SHELL) == {SHELL, COMPILER}
+    assert len(families) == 2
+
+
+def test_removal_of_several_generations_keeps_the_family(families: ProcessFamilies) -> None:
+    linker = Consumer(13, 4)
+    families.add(linker, COMPILER.pid)
+    families.end(COMPILER, SECOND)
+    families.end(MAKE, SECOND)
+    families.remove_ended(SECOND + LATER)
+    assert families.family(SHELL) == {SHELL, linker}
+
+
+def test_child_of_a_reused_pid_stays_with_it(families: ProcessFamilies) -> None:
+    second = Consumer(MAKE.pid, 50)
+    families.end(second, SECOND)
+    families.add(second, 1)
+    families.remove_ended(SECOND + LATER)
+    assert families.family(SHELL) == {SHELL, MAKE, COMPILER}
+
+
+def test_removal_waits_for_its_interval(families: ProcessFamilies) -> None:
+    now = 10 * LATER
+    assert families.remove_ended(now) == set()
+    families.end(MAKE, now - LATER)
+    assert families.remove_ended(now + REMOVAL_INTERVAL - 1) == set()
+    assert families.remove_ended(now + REMOVAL_INTERVAL) == {MAKE}
+
+
+def test_container_of_a_removed_process_is_forgotten(families: ProcessFamilies) -> None:
+    one, other = Consumer(20, 5), Consumer(21, 6)
+    families.add(one, 1, "container")
+    families.add(other, 1, "container")
+    assert families.service(one) == {one, other}
+    families.end(other, SECOND)
+    families.remove_ended(SECOND + LATER)
+    assert families.service(one) == {one}
+
+
+def test_oldest_processes_are_forgotten_beyond_the_limit() -> None:
+    families = ProcessFamilies(LIFETIME)
+    for pid in range(MAX_PROCESSES + 5):
+        families.add(Consumer(100 + pid, pid), 1)
+    assert len(families) == MAX_PROCESSES
+
+
+def test_steady_churn_keeps_the_number_of_processes_bounded() -> None:
+    families = ProcessFamilies(LIFETIME)
+    for second in range(4 * LIFETIME // SECOND):
+        now = second * SECOND
+        families.add(Consumer(1000 + second, second), 1)
+        families.end(Consumer(1000 + second, second), now)
+        families.remove_ended(now)
+    assert len(families) <= (LIFETIME + 2 * REMOVAL_INTERVAL) // SECOND
+
+
+@given(
+    parents=st.lists(st.integers(0, 30), min_size=1, max_size=30), ended=st.sets(st.integers(0, 29))
+)
+def test_removal_changes_no_family_of_the_others(parents: list[int], ended: set[int]) -> None:
+    """Process n has a parent among the earlier ones, or pid 1."""
+    families = ProcessFamilies(LIFETIME)
+    processes = [Consumer(100 + number, number) for number in range(len(parents))]
+    for number, process in enumerate(processes):
+        parent = parents[number] % (number + 1)
+        families.add(process, 1 if parent == number else processes[parent].pid)
+    gone = {processes[number] for number in ended if number < len(processes)}
+    before = {process: families.family(process) for process in processes}
+    for process in gone:
+        families.end(process, SECOND)
+    families.remove_ended(SECOND + LATER)
+    for process in set(processes) - gone:
+        assert families.family(process) == before[process] - gone
