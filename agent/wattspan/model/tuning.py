@@ -70,6 +70,16 @@ class CapRow:
     usable: bool = True  # False: it cannot be written, with the reason in ``trouble``
     trouble: str = ""
 
+    def reaches(self, value: int) -> bool:
+        """True if the holder's limit of ``value`` is in force; the capper limits one step's size.
+
+        A register rounds down, never up.
+        """
+        if self.wanted is None or self.wanted > value:
+            return False
+        highest = value if self.ceiling is None else min(value, self.ceiling)
+        return self.state.requested is None or self.state.requested <= highest
+
 
 class Move(ModelEnum):
     """The action of a decision."""

@@ -348,15 +348,8 @@ class Tuner:
 
     def _is_reached(self, wanted: Mapping[CapKey, int]) -> bool:
         """True if every cap is in force; the capper limits the size of one step."""
-        for key, value in wanted.items():
-            row = self._rows.get(key)
-            if row is None or row.wanted is None or row.wanted > value:
-                return False
-            highest = value if row.ceiling is None else min(value, row.ceiling)
-            # A register rounds down, never up.
-            if row.state.requested is not None and row.state.requested > highest:
-                return False
-        return True
+        rows = self._rows
+        return all(key in rows and rows[key].reaches(value) for key, value in wanted.items())
 
     # ------------------------------------------------------------------------------- capper
 
