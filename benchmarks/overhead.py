@@ -32,7 +32,7 @@ def main() -> None:
     options.add_argument("--processes", type=int, help="sleeping ones; default: all loads")
     options.add_argument("--forks", type=int, default=0, help="short-lived processes a second")
     options.add_argument("--window", type=float, default=10.0, help="seconds measured each time")
-    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--repeats", type=int, default=2)
     options.add_argument("--alone", action="store_true", help="the agent without its peers")
     chosen = options.parse_args()
     loads = LOADS if chosen.processes is None else ((chosen.processes, chosen.forks),)
