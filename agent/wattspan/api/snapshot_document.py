@@ -65,6 +65,7 @@ class GpuEntry(Struct, frozen=True):
     throttling: list[str] | None
     limit_watts: float | None
     default_limit_watts: float | None
+    driver: str = ""
 
 
 class DomainEntry(Struct, frozen=True):
@@ -376,6 +377,7 @@ def _gpu(gpu: GpuStatus) -> GpuEntry:
         None if gpu.throttling is None else list(map(_text, gpu.throttling)),
         _watts(gpu.limits.enforced),
         _watts(gpu.limits.default),
+        _text(gpu.driver),
     )
 
 

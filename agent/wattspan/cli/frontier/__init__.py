@@ -1,0 +1,501 @@
+"""``wattspan frontier``: which setting of a command to run, from its measured time and energy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    DurationType,
+    config_options,
+    echo_error,
+    echo_json,
+    json_option,
+)
+from wattspan.clock import SystemClock
+from wattspan.frontier.result import Frontier
+from wattspan.frontier.schedule import DEFAULT_LONGEST, DEFAULT_MOST, TrialSchedule
+from wattspan.frontier.settings import (
+    Setting,
+    grid,
+    parse_clocks,
+    parse_parameter,
+    parse_powers,
+    substituted,
+)
+from wattspan.frontier.trials import Study, StudyFile, StudyFileError, Trial
+from wattspan.frontier.work import MIN_WINDOW, OutputPattern
+from wattspan.model import SECOND
+from wattspan.model.settings import Duration
+from wattspan.ports import CapsError, ConfigError, WattspanError
+
+if TYPE_CHECKING:
+    from wattspan.cli.frontier.measurement import MeasuredHost, SettableDevices
+    from wattspan.frontier.runner import TrialRunner
+
+DEFAULT_FILE = "frontier.json"
+_CALLS_TIMEOUT = 5.0  # seconds for one request to the capper
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+study_argument = click.argument(
+    "file", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT_FILE
+)
+
+
+@click.group(name="frontier")
+def command() -> None:
+    """Measure a command at several settings, and recommend one."""
+
+
+@command.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="\b\nAn example:\n  wattspan frontier run --power 100%..60%/5 --param batch=16,32 "
+    "--unit 'stdout:samples=(\\d+)' \\\n      -- python train.py --batch-size {batch}",
+)
+@click.option("--power", metavar="LIMITS", help="Power limits, such as 100%..60%/5 or 300W,250W.")
+@click.option("--clock", metavar="MHZ,...", help="Locked GPU clocks in MHz, such as 1980,1500.")
+@click.option(
+    "--param",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Values of {NAME} in the command; the first one is the baseline's. Repeatable.",
+)
+@click.option(
+    "--unit",
+    required=True,
+    metavar="stdout:REGEX",
+    help="Finds a completed unit of work in a line of the command's output. A group is the number "
+    "of units in it.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Trials of each setting.",
+)
+@click.option(
+    "--warm-up",
+    type=DurationType(),
+    default="5s",
+    show_default=True,
+    help="Time from the start of a trial to its window.",
+)
+@click.option(
+    "--window",
+    type=DurationType(),
+    default="10s",
+    show_default=True,
+    help="Measured time of a trial, 5 s at least.",
+)
+@click.option(
+    "--trial-limit",
+    type=DurationType(),
+    default="10m",
+    show_default=True,
+    help="Longest time of one trial.",
+)
+@click.option(
+    "--longest",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LONGEST,
+    show_default=True,
+    help="Follow a knob no further above this time relative to the baseline.",
+)
+@click.option(
+    "--max-slowdown",
+    type=click.FloatRange(min=0),
+    help="Repeat settings further that may keep this slowdown: 0.05 is 5 %.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(1, 1000),
+    default=DEFAULT_MOST,
+    show_default=True,
+    help="Trials of one setting at most, with --max-slowdown.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="ID",
+    help="Measure and set this device only, by id, GPU index or UUID. Repeatable. "
+    "[default: the GPUs; without any, all devices]",
+)
+@click.option(
+    "--output",
+    "-o",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="File of the trials.",
+)
+@click.option("--resume", is_flag=True, help="Continue the study in the file.")
+@click.option("--verbose", is_flag=True, help="Show the output of the command.")
+@config_options
+@click.argument("words", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    context: click.Context,
+    words: tuple[str, ...],
+    power: str | None,
+    clock: str | None,
+    parameters: tuple[str, ...],
+    unit: str,
+    repeat: int,
+    warm_up: Duration,
+    window: Duration,
+    trial_limit: Duration,
+    longest: float,
+    max_slowdown: float | None,
+    most: int,
+    devices: tuple[str, ...],
+    file: Path,
+    resume: bool,
+    verbose: bool,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Run a command at several settings, and keep the time and energy of its work.
+
+    Each trial starts the command, waits for the warm-up, measures whole units of work for the
+    window, and ends the command. The first setting is the baseline: original limits and the first
+    value of each parameter. The trials are kept in a file after each one.
+
+    Needs a running agent. Limits are set by the capper, which restores the original ones after
+    each trial, also if this command is killed. Without a capper, only parameters are compared.
+    """
+    pattern = OutputPattern(unit)
+    choices = dict(map(parse_parameter, parameters))
+    settings = grid(
+        parse_powers(power) if power else [], parse_clocks(clock) if clock else [], choices
+    )
+    for setting in settings:
+        substituted(words, dict(setting.parameters))
+    if window < MIN_WINDOW:
+        raise ConfigError(f"--window {window}: a window has {MIN_WINDOW // SECOND} s at least.")
+    if trial_limit <= warm_up + window:
+        raise ConfigError(f"--trial-limit {trial_limit}: it is above --warm-up and --window.")
+    kept = StudyFile(file)
+    if not resume and file.exists():
+        raise StudyFileError(
+            f"{file} exists. Continue it with --resume, or name another file with --output."
+        )
+    from wattspan.cli.frontier.measurement import described, measured_host
+    from wattspan.service.configuration import agent_directories
+
+    config = configuration.load_without_plugins()
+    directories = agent_directories(config)
+    host = measured_host(devices, SystemClock(), directories)
+    settings, settable = _settable(configuration, settings, host)
+    study = Study(
+        created_unix=SystemClock().now().wall / SECOND,
+        host=host.name,
+        driver=host.driver,
+        emulated=host.emulated,
+        command=list(words),
+        unit=unit,
+        devices=described(host.devices, settable),
+        settings=settings,
+        repeat=repeat,
+        window_seconds=window / SECOND,
+        warm_up_seconds=warm_up / SECOND,
+    )
+    if resume:
+        study = kept.read().continued(study)
+    runner = _runner(
+        configuration,
+        study,
+        pattern,
+        host,
+        settable,
+        directories,
+        trial_limit=trial_limit,
+        echo=_echo_output if verbose else _drop_output,
+    )
+    schedule = TrialSchedule(longest, max_slowdown=max_slowdown, most=most)
+    study = carry_out(study, schedule, runner.run, kept)
+    from wattspan.cli.frontier.tables import study_lines
+
+    for line in study_lines(Frontier(study)):
+        click.echo(line)
+    if not study.usable():
+        raise WattspanError(f"No trial succeeded. The last one: {_trouble(study.trials[-1])}")
+    context.exit(0)
+
+
+def carry_out(
+    study: Study, schedule: TrialSchedule, attempt: Callable[..., Trial], kept: StudyFile
+) -> Study:
+    """Run the trials of the schedule, and keep each; returns the complete study."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
+        done = len(study.trials)
+        task = progress.add_task("", total=done + schedule.remaining(study), completed=done)
+        while (planned := schedule.next(study)) is not None:
+            text = f"{planned.setting}, {planned.block + 1} of {study.repeat}"
+            progress.update(task, description=text)
+            trial = attempt(planned)
+            study = msgspec.structs.replace(study, trials=[*study.trials, trial])
+            pruned = [*study.pruned, *schedule.pruned(study)]
+            study = msgspec.structs.replace(study, pruned=pruned)
+            kept.write(study)
+            if trouble := _trouble(trial):
+                progress.console.print(f"{text}: {trouble}", markup=False, highlight=False)
+            done += 1
+            total = done + schedule.remaining(study)
+            progress.update(task, completed=done, total=total)
+    return study
+
+
+def _trouble(trial: Trial) -> str:
+    if trial.failure:
+        return trial.failure
+    return f"The trial does not count. {trial.taint}" if trial.taint else ""
+
+
+def _settable(
+    configuration: ConfigurationOptions, settings: list[Setting], host: MeasuredHost
+) -> tuple[list[Setting], SettableDevices | None]:
+    """The settings that can be set here, and the devices; None if nothing is set."""
+    if not any(setting.capped for setting in settings):
+        return settings, None
+    from wattspan.cli.frontier.measurement import SettableDevices
+
+    client = _connect(configuration)
+    try:
+        settable = SettableDevices(client.rows(), host.devices)
+        settable.check(settings)
+    except CapsError as error:
+        free = [setting for setting in settings if not setting.capped]
+        if error.refusal or len(free) < 2:
+            raise
+        echo_error(f"warning: Only the parameters are compared, at the present limits. {error}")
+        return free, None
+    finally:
+        client.close()
+    return settings, settable
+
+
+def _connect(configuration: ConfigurationOptions) -> Any:
+    from wattspan.capper.protocol import CapperClient
+    from wattspan.service.configuration import capper_socket
+
+    path = capper_socket(configuration.load_without_plugins())
+    who = f"wattspan frontier {os.getpid()}"
+    return CapperClient(path, SystemClock(), who=who, timeout=_CALLS_TIMEOUT)
+
+
+def _runner(
+    configuration: ConfigurationOptions,
+    study: Study,
+    pattern: OutputPattern,
+    host: MeasuredHost,
+    settable: SettableDevices | None,
+    directories: tuple[str, ...],
+    *,
+    trial_limit: int,
+    echo: Callable[[str], object],
+) -> TrialRunner:
+    from wattspan.cli.frontier.measurement import AgentTrialMeter, hold_settings
+    from wattspan.cli.measure import RunningAgentClient
+    from wattspan.cli.measure.child import process_identity
+    from wattspan.frontier.runner import Durations, TrialRunner
+
+    durations = Durations(
+        round(study.warm_up_seconds * SECOND), round(study.window_seconds * SECOND), trial_limit
+    )
+    job = f"frontier {os.getpid()}"
+    return TrialRunner(
+        study.command,
+        pattern,
+        durations,
+        AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
+        hold_settings(settable, partial(_connect, configuration), job),
+        SystemClock(),
+        process_identity,
+        echo,
+    )
+
+
+def _echo_output(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _drop_output(line: str) -> None:
+    """The output is not wanted."""
+
+
+# ---------------------------------------------------------------------------------- a study
+
+
+@command.command()
+@study_argument
+@json_option
+def show(file: Path, as_json: bool) -> None:
+    """Show the settings of a study, their time and energy, and the frontier."""
+    from wattspan.cli.frontier.tables import study_facts, study_lines
+
+    found = Frontier.load(file)
+    if as_json:
+        echo_json(study_facts(found))
+        return
+    for line in study_lines(found):
+        click.echo(line)
+
+
+def constraint_options(function: F) -> F:
+    """Add the options of a recommendation."""
+    for option in (
+        click.option(
+            "--max-slowdown",
+            type=float,
+            help="Longer than the baseline at most by this: 0.05 is 5 %.",
+        ),
+        click.option("--deadline", type=DurationType(), help="Mean time of a unit at most."),
+        click.option(
+            "--energy-budget",
+            type=float,
+            metavar="JOULES",
+            help="Energy of a unit at most; the fastest setting is wanted.",
+        ),
+        click.option(
+            "--watts", type=float, help="Mean power at most; the fastest setting is wanted."
+        ),
+        click.option(
+            "--eta", type=float, help="Weight of energy against time, from 0 to 1, as in Zeus."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command()
+@study_argument
+@constraint_options
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["text", "config", "command"]),
+    default="text",
+    show_default=True,
+    help="The result: sentences, a configuration with the limits, or the command line.",
+)
+@json_option
+def recommend(
+    file: Path,
+    max_slowdown: float | None,
+    deadline: Duration | None,
+    energy_budget: float | None,
+    watts: float | None,
+    eta: float | None,
+    form: str,
+    as_json: bool,
+) -> None:
+    """Recommend the setting with the least energy that keeps the constraints with confidence.
+
+    Only measured settings are recommended. A setting keeps a constraint if the upper bound of its
+    95 % confidence interval does.
+    """
+    from wattspan.cli.frontier.tables import (
+        configuration_lines,
+        recommendation_facts,
+        recommendation_lines,
+    )
+
+    found = Frontier.load(file)
+    try:
+        chosen = found.recommend(
+            max_slowdown=max_slowdown,
+            deadline=None if deadline is None else deadline / SECOND,
+            energy_budget=energy_budget,
+            watts=watts,
+            eta=eta,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if as_json:
+        echo_json(recommendation_facts(chosen))
+        return
+    lines: list[str]
+    if form == "config":
+        lines = configuration_lines(found.study, chosen.setting)
+    elif form == "command":
+        lines = [shlex.join(substituted(found.study.command, dict(chosen.setting.parameters)))]
+    else:
+        lines = recommendation_lines(found.study, chosen)
+    for line in lines:
+        click.echo(line)
+
+
+@command.command()
+@study_argument
+@click.option(
+    "--output",
+    "-o",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    default="-",
+    help="The SVG file. [default: standard output]",
+)
+def plot(file: Path, output: Any) -> None:
+    """Draw energy over time of all settings as one self-contained SVG."""
+    from wattspan.cli.frontier.tables import study_note
+    from wattspan.frontier.plot import plot as drawn
+
+    found = Frontier.load(file)
+    study = found.study
+    if not found.estimates.measured:
+        raise WattspanError(f"No trial can be used in {file}. Run the study on with --resume.")
+    title = f"Time and energy of {shlex.join(study.command)}"
+    click.echo(drawn(found.estimates, title, study_note(study), "unit of work"), output, nl=False)
+
+
+@command.command()
+@study_argument
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "csv"]),
+    default="json",
+    show_default=True,
+    help="All trials and estimates, or the trials as a table.",
+)
+def export(file: Path, form: str) -> None:
+    """Print a study: JSON with trials, estimates and frontier, or the trials as CSV."""
+    from wattspan.cli.frontier.tables import study_facts, trial_rows
+
+    found = Frontier.load(file)
+    if form == "json":
+        echo_json(study_facts(found))
+        return
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(trial_rows(found.study))
+    click.echo(text.getvalue(), nl=False)

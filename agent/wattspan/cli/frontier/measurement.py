@@ -1,0 +1,262 @@
+"""Measures and sets devices for trials: by the running agent and the capper of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wattspan.capper.fixed_lease import FixedLease
+from wattspan.cli.measure import MeasurementClient
+from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
+from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import MeasuredDevice
+from wattspan.frontier.work import SteadyWindow
+from wattspan.model import CapKey, CapRow, Consumer, HwType, Knob
+from wattspan.ports import Caps, CapsError, Clock, ConfigError
+from wattspan.sdk import MeasurementError
+from wattspan.sdk.client import Device, request_json
+from wattspan.sdk.devices import read_devices
+
+READ_TIMEOUT = 10.0
+"""Seconds to wait for the energy of a window that has just ended."""
+
+MAX_OTHERS = 0.1
+"""Share of the devices' active energy that other programs may have; more taints a trial."""
+
+MIN_COVERAGE = 0.98
+"""Share of a window that must have been measured."""
+
+_POWER_KNOBS = {HwType.GPU: Knob.GPU_POWER, HwType.CPU: Knob.CPU_POWER}
+
+
+# -------------------------------------------------------------------------------------- devices
+
+
+class MeasuredHost(NamedTuple):
+    """The devices to measure, as the agent knows them."""
+
+    name: str
+    driver: str
+    emulated: bool
+    devices: Sequence[Device]
+
+
+def measured_host(names: Sequence[str], clock: Clock, directories: tuple[str, ...]) -> MeasuredHost:
+    """The devices with ``names``, by id, index or UUID; else the GPUs, or without any all devices.
+
+    MeasurementError if no agent answers or this user may not read the devices exactly;
+    ConfigError for an unknown name.
+    """
+    now = f"mono:{clock.monotonic()}"
+    query = {"of": "devices", "start": now, "end": now}
+    answer = request_json("/v1/energy", query, directories=directories)
+    if resolution := answer["device_resolution_seconds"]:
+        raise MeasurementError(
+            f"This user may read the energy of devices only in steps of {resolution:g} s, which is"
+            " too coarse to compare settings. Run this as root, or as a user who may read the"
+            " counters."
+        )
+    devices = [Device.of(one) for one in answer["devices"]]
+    snapshot = request_json("/v1/snapshot", {}, directories=directories)
+    drivers = {
+        one["gpu"]["driver"] for one in snapshot["domains"] if (one.get("gpu") or {}).get("driver")
+    }
+    return MeasuredHost(
+        str(snapshot["host_name"]),
+        ", ".join(sorted(drivers)),
+        bool(answer["emulated"]),
+        _selected(devices, names),
+    )
+
+
+def _selected(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    if not names:
+        gpus = [one for one in devices if one.kind == HwType.GPU]
+        return gpus or list(devices)
+    found: dict[str, Device] = {}
+    for name in names:
+        matching = [one for one in devices if name in (one.id, one.uuid, _index(one))]
+        if not matching:
+            known = ", ".join(one.id for one in devices)
+            raise ConfigError(f"--device {name}: the agent has no such device. It has {known}.")
+        found |= {one.id: one for one in matching}
+    return list(found.values())
+
+
+def _index(device: Device) -> str | None:
+    return str(device.number) if device.kind == HwType.GPU and device.number is not None else None
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+class SettableDevices:
+    """The knobs of the measured devices, and the limits they had at the start."""
+
+    def __init__(self, rows: Sequence[CapRow], devices: Sequence[Device]) -> None:
+        """CapsError if no measured device can be set."""
+        wanted = {device.id: device for device in devices}
+        self._rows = {row.state.key: row for row in rows if row.state.key.device in wanted}
+        self._power = [
+            key
+            for key in self._rows
+            if key.knob is _POWER_KNOBS.get(HwType(wanted[key.device].kind))
+        ]
+        self._clock = [key for key in self._rows if key.knob is Knob.GPU_CLOCK]
+
+    def original_watts(self, device: str) -> float | None:
+        """The power limit of a device before the study."""
+        for key in self._power:
+            if key.device == device and (limit := self._original(key)) is not None:
+                return limit / 1000
+        return None
+
+    def check(self, settings: Sequence[Setting]) -> None:
+        """CapsError if a setting needs a knob that no measured device has."""
+        for wanted, keys, what in (
+            (any(one.power is not None for one in settings), self._power, "power limit"),
+            (any(one.clock is not None for one in settings), self._clock, "clock"),
+        ):
+            if wanted and not keys:
+                raise CapsError(
+                    f"The {what} of the measured devices cannot be set here; `wattspan caps status`"
+                    " lists the knobs of this host."
+                )
+
+    def caps(self, setting: Setting) -> dict[CapKey, int]:
+        """The limits to hold for ``setting``."""
+        found: dict[CapKey, int] = {}
+        if setting.power is not None:
+            for key in self._power:
+                original = self._original(key)
+                if original is None:
+                    name = self._rows[key].state.name
+                    raise CapsError(f"The present power limit of {name} cannot be read.")
+                found[key] = setting.power.milliwatts(original)
+        if setting.clock is not None:
+            found |= dict.fromkeys(self._clock, setting.clock)
+        return found
+
+    def _original(self, key: CapKey) -> int | None:
+        row = self._rows[key]
+        return row.original if row.original is not None else row.state.requested
+
+
+@dataclass(frozen=True, slots=True)
+class _Untouched:
+    """The limits of a trial that sets nothing."""
+
+    lost: str = ""
+
+    def watts(self) -> Mapping[str, float]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    lease: FixedLease
+
+    @property
+    def lost(self) -> str:
+        return self.lease.lost
+
+    def watts(self) -> Mapping[str, float]:
+        rows = self.lease.rows.items()
+        return {
+            key.device: row.state.enforced / 1000
+            for key, row in rows
+            if key.knob is not Knob.GPU_CLOCK and row.state.enforced is not None
+        }
+
+
+def hold_settings(
+    devices: SettableDevices | None, connect: Callable[[], Caps], job: str
+) -> HoldSetting:
+    """Holds the limits of a setting by a lease of the capper, for one trial."""
+
+    @contextmanager
+    def hold(setting: Setting) -> Iterator[HeldLimits]:
+        caps = {} if devices is None else devices.caps(setting)
+        if not caps:
+            yield _Untouched()
+            return
+        with FixedLease(connect, job, caps, f"a trial at {setting}") as lease:
+            yield _Held(lease)
+
+    def held(setting: Setting) -> AbstractContextManager[HeldLimits]:
+        return hold(setting)
+
+    return held
+
+
+# ---------------------------------------------------------------------------------------- meter
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTrialMeter:
+    """Measures the devices by their readings, and other programs on them by the agent's shares."""
+
+    devices: Sequence[Device]
+    client: MeasurementClient
+    directories: tuple[str, ...] = ()
+
+    def begin(self, command: Consumer) -> None:
+        self.client.watch(command)
+
+    def read(self, command: Consumer, window: SteadyWindow) -> WindowEnergy:
+        found = read_devices(
+            window.start,
+            window.end,
+            [device.id for device in self.devices],
+            timeout=READ_TIMEOUT,
+            timeline=True,
+            directories=self.directories,
+        )
+        joules = 0.0
+        for device in found:
+            if device.joules is None or device.coverage < MIN_COVERAGE:
+                raise MeasurementError(
+                    f"The energy of {device.name} is not known for the window:"
+                    f" {device.coverage:.0%} of it was measured."
+                )
+            joules += device.joules
+        temperatures = {
+            device.id: float(device.temperatures[-1][1]) for device in found if device.temperatures
+        }
+        return WindowEnergy(joules, temperatures, self._taint(command, window))
+
+    def _taint(self, command: Consumer, window: SteadyWindow) -> str:
+        """A sentence if other programs used the devices."""
+        whole = self.client.read(command, window.start, window.end, READ_TIMEOUT)
+        ids = {device.id for device in self.devices}
+        kinds = {device.kind for device in self.devices}
+        active = 0.0
+        for device in whole.devices:
+            if device.id in ids:
+                if device.joules is None or device.idle is None:
+                    return ""  # without the idle power, the shares of programs are not known
+                active += device.joules - device.idle
+        own = sum(joules for kind, joules in whole.joules.items() if kind in kinds)
+        others = active - own
+        if active > 0 and others > MAX_OTHERS * active:
+            return (
+                f"Other programs used {others / active:.0%} of the active energy of the measured"
+                " devices."
+            )
+        return ""
+
+
+def described(devices: Sequence[Device], settable: SettableDevices | None) -> list[MeasuredDevice]:
+    """The devices as the file keeps them."""
+    return [
+        MeasuredDevice(
+            id=device.id,
+            name=device.model or device.name,
+            kind=device.kind,
+            provenance=device.provenance,
+            original_watts=None if settable is None else settable.original_watts(device.id),
+        )
+        for device in devices
+    ]

@@ -1,0 +1,190 @@
+"""A study and a recommendation as text, configuration and JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from wattspan.cli.formatting import UNKNOWN, table_lines
+from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
+from wattspan.frontier.recommendation import Recommendation
+from wattspan.frontier.result import Frontier
+from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import Study
+
+_HEADINGS = ("setting", "trials", "s/unit", "J/unit", "W", "time", "energy", "")
+
+
+def study_note(study: Study) -> str:
+    """The origin of the figures in one line."""
+    devices = ", ".join(sorted({device.name for device in study.devices}))
+    origins = ", ".join(sorted({device.provenance for device in study.devices}))
+    emulated = "emulated, " if study.emulated and "emulated" not in origins else ""
+    return (
+        f"{study.host}: {devices} ({emulated}{origins}); unit {study.unit}; windows of"
+        f" {study.window_seconds:g} s, up to {study.repeat} trials a setting; 95 % intervals"
+    )
+
+
+def study_lines(found: Frontier) -> list[str]:
+    """The table of all settings, and what follows from it."""
+    study = found.study
+    lines = [shlex.join(study.command), study_note(study), ""]
+    estimates = found.estimates
+    usable = [trial.setting for trial in study.usable()]
+    if not estimates.measured:
+        return [*lines, "No trial can be used.", *_troubles(study)]
+    members = set(found.settings)
+    pruned = dict(study.pruned)
+    rows = [
+        _row(estimates, number, usable.count(setting), setting in members, pruned.get(setting, ""))
+        for number, setting in enumerate(study.settings)
+    ]
+    lines += table_lines([_HEADINGS, *rows], left=(0, 7))
+    lines += [
+        "",
+        "Time and energy are relative to the first setting. Settings on the frontier are not beaten"
+        " in both beyond chance.",
+    ]
+    if any(setting.parameters for setting in study.settings):
+        lines.append(
+            "Figures are per unit of work, not to accuracy: a batch size changes that too."
+        )
+    return [*lines, *_troubles(study)]
+
+
+def _row(
+    estimates: SettingEstimates, number: int, trials: int, member: bool, pruned: str
+) -> tuple[str, ...]:
+    name = str(estimates.settings[number])
+    if number not in estimates.measured:
+        return (name, str(trials), *[UNKNOWN] * 5, pruned)
+    time, energy = estimates.time, estimates.energy
+    return (
+        name,
+        str(trials),
+        _spread(time.value(number)),
+        _spread(energy.value(number)),
+        f"{estimates.power.value(number).value:.4g}",
+        *("" if number == 0 else _change(model.ratio(number, 0)) for model in (time, energy)),
+        "frontier" if member else pruned or "beaten",
+    )
+
+
+def _spread(interval: ConfidenceInterval) -> str:
+    """``"0.213 ±2%"``."""
+    if not isfinite(interval.high):
+        return f"{interval.value:.4g}"
+    return f"{interval.value:.4g} ±{(interval.high - interval.low) / 2 / interval.value:.1%}"
+
+
+def _change(interval: ConfidenceInterval) -> str:
+    """``"+3.1% (+1.0 to +5.2)"``."""
+    change = f"{interval.value - 1:+.1%}"
+    if not isfinite(interval.high):
+        return change
+    return f"{change} ({100 * (interval.low - 1):+.1f} to {100 * (interval.high - 1):+.1f})"
+
+
+def _troubles(study: Study) -> Iterator[str]:
+    for trial in study.trials:
+        if not trial.usable:
+            yield f"{trial.setting}, trial {trial.block + 1}: {trial.failure or trial.taint}"
+
+
+def recommendation_lines(study: Study, chosen: Recommendation) -> list[str]:
+    """The recommendation in sentences."""
+    setting = chosen.setting
+    lines = [f"Run at: {setting}"]
+    if setting == study.baseline:
+        lines.append("This is the baseline: no other measured setting is surely better within the"
+                     " constraints.")  # fmt: skip
+    else:
+        lines.append(
+            f"Energy {_change(chosen.energy_ratio)}, time {_change(chosen.time_ratio)} against"
+            f" {study.baseline}, with 95 % confidence intervals."
+        )
+    lines.append(f"A unit of work takes {chosen.seconds} s and {chosen.joules} J.")
+    if chosen.ties:
+        lines.append(f"As good within chance: {'; '.join(map(str, chosen.ties))}.")
+    if study.emulated:
+        lines.append("The devices are emulated.")
+    return lines
+
+
+def configuration_lines(study: Study, setting: Setting) -> list[str]:
+    """The fixed caps of ``setting`` as a fragment of the configuration."""
+    lines = [f"# wattspan frontier: {setting}, measured on {study.host}"]
+    if setting.clock is not None:
+        lines.append(f"# A clock of {setting.clock} MHz cannot be fixed by configuration.")
+    if setting.power is None:
+        return [*lines, "# The original power limits: no cap is needed."]
+    for device in study.devices:
+        if device.original_watts is None:
+            lines.append(f"# {device.name}: its original limit is unknown")
+            continue
+        watts = setting.power.milliwatts(round(1000 * device.original_watts)) / 1000
+        knob = "gpu_power" if device.kind == "gpu" else "cpu_power"
+        lines += [
+            "",
+            "[[caps.fixed]]",
+            f'device = "{device.id}"  # {device.name}',
+            f"watts = {round(watts)}",
+            f'knob = "{knob}"',
+        ]
+    return lines
+
+
+# ---------------------------------------------------------------------------------------- JSON
+
+
+def study_facts(found: Frontier) -> dict[str, Any]:
+    """The study with its estimates and frontier."""
+    study, estimates = found.study, found.estimates
+    members = set(found.settings) if estimates.measured else set()
+    facts: dict[str, Any] = msgspec.to_builtins(study)
+    facts["command_digest"] = study.digest
+    facts["estimates"] = [
+        {
+            "setting": str(study.settings[number]),
+            "frontier": study.settings[number] in members,
+            "seconds": _numbers(estimates.time.value(number)),
+            "joules": _numbers(estimates.energy.value(number)),
+            "watts": _numbers(estimates.power.value(number)),
+        }
+        for number in estimates.measured
+    ]
+    return facts
+
+
+def recommendation_facts(chosen: Recommendation) -> dict[str, Any]:
+    setting = msgspec.to_builtins(chosen.setting)
+    figures = ("seconds", "joules", "time_ratio", "energy_ratio")
+    return {
+        "setting": setting,
+        "name": str(chosen.setting),
+        **{name: _numbers(getattr(chosen, name)) for name in figures},
+        "ties": [str(one) for one in chosen.ties],
+    }
+
+
+def _numbers(interval: ConfidenceInterval) -> dict[str, float | None]:
+    """JSON has no infinity."""
+    return {
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high if isfinite(interval.high) else None,
+    }
+
+
+def trial_rows(study: Study) -> Iterator[tuple[object, ...]]:
+    """The trials as a table, with its head."""
+    yield ("setting", "block", "started_unix", "seconds", "units", "joules", "watts", "failure",
+           "taint")  # fmt: skip
+    for one in study.trials:
+        yield (str(one.setting), one.block, one.started_unix, one.seconds, one.units, one.joules,
+               one.watts, one.failure, one.taint)  # fmt: skip

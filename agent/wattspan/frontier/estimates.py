@@ -1,0 +1,170 @@
+"""Time and energy per unit of work of each setting, with confidence intervals.
+
+Logarithms of the trials follow an additive model: a block, a setting, and an error whose variance
+is pooled over all settings. So the intervals of few repetitions have the degrees of freedom of all
+trials. Montgomery, Design and Analysis of Experiments, chapter 4 (randomised blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, inf, log, sqrt
+from typing import NamedTuple
+
+from wattspan.frontier.settings import Setting
+from wattspan.frontier.student_t import quantile, upper_tail
+from wattspan.frontier.trials import Trial
+from wattspan.spans.linear_systems import solved
+
+CONFIDENCE = 0.95
+
+_ROUNDING = 1e-9
+"""Relative error of a calculation: differences below it are none."""
+
+
+class ConfidenceInterval(NamedTuple):
+    """An estimate and its confidence interval; ``inf`` above where there is no second trial."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+
+class BlockModel:
+    """The additive model of one figure, fitted by least squares."""
+
+    def __init__(self, figures: Sequence[tuple[int, int, float]]) -> None:
+        """``figures``: the number of the setting, the block and the positive figure of a trial."""
+        settings = sorted({setting for setting, _, _ in figures})
+        blocks = sorted({block for _, block, _ in figures})
+        # The blocks' effects sum up to 0 by one column less, so the settings' ones are absolute.
+        self._columns = {setting: n for n, setting in enumerate(settings)}
+        last = len(blocks) - 1
+        rows, values = [], []
+        for setting, block, figure in figures:
+            row = [0.0] * (len(settings) + last)
+            row[self._columns[setting]] = 1.0
+            at = blocks.index(block)
+            if at < last:
+                row[len(settings) + at] = 1.0
+            else:
+                row[len(settings) :] = [-1.0] * last
+            rows.append(row)
+            values.append(log(figure))
+        size = len(settings) + last
+        normal = [[sum(r[i] * r[j] for r in rows) for j in range(size)] for i in range(size)]
+        right = [sum(r[i] * v for r, v in zip(rows, values, strict=True)) for i in range(size)]
+        units = [[float(i == j) for i in range(size)] for j in range(size)]
+        self._effects, *self._covariance = solved(normal, [right, *units])
+        self.freedom = len(rows) - size
+        """Degrees of freedom of the variance; 0 if there are none, and so no interval."""
+        residuals = (
+            value - sum(map(float.__mul__, row, self._effects))
+            for row, value in zip(rows, values, strict=True)
+        )
+        total = sum(residual * residual for residual in residuals)
+        self.variance = total / self.freedom if self.freedom > 0 else inf
+        """Of the logarithm of one trial's figure: the square of its relative noise."""
+
+    def __contains__(self, setting: int) -> bool:
+        return setting in self._columns
+
+    def value(self, setting: int, confidence: float = CONFIDENCE) -> ConfidenceInterval:
+        """The figure of ``setting``, with a two-sided interval."""
+        at = self._columns[setting]
+        return self._interval(self._effects[at], self._covariance[at][at], confidence)
+
+    def ratio(self, setting: int, other: int, confidence: float = CONFIDENCE) -> ConfidenceInterval:
+        """The figure of ``setting`` relative to that of ``other``."""
+        difference, spread = self._contrast(setting, other)
+        return self._interval(difference, spread, confidence)
+
+    def probability_of_chance(self, setting: int, other: int) -> float:
+        """The p-value for a figure of ``setting`` below that of ``other``, one-sided."""
+        difference, spread = self._contrast(setting, other)
+        if self.freedom <= 0:
+            return 1.0
+        error = sqrt(self.variance * spread)
+        if error <= _ROUNDING:
+            return 0.0 if difference < -_ROUNDING else 1.0
+        return upper_tail(-difference / error, self.freedom)
+
+    def _contrast(self, setting: int, other: int) -> tuple[float, float]:
+        one, two = self._columns[setting], self._columns[other]
+        spread = (
+            self._covariance[one][one]
+            + self._covariance[two][two]
+            - self._covariance[one][two]
+            - self._covariance[two][one]
+        )
+        return self._effects[one] - self._effects[two], max(0.0, spread)
+
+    def _interval(self, effect: float, spread: float, confidence: float) -> ConfidenceInterval:
+        value = exp(effect)
+        if spread == 0.0:  # relative to itself
+            return ConfidenceInterval(value, value, value)
+        if self.freedom <= 0:
+            return ConfidenceInterval(value, 0.0, inf)
+        half = quantile((1 + confidence) / 2, self.freedom) * sqrt(self.variance * spread)
+        return ConfidenceInterval(value, exp(effect - half), exp(effect + half))
+
+
+@dataclass(frozen=True)
+class SettingEstimates:
+    """Time and energy of the settings that can be compared with the baseline.
+
+    The baseline is the first of ``settings``. Trials in a block without any setting that links it
+    to the baseline tell nothing: the block's effect is unknown.
+    """
+
+    settings: Sequence[Setting]
+    usable: Sequence[Trial]
+
+    @cached_property
+    def trials(self) -> Sequence[Trial]:
+        """The usable trials that are linked to the baseline by settings and blocks in common."""
+        settings, blocks = {self.settings[0]}, set[int]()
+        found: list[Trial] = []
+        while True:
+            linked = [one for one in self.usable if one.setting in settings or one.block in blocks]
+            if len(linked) == len(found):
+                return found
+            found = linked
+            settings |= {one.setting for one in found}
+            blocks |= {one.block for one in found}
+
+    @cached_property
+    def numbers(self) -> Mapping[Setting, int]:
+        return {setting: number for number, setting in enumerate(self.settings)}
+
+    @cached_property
+    def measured(self) -> list[int]:
+        """The numbers of the settings with a trial."""
+        return sorted({self.numbers[trial.setting] for trial in self.trials})
+
+    @cached_property
+    def time(self) -> BlockModel:
+        """Seconds per unit of work."""
+        return self.model([trial.unit_seconds for trial in self.trials])
+
+    @cached_property
+    def energy(self) -> BlockModel:
+        """Joules per unit of work."""
+        return self.model([trial.unit_joules for trial in self.trials])
+
+    @cached_property
+    def power(self) -> BlockModel:
+        """Mean power in watts."""
+        return self.model([trial.joules / trial.seconds for trial in self.trials])
+
+    def model(self, figures: Sequence[float]) -> BlockModel:
+        """The model of another figure of the trials, in their order."""
+        pairs = zip(self.trials, figures, strict=True)
+        return BlockModel(
+            [(self.numbers[trial.setting], trial.block, figure) for trial, figure in pairs]
+        )

@@ -1,0 +1,151 @@
+"""A plot of the frontier as one SVG file without scripts, fonts or other files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import ceil, floor, log10
+from typing import NamedTuple
+
+from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
+from wattspan.frontier.pareto import frontier
+from wattspan.util.text import printable
+
+_WIDTH, _HEIGHT = 860, 540
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 70, 64
+_TICKS = 6
+_LABEL_GAP = 14  # pixels between labels of points
+
+_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #24292f }
+.title { font-size: 17px; font-weight: 600 }
+.note { fill: #57606a }
+.grid { stroke: #d0d7de; stroke-width: 1 }
+.frontier { fill: none; stroke: #0969da; stroke-width: 2 }
+.bar { stroke: #8c959f; stroke-width: 1 }
+.on { fill: #0969da }
+.off { fill: #8c959f }
+.baseline { fill: none; stroke: #bc4c00; stroke-width: 2.5 }
+@media (prefers-color-scheme: dark) {
+  .sheet { fill: #0d1117 } text { fill: #e6edf3 } .note { fill: #9198a1 }
+  .grid { stroke: #30363d } .frontier { stroke: #4493f8 } .on { fill: #4493f8 }
+}
+"""
+
+
+class _Axis(NamedTuple):
+    """A linear axis from ``low`` to ``high``, drawn from pixel ``start`` to pixel ``end``."""
+
+    low: float
+    high: float
+    start: int
+    end: int
+
+    def at(self, value: float) -> float:
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        step = _round_step((self.high - self.low) / _TICKS)
+        return [n * step for n in range(ceil(self.low / step), floor(self.high / step) + 1)]
+
+
+def _round_step(rough: float) -> float:
+    """The next larger of 1, 2 and 5 times a power of ten."""
+    power: float = 10.0 ** floor(log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+
+
+def plot(estimates: SettingEstimates, title: str, note: str, unit: str) -> str:
+    """Energy over time per unit of work: all settings, their intervals, and the frontier."""
+    members = frontier(estimates)
+    time = {number: estimates.time.value(number) for number in estimates.measured}
+    energy = {number: estimates.energy.value(number) for number in estimates.measured}
+    across = _axis(list(time.values()), _LEFT, _WIDTH - _RIGHT)
+    up = _axis(list(energy.values()), _HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+        f"<title>{_text(title)}</title><style>{_STYLE}</style>",
+        f'<rect class="sheet" width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        f'<text class="title" x="{_LEFT}" y="28">{_text(title)}</text>',
+        f'<text class="note" x="{_LEFT}" y="48">{_text(note)}</text>',
+        *_grid(across, up, unit),
+        *_bars(time, energy, across, up),
+    ]
+    line = " ".join(f"{across.at(time[n].value):.1f},{up.at(energy[n].value):.1f}" for n in members)
+    parts.append(f'<polyline class="frontier" points="{line}"/>')
+    taken: list[tuple[float, float]] = []
+    for number in sorted(estimates.measured, key=lambda n: (n not in members, time[n].value)):
+        x, y = across.at(time[number].value), up.at(energy[number].value)
+        name = _text(f"{estimates.settings[number]}")
+        figures = f"{time[number].value:.4g} s, {energy[number].value:.4g} J per {_text(unit)}"
+        mark = "on" if number in members else "off"
+        parts.append(
+            f'<circle class="{mark}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
+            f"<title>{name}: {figures}</title></circle>"
+        )
+        if number == 0:
+            parts.append(f'<circle class="baseline" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
+        if all(abs(x - a) > 90 or abs(y - b) > _LABEL_GAP for a, b in taken):
+            taken.append((x, y))
+            left = x > _WIDTH - _RIGHT - 110
+            anchor, shift = ("end", -12) if left else ("start", 12)
+            parts.append(
+                f'<text x="{x + shift:.1f}" y="{y - 8:.1f}" text-anchor="{anchor}">{name}</text>'
+            )
+    return "\n".join((*parts, "</svg>\n"))
+
+
+def _axis(values: Sequence[ConfidenceInterval], start: int, end: int) -> _Axis:
+    """The range of the estimates, and of the intervals as far as it does not dwarf them."""
+    least, most = min(one.value for one in values), max(one.value for one in values)
+    room = max(most - least, 0.02 * most)
+    low = min(max(one.low, least - room) for one in values)
+    high = max(min(one.high, most + room) for one in values)
+    margin = 0.06 * (high - low)
+    return _Axis(max(0.0, low - margin), high + margin, start, end)
+
+
+def _grid(across: _Axis, up: _Axis, unit: str) -> Iterator[str]:
+    for value in across.ticks():
+        x = across.at(value)
+        yield f'<line class="grid" x1="{x:.1f}" y1="{up.start}" x2="{x:.1f}" y2="{up.end}"/>'
+        yield f'<text x="{x:.1f}" y="{up.start + 20}" text-anchor="middle">{value:.6g}</text>'
+    for value in up.ticks():
+        y = up.at(value)
+        ends = f'x1="{across.start}" y1="{y:.1f}" x2="{across.end}" y2="{y:.1f}"'
+        yield f'<line class="grid" {ends}/>'
+        yield f'<text x="{across.start - 10}" y="{y + 4:.1f}" text-anchor="end">{value:.6g}</text>'
+    middle = (across.start + across.end) / 2
+    yield (
+        f'<text x="{middle}" y="{up.start + 46}" text-anchor="middle">seconds per {_text(unit)}'
+        "</text>"
+    )
+    height = (up.start + up.end) / 2
+    yield (
+        f'<text x="20" y="{height}" text-anchor="middle" transform="rotate(-90 20 {height})">'
+        f"joules per {_text(unit)}</text>"
+    )
+
+
+def _bars(
+    time: dict[int, ConfidenceInterval],
+    energy: dict[int, ConfidenceInterval],
+    across: _Axis,
+    up: _Axis,
+) -> Iterator[str]:
+    for number, seconds in time.items():
+        joules = energy[number]
+        x, y = across.at(seconds.value), up.at(joules.value)
+        yield (
+            f'<line class="bar" x1="{across.at(seconds.low):.1f}" y1="{y:.1f}" '
+            f'x2="{across.at(seconds.high):.1f}" y2="{y:.1f}"/>'
+        )
+        yield (
+            f'<line class="bar" x1="{x:.1f}" y1="{up.at(joules.low):.1f}" '
+            f'x2="{x:.1f}" y2="{up.at(joules.high):.1f}"/>'
+        )
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

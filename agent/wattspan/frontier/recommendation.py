@@ -1,0 +1,150 @@
+"""The setting to run under a constraint: of those that keep it with confidence, the best one.
+
+A constraint is kept by a setting if the upper bound of its one-sided confidence interval keeps it.
+Only measured settings are recommended: time and energy over a power limit have steps and more than
+one minimum, so nothing is interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wattspan.frontier.estimates import CONFIDENCE, BlockModel, ConfidenceInterval, SettingEstimates
+from wattspan.frontier.pareto import SIGNIFICANCE
+from wattspan.frontier.settings import Setting
+from wattspan.ports import WattspanError
+
+ONE_SIDED = 2 * CONFIDENCE - 1
+"""The two-sided confidence whose upper bound has CONFIDENCE on its own."""
+
+
+class NoSettingError(WattspanError):
+    """No measured setting keeps the constraints, or there are too few trials to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Constraints on time, energy and power per unit of work; None for none.
+
+    ``max_slowdown`` is relative to the baseline: 0.05 is 5 %. ``deadline`` is in seconds, of the
+    mean time of a unit. ``eta`` weighs energy against time, as Zeus does: the least
+    eta x E + (1 - eta) x ``max_watts`` x T is wanted. ``watts`` is the mean power.
+    """
+
+    max_slowdown: float | None = None
+    deadline: float | None = None
+    energy_budget: float | None = None
+    watts: float | None = None
+    eta: float | None = None
+    max_watts: float | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError for a constraint outside its range."""
+        if self.max_slowdown is not None and self.max_slowdown < 0:
+            raise ValueError("max_slowdown is at least 0: 0.05 is 5 %.")
+        if self.eta is not None and not 0 <= self.eta <= 1:
+            raise ValueError("eta is from 0 (time only) to 1 (energy only).")
+        for name in ("deadline", "energy_budget", "watts"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is above 0.")
+
+    @property
+    def wants_least_time(self) -> bool:
+        """True if energy or power is constrained and time is not."""
+        limited = self.energy_budget is not None or self.watts is not None
+        return limited and self.max_slowdown is None and self.deadline is None
+
+
+class Recommendation(NamedTuple):
+    """The setting to run. ``energy_ratio`` and ``time_ratio`` are relative to the baseline.
+
+    ``ties`` are the other settings that keep the constraints and whose energy (or time, or cost)
+    may be as good: the difference may be chance.
+    """
+
+    setting: Setting
+    seconds: ConfidenceInterval
+    joules: ConfidenceInterval
+    time_ratio: ConfidenceInterval
+    energy_ratio: ConfidenceInterval
+    ties: tuple[Setting, ...]
+
+
+class _Objective(NamedTuple):
+    """A figure to minimise, and the p-value of one setting being better than another."""
+
+    value: Callable[[int], float]
+    chance: Callable[[int, int], float]
+
+
+def recommend(estimates: SettingEstimates, constraints: Constraints) -> Recommendation:
+    """The best setting that keeps ``constraints``. NoSettingError names the reason for none."""
+    if 0 not in estimates.measured:
+        raise NoSettingError("The baseline has no usable trial. Run the study on with --resume.")
+    kept = [number for number in estimates.measured if _keeps(estimates, number, constraints)]
+    if not kept:
+        raise NoSettingError(_no_setting(estimates, constraints))
+    objective = _objective(estimates, constraints)
+    best = min(kept, key=objective.value)
+    time, energy = estimates.time, estimates.energy
+    return Recommendation(
+        estimates.settings[best],
+        time.value(best),
+        energy.value(best),
+        time.ratio(best, 0),
+        energy.ratio(best, 0),
+        tuple(
+            estimates.settings[number]
+            for number in kept
+            if number != best and objective.chance(best, number) > SIGNIFICANCE
+        ),
+    )
+
+
+def _keeps(estimates: SettingEstimates, number: int, constraints: Constraints) -> bool:
+    time, energy = estimates.time, estimates.energy
+    limits: Sequence[tuple[float | None, Callable[[], float]]] = (
+        (
+            None if constraints.max_slowdown is None else 1 + constraints.max_slowdown,
+            lambda: time.ratio(number, 0, ONE_SIDED).high,
+        ),
+        (constraints.deadline, lambda: time.value(number, ONE_SIDED).high),
+        (constraints.energy_budget, lambda: energy.value(number, ONE_SIDED).high),
+        (constraints.watts, lambda: estimates.power.value(number, ONE_SIDED).high),
+    )
+    return all(limit is None or bound() <= limit for limit, bound in limits)
+
+
+def _objective(estimates: SettingEstimates, constraints: Constraints) -> _Objective:
+    time, energy = estimates.time, estimates.energy
+    if constraints.eta is not None and constraints.max_watts is not None:
+        weight, max_watts = constraints.eta, constraints.max_watts
+
+        def cost(joules: float, seconds: float) -> float:
+            return weight * joules + (1 - weight) * max_watts * seconds
+
+        model: BlockModel = estimates.model(
+            [cost(trial.unit_joules, trial.unit_seconds) for trial in estimates.trials]
+        )
+    else:
+        model = time if constraints.wants_least_time else energy
+    return _Objective(lambda number: model.value(number).value, model.probability_of_chance)
+
+
+def _no_setting(estimates: SettingEstimates, constraints: Constraints) -> str:
+    if estimates.time.freedom <= 0:
+        return (
+            "The noise of the trials is unknown, because no setting was measured twice: no setting"
+            " can be recommended under a constraint. Measure more with --resume and a larger"
+            " --repeat."
+        )
+    fastest = min(estimates.measured, key=lambda number: estimates.time.value(number).value)
+    seconds, joules = estimates.time.value(fastest), estimates.energy.value(fastest)
+    return (
+        "No measured setting keeps the constraints with confidence. The fastest one, "
+        f"{estimates.settings[fastest]}, takes {seconds} s and {joules} J a unit of work."
+        " Relax a constraint, or measure more with --resume and a larger --repeat."
+    )

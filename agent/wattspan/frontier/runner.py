@@ -1,0 +1,255 @@
+"""One trial: runs the command at a setting until its steady window is complete."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from wattspan.frontier.schedule import Planned
+from wattspan.frontier.settings import Setting, substituted
+from wattspan.frontier.trials import Trial
+from wattspan.frontier.work import (
+    Completion,
+    OutputPattern,
+    SteadyWindow,
+    last_window,
+    steady_window,
+)
+from wattspan.model import SECOND, Consumer
+from wattspan.ports import CapsError, Clock, WattspanError
+from wattspan.sdk import MeasurementError
+
+_END_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+_LAST_LINES = 5  # of the output, in the message of a failure
+_LINE_BYTES = 64 * 1024
+_CHECK_INTERVAL = SECOND // 10
+_RESOLUTION = SECOND // 1000
+"""Work that is completed within this time is one completion: a command may report it at will."""
+
+
+class WindowEnergy(NamedTuple):
+    """The energy of the measured devices in a window.
+
+    ``taint`` is the reason why it does not tell the energy of the command, such as another
+    program on the same device.
+    """
+
+    joules: float
+    temperatures: Mapping[str, float]
+    taint: str = ""
+
+
+class TrialMeter(Protocol):
+    """Measures the devices of a trial."""
+
+    def begin(self, command: Consumer) -> None:
+        """The command has started."""
+        ...
+
+    def read(self, command: Consumer, window: SteadyWindow) -> WindowEnergy:
+        """The energy of the window. MeasurementError."""
+        ...
+
+
+class HeldLimits(Protocol):
+    """Limits in force during a trial; ``lost`` tells why they are not any more."""
+
+    @property
+    def lost(self) -> str: ...
+
+    def watts(self) -> Mapping[str, float]:
+        """The enforced power limit of each device."""
+        ...
+
+
+HoldSetting = Callable[[Setting], AbstractContextManager[HeldLimits]]
+"""Holds the limits of a setting. CapsError."""
+
+
+class Durations(NamedTuple):
+    """Nanoseconds: the warm-up, the window, and the longest time of one trial."""
+
+    warm_up: int
+    window: int
+    longest: int
+
+
+class _Output:
+    """The lines of the command, and the work they report. Written by a thread of its own."""
+
+    def __init__(self, pattern: OutputPattern, clock: Clock, echo: Callable[[str], object]) -> None:
+        self._pattern, self._clock, self._echo = pattern, clock, echo
+        self.changed = threading.Condition()
+        self.completions: list[Completion] = []
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.ended = False
+        self._since = 0  # of the newest completion
+
+    def read(self, pipe: int) -> None:
+        """Read the output until its end."""
+        with os.fdopen(pipe, "rb") as file:
+            while line := file.readline(_LINE_BYTES):
+                now = self._clock.monotonic()
+                text = line.decode("utf-8", "replace").rstrip("\n")
+                work = self._pattern.work(text)
+                with self.changed:
+                    self.last.append(text)
+                    if work > 0:
+                        self._add(now, work)
+                self._echo(text)
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def _add(self, now: int, work: float) -> None:
+        if self.completions and now - self._since < _RESOLUTION:
+            self.completions[-1] = Completion(now, self.completions[-1].work + work)
+        else:
+            self._since = now
+            self.completions.append(Completion(now, work))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRunner:
+    """Runs trials one at a time."""
+
+    command: Sequence[str]
+    pattern: OutputPattern
+    durations: Durations
+    meter: TrialMeter
+    hold: HoldSetting
+    clock: Clock
+    identify: Callable[[int], Consumer]
+    echo: Callable[[str], object] = lambda line: None
+
+    def run(self, planned: Planned) -> Trial:
+        """The trial. A failure of the command or of the measurement is part of it.
+
+        CapsError if the limits are refused: so they would be in every trial.
+        """
+        trial = Trial(
+            setting=planned.setting,
+            block=planned.block,
+            started_unix=self.clock.now().wall / SECOND,
+        )
+        with self.hold(planned.setting) as held:
+            return self._measure(trial, held)
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _measure(self, trial: Trial, held: HeldLimits) -> Trial:
+        words = substituted(self.command, dict(trial.setting.parameters))
+        output = _Output(self.pattern, self.clock, self.echo)
+        begin = self.clock.monotonic()
+        try:
+            process = _spawn(words)
+        except OSError as error:
+            cause = (error.strerror or str(error)).lower()
+            return _failed(trial, f"The command {words[0]!r} cannot be started: {cause}.")
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        reader = threading.Thread(
+            target=output.read, args=(os.dup(process.stdout.fileno()),), daemon=True
+        )
+        reader.start()
+        try:
+            command = self.identify(process.pid)
+            self.meter.begin(command)
+            window = self._await_window(output, begin)
+            limits = dict(held.watts())
+            if window is None:
+                return _failed(trial, self._no_window(process, output, begin))
+            spent = self.meter.read(command, window)
+        except CapsError:
+            raise
+        except (WattspanError, MeasurementError) as error:
+            return _failed(trial, str(error))
+        finally:
+            _end(process)
+            reader.join(_END_TIMEOUT)
+            process.stdout.close()
+        return _measured(trial, window, spent, limits, held.lost)
+
+    def _await_window(self, output: _Output, begin: int) -> SteadyWindow | None:
+        warm_up, length, longest = self.durations
+        with output.changed:
+            while True:
+                window = steady_window(output.completions, begin, warm_up, length)
+                left = begin + longest - self.clock.monotonic()
+                if window is not None:
+                    return window
+                if output.ended or left <= 0:
+                    return last_window(output.completions, begin, warm_up)
+                output.changed.wait(min(left, _CHECK_INTERVAL) / SECOND)
+
+    def _no_window(self, process: subprocess.Popen[bytes], output: _Output, begin: int) -> str:
+        seconds = (self.clock.monotonic() - begin) / SECOND
+        units = sum(one.work for one in output.completions)
+        last = " | ".join(output.last)
+        tail = f" Its last lines: {last}" if last else ""
+        code = None
+        if output.ended:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(_END_TIMEOUT)
+        if code:
+            return f"The command failed with exit code {code} after {seconds:.1f} s.{tail}"
+        need = (self.durations.warm_up + self.durations.window) / SECOND
+        verb = "ended" if output.ended else "was stopped"
+        return (
+            f"The command {verb} after {seconds:.1f} s with {units:g} units of work, and the"
+            f" warm-up and the window need {need:g} s. Let it run longer, or check --unit.{tail}"
+        )
+
+
+def _failed(trial: Trial, sentence: str) -> Trial:
+    return msgspec.structs.replace(trial, failure=sentence)
+
+
+def _measured(
+    trial: Trial,
+    window: SteadyWindow,
+    spent: WindowEnergy,
+    limits: dict[str, float],
+    lost: str,
+) -> Trial:
+    return msgspec.structs.replace(
+        trial,
+        seconds=window.seconds,
+        units=window.work,
+        joules=spent.joules,
+        watts=spent.joules / window.seconds,
+        limits=limits,
+        temperatures=dict(spent.temperatures),
+        taint=lost or spent.taint,
+    )
+
+
+def _spawn(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    # A session of its own: the command may start workers, which end with it.
+    return subprocess.Popen(  # noqa: S603 - the user's command
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={"PYTHONUNBUFFERED": "1", **os.environ},
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command and what it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT)
+            break
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers that ignore SIGTERM

@@ -1,0 +1,208 @@
+"""The order of trials: a first descent, then blocks in random order, and the settings left out.
+
+The first block goes down each knob from the highest setting, so that a knob is not followed further
+once energy has risen twice beyond noise or time exceeds the longest one. The other blocks have the
+remaining settings in random order, with the baseline in each, so that a drift of the machine shifts
+all settings of a block alike.
+
+For a known constraint, further blocks repeat only the settings that would be recommended if it were
+certain that they keep it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+from wattspan.frontier.estimates import SettingEstimates
+from wattspan.frontier.pareto import dominated
+from wattspan.frontier.recommendation import (
+    ONE_SIDED,
+    Constraints,
+    NoSettingError,
+    recommend,
+)
+from wattspan.frontier.settings import Setting
+from wattspan.frontier.trials import Study, Trial
+
+DEFAULT_LONGEST = 1.5
+"""Time per unit relative to the baseline, above which a knob is not followed further."""
+
+DEFAULT_MOST = 12
+"""Trials of one setting at most, if it is undecided whether it keeps the constraint."""
+
+RISES = 2
+"""Settings in a row with more energy than the best one above, after which a knob ends."""
+
+FIRST_NOISE = 0.05
+"""Relative noise of one trial that is assumed until trials of a setting were repeated."""
+
+_MARGIN = 2.0
+"""Standard errors beyond which a difference is not noise, in the first block."""
+
+
+class Planned(NamedTuple):
+    """The next trial."""
+
+    setting: Setting
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSchedule:
+    """Chooses trials until each remaining setting has ``study.repeat`` usable or failed ones.
+
+    With ``max_slowdown``, settings that may keep it are repeated further, ``most`` times at most.
+    ``seed`` fixes the random order: a resumed study continues the same one.
+    """
+
+    longest: float = DEFAULT_LONGEST
+    seed: int = 0
+    max_slowdown: float | None = None
+    most: int = DEFAULT_MOST
+
+    def next(self, study: Study) -> Planned | None:
+        """The next trial, None when the study is complete."""
+        return next(self._missing(study), None)
+
+    def remaining(self, study: Study) -> int:
+        """Trials to go, if no further setting is left out; of further blocks, one is counted."""
+        return sum(1 for _ in self._missing(study))
+
+    def pruned(self, study: Study) -> list[tuple[Setting, str]]:
+        """The settings that need no further trial, with the reason, besides those of before."""
+        known = dict(study.pruned)
+        found = [one for one in self._hopeless(study) if one[0] not in known]
+        return [one for one in found if one[0] != study.baseline]
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _missing(self, study: Study) -> Iterator[Planned]:
+        """The trials to go, in their order."""
+        done = {(trial.setting, trial.block) for trial in study.trials}
+        out = {setting for setting, _ in study.pruned}
+        complete = True
+        for block in range(study.repeat):
+            for setting in self._order(study, block):
+                if setting not in out and (setting, block) not in done:
+                    complete = False
+                    yield Planned(setting, block)
+        undecided = self._undecided(study) if complete else []
+        for block in range(study.repeat, self.most if undecided else 0):
+            missing = [one for one in (study.baseline, *undecided) if (one, block) not in done]
+            if missing:
+                yield from (Planned(setting, block) for setting in missing)
+                return
+
+    def _undecided(self, study: Study) -> list[Setting]:
+        """The settings that may keep the constraint, and would be recommended if they did."""
+        if self.max_slowdown is None:
+            return []
+        estimates = SettingEstimates(study.settings, study.usable())
+        constraints = Constraints(max_slowdown=self.max_slowdown)
+        try:
+            present = recommend(estimates, constraints).joules.value
+        except NoSettingError:
+            return []
+        time, energy, limit = estimates.time, estimates.energy, 1 + self.max_slowdown
+        out = {setting for setting, _ in study.pruned}
+        return [
+            study.settings[number]
+            for number in estimates.measured
+            if study.settings[number] not in out
+            and energy.value(number).value < present
+            and time.ratio(number, 0, ONE_SIDED).low
+            <= limit
+            < time.ratio(number, 0, ONE_SIDED).high
+        ]
+
+    def _order(self, study: Study, block: int) -> Sequence[Setting]:
+        if block == 0:
+            return study.settings
+        shuffled = list(study.settings)
+        random.Random(f"{self.seed}:{block}").shuffle(shuffled)  # noqa: S311 - no secret
+        return shuffled
+
+    def _hopeless(self, study: Study) -> Iterator[tuple[Setting, str]]:
+        trials = study.usable()
+        if not trials:
+            return
+        means = _means(trials)
+        base = means.get(study.baseline)
+        if base is None:
+            return
+        for chain in _descents(study.settings):
+            yield from self._end_of(chain, means, base, study)
+        for one in dominated(SettingEstimates(study.settings, trials)):
+            better = study.settings[one.by]
+            yield study.settings[one.setting], f"slower and more energy than {better}"
+
+    def _end_of(
+        self,
+        chain: Sequence[Setting],
+        means: Mapping[Setting, _SettingMean],
+        base: _SettingMean,
+        study: Study,
+    ) -> Iterator[tuple[Setting, str]]:
+        """The settings of one knob's descent that lie behind its end."""
+        least: _SettingMean | None = None
+        rises, reason = 0, ""
+        for setting in chain:
+            if reason:
+                yield setting, reason
+                continue
+            mean = means.get(setting)
+            if mean is None:
+                if any(trial.setting == setting for trial in study.trials):
+                    continue  # its trial failed; the settings below are tried
+                return
+            if mean.seconds / base.seconds > self.longest * (1 + _margin(mean, base)):
+                reason = f"{setting} takes more than {self.longest:g} times as long"
+                yield setting, reason
+            elif least is not None and mean.joules > least.joules * (1 + _margin(mean, least)):
+                rises += 1
+                if rises == RISES:
+                    reason = f"energy rises from {setting} on"
+                    yield setting, reason
+            else:
+                rises = 0
+                if least is None or mean.joules < least.joules:
+                    least = mean
+
+
+class _SettingMean(NamedTuple):
+    seconds: float
+    joules: float
+    trials: int
+
+
+def _margin(one: _SettingMean, other: _SettingMean) -> float:
+    return _MARGIN * FIRST_NOISE * sqrt(1 / one.trials + 1 / other.trials)
+
+
+def _means(trials: Iterable[Trial]) -> dict[Setting, _SettingMean]:
+    by_setting: dict[Setting, list[Trial]] = {}
+    for trial in trials:
+        by_setting.setdefault(trial.setting, []).append(trial)
+    return {
+        setting: _SettingMean(
+            sum(trial.unit_seconds for trial in group) / len(group),
+            sum(trial.unit_joules for trial in group) / len(group),
+            len(group),
+        )
+        for setting, group in by_setting.items()
+    }
+
+
+def _descents(settings: Sequence[Setting]) -> Iterator[list[Setting]]:
+    """The settings that differ in the power limit only, or in the clock only, from the highest."""
+    by_rest: dict[tuple[object, ...], list[Setting]] = {}
+    for setting in settings:
+        by_rest.setdefault(("power", setting.clock, setting.parameters), []).append(setting)
+        by_rest.setdefault(("clock", setting.power, setting.parameters), []).append(setting)
+    for chain in by_rest.values():
+        if len(chain) > 1:
+            yield chain

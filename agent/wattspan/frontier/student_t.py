@@ -1,0 +1,61 @@
+"""Student's t distribution."""
+
+from __future__ import annotations
+
+from math import exp, lgamma, log, log1p
+
+_TOLERANCE = 1e-12
+_MAX_TERMS = 300
+
+
+def upper_tail(t: float, freedom: float) -> float:
+    """P(T > t) with ``freedom`` degrees of freedom.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.1.
+    """
+    half = 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return half if t >= 0 else 1.0 - half
+
+
+def quantile(probability: float, freedom: float) -> float:
+    """The t with P(T <= t) = ``probability``, which is above 0 and below 1, by bisection."""
+    if probability < 0.5:
+        return -quantile(1.0 - probability, freedom)
+    low, high = 0.0, 1.0
+    while upper_tail(high, freedom) > 1.0 - probability:
+        low, high = high, 2.0 * high
+    while high - low > _TOLERANCE * max(1.0, high):
+        middle = (low + high) / 2
+        if upper_tail(middle, freedom) > 1.0 - probability:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction (26.5.8)."""
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    if x > (a + 1) / (a + b + 2):  # the fraction converges slowly there
+        return 1.0 - _incomplete_beta(1.0 - x, b, a)
+    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
+    return front / _continued_fraction(x, a, b)
+
+
+def _continued_fraction(x: float, a: float, b: float) -> float:
+    """1 + d1/(1 + d2/(1 + ...)), by the modified method of Lentz."""
+    value = c = 1.0
+    d = 0.0
+    for term in range(1, _MAX_TERMS):
+        m = term // 2
+        if term % 2:
+            factor = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            factor = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1.0 / (1.0 + factor * d)
+        c = 1.0 + factor / c
+        value *= c * d
+        if abs(c * d - 1.0) < _TOLERANCE:
+            break
+    return value

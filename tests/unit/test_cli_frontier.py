@@ -1,0 +1,247 @@
+"""`wattspan frontier` on a kept study, and what it measures and sets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+import wattspan
+from support.studies import power_settings, study, trial
+from wattspan.cli import cli
+from wattspan.cli.frontier.measurement import AgentTrialMeter, SettableDevices, hold_settings
+from wattspan.cli.frontier.tables import configuration_lines
+from wattspan.config import load
+from wattspan.frontier.settings import PowerLimit, Setting
+from wattspan.frontier.trials import Study, StudyFile, Trial
+from wattspan.frontier.work import SteadyWindow
+from wattspan.model import CapKey, CapRow, Consumer, Knob, KnobState
+from wattspan.ports import CapsError
+from wattspan.sdk.client import Device, Energy, Measurement
+
+FULL, SAVING, SLOW = power_settings(100, 80, 60)
+CURVE = {FULL: (1.0, 300.0), SAVING: (1.03, 250.0), SLOW: (1.3, 240.0)}
+BOARD = Device("gpu:0", "gpu", "GPU 0", 500.0, 1.0, 1.0, "measured", 100.0, 0, "GPU-0")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "frontier.json"
+    trials = [
+        trial(setting, block, seconds * (1 + 0.001 * block), joules)
+        for block in range(3)
+        for setting, (seconds, joules) in CURVE.items()
+    ]
+    failed = Trial(setting=SLOW, block=3, started_unix=9.0, failure="The command failed.")
+    StudyFile(path).write(study(list(CURVE), trials=[*trials, failed]))
+    return path
+
+
+def run(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["frontier", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def changed(path: Path, **changes: object) -> Study:
+    file = StudyFile(path)
+    found: Study = msgspec.structs.replace(file.read(), **changes)
+    file.write(found)
+    return found
+
+
+# ------------------------------------------------------------------------------------ a study
+
+
+def test_table_has_every_setting_and_what_failed(file: Path) -> None:
+    lines = run("show", file).output.splitlines()
+    (row,) = [line for line in lines if line.startswith("80 %")]
+    assert row.split()[1:4] == ["%", "3", "1.031"]
+    assert "+3.0%" in row
+    assert "-16.7%" in row
+    assert row.endswith("frontier")
+    assert lines[-1] == "60 %, trial 4: The command failed."
+    assert "emulated" in lines[1]
+
+
+def test_pruned_setting_has_its_reason(file: Path) -> None:
+    extra = Setting(PowerLimit(0.4))
+    changed(file, settings=[*CURVE, extra], pruned=[(extra, "energy rises from 60 % on")])
+    (row,) = [line for line in run("show", file).output.splitlines() if line.startswith("40 %")]
+    assert row.endswith("energy rises from 60 % on")
+
+
+def test_study_without_a_usable_trial_is_shown(file: Path) -> None:
+    kept = StudyFile(file).read()
+    changed(file, trials=kept.trials[-1:])
+    assert "No trial can be used." in run("show", file).output
+    assert "baseline has no usable trial" in run("recommend", file, code=1).output
+    assert json.loads(run("show", file, "--json").output)["estimates"] == []
+    assert "No trial can be used" in run("plot", file, code=1).output
+
+
+def test_recommendation_names_its_gain_and_its_certainty(file: Path) -> None:
+    text = run("recommend", file, "--max-slowdown", "0.05").output
+    assert text.startswith("Run at: 80 %\nEnergy -16.7%")
+    assert "The devices are emulated." in text
+
+
+def test_recommendation_of_the_baseline_says_so(file: Path) -> None:
+    assert "This is the baseline" in run("recommend", file, "--max-slowdown", "0").output
+
+
+def test_recommendation_is_a_configuration(file: Path) -> None:
+    text = run("recommend", file, "--max-slowdown", "0.05", "--as", "config").output
+    (fixed,) = tomllib.loads(text)["caps"]["fixed"]
+    assert fixed == {"device": "gpu:0", "watts": 240, "knob": "gpu_power"}
+    path = file.with_name("config.toml")
+    path.write_text(text)
+    assert load(path, environ={}, flags={}).caps.fixed[0].watts == 240
+
+
+def test_baseline_and_clocks_need_no_configuration(file: Path) -> None:
+    kept = StudyFile(file).read()
+    assert tomllib.loads("\n".join(configuration_lines(kept, FULL))) == {}
+    clock = configuration_lines(kept, Setting(clock=1500))
+    assert any("1500 MHz cannot be fixed" in line for line in clock)
+
+
+def test_recommendation_is_a_command(file: Path) -> None:
+    pair = (("batch", "8 x"),)
+    chosen = [Setting(parameters=pair), Setting(parameters=(("batch", "16"),))]
+    trials = [trial(one, block, 1.0, 1.0 + n) for block in range(2) for n, one in enumerate(chosen)]
+    StudyFile(file).write(study(chosen, trials=trials))
+    assert run("recommend", file, "--as", "command").output == "train '8 x'\n"
+    assert "not to accuracy" in run("show", file).output
+
+
+def test_recommendation_as_json_has_no_infinity(file: Path) -> None:
+    kept = StudyFile(file).read()
+    changed(file, trials=kept.trials[:3])
+    facts = json.loads(run("recommend", file, "--json").output)
+    assert facts["name"] == "60 %"
+    assert facts["seconds"]["high"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [(["--eta", "2"], "eta is from 0"), (["--watts", "0"], "watts is above 0"),
+     (["--max-slowdown", "-1"], "max_slowdown is at least 0")],
+)  # fmt: skip
+def test_invalid_constraint_is_bad_usage(file: Path, options: list[str], cause: str) -> None:
+    assert cause in run("recommend", file, *options, code=2).output
+
+
+def test_eta_needs_the_limits_of_all_devices(file: Path) -> None:
+    kept = StudyFile(file).read()
+    bare = [msgspec.structs.replace(kept.devices[0], original_watts=None)]
+    changed(file, devices=bare)
+    assert "some are unknown" in run("recommend", file, "--eta", "0.5", code=2).output
+
+
+def test_plot_is_one_svg(file: Path) -> None:
+    output = file.with_name("frontier.svg")
+    run("plot", file, "-o", output)
+    assert ElementTree.fromstring(output.read_text()).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_export_has_trials_and_estimates(file: Path) -> None:
+    facts = json.loads(run("export", file).output)
+    assert [one["frontier"] for one in facts["estimates"]] == [True, True, True]
+    assert len(facts["trials"]) == 10
+    assert len(facts["command_digest"]) == 16
+    rows = list(csv.DictReader(io.StringIO(run("export", file, "--format", "csv").output)))
+    assert rows[-1]["failure"] == "The command failed."
+
+
+def test_python_has_the_same_recommendation(file: Path) -> None:
+    found = wattspan.Frontier.load(file)
+    assert found.settings == [FULL, SAVING, SLOW]
+    assert found.recommend(max_slowdown=0.05).setting == SAVING
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--power", "70"], "write a limit such as"),
+        (["--power", "80%", "--window", "2s"], "5 s at least"),
+        (["--power", "80%", "--trial-limit", "6s"], "above --warm-up and --window"),
+        (["--param", "x=1,2"], "--param x has no effect"),
+        ([], "nothing to compare"),
+    ],
+)
+def test_invalid_options_are_refused_first(options: list[str], cause: str, tmp_path: Path) -> None:
+    words = ["run", *options, "--unit", "stdout:x", "-o", tmp_path / "f.json", "--", "true"]
+    assert cause in run(*words, code=2).output
+
+
+# -------------------------------------------------------------------------- devices and limits
+
+
+def rows(*knobs: Knob, original: int | None = None) -> list[CapRow]:
+    return [
+        CapRow(KnobState(CapKey(knob, "gpu:0"), "GPU 0", requested=300_000), original=original)
+        for knob in knobs
+    ]
+
+
+def test_limits_are_relative_to_the_original_one() -> None:
+    devices = SettableDevices(rows(Knob.GPU_POWER, Knob.GPU_CLOCK, original=320_000), [BOARD])
+    assert devices.caps(Setting(PowerLimit(0.5), 1500)) == {
+        CapKey(Knob.GPU_POWER, "gpu:0"): 160_000,
+        CapKey(Knob.GPU_CLOCK, "gpu:0"): 1500,
+    }
+    assert devices.caps(FULL) == {}
+    assert devices.original_watts("gpu:0") == 320.0
+
+
+def test_missing_knob_is_explained() -> None:
+    devices = SettableDevices(rows(Knob.GPU_POWER), [BOARD])
+    devices.check([FULL, SAVING])
+    with pytest.raises(CapsError, match="The clock of the measured devices cannot be set"):
+        devices.check([Setting(clock=1500)])
+
+
+def test_setting_without_limits_needs_no_capper() -> None:
+    def unreachable() -> None:
+        raise AssertionError
+
+    with hold_settings(None, unreachable, "job")(FULL) as held:  # type: ignore[arg-type]
+        assert (held.lost, held.watts()) == ("", {})
+
+
+class FixedClient:
+    """An agent that attributes ``own`` joules of the board to the command."""
+
+    about = note = ""
+
+    def __init__(self, own: float, board: Device = BOARD) -> None:
+        self._own, self._board = own, board
+
+    def watch(self, consumer: Consumer) -> None:
+        """Nothing to do."""
+
+    def read(self, consumer: Consumer, start: int, end: int, wait: float) -> Measurement:
+        energy = Energy({"gpu": self._own}, {}, 1.0, [])
+        return Measurement(1.0, energy, energy, energy, (self._board,), {}, False, True, "host")
+
+
+def taint(own: float, board: Device = BOARD) -> str:
+    meter = AgentTrialMeter([board], FixedClient(own, board))
+    return meter._taint(Consumer(1, 1), SteadyWindow(0, 10, 1.0))
+
+
+def test_trial_beside_other_programs_is_tainted() -> None:
+    assert taint(380.0) == ""  # 20 of 400 J above idle are of others
+    assert "used 50% of the active energy" in taint(200.0)
+
+
+def test_unknown_idle_power_taints_nothing() -> None:
+    assert taint(0.0, BOARD._replace(idle=None)) == ""

@@ -1,0 +1,60 @@
+"""The plot of a frontier: one SVG without references to anything else."""
+
+from __future__ import annotations
+
+import random
+from xml.etree import ElementTree
+
+from support.studies import noisy_trial, power_settings
+from wattspan.frontier.estimates import SettingEstimates
+from wattspan.frontier.pareto import frontier
+from wattspan.frontier.plot import plot
+from wattspan.frontier.settings import Setting
+
+LEVELS = power_settings(100, 85, 70, 55)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def estimates(repeat: int = 3) -> SettingEstimates:
+    def curve(setting: Setting) -> tuple[float, float]:
+        share = 1.0 if setting.power is None else setting.power.value
+        return 1.3 - 0.3 * share, 300 * abs(share - 0.65) + 200
+
+    rng = random.Random(2)
+    return SettingEstimates(
+        LEVELS,
+        [noisy_trial(curve, one, block, 0.01, rng) for block in range(repeat) for one in LEVELS],
+    )
+
+
+def test_plot_shows_every_setting_and_the_frontier() -> None:
+    found = estimates()
+    root = ElementTree.fromstring(plot(found, "A title", "A note", "step"))
+    points = root.findall(f"{SVG}circle")
+    assert len([one for one in points if one.get("class") in ("on", "off")]) == len(LEVELS)
+    assert len([one for one in points if one.get("class") == "baseline"]) == 1
+    (line,) = root.findall(f"{SVG}polyline")
+    assert len(str(line.get("points")).split()) == len(frontier(found))
+    assert any("seconds per step" in (text.text or "") for text in root.iter(f"{SVG}text"))
+
+
+def test_points_lie_inside_the_sheet() -> None:
+    root = ElementTree.fromstring(plot(estimates(), "t", "n", "step"))
+    _, _, width, height = map(float, str(root.get("viewBox")).split())
+    for circle in root.findall(f"{SVG}circle"):
+        assert 0 < float(str(circle.get("cx"))) < width
+        assert 0 < float(str(circle.get("cy"))) < height
+
+
+def test_plot_of_single_trials_has_no_infinite_bars() -> None:
+    drawn = plot(estimates(repeat=1), "t", "n", "step")
+    assert "inf" not in drawn
+    assert "nan" not in drawn
+
+
+def test_names_cannot_break_out_of_the_plot() -> None:
+    drawn = plot(estimates(), "<script>&\x1b", '"><x', "a<b")
+    root = ElementTree.fromstring(drawn)
+    assert not root.findall(f".//{SVG}script")
+    assert "\x1b" not in drawn
+    assert "href" not in drawn

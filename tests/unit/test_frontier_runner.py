@@ -1,0 +1,181 @@
+"""One trial with a real command, and fakes for the devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from support.waiting import eventually
+from wattspan.cli.measure.child import process_identity
+from wattspan.clock import SystemClock
+from wattspan.frontier.runner import Durations, HeldLimits, TrialRunner, WindowEnergy
+from wattspan.frontier.schedule import Planned
+from wattspan.frontier.settings import PowerLimit, Setting
+from wattspan.frontier.trials import Trial
+from wattspan.frontier.work import OutputPattern, SteadyWindow
+from wattspan.model import MILLISECOND, SECOND, Consumer
+from wattspan.ports import CapsError
+from wattspan.sdk import MeasurementError
+
+STEPS = "i=0; while :; do i=$((i+1)); echo step $i of {size}; done"
+"""A shell that completes steps as fast as it can."""
+
+
+@dataclass
+class ConstantMeter:
+    """A device of 100 W."""
+
+    taint: str = ""
+    failure: MeasurementError | None = None
+    commands: list[Consumer] = field(default_factory=list)
+
+    def begin(self, command: Consumer) -> None:
+        self.commands.append(command)
+
+    def read(self, command: Consumer, window: SteadyWindow) -> WindowEnergy:
+        assert command == self.commands[-1]
+        if self.failure is not None:
+            raise self.failure
+        return WindowEnergy(100.0 * window.seconds, {"gpu:0": 55.0}, self.taint)
+
+
+@dataclass
+class Limits:
+    """Remembers the held settings."""
+
+    lost: str = ""
+    held: list[Setting] = field(default_factory=list)
+    released: int = 0
+    refusal: CapsError | None = None
+
+    def watts(self) -> Mapping[str, float]:
+        return {"gpu:0": 240.0}
+
+    @contextmanager
+    def hold(self, setting: Setting) -> Iterator[HeldLimits]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.held.append(setting)
+        yield self
+        self.released += 1
+
+
+SETTING = Setting(PowerLimit(0.8), parameters=(("size", "8"),))
+DURATIONS = Durations(warm_up=20 * MILLISECOND, window=100 * MILLISECOND, longest=20 * SECOND)
+
+
+def trial(
+    *command: str,
+    meter: ConstantMeter | None = None,
+    limits: Limits | None = None,
+    durations: Durations = DURATIONS,
+    shown: list[str] | None = None,
+) -> Trial:
+    runner = TrialRunner(
+        command,
+        OutputPattern("stdout:step"),
+        durations,
+        meter or ConstantMeter(),
+        (limits or Limits()).hold,
+        SystemClock(),
+        process_identity,
+        (shown if shown is not None else []).append,
+    )
+    return runner.run(Planned(SETTING, 2))
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return "sh", "-c", script + " # {size}"
+
+
+def test_trial_has_time_and_energy_of_whole_units() -> None:
+    limits, shown = Limits(), list[str]()
+    found = trial("sh", "-c", STEPS, limits=limits, shown=shown)
+    assert (found.setting, found.block, found.failure, found.taint) == (SETTING, 2, "", "")
+    assert 0.1 <= found.seconds < 20
+    assert found.units > 10
+    assert found.joules == pytest.approx(100 * found.seconds)
+    assert found.unit_seconds == pytest.approx(found.seconds / found.units)
+    assert (found.limits, found.temperatures) == ({"gpu:0": 240.0}, {"gpu:0": 55.0})
+    assert shown[0] == "step 1 of 8"
+    assert (limits.held, limits.released) == ([SETTING], 1)
+
+
+def test_command_and_its_workers_end_with_the_trial(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"(echo $$ > {pids}; trap '' TERM; while :; do :; done) & {STEPS}"
+    trial("sh", "-c", script)
+    worker = int(pids.read_text())
+    eventually(lambda: not _runs(worker), "the worker has ended")
+
+
+def _runs(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_failing_command_is_a_failed_trial() -> None:
+    found = trial(*shell("echo no memory; exit 3"))
+    assert "exit code 3" in found.failure
+    assert "no memory" in found.failure
+    assert not found.usable
+
+
+def test_missing_command_is_a_failed_trial() -> None:
+    found = trial("no-such-program", "{size}")
+    assert (
+        found.failure
+        == "The command 'no-such-program' cannot be started: no such file or directory."
+    )
+
+
+def test_command_that_ends_too_early_is_a_failed_trial() -> None:
+    found = trial(*shell("echo step; echo step"))
+    assert "with 2 units of work" in found.failure
+    assert "Let it run longer" in found.failure
+
+
+def test_command_without_units_is_stopped_at_the_limit() -> None:
+    quick = Durations(0, 100 * MILLISECOND, 300 * MILLISECOND)
+    found = trial(*shell("while :; do echo epoch; done"), durations=quick)
+    assert "was stopped" in found.failure
+    assert "check --unit" in found.failure
+
+
+def test_unknown_energy_is_a_failed_trial() -> None:
+    found = trial("sh", "-c", STEPS, meter=ConstantMeter(failure=MeasurementError("No agent.")))
+    assert found.failure == "No agent."
+
+
+def test_tainted_trial_keeps_its_figures() -> None:
+    found = trial("sh", "-c", STEPS, meter=ConstantMeter("Others used 40%."))
+    assert found.taint == "Others used 40%."
+    assert found.units > 0
+    assert not found.usable
+
+
+def test_lost_limit_taints_the_trial() -> None:
+    found = trial("sh", "-c", STEPS, limits=Limits("The limit is not held any more."))
+    assert found.taint == "The limit is not held any more."
+
+
+def test_refused_limit_ends_the_study() -> None:
+    limits = Limits(refusal=CapsError("GPU 0 is held.", "held"))
+    with pytest.raises(CapsError, match="GPU 0 is held"):
+        trial("sh", "-c", STEPS, limits=limits)
+
+
+def test_output_of_python_is_not_buffered() -> None:
+    found = trial(
+        sys.executable, "-S", "-c", "import time\nwhile {size}: print('step'); time.sleep(.005)"
+    )
+    assert found.failure == ""
