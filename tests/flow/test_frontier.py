@@ -141,7 +141,14 @@ def _uuid(trial: Trial) -> str:
     return device.removeprefix("gpu:")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_killed_study_restores_the_limits_and_is_resumed(
     agent: SpanAgent, gpu: Gpu, tmp_path: Path, number: int
 ) -> None:
