@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import exp, lgamma, log, log1p
 
 _TOLERANCE = 1e-12
-_MAX_TERMS = 300
 
 
 def upper_tail(t: float, freedom: float) -> float:
@@ -46,8 +45,9 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 def _continued_fraction(x: float, a: float, b: float) -> float:
     """1 + d1/(1 + d2/(1 + ...)), by the modified method of Lentz."""
     value = c = 1.0
-    d = 0.0
-    for term in range(1, _MAX_TERMS):
+    d, term = 0.0, 0
+    while abs(c * d - 1.0) >= _TOLERANCE:
+        term += 1
         m = term // 2
         if term % 2:
             factor = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
@@ -56,6 +56,4 @@ def _continued_fraction(x: float, a: float, b: float) -> float:
         d = 1.0 / (1.0 + factor * d)
         c = 1.0 + factor / c
         value *= c * d
-        if abs(c * d - 1.0) < _TOLERANCE:
-            break
     return value
