@@ -68,9 +68,11 @@ format: ## rewrite the sources in the project's style
 unit: ## unit, property and contract tests, the slow ones left out
 	$(PYTEST) -q -m 'not slow' $(INNER)
 
+# Coverage triples the CPU time of simulations, which the slow tests are: it is measured without them.
 inner:
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed $(RECORD) $(INNER)
+	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed -m 'not slow' $(RECORD) $(INNER)
+	$(PYTEST) --hypothesis-profile=fixed -m slow $(RECORD:.xml=-slow.xml) $(INNER)
 
 flow:
 	$(PYTEST) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow

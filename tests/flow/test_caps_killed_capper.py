@@ -39,9 +39,9 @@ def ended(pid: int) -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
-        (signal.SIGTERM,),
+        pytest.param((signal.SIGTERM,), marks=pytest.mark.exhaustive),
         (signal.SIGKILL,),
-        (signal.SIGSTOP, signal.SIGKILL),
+        pytest.param((signal.SIGSTOP, signal.SIGKILL), marks=pytest.mark.exhaustive),
     ],
     ids=lambda numbers: " then ".join(one.name for one in numbers),
 )

@@ -321,7 +321,7 @@ def test_demo_in_a_terminal_draws_until_q_and_restores_the_screen(terminal: Term
     assert terminal.restored
 
 
-@pytest.mark.parametrize("how", ["key", "signal"])
+@pytest.mark.parametrize("how", ["key", pytest.param("signal", marks=pytest.mark.exhaustive)])
 def test_ctrl_c_ends_the_demo_with_success(terminal: Terminal, how: str) -> None:
     terminal.shows(b"EMULATED HOST")
     if how == "key":

@@ -186,6 +186,7 @@ def test_unknown_parameter_is_refused_before_anything_runs(
     assert not proof.exists()
 
 
+@pytest.mark.exhaustive
 def test_failing_trials_are_marked_and_the_rest_go_on(agent: SpanAgent, tmp_path: Path) -> None:
     file = tmp_path / "frontier.json"
     script = f"{TRAINING}"

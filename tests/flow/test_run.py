@@ -181,7 +181,9 @@ def test_counters_do_not_fall_over_a_restart(tmp_path: Path, number: int) -> Non
     assert "emulated-host" in answered.stdout, answered.stdout + answered.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive), signal.SIGKILL]
+)
 def test_processes_and_counters_continue_within_one_boot(tmp_path: Path, number: int) -> None:
     with EmulatedHost(profile_named("laptop")) as host:
         browser = f'"pid": "{host.start_jobs()["browser"]}"'  # other tests have such jobs too
@@ -252,6 +254,7 @@ def test_scrape_parses_in_both_formats_and_promtool_is_content(tmp_path: Path) -
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.needs_prometheus
 def test_real_prometheus_has_consistent_rates_without_resets(
     tmp_path: Path, free_port: Callable[[], int]

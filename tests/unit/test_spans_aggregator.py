@@ -83,6 +83,15 @@ def test_spans_with_known_energy_are_counted(outcome: Outcome, counts: bool) -> 
     assert totals.accounts().outcomes == dict.fromkeys(Outcome, 0) | {outcome: 1}
 
 
+def test_spans_of_one_batch_are_counted_by_their_own_outcome() -> None:
+    totals = SpanAggregator(MANY)
+    mixed = (Outcome.JOINED, Outcome.NO_ENERGY, Outcome.JOINED, Outcome.PARTIAL)
+    totals.add([joined("pay", {CPU: 3}, outcome=outcome) for outcome in mixed], moment(0))
+    assert [row.count for row in totals.accounts().rows] == [3]
+    found = totals.accounts().outcomes
+    assert (found["joined"], found["no_energy"], found["partial"]) == (2, 1, 1)
+
+
 def test_energy_is_counted_for_all_outcomes() -> None:
     totals = SpanAggregator(MANY)
     totals.add([joined("pay", {CPU: 3}, outcome=Outcome.ABANDONED)], moment(0))
@@ -288,6 +297,21 @@ def test_waiting_name_with_an_account_displaces_none() -> None:
     totals.add([joined("e", {CPU: 5})], moment(STALE_AFTER // S))
     assert names(totals) == {"a", "b", "d", "e", "other"}
     assert rows(totals)["shop", "e"].energy == {CPU: 5}
+
+
+def test_waiting_name_takes_a_free_place() -> None:
+    totals = full(SpanAggregator(MANY))
+    last = STALE_AFTER // S
+    totals.add([joined(name, {CPU: 10}) for name in "ab"], moment(last - 1))
+    assert "e" not in names(totals)
+    totals.add([joined("e", {CPU: 1})], moment(last - 1))
+    # The names ``c`` and ``d`` are removed together, and only ``f`` takes a place at once.
+    totals.add([joined("f", {CPU: 1})], moment(last))
+    assert names(totals) == {"a", "b", "f", "other"}
+    used = [joined(name, {CPU: 10}) for name in "abf"]
+    totals.add(used, moment(last + RANK_EVERY // S))
+    assert names(totals) == {"a", "b", "e", "f", "other"}
+    assert totals.released == {CPU: 10 + 10}
 
 
 def test_name_with_slightly_more_energy_displaces_none() -> None:

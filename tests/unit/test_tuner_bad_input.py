@@ -196,7 +196,7 @@ def test_paused_job_is_released_and_tuned_again() -> None:
     assert row is not None
     assert row.decision.reason is DecisionReason.PAUSED
     assert host.gpus[0].cap == DEFAULT
-    host.run(HOUR)
+    host.run(600)
     job.paused = False
     host.run(HOUR, until=lambda: held(host))
     assert held(host)

@@ -130,7 +130,6 @@ def test_level_that_becomes_too_slow_is_released_and_a_softer_one_found() -> Non
     assert softer.caps[GPU] > level
 
 
-@pytest.mark.slow
 def test_changed_job_is_released_and_proved_again() -> None:
     run = holding()
     run.on(2_000)
