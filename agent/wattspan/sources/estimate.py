@@ -103,7 +103,7 @@ NAME = "estimate"
 class EstimateSettings(Table, frozen=True):
     """CPU energy estimated from load, for a host without a counter; off by default."""
 
-    enabled: Annotated[bool, about("Whether to estimate.")] = False
+    enabled: Annotated[bool, about("Estimate the energy of CPUs without a counter.")] = False
     tdp_watts: Annotated[
         float, about("Power of one busy socket; required, there is no default.", least=0)
     ] = 0.0

@@ -37,14 +37,14 @@ DEFAULT_LISTEN = "127.0.0.1:9949"
     type=click.Choice(ViewSection, case_sensitive=False),
     default="all",
     show_default=True,
-    help="What to list.",
+    help="Rows to list.",
 )
 @click.option(
     "--sort",
     type=click.Choice(SortKey, case_sensitive=False),
     default="watts",
     show_default=True,
-    help="What to sort rows by.",
+    help="Column that sorts the rows.",
 )
 @click.option("--filter", "wanted", default="", help="List only rows that contain this text.")
 @config_options
