@@ -162,7 +162,7 @@ while True:
 
 @contextmanager
 def sleepers(count: int) -> Iterator[None]:
-    """``count`` more processes that do nothing. They end with this process in any case."""
+    """Start ``count`` sleeping processes, which end with this process in any case."""
     # The end of their input is the end of them all.
     with piped([sys.executable, "-S", "-E", "-c", _SLEEPERS, str(count)]) as (_, output):
         if output.read(5) != "ready":

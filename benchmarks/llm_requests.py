@@ -165,7 +165,7 @@ def counter_steps(
 
 
 def reported(request: EmulatedRequest, model: str, ident: int) -> InferenceRequest:
-    """The request as the span of vLLM tells it."""
+    """The span that vLLM sends for the request."""
 
     def since(time: float) -> int:
         return round((time - request.arrived) * SECOND)

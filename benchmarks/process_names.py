@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def look(pids: list[int], names: NamePolicy) -> Callable[[], None]:
-    """Describe all of them, none of whom is known yet."""
+    """Describe all processes without a cached description."""
 
     def describe_all() -> None:
         directory = HostProcesses(ProcFs(), names)

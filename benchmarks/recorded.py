@@ -35,7 +35,7 @@ DIMENSIONS: dict[str, list[Labels]] = {
     ],
     "currency": [{"currency": "EUR"}],
 }
-"""What there is of each label on every host."""
+"""Values of each label on every host."""
 
 
 def host(n: int) -> str:

@@ -18,7 +18,7 @@ BOARDS = (fleet, host, processes, gpus, spans, autotuner)
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """Every dashboard as its source says it, by file name."""
+    """Every dashboard as generated from its source, by file name."""
     built = [board.document() for board in BOARDS]
     return {f"{one['uid'].removeprefix('wattspan-')}.json": one for one in built}
 

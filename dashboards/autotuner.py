@@ -14,7 +14,7 @@ TUNED = 'exported_job=~"$tuned"'
 ONE = "instance, exported_job, knob"
 LEGEND = "{{exported_job}}, {{instance}}"
 MANY = 20
-"""Jobs, caps or hosts that one graph shows at most: where there are more, those that matter."""
+"""Most jobs, caps or hosts in one graph; the most important ones are selected."""
 
 SLOWDOWN = series("wattspan_autotune_slowdown_ratio", TUNED)
 BOUND = series("wattspan_autotune_slowdown_bound_ratio", TUNED)

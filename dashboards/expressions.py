@@ -22,7 +22,7 @@ AGGREGATED = re.compile(
     r"(?:sum|avg|min|max|count|group)\s*(?:(?P<how>by|without)\s*\((?P<labels>[^)]*)\)\s*)?\("
 )
 BEFORE = re.compile(r"(?:topk|bottomk)\s*by\s*\([^)]*\)\s*\(|\w*\(|[\d.]+(?:e\d+)?\s*[-+*/,]|\s+")
-"""What may stand before the vector whose labels are the answer's: a function, a number, a space."""
+"""Tokens before the vector whose labels the result has: a function, a number, a space."""
 
 RANKED = re.compile(r"\b(?:topk|bottomk)\s*(?:by\s*\([^)]*\)\s*)?\(")
 WORD = re.compile(r"(?<![\w.$:])[A-Za-z_:][\w:]*")

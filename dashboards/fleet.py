@@ -1,4 +1,4 @@
-"""Fleet: many hosts at a glance, all of it from recorded series."""
+"""Fleet: overview of many hosts from recorded series."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboards.promql import KIND, by, series
 from dashboards.shared import SHARE_STEPS, provenance, with_currencies
 
 SEEN_EVERY = 60
-"""Seconds between the looks at recorded power that energy is added up from.
+"""Step of the integral of recorded power, in seconds.
 
 Whatever the rules' own interval, as long as it is below the five minutes after which Prometheus
 takes a sample for gone.

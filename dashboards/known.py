@@ -1,4 +1,4 @@
-"""Which series there are: those of the catalogue, of the recording rules, and Prometheus's own."""
+"""Known series: of the catalogue, of the recording rules, and Prometheus's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMETHEUS = {
     "up": Known(frozenset(SCRAPE), counter=False),
     "ALERTS": Known(frozenset(SCRAPE | {"alertname", "alertstate", "severity"}), counter=False),
 }
-"""What Prometheus knows by itself."""
+"""Series that Prometheus adds."""
 
 
 def exported() -> dict[str, Known]:

@@ -17,7 +17,7 @@ COLUMNS = 24
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A panel and how much of the grid it takes."""
+    """A panel and its size in the grid."""
 
     panel: Any
     width: int
@@ -112,7 +112,7 @@ def dashboard(
 
 
 def _tidy(document: dict[str, Any]) -> dict[str, Any]:
-    """Without unused defaults of the SDK: links belong in sight, not in a menu."""
+    """Remove unused defaults of the SDK; links are displayed, not in a menu."""
     for link in (*document["links"], *document["annotations"].get("list", ())):
         link.pop("placement", None)
     for variable in document["templating"]["list"]:

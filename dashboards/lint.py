@@ -30,10 +30,10 @@ Series = Mapping[str, Known]
 BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__data", "__field"}
 RATES = {"rate": {"$__rate_interval"}, "increase": {"$__range", "$__rate_interval"}}
 WINDOWS = {**RATES, "changes": {"$__rate_interval"}, "present_over_time": {"10m"}}
-"""What functions may look over, where it is not the whole range that is shown."""
+"""Allowed windows of functions, except the displayed range."""
 
 DESCRIBED = 20
-"""Characters below which a description can hardly say what is shown and how it was obtained."""
+"""Least length of a description of content and provenance, in characters."""
 
 
 def problems(document: Document, boards: Boards, known: Series) -> list[str]:
@@ -47,7 +47,7 @@ def problems(document: Document, boards: Boards, known: Series) -> list[str]:
 
 
 def fixed(document: Document) -> Iterator[str]:
-    """It is edited in its source, not in Grafana, and is found by its uid."""
+    """The dashboard is not editable in Grafana and has a known uid."""
     if document.get("editable") is not False:
         yield "it is editable"
     if not document.get("uid", "").startswith("wattspan-"):
@@ -81,7 +81,7 @@ def chosen(document: Document) -> Iterator[str]:
 
 
 def placed(document: Document) -> Iterator[str]:
-    """Every panel has an address of its own and room of its own."""
+    """Panels have unique ids and do not overlap."""
     everything = [*document["panels"], *panels(document)]
     ids = [one.get("id") for one in {id(one): one for one in everything}.values()]
     if len(set(ids)) != len(ids) or not all(ids):
@@ -169,7 +169,7 @@ def _fleet(name: str) -> bool:
 
 
 def existing(document: Document, known: Series) -> Iterator[str]:
-    """Every series that is asked for exists, and has the labels that are asked of it."""
+    """Every queried series exists and has the queried labels."""
     for where, selector in _selectors(document):
         if selector.name not in known:
             yield f"{where}: there is no series {selector.name}"
@@ -209,7 +209,7 @@ def counted(document: Document, known: Series) -> Iterator[str]:
 
 
 def summed(document: Document, known: Series) -> Iterator[str]:
-    """No sum is of parts and wholes, of groups of different kinds, or of different currencies."""
+    """No sum mixes domains with their subdomains, kinds of groups, or currencies."""
     for where, selector in _selectors(document):
         labels = known[selector.name].labels if selector.name in known else frozenset()
         whole = selector.name.endswith("_info") or selector.matchers.get("hw_parent") == ("=", "")
@@ -240,7 +240,7 @@ def told_apart(document: Document, known: Series) -> Iterator[str]:
 
 
 def _names(panel: Mapping[str, Any], target: Mapping[str, Any]) -> set[str]:
-    """The labels that are seen of an answer: a table's columns, or those in a legend."""
+    """Displayed labels of a result: the columns of a table, or the labels in a legend."""
     if target.get("format") != "table":
         return legend_labels(target.get("legendFormat") or "")
     moves = panel.get("transformations", ())

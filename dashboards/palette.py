@@ -29,7 +29,7 @@ PROVENANCE = {
     "estimated": "orange",
     "emulated": "purple",
 }
-"""How a figure was obtained."""
+"""Provenances of figures."""
 
 MARK = "#8ab8ff"
 

@@ -1,4 +1,4 @@
-"""Panels, as few kinds as will do, each with the settings that all of its kind share."""
+"""Kinds of panels, with the settings that all panels of a kind share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 P = TypeVar("P", stat.Panel, timeseries.Panel)
 
 Steps = Sequence[tuple[float | None, str]]
-"""Thresholds: from which value on, which colour; the first from None."""
+"""Thresholds: least value and colour of each step; the first value is None."""
 
 
 LEGEND_WIDTH = 300
@@ -41,7 +41,7 @@ NARROWEST = 70
 """Pixels of a table's column that has no width of its own, where there is no room for more."""
 
 ROOM = {palette.SHARE: 0.05, palette.PER_SECOND: 1, palette.BYTES: 1_000_000}
-"""What an axis shows at least, by unit: nothing must look like nothing."""
+"""Least range of an axis by unit: noise near zero must look like zero."""
 
 FROM_NOTHING = {palette.SHARE, palette.JOULE, palette.SECONDS}
 """Units whose axes show their zero even where figures may be below it."""
@@ -104,7 +104,7 @@ def stat_panel(
     maps: Mapping[str, tuple[str, str]] | None = None,
     links: Iterable[Mapping[str, str]] = (),
 ) -> stat.Panel:
-    """One figure, or one of each series. ``names`` replaces the names of the series."""
+    """One figure, or one for each series. ``names`` replaces the names of the series."""
     text = common.BigValueTextMode.NAME if names else common.BigValueTextMode.AUTO
     panel: stat.Panel = (
         _common(stat.Panel(), title, says, unit, asks, instant=not spark)
@@ -236,7 +236,7 @@ def states(
     numbered: Mapping[str, tuple[str, str]],
     *asks: Ask,
 ) -> statetimeline.Panel:
-    """Which state when: values are numbers, named and coloured by ``numbered``."""
+    """State timeline: values are numbers, named and coloured by ``numbered``."""
     panel: statetimeline.Panel = (
         _common(statetimeline.Panel(), title, says, "", asks)
         .mappings([_value_map(numbered)])
@@ -332,7 +332,7 @@ def _field(of: str, queries: int) -> str:
 
 
 def _in_columns(titles: Mapping[str, str]) -> tuple[Any, Any]:
-    """Rows of all queries made one, and only these columns of it, in this order."""
+    """Join the rows of all queries and keep these columns, in this order."""
     places = {
         "includeByName": dict.fromkeys(titles, True),
         "indexByName": {field: place for place, field in enumerate(titles)},

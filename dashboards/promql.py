@@ -49,21 +49,21 @@ def each(above: str, below: str) -> str:
 
 
 def most(count: int, labels: str, selector: str) -> str:
-    """Those that spent most over the whole range: the same at every step of a graph."""
+    """The series with most energy over the displayed range, the same at every step of a graph."""
     return f"topk({count}, {by(labels, spent_to_the_end(selector))})"
 
 
 def among(count: int, labels: str, expr: str, selector: str) -> str:
-    """``expr`` of those that spent most: one of several figures is selected."""
+    """``expr`` of the series with most energy, for one selected figure."""
     return f"{expr} and on ({labels}) {most(count, labels, selector)}"
 
 
 def top(count: int, labels: str, selector: str) -> str:
-    """The power of those that spent most over the range, so that none comes and goes."""
+    """Power of the series with most energy over the range, so that the selection is constant."""
     return among(count, labels, by(labels, rate(selector)), selector)
 
 
 def rest(count: int, labels: str, selector: str) -> str:
-    """The power of all those that ``top`` leaves out, as one."""
+    """Total power of the series that ``top`` leaves out."""
     everything, chosen = f"sum({rate(selector)})", f"sum({top(count, labels, selector)})"
     return f"clamp_min(round({everything} - {chosen}, 0.001), 0)"  # sums of floats are not exact

@@ -1,4 +1,4 @@
-"""Panels that stand on more than one dashboard."""
+"""Panels of more than one dashboard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = Chosen(
     series("wattspan_group_energy_joules_total"), "hw_type", multi=True, all=True,
 )  # fmt: skip
 PROCESS_NAMED = "{{command}} {{pid}} on {{instance}}"
-"""A process in a legend: two hosts may have the same command under the same number."""
+"""A process in a legend, with its host: two hosts may have equal pids and commands."""
 
 SHARE_STEPS = ((None, palette.GOOD), (0.05, palette.NOTICE), (0.15, palette.BAD))
 

@@ -1,4 +1,4 @@
-"""The dashboards there are, and the addresses by which they lead to each other."""
+"""Uids of the dashboards, for links between them."""
 
 FLEET = "wattspan-fleet"
 HOST = "wattspan-host"

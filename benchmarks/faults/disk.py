@@ -131,7 +131,7 @@ def _spool_free(stage: Stage) -> None:
 
 
 def emptied(before: Sight, at_end: Sight, now: Sight) -> bool:
-    """Well, and nothing waits for the collector any more."""
+    """The agent is healthy, and the queue for the collector is empty."""
     return (
         flowing(before, at_end, now)
         and now.total("wattspan_spans_forward_queue_bytes") == 0

@@ -164,7 +164,7 @@ def _joined_meanwhile() -> Sign:
 
 
 def sent_anew(before: Sight, at_end: Sight, now: Sight) -> bool:
-    """Another agent is well, and nothing that the one before left waits any more."""
+    """The next agent is healthy and has delivered the data of the previous one."""
     return (
         flowing(before, at_end, now)
         and now.total("wattspan_spans_forward_queue_bytes") == 0

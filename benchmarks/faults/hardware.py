@@ -268,4 +268,4 @@ AT_ONCE = (
         short=0.5,
     ),
 )
-"""Short, for the tests: what the faults above do one after the other."""
+"""A short sequence of the faults above, for the tests."""

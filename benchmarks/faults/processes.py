@@ -1,4 +1,4 @@
-"""Processes that come and go faster than anybody can look."""
+"""Processes with lifetimes shorter than a poll."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Fault:
     """Reason for which scrapes may stay unanswered; "" where they may not."""
     limit: float = LIMIT
     excuses: Callable[[Breach], bool] = field(default=lambda _: False)
-    """What is right in this one case, though it is wrong in all others."""
+    """Breaches that are correct behaviour in this case only."""
     note: Callable[[Stage], str] = field(default=lambda _: "")  # a figure of its own, at the end
 
 

@@ -68,7 +68,7 @@ def behave(mode: str) -> Callable[[Stage], None]:
 
 
 def caught_up(before: Sight, at_end: Sight, now: Sight) -> bool:
-    """Well, nothing waits, and something was forwarded since."""
+    """The agent is healthy, its queue is empty, and it has forwarded spans since."""
     return (
         flowing(before, at_end, now)
         and now.total("wattspan_spans_forward_queue_bytes") == 0
@@ -109,7 +109,7 @@ def _connect(stage: Stage, send: bytes) -> None:
 
 
 def never_reads(stage: Stage) -> None:
-    """Eight scrapers that ask again and again, and read nothing."""
+    """Eight scrapers that send requests continuously and read no response."""
     for _ in range(8):
         _connect(stage, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
 

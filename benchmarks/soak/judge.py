@@ -17,7 +17,7 @@ PAIRED = 240
 """Samples of which all pairs are looked at; more are first made fewer by medians."""
 
 LEAST = 20
-"""Samples below which nothing is said."""
+"""Least number of samples for a verdict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from benchmarks.soak.judge import Verdict, judge
 from benchmarks.soak.samples import QUANTITIES, Quantity
 
 COUNTED = frozenset({"descriptors", "sockets", "threads", "shm_files", "announcers"})
-"""What no cache holds, so that ten minutes beside other work say whether it grows."""
+"""Quantities without caches: ten minutes beside other work show their growth."""
 
 CLEARLY = 5.0
 """By how much, beside other work: a slow machine has a few more of them open at a time."""

@@ -111,7 +111,7 @@ class Connection(http.client.HTTPConnection):
 
 
 def flood(where: str, seconds: float, count: int) -> dict[str, float]:
-    """Send as fast as the agent takes it, coming again when it says so."""
+    """Send at the rate that the agent accepts; retry after its Retry-After."""
     batches, connection = Batches(count), Connection(where)
     accepted = refused = 0
     began = time.monotonic()
@@ -126,7 +126,7 @@ def flood(where: str, seconds: float, count: int) -> dict[str, float]:
             if status not in {429, 503}:
                 raise RuntimeError(f"the agent answered {status}")
             refused += 1
-            time.sleep(min(again, 0.05))  # impatient: an exporter would wait as long as it says
+            time.sleep(min(again, 0.05))  # an exporter would wait as requested
     lasted = time.monotonic() - began
     return {
         "spans": accepted,

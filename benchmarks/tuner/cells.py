@@ -127,7 +127,7 @@ def _disturbed() -> Iterator[Cell]:
 
 
 def _null() -> Iterator[Cell]:
-    """Jobs with which nothing can be saved."""
+    """Jobs without a possible saving."""
     flat = curves()["v100-resnet50"].flat()
     for cv in (0.01, 0.05, 0.10):
         yield Cell(

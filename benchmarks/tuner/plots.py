@@ -1,4 +1,4 @@
-"""Results as pictures: SVG next to docs/autotune.md. Needs matplotlib, which nothing else does."""
+"""Results as SVG files for docs/autotune.md. Only this module needs matplotlib."""
 
 from __future__ import annotations
 

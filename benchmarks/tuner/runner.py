@@ -36,7 +36,7 @@ CORE = SimpleNamespace(begin=begin, step=step, report=report)
 """The tuner of this project."""
 
 _WINDOW = 600.0
-_PATIENCE = 20.0  # seconds without a look, though nothing came
+_PATIENCE = 20.0  # longest time between two calls without a new unit, in seconds
 _ALARMS = frozenset({DecisionReason.CHANGED, DecisionReason.OVER_BUDGET})
 
 

@@ -209,7 +209,7 @@ def run(terms: Terms, seed: int) -> Score:
     with _agent(terms) as (folder, host):
         board = _Board(host.directory)
         original = board.limit
-        time.sleep(5)  # the idle power is learned while nothing works
+        time.sleep(5)  # the agent learns the idle power while the host is idle
         began = time.monotonic()
         job = (_LoopJob if terms.callback else _ProfileJob)(terms, host, folder, seed)
         first = job.done()

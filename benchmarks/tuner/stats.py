@@ -22,7 +22,7 @@ def clopper_pearson(
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Linear between neighbours; NaN of nothing."""
+    """Quantile by linear interpolation; NaN of an empty sequence."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -33,7 +33,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN of nothing."""
+    """NaN of an empty sequence."""
     return math.fsum(values) / len(values) if values else math.nan
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from dashboards.queries import Variable, fill, panels, variables
 
-POINTS = 600  # about as many as a panel has pixels to show
+POINTS = 600  # about the number of horizontal pixels of a panel
 _TEXT_IN_REGEX = re.compile(r'(?P<label>\w+)="\(\?<text>')
 _COLUMNS = 24  # of Grafana's grid
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -31,7 +31,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time that is shown, in Unix seconds, and how often Prometheus scrapes."""
+    """Displayed time range in Unix seconds, and the scrape interval."""
 
     start: float
     end: float
@@ -240,7 +240,7 @@ def _exemplars(query: str, ask: Asked, window: Window) -> list[dict[str, float]]
 def _events(
     annotation: Mapping[str, Any], values: Mapping[str, str], ask: Asked, window: Window
 ) -> Iterator[dict[str, Any]]:
-    """When the annotation's query begins to say something other than zero, series by series."""
+    """Times at which the annotation's query becomes nonzero, for each series."""
     target = annotation.get("target") or {}
     expr = annotation.get("expr") or target.get("expr")
     if not expr or not annotation.get("enable", True):

@@ -1,4 +1,4 @@
-"""Draws an answered dashboard in a browser that reaches nothing but the page."""
+"""Draw an answered dashboard in a browser without network access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Route, sync_playwright
 
-ORIGIN = "http://dashboards.invalid"  # a name that cannot exist: every request is answered here
+ORIGIN = "http://dashboards.invalid"  # an invalid host name: this module answers every request
 TIMEOUT = 60_000  # milliseconds
 TALL = 6000  # pixels: content below the fold is not always drawn
 _COLORS = """() => [...document.querySelectorAll('[data-panel]')].flatMap((panel) => {
@@ -45,7 +45,7 @@ class Drawing:
     image: bytes  # PNG
     panels: tuple[Panel, ...]
     console: tuple[str, ...]  # errors and warnings
-    strangers: tuple[str, ...]  # addresses elsewhere that the page asked for, in vain
+    strangers: tuple[str, ...]  # refused requests of the page to other addresses
     plots: dict[str, int]  # number of colors of each plot, by its panel's title
     text: str
 
