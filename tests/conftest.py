@@ -16,7 +16,7 @@ from support.leaks import LEFT_RUNNING, LeakWatch
 from support.requirements import REQUIREMENTS, TOOLS, required
 
 _EXHAUSTIVE = ("alone", "search", "needs_apps", "needs_clients", "needs_grafana", "needs_node")
-"""Markers of tests that `make test` does not run: for their time, or what they need installed."""
+"""Markers of tests that `make test` leaves out, for their time or their requirements."""
 
 # Examples of a property: few and random at a desk, few and always the same ones in `make test`
 # (--hypothesis-profile=fixed), many in `make test-all`.

@@ -87,7 +87,7 @@ def symbols() -> frozenset[str]:
 
 
 def environment(library: Path, gpus: Path) -> dict[str, str]:
-    """What a client's environment must hold to see the emulated GPUs and no others."""
+    """Environment variables with which a client sees the emulated GPUs only."""
     return {"LD_LIBRARY_PATH": str(library.parent), ENVIRONMENT: str(gpus)}
 
 

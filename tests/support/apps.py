@@ -81,7 +81,7 @@ def install_node() -> None:
 
 
 def app_environment(**settings: str) -> dict[str, str]:
-    """The environment of an application as its user starts it: nothing of ours but ``settings``."""
+    """Environment of an application without test variables except ``settings``."""
     kept = {
         name: value
         for name, value in os.environ.items()

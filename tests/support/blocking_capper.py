@@ -1,4 +1,4 @@
-"""A capper whose devices never come back from a write: it is killed in the middle of one.
+"""A capper whose devices block in writes, to be killed in the middle of one.
 
 ``python -m support.blocking_capper before|after CAPPER-OPTIONS``: the process blocks before or just
 after the device write and reports it on standard error.

@@ -24,7 +24,7 @@ W = 1000
 
 
 class Killed(BaseException):
-    """The process ends here, and nothing of it runs any more."""
+    """The process ends here; none of its threads continues."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ def install() -> Path:
 
 
 def fake_nvidia_smi(directory: Path) -> Path:
-    """A directory for PATH with an ``nvidia-smi`` that says little and succeeds."""
+    """Directory for PATH with an ``nvidia-smi`` that prints little and succeeds."""
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "nvidia-smi"
     program.write_text(NVIDIA_SMI)

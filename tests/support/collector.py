@@ -102,7 +102,7 @@ class CutShort:
 
 @dataclass(frozen=True)
 class EarlyRefusal:
-    """Refuses by the headers alone, reading nothing of the body, and hangs up."""
+    """Refuse a request after its headers, without reading the body, and close the connection."""
 
     status: int = 413
 

@@ -26,10 +26,10 @@ from support.systemd_host import SystemdHost
 from support.systemd_host import missing as missing_systemd
 
 PACKAGES = ("python3", "systemd")
-"""What the package depends on. Nothing else is there, beyond the smallest Debian."""
+"""Dependencies of the package; the root has no other packages beyond Debian's minimum."""
 
 _SEEN = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
-"""What no test looks at, left out of the kept Debian."""
+"""Directories that no test needs; the stored Debian lacks them."""
 _SOURCES = ("agent", "exporters", "packaging/deb", "requirements", "scripts", "systemd", "")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -1,4 +1,4 @@
-"""A files exporter's writer without its thread, and readers that are none of ours."""
+"""A writer of the files exporter without its thread, and independent readers."""
 
 from __future__ import annotations
 

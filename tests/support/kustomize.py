@@ -1,7 +1,7 @@
 """The subset of kustomize that packaging/kubernetes uses: resources, components, JSON patches,
 files.
 
-Any other field of a kustomization is an error: nothing is left out in silence.
+Any other field of a kustomization is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLUSTERED = {"Namespace"}
 
 
 def built(folder: Path) -> list[Resource]:
-    """The resources that a kustomization comes to. A generated name has no hash."""
+    """Resources of a kustomization. A generated name has no hash."""
     said = kustomization(folder)
     found: list[Resource] = []
     for name in said.get("resources", ()):

@@ -56,7 +56,7 @@ PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 
 
 def as_user(uid: int) -> list[str]:
-    """Runs a command as ``uid``, with nothing of root's."""
+    """Run a command as ``uid`` without groups or capabilities of root."""
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
 
 

@@ -30,7 +30,7 @@ FIXED_LABELS = {"exported_job": "job"}
 """The one label that the agent's own page calls otherwise: Prometheus would overwrite it."""
 
 TARGET = {"job": "wattspan", "instance": "node7"}
-"""What Prometheus says of every series of an agent, whether it was scraped or pushed."""
+"""All series of an agent in Prometheus, scraped or pushed."""
 
 
 INSTRUMENTS = {

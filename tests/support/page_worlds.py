@@ -346,7 +346,7 @@ def quiet() -> Json:
 
 
 def unknown() -> Json:
-    """The first moment of an agent: nothing has been measured."""
+    """State of an agent before its first measurement."""
     told = quiet()
     nothing = {"seconds": 0.0, "joules": 0.0, "watts": None, "nodes": [], "links": []}
     told["now"] = nothing

@@ -22,7 +22,7 @@ class Empty(Table, frozen=True):
 
 
 class Unresolvable(Table, frozen=True):
-    """An annotation that means nothing."""
+    """An annotation without meaning."""
 
     key: "NoSuchType" = 0  # type: ignore[name-defined]  # noqa: F821, UP037
 

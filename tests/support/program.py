@@ -29,7 +29,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 SHARED_MEMORY = Path("/dev/shm")
 
 UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-"""Keeps the user, drops what root may do."""
+"""Keep the user and drop all capabilities."""
 
 
 def on_a_disk_of(size: str, folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from support.waiting import eventually
 
 
 class Prometheus:
-    """A Prometheus server under test, asked through its API."""
+    """A Prometheus server for tests, queried by its API."""
 
     def __init__(self, port: int) -> None:
         self._api = f"http://127.0.0.1:{port}/api/v1"

@@ -28,7 +28,7 @@ LEAVE_CGROUP = (
     _WITH_CGROUPS + 'find "/mnt/$1" -depth -type d -exec rmdir {} \\;',
     "sh",
 )
-"""Then the name: removes the cgroup, in which nothing may run any more."""
+"""Followed by the name: remove the cgroup, which must be empty."""
 
 
 def cgroups() -> set[str]:
@@ -52,7 +52,7 @@ _TARGETS = (
     *("sysinit", "basic", "sockets", "timers", "paths", "slices", "multi-user", "shutdown"),
     *("network", "network-online", "time-sync"),
 )
-"""What services with default dependencies ask for. Nothing of it does anything here."""
+"""Units that services with default dependencies require; they are empty here."""
 
 
 def own_units(folder: Path, *, alone: bool) -> None:

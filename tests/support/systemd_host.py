@@ -29,7 +29,7 @@ from support.systemd_boot import ENTER_CGROUP, LEAVE_CGROUP, PREFIX, boot_script
 from support.waiting import eventually
 
 PRINTED = Path("/run/systemd-host/printed")
-"""What services print, inside."""
+"""File with the output of services, inside the host."""
 
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -82,7 +82,7 @@ def training(it: Installed) -> Iterator[None]:
 
 @contextmanager
 def _inside(it: Installed, *command: str | Path) -> Iterator[str]:
-    """A program that ends with its standard input; yields the first line that it says."""
+    """Run a program that ends with its standard input; yield its first line of output."""
     with it.host.popen(*command) as process:
         assert process.stdout is not None
         try:

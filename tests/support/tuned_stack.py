@@ -263,7 +263,7 @@ class Tuned:
             raise AssertionError(f"{error}{self.explain()}") from None
 
     def caps(self) -> Self:
-        """Itself, as soon as its next cap comes into force."""
+        """Wait for the next cap to be in force; return self."""
         self.until(self.host.restored, "the original stands")
         self.until(self.host.capped, "a cap is in force")
         assert self.capper is not None or "capper = false" in self.config.read_text()

@@ -65,7 +65,7 @@ settle_units = 1
 [[autotune.job]]
 span = "train_step"
 """
-"""All else is as it comes; only what decides how long a search takes is not."""
+"""Only settings that determine the length of a search differ from the defaults."""
 
 JOB = "trainer/train_step"
 

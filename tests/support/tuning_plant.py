@@ -48,7 +48,7 @@ class Plant:
     vetoes: frozenset[DecisionReason] = frozenset()
     may: bool = True
     silent: bool = False
-    gap: Callable[[float], float] = lambda level: 0.0  # seconds after a step, none may see it
+    gap: Callable[[float], float] = lambda level: 0.0  # seconds after a step before it is visible
     ranks: int = 1
     work: Callable[[int], float] = lambda at: 1.0
     now: float = 0.0

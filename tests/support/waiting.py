@@ -14,8 +14,8 @@ T = TypeVar("T")
 def eventually(attempt: Callable[[], T], what: str, within: float = 60.0) -> T:
     """The first truthy result of ``attempt``; AssertionError naming ``what`` after ``within`` s.
 
-    ``within`` is a bound for the hopeless case only: a test passes as soon as the thing happens,
-    however slow the machine is.
+    ``within`` bounds failures only: a test passes as soon as the condition holds, however slow the
+    machine is.
     """
     clock, pause = SystemClock(), threading.Event()
     deadline = clock.monotonic() + round(within * 1e9)

@@ -31,7 +31,7 @@ def post(body: bytes, *headers: str, path: str = "/") -> bytes:
 
 @dataclass
 class Site:
-    """A running server. ``asked`` are the requests that its handler got."""
+    """A running server. ``asked`` lists the requests of its handler."""
 
     server: HttpServer
     tcp: tuple[str, int]
@@ -54,7 +54,7 @@ class Site:
         return http.client.HTTPConnection(*self.tcp, timeout=PATIENCE)
 
     def tell(self, data: bytes) -> bytes:
-        """All that comes back for ``data`` until the server closes; we close our half at once."""
+        """Send ``data``, shut down the writing side, and return the whole response."""
         with closing(self.connect()) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)

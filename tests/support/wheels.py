@@ -1,4 +1,4 @@
-"""This project as a wheel, and environments that have nothing of the project but it."""
+"""This project as a wheel, and environments that contain only the wheel."""
 
 from __future__ import annotations
 
