@@ -8,6 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n logical
 EACH = $(MAKE) --no-print-directory -k
 BOTH = $(EACH) -j2 --output-sync=target
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Flow tests wait for processes, timers and sockets half of their time.
+FLOW_WORKERS := $(shell expr $$(nproc) + $$(nproc) / 2)
 RECORD = --durations=10 --junit-xml=build/tests/$@.xml
 
 comma := ,
@@ -75,7 +77,7 @@ inner:
 	$(PYTEST) --hypothesis-profile=fixed -m slow $(RECORD:.xml=-slow.xml) $(INNER)
 
 flow:
-	$(PYTEST) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
+	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
 
 thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
