@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.synthetic_kernel import Life, SyntheticKernel
-from wattspan.model import Consumer, Instant, PayerInfo, Usage
+from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Usage
 from wattspan.ports import UsageBatch
+from wattspan.processes.lifecycle import YOUNG_CPU_TIME
 
 ACTIONS = st.lists(
     st.one_of(
@@ -82,29 +83,36 @@ def play(
 
     for action, *rest in actions:
         if action == "spawn":
-            kernel.spawn(parent=one_of(rest[0]).pid)
+            mother = one_of(rest[0])
+            kernel.spawn(parent=mother.pid)
+            mother.has_children = mother.has_children or not kernel.births.losing
         elif action == "run":
             kernel.run(one_of(rest[0]), rest[1])
         elif action == "exit":
             kernel.exit(one_of(rest[0]), reap=rest[1])
         elif action == "blink":
             parents = [one_of(rest[0])]
+            parents[0].has_children = parents[0].has_children or not kernel.births.losing
             for _ in range(rest[2]):
                 parents.append(kernel.spawn(parent=parents[-1].pid))
             for life in reversed(parents[1:]):
                 kernel.run(life, rest[1])
                 kernel.exit(life)
         elif action == "poll":
+            period = kernel.clock.monotonic() // SECOND
             kernel.clock.advance(ns=rest[0] * 1_000_000)
+            scans = kernel.clock.monotonic() // SECOND != period
             for life in [life for life in kernel.alive.values() if life.zombie]:
                 kernel.exit(life)
             for life in kernel.alive.values():
-                life.seen = True
+                young = life.cpu < YOUNG_CPU_TIME and not life.has_children and not life.polled
+                life.seen = life.seen or scans or not young
+                life.polled = True
             books.enter(source.poll(settle=next(settled)))
         elif lossy:
             kernel.births.losing = kernel.finals.losing = rest[0]
     for life in kernel.alive.values():
-        life.seen = True
+        life.seen = life.seen or life.polled or not life.zombie
     for _ in range(2):  # the final records, and processes that waited for a scan
         kernel.clock.advance(11.0)
         books.enter(source.poll())

@@ -1,6 +1,6 @@
 """A kernel whose truth is known: processes that live, work, die and are given each other's pids."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import Consumer, NamePolicy
@@ -18,7 +18,9 @@ class Life:
         self.cgroup = cgroup
         self.cpu = 0
         self.zombie = False
-        self.seen = False  # alive at a poll
+        self.seen = False  # known to the source from its clock
+        self.polled = False  # alive at a poll
+        self.has_children = False
         self.mother: Life | None = None
 
     @property
@@ -48,7 +50,7 @@ class Channel:
             if isinstance(note, ExitRecord):
                 news.add_exit(note)
             elif isinstance(note, tuple):
-                news.born[note[0]] = note[1]
+                news.add_birth(*note)
             else:
                 news.exited.add(note)
         self.waiting.clear()
@@ -112,6 +114,7 @@ class SyntheticKernel:
         self.cgroup_cost = 0  # CPU time of each read of the cgroup's clock
         self.envelope = Envelope(self)
         self.work_before_cgroup_read: list[tuple[Life, int]] = []
+        self.after_read: dict[int, Callable[[], None]] = {}  # events after the read of a clock
         self._pid_max = pid_max
         self._last_pid = 299
 
@@ -144,6 +147,8 @@ class SyntheticKernel:
             self.run(life, tail)
             self.births.send(life.pid)
             life.zombie = True
+            for child in self.alive.values():
+                child.parent = 1 if child.parent == life.pid else child.parent
         if reap:
             del self.alive[life.pid]
             self.dead.append(life)
@@ -195,6 +200,9 @@ class SyntheticKernel:
         life = self.alive.get(~(clock_id >> 3))
         if life is None or life.pid in self.hidden:
             raise OSError(22, "Invalid argument")
+        after = self.after_read.pop(life.pid, None)
+        if after is not None:
+            after()
         return life.cpu
 
     def read(self) -> int:

@@ -82,18 +82,20 @@ def test_exit_costs_are_charged_by_memory(seen: bool) -> None:
     source = kernel.source(envelope=True)
     source.poll()
     large, small = kernel.spawn(), kernel.spawn()
+    for life in (large, small):
+        kernel.run(life, MS)
     if seen:
         tick(kernel, source)
     for life, tail, memory in ((large, 35 * MS, 350 << 10), (small, MS, 4 << 10)):
-        kernel.run(life, 2 * MS)
+        kernel.run(life, MS)
         kernel.exit(life, tail=tail, memory=memory)
     charged = sorted(spent(tick(kernel, source)).values())
     if not seen:  # processes of one parent and command share an account
         assert charged == [40 * MS]
         return
     weights = exit_weight(4 << 10), exit_weight(350 << 10)
-    assert charged == [2 * MS + part for part in split(36 * MS, weights)]
-    assert charged[0] == pytest.approx(3 * MS, abs=MS)
+    assert charged == [MS + part for part in split(36 * MS, weights)]
+    assert charged[0] == pytest.approx(2 * MS, abs=MS)
 
 
 def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() -> None:
@@ -101,7 +103,9 @@ def test_exit_cost_is_not_charged_to_a_process_whose_clock_includes_its_own() ->
     source = kernel.source(envelope=True)
     source.poll()
     zombie, other = kernel.spawn(), kernel.spawn()
-    kernel.run(zombie, 2 * MS)
+    kernel.run(zombie, MS)
+    tick(kernel, source)
+    kernel.run(zombie, MS)
     kernel.exit(zombie, reap=False, tail=MS)
     tick(kernel, source)
     kernel.run(other, 2 * MS)
@@ -117,6 +121,8 @@ def test_work_between_reads_of_clocks_is_not_charged_to_exited_processes() -> No
     source = kernel.source(envelope=True)
     source.poll()
     life, bystander = kernel.spawn(), kernel.spawn()
+    kernel.run(life, MS)
+    tick(kernel, source)
     kernel.run(life, 2 * MS)
     kernel.run(bystander, MS)
     kernel.exit(life, reap=False)
@@ -202,6 +208,8 @@ def test_reaped_zombie_is_not_charged_twice() -> None:
     source = kernel.source()
     source.poll()
     life = kernel.spawn()
+    kernel.run(life, MS)
+    tick(kernel, source)
     kernel.run(life, 4 * MS)
     kernel.exit(life, reap=False)
     assert spent(tick(kernel, source)) == {life.consumer: 4 * MS}
@@ -316,3 +324,95 @@ def test_reused_pid_has_its_own_consumer() -> None:
         Consumer(one.pid, one.started),
         Consumer(two.pid, two.started),
     }
+
+
+def test_process_with_little_work_is_charged_at_its_second_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source(envelope=True)
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    first = tick(kernel, source)
+    kernel.run(life, MS)
+    second = tick(kernel, source)
+    assert (spent(first), first.usages[0].unclaimed) == ({}, 0)
+    assert spent(second) == {life.consumer: MS // 2 + MS}
+
+
+def test_young_process_that_ends_is_charged_from_its_exit_record() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    tick(kernel, source)
+    kernel.exit(life)
+    batch = tick(kernel, source)
+    assert [info.command for info in batch.infos] == ["dead"]
+    assert list(spent(batch).values()) == [MS // 2]
+
+
+@pytest.mark.parametrize("reap", [True, False], ids=["reaped", "zombie"])
+def test_young_process_that_ends_during_a_poll_is_charged_once(reap: bool) -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    idle = kernel.spawn()
+    for _ in range(13):
+        tick(kernel, source)
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    kernel.exit(idle)
+    kernel.finals.waiting.clear()  # its clock shows its end, after the first read of events
+    kernel.births.waiting[:] = [(life.pid, 1)]
+    kernel.after_read[life.pid] = lambda: kernel.exit(life, reap=reap)
+    amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(3)]
+    assert amounts == [MS // 2, 0, 0]
+
+
+def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    parent = kernel.spawn()
+    kernel.spawn(parent=parent.pid)
+    kernel.run(parent, MS // 2)
+    assert spent(tick(kernel, source)) == {parent.consumer: MS // 2}
+
+
+def test_full_scan_leaves_no_process_to_the_next_poll() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, MS // 2)
+    kernel.clock.advance(1.0)
+    assert spent(source.poll()) == {life.consumer: MS // 2}
+
+
+def test_zombie_with_an_exit_record_is_charged_once() -> None:
+    kernel = SyntheticKernel()
+    source = kernel.source()
+    source.poll()
+    life = kernel.spawn()
+    kernel.run(life, 3 * MS)
+    kernel.exit(life, reap=False)
+    amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(25)]
+    kernel.exit(life)
+    amounts += [sum(spent(tick(kernel, source)).values()) for _ in range(25)]
+    assert amounts == [3 * MS, *[0] * 49]
+
+
+def test_pid_of_a_zombie_is_tracked_when_it_is_used_again() -> None:
+    kernel = SyntheticKernel(pid_max=300)
+    source = kernel.source()
+    source.poll()
+    first = kernel.spawn()
+    kernel.run(first, 3 * MS)
+    kernel.exit(first, reap=False)
+    tick(kernel, source)
+    kernel.exit(first)
+    second = kernel.spawn()
+    assert second.pid == first.pid
+    kernel.run(second, 2 * MS)
+    assert spent(tick(kernel, source)) == {second.consumer: 2 * MS}

@@ -60,10 +60,16 @@ class ProcessEvents:
     """Events since the last drain. ``lost``: there were more events than these."""
 
     born: dict[int, int] = field(default_factory=dict)  # pid to its parent's
+    reborn: set[int] = field(default_factory=set)  # pids that were born more than once
     execed: set[int] = field(default_factory=set)
     exited: set[int] = field(default_factory=set)
     exits: dict[int, list[ExitRecord]] = field(default_factory=dict)
     lost: bool = False
+
+    def add_birth(self, pid: int, parent: int) -> None:
+        if pid in self.born:
+            self.reborn.add(pid)
+        self.born[pid] = parent
 
     def add_exit(self, record: ExitRecord) -> None:
         """Add a record; the sum over a thread group replaces the record of its first thread."""
@@ -73,6 +79,7 @@ class ProcessEvents:
         records.append(record)
 
     def merge(self, later: ProcessEvents) -> None:
+        self.reborn |= later.reborn | (self.born.keys() & later.born.keys())
         self.born.update(later.born)
         self.execed |= later.execed
         self.exited |= later.exited
@@ -199,7 +206,7 @@ def _add_event(
         return
     if what == _FORKED:
         if third == fourth:  # the child's task and group
-            events.born[third] = second
+            events.add_birth(third, second)
     elif what == _EXITED:
         if first == second:
             events.exited.add(second)

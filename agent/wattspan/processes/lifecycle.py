@@ -9,12 +9,15 @@ process is older than the agent. A new process with a reused pid inherits nothin
 lower, or its birth is reported, and then its start time decides.
 
 A build ends a thousand processes a second that no poll has seen alive. Those of one parent, command
-and user in one poll share one account, which stands for them as a parent too.
+and user in one poll share one account, which stands for them as a parent too. Two rules keep them
+cheap, because a description costs ten times as much as an exit record: a short process that has
+begun and ended since the last poll is charged from its exit record, zombie or not; and a reported
+one that has hardly worked at its first poll is *young* and waits for the next: most end before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,6 +46,11 @@ class ScanResult:
     churn: bool = False
     complete: bool = True
     scanned: bool = False
+
+    def add_young(self, pids: Iterable[int]) -> None:
+        """Treat the young processes of the last poll as born since then."""
+        self.born |= set(pids)
+        self.found -= self.born
 
 
 class ProcessScanner:
@@ -103,6 +111,16 @@ class ProcessScanner:
             result.born.update(pid for pid in pids if self._table.clock(pid) is not None)
 
 
+YOUNG_CPU_TIME = MILLISECOND
+"""A reported process with less CPU time is young at its first poll, unless it has children.
+
+Its work is charged at the next poll: this is the most that is charged late. A poll with a full scan
+leaves no process to the next one.
+"""
+
+SHORT_CPU_TIME = 10 * MILLISECOND
+"""The clock of an ended process with less CPU time is not read: that would cost a part of it."""
+
 _MAX_EXIT_DELAY = 50 * MILLISECOND  # from an exit to the poll that reports it
 _MAX_ANCESTORS = 16  # limit of the search for an ancestor with a known cgroup
 
@@ -157,6 +175,9 @@ class LifecycleUpdate:
         self.tails_unknown = False  # an exit without a record of its CPU time
         self.seen: set[int] = set()  # processed pids
         self.tracked: set[int] = set()  # pids whose tracking began in this poll
+        self.young: dict[int, int] = {}  # those of the last poll, with their parents
+        self.postponed: dict[str, int] = {}  # CPU time of those of this poll, by cgroup
+        self.parents: set[int] = set()  # of the processes born since the last poll
         self.exits_of_pid: dict[int, int] = {}  # number of unseen processes
         self.unseen: dict[_UnseenKey, Consumer] = {}  # their accounts
         self.accounts: dict[int, int] = {}  # pids of unseen processes in the account of another
@@ -174,6 +195,25 @@ class LifecycleTracker:
     ) -> None:
         self._processes, self._table, self._names = processes, table, names
         self._scanned: Instant | None = None
+        self._young: dict[int, int] = {}  # with their parents
+        self._settled: set[int] = set()  # pids of charged processes, which may be zombies
+
+    @property
+    def has_young(self) -> bool:
+        """True if the next poll must read a process again that hardly worked until the last one."""
+        return bool(self._young)
+
+    def begin(self, update: LifecycleUpdate) -> None:
+        """Begin a poll: add the young processes of the last one, leave out charged zombies."""
+        update.young, self._young = self._young, {}
+        update.found.add_young(update.young)
+        # Older ones come first: a parent's account is known before its children's.
+        update.events.born = {**update.young, **update.events.born}
+        update.parents |= set(update.events.born.values())
+        self._settled -= update.events.born.keys()
+        if update.found.scanned:
+            self._settled = {pid for pid in self._settled & update.found.found if self._ended(pid)}
+        update.found.found -= self._settled
 
     def process(self, update: LifecycleUpdate, moved: CpuDeltas) -> None:
         """Process one poll: exits and work first, then new processes, then unseen exits.
@@ -204,10 +244,15 @@ class LifecycleTracker:
                 self._end(update, row)
         return ended
 
-    def describe(self, update: LifecycleUpdate, row: TrackedProcess) -> None:
-        """Describe a process if its description changed; its earlier charges are not affected."""
+    def describe(
+        self, update: LifecycleUpdate, row: TrackedProcess, stat: Stat | None = None
+    ) -> None:
+        """Describe a process if its description changed; its earlier charges are not affected.
+
+        ``stat`` is the one of this moment, if it is known.
+        """
         pid = row.consumer.pid
-        stat = self._processes.stat(pid)
+        stat = stat or self._processes.stat(pid)
         if stat is not None and stat.started == row.consumer.started:
             row.cgroup_text = self._processes.cgroup(pid) or row.cgroup_text
             known = row.info.command if row.info and row.command == stat.comm else None
@@ -235,9 +280,15 @@ class LifecycleTracker:
         stat = self._processes.stat(row.consumer.pid)
         return stat is not None and stat.started == row.consumer.started
 
-    def _work(self, update: LifecycleUpdate, row: TrackedProcess, amount: int) -> CpuCharge:
+    def _work(
+        self,
+        update: LifecycleUpdate,
+        row: TrackedProcess,
+        amount: int,
+        stat: Stat | None = None,
+    ) -> CpuCharge:
         if row.info is None and amount > 0:
-            self.describe(update, row)
+            self.describe(update, row, stat)
         charge = CpuCharge(row.consumer, amount, row.cgroup_text, row)
         if amount > 0:
             update.charges.append(charge)
@@ -273,10 +324,12 @@ class LifecycleTracker:
 
     def _track(self, update: LifecycleUpdate, pid: int) -> bool:
         """Track a new process. Its CPU time counts from an observed birth, else from now."""
-        if pid in self._table:
+        if pid in self._table or self._has_ended(update, pid):
             return False
         born = pid not in update.found.found
         value = self._table.clock(pid)  # first, as it fails faster if the process has ended
+        if value is not None and self._is_postponed(update, pid, value):
+            return False
         stat = self._processes.stat(pid) if value is not None else None
         if stat is None or value is None:
             return False
@@ -289,7 +342,40 @@ class LifecycleTracker:
             row.exit_cpu, row.exit_memory = record.cpu, record.memory
         self._table.add(row)
         if update.before is not None and (born or self._since_scan(stat)):
-            self._work(update, row, value)
+            self._work(update, row, value, stat)
+        return True
+
+    def _has_ended(self, update: LifecycleUpdate, pid: int) -> bool:
+        """True if a short process that was born since the last poll has its exit record already.
+
+        Its clock is not read then. That of a zombie would also have the cost of the exit, which is
+        charged by the clock of its cgroup.
+        """
+        events = update.events
+        if pid not in events.born or pid in events.reborn or pid in update.young:
+            return False
+        records = events.exits.get(pid)
+        if not records or update.before is None:
+            return False
+        return records[-1].certain and records[-1].cpu < SHORT_CPU_TIME
+
+    def _ended(self, pid: int) -> bool:
+        """True for a zombie."""
+        stat = self._processes.stat(pid)
+        return stat is not None and stat.exiting
+
+    def _is_postponed(self, update: LifecycleUpdate, pid: int, value: int) -> bool:
+        """Leave a reported process to the next poll, if it has hardly worked and has no child."""
+        events = update.events
+        if value >= YOUNG_CPU_TIME or pid not in events.born or pid in update.parents:
+            return False
+        if update.before is None or update.found.scanned or pid in update.young:
+            return False
+        if events.exits.get(pid):  # it has ended already
+            return False
+        self._young[pid] = events.born[pid]
+        text = self._text_of(update, events.born[pid])
+        update.postponed[text] = update.postponed.get(text, 0) + value
         return True
 
     def _since_scan(self, stat: Stat) -> bool:
@@ -300,6 +386,10 @@ class LifecycleTracker:
     def _apply_exit_records(self, update: LifecycleUpdate) -> None:
         """Charge exited processes that were never tracked; keep records of unreaped ones."""
         exits, born = update.events.exits, update.events.born
+        for pid in self._young.keys() & exits.keys():  # ended during this poll
+            del self._young[pid]
+            if self._track(update, pid):
+                update.tracked.add(pid)
         # In the order of births: a parent's account is known before its children's.
         pids = [pid for pid in born if pid in exits]
         pids += [pid for pid in exits if pid not in born]
@@ -310,6 +400,8 @@ class LifecycleTracker:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
                     row.exit_memory = max(row.exit_memory, records[-1].memory)
             elif update.before is not None:
+                if records:
+                    self._settled.add(pid)
                 for final in records:
                     if final.certain or pid in update.events.born:
                         self._charge_unseen(update, final, update.before)
@@ -318,7 +410,7 @@ class LifecycleTracker:
     def _charge_unseen(self, update: LifecycleUpdate, record: ExitRecord, before: Instant) -> None:
         pid, parent, cpu, elapsed = record[:4]
         now = update.now
-        if elapsed > now.mono - before.mono + _MAX_EXIT_DELAY:
+        if elapsed > now.mono - before.mono + _MAX_EXIT_DELAY and pid not in update.young:
             return  # it was hidden until now: its work is unattributed already
         parent = update.events.born.get(pid, parent)
         parent = update.accounts.get(parent, parent)

@@ -148,6 +148,7 @@ class CpuUsageSource:
         self._new_cgroups: set[str] = set()
         self._remainders: set[str] = set()
         self._removed: list[Remainder] = []
+        self._postponed: dict[str, int] = {}  # time of young processes, by the text of a cgroup
         self._recent: deque[tuple[int, TrackedProcess]] = deque()
         self._audited: deque[TrackedProcess] = deque(maxlen=_MAX_AUDITED)
         self._before: Instant | None = None
@@ -180,6 +181,8 @@ class CpuUsageSource:
     def _can_wait(self) -> bool:
         """True if no process has been born or has ended since the last poll, as far as is known."""
         if self._churn or self._new_cgroups or self._fork_events is None:
+            return False
+        if self._lifecycle.has_young:
             return False
         exits = self._exit_events is not None and self._exit_events.pending()
         return not (
@@ -227,10 +230,12 @@ class CpuUsageSource:
         if measured:
             self._add_events(events, found)
         update = LifecycleUpdate(events, found, self._before, now)
+        self._lifecycle.begin(update)
         self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         self._add_charged(update)
         began = self._before.mono if self._before is not None else now.mono
-        if self._idle_scanner.due(now.mono, self._capacity(began, now.mono)):
+        postponed = sum(update.postponed.values())
+        if self._idle_scanner.due(now.mono, self._capacity(began, now.mono), postponed):
             self._lifecycle.process(update, self._read_clocks(self._table.idle, update))
             self._table.sweep(IDLE_AFTER)
             self._idle_scanner.scanned(now.mono)
@@ -243,7 +248,8 @@ class CpuUsageSource:
                 self._add_events(events, found)
                 self._lifecycle.process(update, self._read_clocks(self._table.active, update))
         times = self._accounts.sample_times()
-        self._finish(update, result, times, measured=measured, complete=found.complete)
+        complete = found.complete and not self._lifecycle.has_young
+        self._finish(update, result, times, measured=measured, complete=complete)
 
     def _finish(
         self,
@@ -370,6 +376,7 @@ class CpuUsageSource:
             covering = self._covering(text)
             if covering is not None:
                 self._excess.charged(covering, amount)
+        self._settle_postponed(update)
         if measured:
             self._churn = False
             for cgroup, excess in self._excess.settle().items():
@@ -377,6 +384,14 @@ class CpuUsageSource:
             for path in self._new_cgroups:
                 cgroups.add(path)
             self._new_cgroups.clear()
+
+    def _settle_postponed(self, update: LifecycleUpdate) -> None:
+        """Exclude the time of young processes, which will be charged, from the excess."""
+        for sign, postponed in ((-1, self._postponed), (1, update.postponed)):
+            for text, amount in postponed.items():
+                if (covering := self._covering(text)) is not None:
+                    self._excess.charged(covering, sign * amount)
+        self._postponed = update.postponed
 
     def _charge_excess(
         self, update: LifecycleUpdate, cgroup: str, excess: int, ended: Sequence[EndedCharge]
@@ -418,7 +433,8 @@ class CpuUsageSource:
 
     def _redescribe(self, update: LifecycleUpdate) -> None:
         """Describe processes again: after an exec, after `RESCAN_INTERVAL`, and in turn."""
-        again = set(self._table.rows(update.events.execed))
+        # The processes that this poll has found were described after these events.
+        again = set(self._table.rows(update.events.execed - update.tracked))
         while self._recent and self._recent[0][0] <= update.now.mono:
             row = self._recent.popleft()[1]
             again.add(row)
