@@ -10,9 +10,13 @@ import pytest
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.token_power import (
     ENOUGH_PERIODS,
+    ENOUGH_TIME,
+    MAX_COMBINATIONS,
     MAX_ERROR,
     MAX_MODELS,
+    MOST_PERIOD,
     NO_WORK,
+    PREFILLS_OF_A_PERIOD,
     TokenEnergy,
     TokenPowerModel,
     TokenWork,
@@ -90,7 +94,7 @@ def test_constant_mixture_is_not_identified() -> None:
 
 def test_few_periods_are_not_identified() -> None:
     model = TokenPowerModel()
-    _learn(model, 10 * ENOUGH_PERIODS - 1)
+    _learn(model, ENOUGH_TIME // STEP - 1)
 
     assert model.error("m") == inf
 
@@ -99,12 +103,37 @@ def test_few_periods_are_not_identified() -> None:
     assert model.error("m") < inf
 
 
+def test_few_long_periods_are_not_identified() -> None:
+    model = TokenPowerModel()
+    model.set_prefill_time(SECOND)
+    _learn(model, ENOUGH_PERIODS * MOST_PERIOD // STEP - 1)
+
+    assert model.error("m") == inf
+
+    _learn(model, 1)
+
+    assert model.error("m") < inf
+
+
+def test_period_of_an_equation_is_long_compared_to_prefill() -> None:
+    model = TokenPowerModel()
+    model.set_prefill_time(SECOND / 5)
+    steps = PREFILLS_OF_A_PERIOD * 2
+    _learn(model, steps - 1)
+
+    assert model.names == ()
+
+    _learn(model, 1)
+
+    assert model.names == ("m",)
+
+
 def test_unknown_model_has_no_coefficients() -> None:
     model = TokenPowerModel()
 
     assert set(model.coefficients("other")) == {0.0}
     assert model.error("other") == inf
-    assert model.variance("other", NO_WORK) == inf
+    assert model.variance({"other": NO_WORK}) == inf
     assert not model.identified(["other"])
 
 
@@ -149,6 +178,37 @@ def test_models_on_one_board_are_kept_apart() -> None:
     assert model.identified(["large", "small"])
 
 
+def test_model_keeps_its_coefficients_while_another_one_is_alone() -> None:
+    model, chance = TokenPowerModel(), random.Random(9)
+    small = TokenEnergy._make([0.4 * each for each in TRUTH])._replace(active=TRUTH.active)
+    total = NO_WORK
+    for i in range(2000):
+        works = {"large": _work(chance, 0.05), "small": _work(chance, 0.05)}
+        if i // 10 % 4 == 0:
+            del works["large"]
+        energy = sum({"large": TRUTH, "small": small}[m].of(w) for m, w in works.items())
+        model.learn(works, energy * chance.gauss(1.0, 0.01), STEP)
+        total = total.plus(works["small"])
+    before = model.coefficients("small").of(total)
+    _learn(model, 3_000, name="large", seed=10)
+
+    assert before == pytest.approx(small.of(total), rel=0.05)
+    assert model.coefficients("small").of(total) == pytest.approx(before, rel=0.05)
+
+
+def test_least_recently_used_combination_is_forgotten() -> None:
+    model, chance = TokenPowerModel(), random.Random(11)
+    _learn(model, 10, name="0")
+    for number in range(1, MAX_COMBINATIONS + 1):
+        names = [str(bit) for bit in range(1, 6) if number >> (bit - 1) & 1]
+        works = {name: _work(chance, 0.1 / len(names)) for name in names}
+        for _ in range(10):
+            model.learn(works, 30e6, STEP)
+
+    assert len(model) == 6
+    assert not any(model.coefficients("0")[:-1])
+
+
 def test_least_recently_used_model_is_forgotten() -> None:
     model = TokenPowerModel()
     for i in range(MAX_MODELS + 1):
@@ -179,12 +239,12 @@ def test_model_without_energy_is_not_identified() -> None:
     assert model.error("m") == inf
 
 
-def test_variance_of_residuals_is_that_of_a_period() -> None:
+def test_variance_of_residuals_is_that_of_a_second() -> None:
     model = TokenPowerModel()
     chance = random.Random(8)
     for _ in range(6000):
         work = _work(chance)
         model.learn({"m": work}, TRUTH.of(work) + chance.gauss(0.0, 1e6), STEP)
 
-    periods = SECOND / STEP
-    assert model.residual_variance == pytest.approx(periods * 1e12, rel=0.2)
+    steps = SECOND / STEP
+    assert model.residual_variance == pytest.approx(steps * 1e12, rel=0.2)

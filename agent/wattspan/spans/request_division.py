@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import isfinite, sqrt
@@ -29,7 +29,6 @@ from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
 from wattspan.spans.token_power import (
-    LEARNED_PERIOD,
     NO_TOKEN_ENERGY,
     NO_WORK,
     TokenPowerModel,
@@ -56,6 +55,7 @@ BOARD_TIMEOUT = 10 * SECOND
 # Standard deviations of the stated uncertainty: the model is simpler than an engine.
 _SURE = 2.5
 _EDGE_TIME = 2 * MILLISECOND  # standard deviation of the edge of a request in a counter's step
+_PREFILL_MEMORY = 500  # requests to which older ones fade in the mean duration of prefill
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
 
 
@@ -105,8 +105,17 @@ class _Engine:
     recent: list[InferenceRequest] = field(default_factory=list)
     progress: DecodeProgress = field(default_factory=DecodeProgress)
     means: SharingMeans = field(default_factory=SharingMeans)
+    requests: int = 0
+    prefill: float = 0.0  # mean nanoseconds of so many recent requests
 
     opened: list[InferenceRequest] = field(default_factory=list)
+
+    def add_prefill(self, requests: Iterable[InferenceRequest]) -> None:
+        """Update the mean duration of prefill."""
+        for each in requests:
+            if each.known_phases:
+                self.requests = min(self.requests + 1, _PREFILL_MEMORY)
+                self.prefill += (each.first - each.start - self.prefill) / self.requests
 
     def keep(self, opened: list[InferenceRequest]) -> None:
         """Set the requests without their final energy; keep the recent ones beside them."""
@@ -130,7 +139,8 @@ class _OpenRequest:
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
     covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
-    slopes: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    # By board and model: the change of the energy with each coefficient.
+    slopes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     works: dict[str, TokenWork] = field(default_factory=dict)  # by board
     method: DivisionMethod = DivisionMethod.MODEL
 
@@ -198,6 +208,7 @@ class RequestDivision:
         if self._since is None:
             self._since = min(starts)
         owner = self._engines.setdefault(engine, _Engine())
+        owner.add_prefill(requests)
         self._open += (_OpenRequest(each, owner) for each in requests)
 
     def assign(self, engine: Hashable, boards: frozenset[str]) -> None:
@@ -240,6 +251,8 @@ class RequestDivision:
             if not ready:
                 continue
             first, board.divided = ready[0].start, ready[-1].end
+            users = [each for each in self._engines.values() if name in each.boards]
+            board.model.set_prefill_time(max((each.prefill for each in users), default=0.0))
             near = sorted(
                 (
                     each
@@ -325,8 +338,7 @@ class RequestDivision:
         uncertainty = None
         if done.method is DivisionMethod.MODEL:
             variance = done.noise + sum(
-                self._boards[board].model.variance(model, slopes)
-                for (board, model), slopes in done.slopes.items()
+                self._boards[board].model.variance(slopes) for board, slopes in done.slopes.items()
             )
             if isfinite(variance):
                 uncertainty = Microjoules(round(_SURE * sqrt(variance)))
@@ -369,13 +381,14 @@ class RequestDivision:
             if weights.method is not DivisionMethod.MODEL:
                 each.method = weights.method
         if weights.method is DivisionMethod.MODEL and whole > 0:
-            noise = model.residual_variance * (end - start) / LEARNED_PERIOD
+            noise = model.residual_variance * (end - start) / SECOND
             for each, work, own, share in zip(inside, works, weights.requests, shares, strict=True):
                 fraction, scale = sum(own) / whole, energy / whole
                 each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
+                of_board = each.slopes.setdefault(board, {})
                 for name, total in totals.items():
                     amounts = work if name == each.request.model else NO_WORK
-                    slopes = each.slopes.setdefault((board, name), [0.0] * len(total))
+                    slopes = of_board.setdefault(name, [0.0] * len(total))
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
         return idle

@@ -9,11 +9,11 @@ where *attention* and *context* are the sums of the context lengths over all pre
 decode tokens. An *iteration* generates one token for each request in decode and reads the weights
 of the model once. An engine batches its requests, so that no step shows one of them alone, but
 steps with different mixtures of work show the coefficients: recursive least squares over periods of
-a second, in information form with exponential forgetting, solved without negative coefficients.
-Each model on a board has coefficients of its own; the steps of several models are one system of
-equations.
+some seconds, in information form with exponential forgetting, solved without negative coefficients.
+Each model on a board has coefficients of its own, but for the active time, which is a power of the
+board; the steps of several models are one system of equations.
 
-The time of a second is filled by iterations and prefill, so the work of iterations, of prefill and
+The time of a period is filled by iterations and prefill, so the work of iterations, of prefill and
 of active time are nearly dependent. A ridge takes the shortest of the solutions that differ less
 than the errors of the work allow to decide; the posterior covariance contains its bias.
 
@@ -37,12 +37,16 @@ from typing import NamedTuple
 from wattspan.model import SECOND
 from wattspan.spans.linear_systems import non_negative_solution, product, solved
 
-LEARNED_PERIOD = SECOND
-"""Consecutive steps of this time are one equation: a shift of work between two steps of 0.1 s then
-matters less."""
+LEAST_PERIOD, MOST_PERIOD = SECOND, 10 * SECOND
+"""Limits of the period of one equation."""
 
-ENOUGH_PERIODS = 30
-"""Equations with a model before it can be identified."""
+PREFILLS_OF_A_PERIOD = 15
+"""Consecutive steps are one equation: prompt tokens are spread evenly over prefill, but an engine
+computes them in chunks, and the time of a decode token is not known exactly. Such a shift of work
+matters less in a period that is long compared to prefill."""
+
+ENOUGH_PERIODS, ENOUGH_TIME = 15, 30 * SECOND
+"""Equations with a model, and their time, before it can be identified."""
 
 MAX_ERROR = 0.1
 """Largest standard error of the parts of an identified model's mean energy, of the whole."""
@@ -50,9 +54,13 @@ MAX_ERROR = 0.1
 MAX_MODELS = 8
 """Models of one board; the least recently used one is forgotten."""
 
+MAX_COMBINATIONS = 16
+"""Combinations of models in one period; the equations of the least recently used one are
+forgotten."""
+
 _FIRST_PERIODS = 10  # equations with a model before their residuals count
-_MEMORY = 600.0  # equations of a model to which older ones fade
-# Of the diagonal of the normal matrix: the work in a second is known to about 3 %, and its square
+_MEMORY = 600.0  # seconds of a model's equations to which older ones fade
+# Of the diagonal of the normal matrix: the work in a period is known to about 3 %, and its square
 # is the least part of a coefficient's information that can be told from errors of the work.
 _RIDGE = 1e-3
 
@@ -81,7 +89,10 @@ _WIDTH = len(TokenWork._fields)
 
 
 class TokenEnergy(NamedTuple):
-    """Microjoules of a prefill or decode token, a token of context, an iteration, a second."""
+    """Microjoules of a prefill or decode token, a token of context, an iteration, a second.
+
+    The last one is the same for all models on a board.
+    """
 
     prefill: float
     attention: float
@@ -117,11 +128,11 @@ class _Mean:
     """A mean that fades with the memory of the model."""
 
     value: float = 0.0
-    count: float = 0.0
+    weight: float = 0.0
 
-    def add(self, value: float) -> None:
-        self.count = min(self.count + 1, _MEMORY)
-        self.value += (value - self.value) / self.count
+    def add(self, value: float, weight: float) -> None:
+        self.weight = min(self.weight + weight, max(weight, _MEMORY))
+        self.value += (value - self.value) * weight / self.weight
 
 
 @dataclass(slots=True)
@@ -129,9 +140,46 @@ class _LearnedModel:
     """The number of a model's equations, and means by exponential forgetting."""
 
     periods: int = 0
+    time: int = 0  # nanoseconds of the periods
     weight: float = 0.0
     work: list[float] = field(default_factory=lambda: [0.0] * _WIDTH)  # sum over equations
     energy: float = 0.0  # sum over equations
+
+
+class _Equations:
+    """The normal equations of the periods with work of exactly these models."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self.models = tuple(models)
+        size = _WIDTH * len(self.models)
+        self.normal = [[0.0] * size for _ in range(size)]
+        self.right = [0.0] * size
+        self.squares = 0.0  # of energies
+
+    def fade(self, kept: float) -> None:
+        self.normal = [[each * kept for each in row] for row in self.normal]
+        self.right = [each * kept for each in self.right]
+        self.squares *= kept
+
+    def add(self, works: Mapping[str, Sequence[float]], energy: float) -> None:
+        amounts = [amount for model in self.models for amount in works[model]]
+        for i, (row, amount) in enumerate(zip(self.normal, amounts, strict=True)):
+            self.right[i] += amount * energy
+            for j, other in enumerate(amounts):
+                row[j] += amount * other
+        self.squares += energy * energy
+
+
+class _System(NamedTuple):
+    """Normal equations with a diagonal of ones and the ridge, and the scales of the unknowns.
+
+    ``squares`` are the sums of the squared energies of the equations with each unknown.
+    """
+
+    matrix: list[list[float]]
+    right: list[float]
+    scales: list[float]
+    squares: list[float]
 
 
 class TokenPowerModel:
@@ -139,16 +187,17 @@ class TokenPowerModel:
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, _LearnedModel] = OrderedDict()
-        self._normal: dict[tuple[str, str], list[list[float]]] = {}  # blocks, in both orders
-        self._right: dict[str, list[float]] = {}
+        # By the models with work in a period. An equation fades as a whole, or it would change
+        # the solution: with each later equation that has one of its models.
+        self._equations: OrderedDict[frozenset[str], _Equations] = OrderedDict()
         self._variance = _Mean()
-        self._squares: dict[str, float] = {}  # of energies
         self._idle_energy = self._idle_time = 0.0
         self._period: dict[str, list[float]] = {}
         self._period_energy = 0.0
         self._period_time = 0
+        self._least_time: int = LEAST_PERIOD
         self._solution: dict[str, TokenEnergy] | None = None
-        self._covariances: dict[str, list[list[float]]] | None = None
+        self._covariances: list[list[float]] | None = None
 
     @property
     def idle_power(self) -> float:
@@ -165,6 +214,11 @@ class TokenPowerModel:
 
     # ----------------------------------------------------------------------------------- learn
 
+    def set_prefill_time(self, prefill: float) -> None:
+        """Choose the period of an equation by the mean nanoseconds of prefill."""
+        wanted = round(PREFILLS_OF_A_PERIOD * prefill)
+        self._least_time = min(MOST_PERIOD, max(LEAST_PERIOD, wanted))
+
     def learn(self, works: Mapping[str, TokenWork], energy: float, length: int) -> None:
         """Add a step of ``length`` nanoseconds, with the work of each model in it."""
         active = sum(work.active for work in works.values())
@@ -180,39 +234,37 @@ class TokenPowerModel:
                 before[i] += amount
         self._period_energy += energy - self.idle_power * max(0.0, seconds - active)
         self._period_time += length
-        if self._period_time >= LEARNED_PERIOD:
+        if self._period_time >= self._least_time:
             self._end_period()
 
     def _end_period(self) -> None:
         """Make one equation of the collected steps."""
-        works, energy = self._period, self._period_energy
+        works, energy, time = self._period, self._period_energy, self._period_time
         self._period, self._period_energy, self._period_time = {}, 0.0, 0
         for model in works:
             self._use(model)
-        self._compare(works, energy)
-        kept = 1 - 1 / _MEMORY
+        self._compare(works, energy, time)
+        kept = max(0.0, 1 - time / SECOND / _MEMORY)
         for model, work in works.items():
             learned = self._models[model]
             learned.periods += 1
+            learned.time += time
             learned.weight = learned.weight * kept + 1
             learned.energy = learned.energy * kept + energy
             learned.work = [a * kept + b for a, b in zip(learned.work, work, strict=True)]
-            self._right[model] = [each * kept for each in self._right[model]]
-            for other in self._models:
-                # Scaling the rows and columns of a model fades its equations.
-                self._scale(model, other, kept if other == model else sqrt(kept))
-        for model, work in works.items():
-            self._squares[model] = self._squares[model] * kept + energy * energy
-            for i, amount in enumerate(work):
-                self._right[model][i] += amount * energy
-            for other, also in works.items():
-                block = self._normal[model, other]
-                for i, amount in enumerate(work):
-                    for j, amount_also in enumerate(also):
-                        block[i][j] += amount * amount_also
+        models = frozenset(works)
+        for others, equations in self._equations.items():
+            if not models.isdisjoint(others):
+                equations.fade(kept)
+        if models not in self._equations:
+            self._equations[models] = _Equations(sorted(models))
+            if len(self._equations) > MAX_COMBINATIONS:
+                self._equations.popitem(last=False)
+        self._equations.move_to_end(models)
+        self._equations[models].add(works, energy)
         self._solution = self._covariances = None
 
-    def _compare(self, works: Mapping[str, Sequence[float]], energy: float) -> None:
+    def _compare(self, works: Mapping[str, Sequence[float]], energy: float, time: int) -> None:
         """Estimate variances from the deviation of a period from the former solution."""
         if min(self._models[model].periods for model in works) < _FIRST_PERIODS:
             return
@@ -220,27 +272,23 @@ class TokenPowerModel:
         deviation = energy - sum(
             solution[model].of(TokenWork(*work)) for model, work in works.items()
         )
-        self._variance.add(deviation * deviation)
+        seconds = time / SECOND
+        self._variance.add(deviation * deviation / seconds, seconds)
 
     def _use(self, model: str) -> None:
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 self._forget(next(iter(self._models)))
             self._models[model] = _LearnedModel()
-            self._right[model] = [0.0] * _WIDTH
-            self._squares[model] = 0.0
-            for other in self._models:
-                for pair in ((model, other), (other, model)):
-                    self._normal[pair] = [[0.0] * _WIDTH for _ in range(_WIDTH)]
         self._models.move_to_end(model)
 
     def _forget(self, model: str) -> None:
-        del self._models[model], self._right[model], self._squares[model]
-        self._normal = {pair: block for pair, block in self._normal.items() if model not in pair}
-
-    def _scale(self, one: str, other: str, factor: float) -> None:
-        for pair in {(one, other), (other, one)}:
-            self._normal[pair] = [[each * factor for each in row] for row in self._normal[pair]]
+        del self._models[model]
+        self._equations = OrderedDict(
+            (models, equations)
+            for models, equations in self._equations.items()
+            if model not in models
+        )
 
     # ----------------------------------------------------------------------------------- answers
 
@@ -255,91 +303,109 @@ class TokenPowerModel:
     def error(self, model: str) -> float:
         """The standard error of the parts of a model's mean energy, of the whole.
 
-        Infinite before ``ENOUGH_PERIODS``.
+        Infinite before ``ENOUGH_PERIODS`` and ``ENOUGH_TIME``.
         """
         learned = self._models.get(model)
-        if learned is None or learned.periods < ENOUGH_PERIODS or learned.energy <= 0:
+        if learned is None or learned.energy <= 0:
+            return inf
+        if learned.periods < ENOUGH_PERIODS or learned.time < ENOUGH_TIME:
             return inf
         mean = TokenWork(*(each / learned.weight for each in learned.work))
         prompt = NO_WORK._replace(prefill=mean.prefill, attention=mean.attention)
         parts = (prompt, mean._replace(prefill=0.0, attention=0.0))
-        most = max(self.variance(model, part) for part in parts)
+        most = max(self.variance({model: part}) for part in parts)
         return sqrt(most) / (learned.energy / learned.weight)
 
-    def variance(self, model: str, work: Sequence[float]) -> float:
-        """The posterior variance of the energy of ``work`` in squared microjoules.
+    def variance(self, works: Mapping[str, Sequence[float]]) -> float:
+        """The posterior variance of the energy of the work of models, in squared microjoules.
 
         Infinite for an unknown model.
         """
-        covariance = self._covariance().get(model)
-        if covariance is None:
+        if not works.keys() <= self._models.keys():
             return inf
-        rows = [sum(map(mul, row, work)) for row in covariance]
-        return max(0.0, float(sum(map(mul, work, rows))))
+        covariance = self._covariance()
+        whole = [0.0] * len(covariance)
+        for model, columns in self._columns().items():
+            for column, amount in zip(columns, works.get(model, NO_WORK), strict=True):
+                whole[column] += amount
+        rows = [sum(map(mul, row, whole)) for row in covariance]
+        return max(0.0, float(sum(map(mul, whole, rows))))
 
     @property
     def residual_variance(self) -> float:
-        """The variance of the energy of ``LEARNED_PERIOD`` that work does not explain."""
+        """The variance of the energy of a second that work does not explain."""
         return self._variance.value
+
+    def _columns(self) -> dict[str, Sequence[int]]:
+        """The columns of each model in the system of equations; the last one is common to all."""
+        own = _WIDTH - 1
+        last = own * len(self._models)
+        return {
+            model: [*range(own * i, own * (i + 1)), last] for i, model in enumerate(self._models)
+        }
+
+    def _system(self) -> _System:
+        """All equations, scaled to a diagonal of ones, with the ridge."""
+        columns = self._columns()
+        size = 1 + (_WIDTH - 1) * len(columns)
+        matrix = [[0.0] * size for _ in range(size)]
+        right, squares = [0.0] * size, [0.0] * size
+        for equations in self._equations.values():
+            at = [column for model in equations.models for column in columns[model]]
+            for i, row, energy in zip(at, equations.normal, equations.right, strict=True):
+                right[i] += energy
+                for j, each in zip(at, row, strict=True):
+                    matrix[i][j] += each
+            for i in set(at):
+                squares[i] += equations.squares
+        scales = [sqrt(row[i]) or 1.0 for i, row in enumerate(matrix)]
+        return _System(
+            [
+                [1.0 + _RIDGE if i == j else each / scale / scales[j] for j, each in enumerate(row)]
+                for i, (row, scale) in enumerate(zip(matrix, scales, strict=True))
+            ],
+            [each / scale for each, scale in zip(right, scales, strict=True)],
+            scales,
+            squares,
+        )
 
     def _solve(self) -> dict[str, TokenEnergy]:
         if self._solution is None:
-            names = list(self._models)
-            matrix, scales = self._scaled(names)
-            rights = [each for name in names for each in self._right[name]]
-            rights = [right / scale for right, scale in zip(rights, scales, strict=True)]
+            system = self._system()
             found = [
                 each / scale
-                for each, scale in zip(non_negative_solution(matrix, rights), scales, strict=True)
+                for each, scale in zip(
+                    non_negative_solution(system.matrix, system.right), system.scales, strict=True
+                )
             ]
             self._solution = {
-                name: TokenEnergy(*found[i * _WIDTH : (i + 1) * _WIDTH])
-                for i, name in enumerate(names)
+                model: TokenEnergy(*(found[column] for column in own))
+                for model, own in self._columns().items()
             }
         return self._solution
 
-    def _covariance(self) -> dict[str, list[list[float]]]:
-        """The posterior covariance of the coefficients of each model.
+    def _covariance(self) -> list[list[float]]:
+        """The posterior covariance of all coefficients.
 
         With A the inverse of the normal matrix S with the ridge r, the variance v of residuals
         leads to v*A*S*A. The ridge moves a solution x by r*A*x, and x is not known where S leaves
         it open: each term may be anything from nothing to the whole energy, a variance of 1/12.
         """
         if self._covariances is None:
-            names = list(self._models)
-            matrix, scales = self._scaled(names)
+            matrix, _, scales, squares = self._system()
             size = len(matrix)
             inverse = solved(matrix, [[float(i == j) for i in range(size)] for j in range(size)])
-            open_terms = [
-                _RIDGE**2 * self._squares[name] / 12 for name in names for _ in range(_WIDTH)
-            ]
-            variance = self._variance.value
+            variance = self._variance.value * self._least_time / SECOND
             middle = [
                 [
-                    variance * (each - _RIDGE * (i == j)) + open_terms[i] * (i == j)
+                    variance * (each - _RIDGE * (i == j)) + (i == j) * _RIDGE**2 * squares[i] / 12
                     for j, each in enumerate(row)
                 ]
                 for i, row in enumerate(matrix)
             ]
             found = product(product(inverse, middle), inverse)
-            self._covariances = {
-                name: [
-                    [found[at + i][at + j] / scales[at + i] / scales[at + j] for j in range(_WIDTH)]
-                    for i in range(_WIDTH)
-                ]
-                for name, at in ((name, i * _WIDTH) for i, name in enumerate(names))
-            }
+            self._covariances = [
+                [each / scales[i] / scales[j] for j, each in enumerate(row)]
+                for i, row in enumerate(found)
+            ]
         return self._covariances
-
-    def _scaled(self, names: Sequence[str]) -> tuple[list[list[float]], list[float]]:
-        """The normal matrix with a diagonal of ones and the ridge, and its scales."""
-        rows = [
-            [each for other in names for each in self._normal[name, other][i]]
-            for name in names
-            for i in range(_WIDTH)
-        ]
-        scales = [sqrt(row[i]) or 1.0 for i, row in enumerate(rows)]
-        return [
-            [1.0 + _RIDGE if i == j else each / scale / scales[j] for j, each in enumerate(row)]
-            for i, (row, scale) in enumerate(zip(rows, scales, strict=True))
-        ], scales
