@@ -81,7 +81,7 @@ def _records(attributes: dict[str, Any], **settings: Any) -> tuple[SpanRecord, S
                 "total_time": "2.1s",
             },
             (0, 100),
-            InferenceDetails(queue=1_500_000, decode=99 * 20 * MS),
+            InferenceDetails(prefill=20 * MS + 100, decode=99 * 20 * MS),
         ),
     ],
     ids=["vllm", "sglang", "gen_ai", "model only", "tgi"],

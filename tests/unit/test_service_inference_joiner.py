@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
 from wattspan.attribution.history import AttributionHistory
-from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
+from wattspan.config.settings import SPAN_PRESETS
+from wattspan.ingest.export_request import (
+    ResourceClaim,
+    ResourceSpanRecords,
+    SpanRecord,
+    SpanRecordColumns,
+)
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -42,11 +48,12 @@ POWER = 10_000_000  # uJ a step: 100 W
 class Host:
     """GPUs whose energy is that of given processes, 100 W each, without idle energy."""
 
-    def __init__(self, *gpus: str) -> None:
+    def __init__(self, *gpus: str, presets: Collection[str] = SPAN_PRESETS) -> None:
         self.gpus = gpus or ("gpu0",)
         self.history = EnergyHistory(AttributionHistory(600 * S, 10**8))
         self.found: dict[int, RequestEnergy] = {}
-        self.joiner = InferenceJoiner(self.history, self._found)
+        self.requests: list[InferenceRequest] = []
+        self.joiner = InferenceJoiner(self.history, self._found, presets=presets)
         self.now = 100 * S
         self.spent = 0
         domains = [
@@ -88,16 +95,20 @@ class Host:
         details: InferenceDetails | None = TIMES,
         service: str = "llm",
         tokens: tuple[int, int] = (100, 11),
+        name: str = "llm_request",
+        end: float = 0.0,
+        model: str = "",
     ) -> None:
-        """A request from ``start`` seconds ago until now."""
-        begin, name = self.now - round(start * S), ident.to_bytes(8, "big")
-        record = SpanRecord(
-            b"t" * 16, name, b"", "llm_request", begin, self.now, None, *tokens, None, details
+        """A request or another span from ``start`` to ``end`` seconds ago."""
+        begin, until = self.now - round(start * S), self.now - round(end * S)
+        own = b"t" * 16, ident.to_bytes(8, "big"), b""
+        record = SpanRecord(*own, name, begin, until, None, *tokens, None, details)
+        span = Span(*own, service, name, begin, until, None, *tokens)
+        part = ResourceSpanRecords(
+            ResourceClaim(service, model=model), SpanRecordColumns.of([record])
         )
-        span = Span(b"t" * 16, name, b"", service, "llm_request", begin, self.now, None, *tokens)
-        self.joiner.add(
-            sender, service, SpanColumns.of([span]), SpanRecordColumns.of([record]), self.now
-        )
+        found = self.joiner.add(sender, SpanColumns.of([span]), part, self.now)
+        self.requests += found.values()
 
     def settle(self) -> None:
         self.joiner.turn(self.now, wait=False)
@@ -295,7 +306,8 @@ def test_engines_beyond_the_limit_have_no_energy() -> None:
     assert host.joiner.waiting == MAX_ENGINES
 
 
-def test_estimate_is_known_once_the_model_is_identified() -> None:
+@pytest.mark.parametrize("model", ["m", ""])
+def test_estimate_is_known_once_the_model_is_identified(model: str) -> None:
     host = Host()
     host.born(SERVER, 1)
     host.born(WORKER, SERVER.pid)
@@ -307,10 +319,64 @@ def test_estimate_is_known_once_the_model_is_identified() -> None:
         prompt, length = chance.randint(1, 3000), chance.uniform(0.3, 2.0)
         host.run(0.5, {"gpu0": (WORKER, OTHER)} if chance.random() < 0.5 else {"gpu0": (WORKER,)})
         host.run(length, {"gpu0": (WORKER,)})
-        host.send(number, length, tokens=(prompt, round(50 * length)))
+        details = TIMES._replace(model=model)
+        host.send(number, length, details=details, tokens=(prompt, round(50 * length)))
     host.run(FIRST_HOLD / S + 5, {"gpu0": ()})
 
     estimate = host.joiner.estimate(WORKER, request)
     assert estimate is not None
     assert 20e6 < estimate.energy < 400e6
     assert host.joiner.estimate(OTHER, request) is None
+    # A response names the model even where the spans of its engine name none.
+    named = host.joiner.estimate(WORKER, request._replace(model="other"))
+    assert named == (None if model else estimate)
+
+
+def test_model_of_the_resource_names_requests_without_a_model() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.run(1, {"gpu0": (SERVER,)})
+    host.send(1, 1.0, details=TIMES._replace(model=""), model="served")
+    host.send(2, 1.0, model="served")
+    host.settle()
+
+    assert [row.model for row in host.joiner.rows] == ["served", "m"]
+
+
+SGLANG = InferenceDetails("m", first_token=S // 2, prefill=S // 2, decode=S // 2)
+
+
+def _sglang(host: Host, **stage: float) -> int:
+    """The time from the start of a request to its prefill, with a stage of its trace before it."""
+    host.born(SERVER, 1)
+    host.born(WORKER, SERVER.pid)
+    host.send(1, 3.0, sender=WORKER, details=None, name="prefill_forward", end=2.9)
+    host.send(2, 0.9, sender=WORKER, details=None, name="prefill_waiting", end=0.8)
+    if stage:
+        host.send(3, **stage, sender=WORKER, details=None, name="prefill_forward")
+    host.send(4, 1.0, details=SGLANG)
+    (request,) = host.requests
+    assert request.first == host.now - S // 2
+    return request.start - (host.now - S)
+
+
+def test_prefill_begins_with_its_first_stage() -> None:
+    assert _sglang(Host(), start=0.75, end=0.5) == S // 4
+
+
+def test_prefill_without_a_stage_before_the_first_token_begins_as_reported() -> None:
+    assert _sglang(Host()) == 0
+    assert _sglang(Host(), start=0.25, end=0.2) == 0
+
+
+def test_stages_are_ignored_without_the_preset() -> None:
+    assert _sglang(Host(presets=("vllm",)), start=0.75, end=0.5) == 0
+
+
+def test_reported_queue_precedes_stages() -> None:
+    host = Host()
+    host.born(SERVER, 1)
+    host.send(1, 0.75, details=None, name="prefill_forward", end=0.5)
+    host.send(2, 1.0, details=SGLANG._replace(queue=S // 10, first_token=None))
+
+    assert host.requests[0].start == host.now - S + S // 10

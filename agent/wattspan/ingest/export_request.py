@@ -47,12 +47,13 @@ def too_many_fields(subject: str, limit: int) -> RequestTooLargeError:
 
 
 class ResourceClaim(NamedTuple):
-    """The claims of a resource about the process of its spans; "" and None where it has none."""
+    """The claims of a resource about its process and its language model; "" and None for none."""
 
     service: str = ""
     pid: int | None = None
     created: str = ""  # process.creation.time, ISO 8601
     container: str = ""  # container.id
+    model: str = ""  # gen_ai.request.model: of requests whose spans name no model
 
 
 class SpanRecord(NamedTuple):

@@ -523,7 +523,7 @@ class IdentityResolver:
 
         Outcome.NOT_BELIEVED for an impossible claim, UNKNOWN_PROCESS without evidence.
         """
-        _, pid, created, container = claim
+        _, pid, created, container, _ = claim
         if len(created) + len(container) > MAX_CLAIM_LENGTH:
             created, container = (
                 created[: MAX_CLAIM_LENGTH // 2],

@@ -2,8 +2,8 @@
 
 - ``vllm``, ``tensorrt-llm`` and ``sglang`` share names: token counts as ``prompt_tokens`` and
   ``completion_tokens``, latencies in seconds as ``gen_ai.latency.*``; SGLang adds cached tokens.
-- ``tgi`` (Text Generation Inference) has text such as ``1.5s`` and ``340µs`` in ``queue_time``,
-  ``inference_time`` and ``time_per_token``, and no token counts.
+- ``tgi`` (Text Generation Inference) has text such as ``1.5s`` and ``340µs`` in ``inference_time``,
+  which begins after the queue, and ``time_per_token``, and no token counts.
 - ``gen_ai`` are the semantic conventions of OpenTelemetry for generative AI.
 
 A span is recognised by its attributes; its service and name do not matter.
@@ -61,7 +61,6 @@ _ATTRIBUTES = (
     ),
     InferenceAttribute(InferenceFigure.PREFILL, f"{_LATENCY}time_in_model_prefill", _ENGINES),
     InferenceAttribute(InferenceFigure.DECODE, f"{_LATENCY}time_in_model_decode", _ENGINES),
-    InferenceAttribute(InferenceFigure.QUEUE, "queue_time", frozenset(("tgi",))),
     InferenceAttribute(InferenceFigure.INFERENCE, "inference_time", frozenset(("tgi",))),
     InferenceAttribute(InferenceFigure.PER_TOKEN, "time_per_token", frozenset(("tgi",))),
 )
@@ -94,7 +93,8 @@ def inference_details(
     generated = tokens[1]
     if generated is None and inference and per_token:
         generated = min(_MAX_TOKENS, round(inference / per_token))
-        decode = Nanoseconds(per_token * max(0, generated - 1))
+        decode = Nanoseconds(min(inference, per_token * max(0, generated - 1)))
+        prefill = Nanoseconds(inference - decode)
     if generated is None and tokens[0] is None:
         return None
     cached = values[InferenceFigure.CACHED]

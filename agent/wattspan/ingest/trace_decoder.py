@@ -312,6 +312,7 @@ def resource_claim(attributes: Mapping[bytes, Scalar]) -> ResourceClaim:
         pid=pid if pid is not None and 0 < pid <= _LARGEST_PID else None,
         created=text(b"process.creation.time", _MAX_ID),
         container=text(b"container.id", _MAX_ID),
+        model=text(b"gen_ai.request.model", MAX_NAME),
     )
 
 

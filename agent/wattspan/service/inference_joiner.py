@@ -12,15 +12,25 @@ energy has no energy to divide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from wattspan.ingest.export_request import SpanRecordColumns
-from wattspan.model import SECOND, Checkpoint, Consumer, InferenceRow, Microjoules, Payer
+from wattspan.config.settings import SPAN_PRESETS
+from wattspan.ingest.export_request import ResourceSpanRecords
+from wattspan.model import (
+    SECOND,
+    Checkpoint,
+    Consumer,
+    InferenceRow,
+    Microjoules,
+    Nanoseconds,
+    Payer,
+)
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.spans.inference_accounts import InferenceAccounts
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.prefill_stages import PrefillStages
 from wattspan.spans.request_division import RequestDivision, RequestEnergy
 from wattspan.spans.request_estimate import RequestEstimate, RequestEstimator
 from wattspan.spans.token_power import TokenPowerModel
@@ -44,6 +54,7 @@ class _EngineProcesses:
     """The processes of an engine."""
 
     sender: Consumer
+    service: str
     members: frozenset[Payer]
     last_seen: int
     boards: set[str] = field(default_factory=set)
@@ -54,6 +65,7 @@ class InferenceJoiner:
     """Collects requests and divides the energy of their engines. For one thread.
 
     ``settled`` receives requests with their final energy. Totals continue from ``checkpoint``.
+    ``presets`` are the engines whose spans are recognised.
     """
 
     def __init__(
@@ -61,19 +73,21 @@ class InferenceJoiner:
         history: EnergyHistory,
         settled: Callable[[Iterable[RequestEnergy]], None] = lambda _: None,
         checkpoint: Checkpoint | None = None,
+        presets: Collection[str] = SPAN_PRESETS,
     ) -> None:
         self._history = history
         self._settled = settled
         self._models: dict[str, TokenPowerModel] = {}
         self._division = RequestDivision(self._model)
         self._engines: dict[Consumer, _EngineProcesses] = {}
+        self._stages = PrefillStages() if "sglang" in presets else None
         self._seen: GenerationalCache[bool] = GenerationalCache(_MAX_IDS)
         self._read: dict[str, int] = {}  # end of the last read step, by board
         earlier = checkpoint.inference if checkpoint is not None else ()
         self._accounts = InferenceAccounts(earlier)
         self._idle = int(checkpoint.inference_idle) if checkpoint is not None else 0
         self._turned = 0
-        self._estimators: tuple[tuple[frozenset[Payer], RequestEstimator], ...] = ()
+        self._estimators: tuple[tuple[frozenset[Payer], str, RequestEstimator], ...] = ()
         self._since = 0  # the start of the newest engine's first request
         self._started: set[Consumer] = set()
 
@@ -95,18 +109,20 @@ class InferenceJoiner:
     def add(
         self,
         sender: Consumer,
-        service: str,
         spans: SpanColumns,
-        records: SpanRecordColumns,
+        part: ResourceSpanRecords,
         now: int,
     ) -> dict[int, InferenceRequest]:
         """Add the requests among received spans of ``sender``; returns them by position.
 
-        Other spans are ignored.
+        ``spans`` are those of ``part`` on the monotonic clock. Other spans are ignored.
         """
+        claim, records = part
+        if self._stages is not None:
+            self._stages.add(spans)
         if not any(records.inference):
             return {}
-        engine = self._engine(sender, now)
+        engine = self._engine(sender, claim.service, now)
         if engine is None:
             return {}
         engine.last_seen = now
@@ -125,8 +141,12 @@ class InferenceJoiner:
                 continue
             self._seen[key] = True
             tokens = records.tokens_in[i], records.tokens_out[i]
+            details = details._replace(
+                model=details.model or claim.model,
+                queue=self._queue(details, spans.trace[i], start, end),
+            )
             found[i] = InferenceRequest.of(
-                spans.id[i], start, end, tokens, details, service=service
+                spans.id[i], start, end, tokens, details, service=claim.service
             )
         if found and engine.sender not in self._started:
             # Boards that no engine used were read without dividing their energy.
@@ -142,10 +162,22 @@ class InferenceJoiner:
 
         None if no engine or no identified model is known. Safe from any thread.
         """
-        for members, estimator in self._estimators:
+        for members, service, estimator in self._estimators:
             if process in members:
-                return estimator.estimate(request)
+                # The spans of an engine without names of models: its service is the model.
+                unnamed = request._replace(model="", service=service)
+                return estimator.estimate(request) or estimator.estimate(unnamed)
         return None
+
+    def _queue(
+        self, details: InferenceDetails, trace: bytes, start: int, end: int
+    ) -> Nanoseconds | None:
+        """The time in the queue that a request reports, or that the stages of its trace show."""
+        if details.queue is not None or self._stages is None:
+            return details.queue
+        first = end if details.first_token is None else min(end, start + details.first_token)
+        begin = self._stages.begin(trace, start, first)
+        return None if begin is None else Nanoseconds(begin - start)
 
     def turn(self, now: int, *, wait: bool = True) -> None:
         """Read new energy and settle requests, once a second; all requests without ``wait``."""
@@ -158,7 +190,7 @@ class InferenceJoiner:
         self._idle += result.idle
         self._accounts.add(result.requests)
         self._estimators = tuple(
-            (engine.members, estimator)
+            (engine.members, engine.service, estimator)
             for engine in self._engines.values()
             if (estimator := self._division.estimator(engine.sender)) is not None
         )
@@ -166,14 +198,14 @@ class InferenceJoiner:
 
     # --------------------------------------------------------------------------------- engines
 
-    def _engine(self, sender: Consumer, now: int) -> _EngineProcesses | None:
+    def _engine(self, sender: Consumer, service: str, now: int) -> _EngineProcesses | None:
         """The engine that a process belongs to; None for want of room."""
         for engine in self._engines.values():
             if sender in engine.members:
                 return engine
         if len(self._engines) >= MAX_ENGINES:
             return None
-        engine = _EngineProcesses(sender, self._free_members(sender), now)
+        engine = _EngineProcesses(sender, service, self._free_members(sender), now)
         self._engines[sender] = engine
         return engine
 

@@ -146,7 +146,7 @@ class SpanJoiner:
         self._processes: dict[Consumer, _SendingProcess] = {}
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver.identify, self._awaits)
         self._powers = PowerModel()
-        self._inference = InferenceJoiner(history, checkpoint=checkpoint)
+        self._inference = InferenceJoiner(history, checkpoint=checkpoint, presets=settings.presets)
         self._accounts = SpanAccounts()
         self._open = 0
         self._tidied = self._reported = 0
@@ -315,7 +315,7 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
-        found = self._inference.add(consumer, part.claim.service, spans, part.spans, now)
+        found = self._inference.add(consumer, spans, part, now)
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)

@@ -54,6 +54,14 @@ class InferenceRequest(NamedTuple):
     service: str = ""
     generated: int = 0
 
+    @property
+    def cost_model(self) -> str:
+        """The name under which the energy of its tokens is learned.
+
+        The service where no model is known: it serves one as a rule.
+        """
+        return self.model or self.service
+
     @classmethod
     def of(
         cls,

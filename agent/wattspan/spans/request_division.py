@@ -361,7 +361,7 @@ class RequestDivision:
         works = _works(inside, start, end)
         totals: dict[str, TokenWork] = {}
         for each, work in zip(inside, works, strict=True):
-            name = each.request.model
+            name = each.request.cost_model
             totals[name] = totals.get(name, NO_WORK).plus(work)
         # Before it is learned: the step must not be divided by its own energy.
         weights = _weights(model, inside, works, step)
@@ -387,7 +387,7 @@ class RequestDivision:
                 each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
                 of_board = each.slopes.setdefault(board, {})
                 for name, total in totals.items():
-                    amounts = work if name == each.request.model else NO_WORK
+                    amounts = work if name == each.request.cost_model else NO_WORK
                     slopes = of_board.setdefault(name, [0.0] * len(total))
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
@@ -433,7 +433,7 @@ def _weights(
     """The expected energies of a step, of its requests by tokens if a model is not identified."""
     seconds = (step.end - step.start) / SECOND
     idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
-    names = [each.request.model for each in inside]
+    names = [each.request.cost_model for each in inside]
     if model.identified(names):
         parts = [
             model.coefficients(name).parts(work) for name, work in zip(names, works, strict=True)

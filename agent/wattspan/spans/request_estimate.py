@@ -48,7 +48,7 @@ class RequestEstimator(NamedTuple):
 
     def estimate(self, request: InferenceRequest) -> RequestEstimate | None:
         """The expected energy of a request; None for a model that is not identified."""
-        energies = self.energies.get(request.model)
+        energies = self.energies.get(request.cost_model)
         if energies is None:
             return None
         cached = request.context - request.prefill
