@@ -2,9 +2,10 @@
 
 Run as ``python -m wattspan.emulation.inference_server SETTINGS``, where SETTINGS is an
 :class:`InferenceServerSettings` in JSON; it prints its port and ends with its standard input. It
-answers ``POST /v1/chat/completions`` and ``/v1/completions`` with text without meaning, one word a
-token, and batches concurrent requests continuously (:mod:`wattspan.emulation.continuous_batching`).
-Prompts that begin with the words of an earlier prompt use its cache.
+answers ``POST /v1/chat/completions`` and ``/v1/completions``, whole or as a stream of events, with
+text without meaning, one word a token, and batches concurrent requests continuously
+(:mod:`wattspan.emulation.continuous_batching`). Prompts that begin with the words of an earlier
+prompt use its cache.
 
 One worker process for each GPU (tensor parallelism) loads the emulated board with the power of the
 present iteration, so the server's own process has no GPU energy. Every request is sent to the agent
@@ -18,11 +19,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,19 +102,24 @@ class _Worker:
 
 
 class InferenceEngine:
-    """The engine's thread: iterations in real time, requests from other threads."""
+    """The engine's thread: iterations in real time, requests from other threads.
 
-    def __init__(self, settings: InferenceServerSettings, workers: Sequence[_Worker]) -> None:
-        self._settings, self._workers = settings, workers
+    ``boards`` set the load of each board, from 0 to 1.
+    """
+
+    def __init__(
+        self, settings: InferenceServerSettings, boards: Sequence[Callable[[float], None]]
+    ) -> None:
+        self._settings, self._boards = settings, boards
         self._clock = SystemClock()
         self._batching = ContinuousBatching(
-            ModelCosts().stretched(settings.slower), slots=settings.slots, boards=len(workers)
+            ModelCosts().stretched(settings.slower), slots=settings.slots, boards=len(boards)
         )
         silicon = H100.silicon
         self._most = (silicon.busy_power(silicon.max_mhz) - silicon.idle) / 1e3  # watts at load 1
         self._sender = SpanSender(settings.agent, settings.service, "requests")
         self._changed = threading.Condition()
-        self._events: dict[int, threading.Event] = {}
+        self._generated: dict[int, int] = {}  # tokens of unfinished requests, by number
         self._prefixes = PrefixCache()
         self._numbers = 0
         self._spans: list[dict[str, object]] = []
@@ -121,17 +127,40 @@ class InferenceEngine:
         self._ended = False
 
     def request(self, words: Sequence[str], output: int) -> EmulatedRequest:
-        """Serve a request; returns when it has ended."""
-        event = threading.Event()
+        """Queue a request."""
         with self._changed:
             self._numbers += 1
             cached = self._prefixes.add(words)
             request = EmulatedRequest(self._numbers, self._now, len(words), output, cached)
-            self._events[request.number] = event
+            self._generated[request.number] = 0
             self._batching.add(request)
-            self._changed.notify()
-        event.wait()
+            self._changed.notify_all()
         return request
+
+    def tokens(self, request: EmulatedRequest) -> Iterator[int]:
+        """The numbers of tokens that each iteration adds to a request, until it has ended."""
+        sent = 0
+        while sent < request.output:
+            new = self._wait(request, sent)
+            if new == sent:
+                return
+            yield new - sent
+            sent = new
+
+    def _wait(self, request: EmulatedRequest, sent: int) -> int:
+        """The tokens of a request once there are more than ``sent``; ``sent`` after ``close``."""
+
+        def generated() -> int:
+            return self._generated.get(request.number, request.output)
+
+        with self._changed:
+            self._changed.wait_for(lambda: generated() > sent or self._ended)
+            return sent if self._ended else generated()
+
+    def unix_time(self, time: float) -> int:
+        """A time of the engine as Unix nanoseconds."""
+        now = self._clock.now()
+        return round(time * SECOND) + now.wall - now.mono
 
     @property
     def _now(self) -> float:
@@ -173,21 +202,21 @@ class InferenceEngine:
             self._changed.notify_all()
 
     def _load(self, watts: float) -> None:
-        for worker in self._workers:
-            worker.load(min(1.0, watts / self._most))
+        for load in self._boards:
+            load(min(1.0, watts / self._most))
 
     def _finish(self, iteration: EngineIteration) -> None:
-        """Answer the requests that ended with an iteration."""
+        """Publish the tokens of an iteration, and the spans of the requests that it ended."""
         with self._changed:
             for request in iteration.finished:
                 ident = os.urandom(8).hex()
                 self._done.append((ident, request))
                 self._spans.append(self._span(ident, request))
-                self._events.pop(request.number).set()
+                del self._generated[request.number]
+            self._generated.update((each.number, each.generated) for each in self._batching.running)
+            self._changed.notify_all()
 
     def _span(self, ident: str, request: EmulatedRequest) -> dict[str, object]:
-        now = self._clock.now()
-        offset = now.wall - now.mono
         attributes: dict[str, int | float | str] = {
             "gen_ai.request.id": f"request-{request.number}",
             "gen_ai.response.model": self._settings.model,
@@ -205,8 +234,8 @@ class InferenceEngine:
             "spanId": ident,
             "name": "llm_request",
             "kind": 2,
-            "startTimeUnixNano": str(round(request.arrived * SECOND) + offset),
-            "endTimeUnixNano": str(round(request.ended * SECOND) + offset),
+            "startTimeUnixNano": str(self.unix_time(request.arrived)),
+            "endTimeUnixNano": str(self.unix_time(request.ended)),
             "attributes": [otlp_attribute(key, value) for key, value in attributes.items()],
         }
 
@@ -215,43 +244,134 @@ class InferenceEngine:
         return {ident: request.energy for ident, request in list(self._done)}
 
 
+class _Asked(NamedTuple):
+    """A request of a client. ``usage`` asks for an event with the usage of a stream."""
+
+    words: list[str]
+    output: int
+    stream: bool
+    usage: bool
+
+
+class _Kind(NamedTuple):
+    """The names of the objects of an endpoint."""
+
+    whole: str
+    part: str
+    chat: bool
+
+
+_KINDS = {
+    "/v1/completions": _Kind("text_completion", "text_completion", chat=False),
+    "/v1/chat/completions": _Kind("chat.completion", "chat.completion.chunk", chat=True),
+}
+
+
+class _Completion(NamedTuple):
+    """The documents of a response."""
+
+    kind: _Kind
+    model: str
+    created: int  # Unix seconds
+    request: EmulatedRequest
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        request = self.request
+        return {
+            "prompt_tokens": request.prompt,
+            "completion_tokens": request.output,
+            "total_tokens": request.prompt + request.output,
+            "prompt_tokens_details": {"cached_tokens": request.cached},
+        }
+
+    def whole(self) -> dict[str, Any]:
+        text = "token " * self.request.output
+        message = {"message": {"role": "assistant", "content": text}}
+        choice = message if self.kind.chat else {"text": text}
+        return {**self._document(self.kind.whole, choice, "length"), "usage": self.usage}
+
+    def part(self, count: int) -> dict[str, Any]:
+        """The event with ``count`` tokens."""
+        text = "token " * count
+        choice = {"delta": {"content": text}} if self.kind.chat else {"text": text}
+        return self._document(self.kind.part, choice, None)
+
+    def _document(
+        self, name: str, choice: Mapping[str, Any], finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "id": f"request-{self.request.number}",
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "choices": [{"index": 0, **choice, "finish_reason": finish_reason}],
+        }
+
+
 class _CompletionHandler(BaseHTTPRequestHandler):
-    server: _CompletionServer
+    server: CompletionServer
 
     def do_GET(self) -> None:
-        self._answer(self.server.engine.truth())
+        model = {"id": self.server.model, "object": "model", "owned_by": "wattspan"}
+        if self.path == "/truth":
+            self._answer(self.server.engine.truth())
+        elif self.path == "/v1/models":
+            self._answer({"object": "list", "data": [model]})
+        else:
+            self._refuse(f"there is no {self.path}", HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
-        try:
-            words, output = self._asked()
-        except (ValueError, TypeError, AttributeError) as error:
-            self._answer({"error": {"message": str(error)}}, HTTPStatus.BAD_REQUEST)
+        kind = _KINDS.get(self.path)
+        if kind is None:
+            self._refuse(f"there is no {self.path}", HTTPStatus.NOT_FOUND)
             return
-        request = self.server.engine.request(words, output)
-        self._answer(
-            {
-                "id": f"request-{request.number}",
-                "object": "text_completion",
-                "model": self.server.model,
-                "choices": [{"index": 0, "text": " ".join(["token"] * output)}],
-                "usage": {
-                    "prompt_tokens": request.prompt,
-                    "completion_tokens": request.output,
-                    "prompt_tokens_details": {"cached_tokens": request.cached},
-                },
-            }
-        )
+        try:
+            asked = self._asked()
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            self._refuse(str(error), HTTPStatus.BAD_REQUEST)
+            return
+        request = self.server.engine.request(asked.words, asked.output)
+        created = self.server.engine.unix_time(request.arrived) // SECOND
+        completion = _Completion(kind, self.server.model, created, request)
+        if asked.stream:
+            self._stream(completion, asked)
+            return
+        for _ in self.server.engine.tokens(request):
+            pass
+        self._answer(completion.whole())
 
-    def _asked(self) -> tuple[list[str], int]:
-        """The words of the prompt, and the number of tokens to generate; ValueError."""
+    def _stream(self, completion: _Completion, asked: _Asked) -> None:
+        """Send an event for the tokens of each iteration, then one with the usage if asked for."""
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()  # HTTP/1.0: the end of the connection ends the stream
+        try:
+            for count in self.server.engine.tokens(completion.request):
+                self._event(completion.part(count))
+            if asked.usage:
+                self._event({**completion.part(0), "choices": [], "usage": completion.usage})
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.close_connection = True  # the client has left; the engine finishes the request
+
+    def _event(self, content: Mapping[str, Any]) -> None:
+        self.wfile.write(b"data: %b\n\n" % json.dumps(content).encode())
+
+    def _asked(self) -> _Asked:
+        """The request in the body; ValueError and others for a bad one."""
         size = int(self.headers.get("Content-Length", "0"))
         if not 0 < size <= _MAX_BODY:
             raise ValueError(f"the body has {size} bytes; 1 to {_MAX_BODY} are allowed")
-        asked = json.loads(self.rfile.read(size))
-        words, output = _prompt(asked), int(asked.get("max_tokens", 16))
+        content = json.loads(self.rfile.read(size))
+        words, output = _prompt(content), int(content.get("max_tokens", 16))
         if not (words and 0 < output <= _MAX_TOKENS):
             raise ValueError(f"a prompt and max_tokens up to {_MAX_TOKENS} are needed")
-        return words, output
+        usage = (content.get("stream_options") or {}).get("include_usage") is True
+        return _Asked(words, output, content.get("stream") is True, usage)
+
+    def _refuse(self, message: str, status: HTTPStatus) -> None:
+        self._answer({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     def _answer(self, content: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         body = json.dumps(content).encode()
@@ -272,7 +392,9 @@ def _prompt(asked: Mapping[str, Any]) -> list[str]:
     return str(asked.get("prompt", "")).split()
 
 
-class _CompletionServer(ThreadingHTTPServer):
+class CompletionServer(ThreadingHTTPServer):
+    """The OpenAI-compatible server of an engine, on a free port of loopback."""
+
     daemon_threads = True
 
     def __init__(self, engine: InferenceEngine, model: str) -> None:
@@ -283,8 +405,8 @@ class _CompletionServer(ThreadingHTTPServer):
 def _serve(settings: InferenceServerSettings) -> None:
     set_process_name("inference")
     workers = [_Worker(gpu, settings.host) for gpu in settings.gpus]
-    engine = InferenceEngine(settings, workers)
-    server = _CompletionServer(engine, settings.model)
+    engine = InferenceEngine(settings, [worker.load for worker in workers])
+    server = CompletionServer(engine, settings.model)
     threads = [
         threading.Thread(target=work, daemon=True)
         for work in (engine.run, engine.send_spans, server.serve_forever)
