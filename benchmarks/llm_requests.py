@@ -147,9 +147,9 @@ def at_rest(curves: Sequence[_Curve]) -> _Curve:
 def counter_steps(
     curves: Sequence[_Curve], until: float, seed: int
 ) -> tuple[list[CounterStep], int]:
-    """The steps of a board above its idle energy, and the counter's microjoules in all of them."""
+    """The steps of a board above its idle energy; the counter's microjoules in all of them."""
     chance = random.Random(seed)
-    steps, before, counted, idle = [], None, 0, 0
+    steps, before, counted = [], None, 0
     for number in range(int((until - BEGIN) * SECOND) // STEP + 2):
         edge = BEGIN * SECOND + number * STEP
         at = edge / SECOND + chance.gauss(0.0, EDGE_ERROR / SECOND)
@@ -158,10 +158,8 @@ def counter_steps(
             rest = round(IDLE * 1e6 * STEP / SECOND)
             steps.append(CounterStep(edge - STEP, edge, max(0, value - before - rest), False))
             counted += value - before
-            idle += value - before - steps[-1].energy
         before = value
-    assert counted == idle + sum(step.energy for step in steps)
-    return steps, idle
+    return steps, counted
 
 
 def reported(request: EmulatedRequest, model: str, ident: int) -> InferenceRequest:
@@ -192,12 +190,22 @@ class RequestOutcome(NamedTuple):
 
 @dataclass
 class RequestResults:
+    """Sums are microjoules."""
+
     outcomes: list[RequestOutcome]
-    requests: int  # microjoules
+    counters: int
+    board_idle: int
+    early: int  # above the idle energy, in steps before the first received request
+    requests: int
     engine_idle: int
-    remainder: int  # of the counters, which no account has
     batch: float  # mean number of active requests while there are any
     by_model: dict[str, float]  # error of each model's sum
+
+    @property
+    def remainder(self) -> int:
+        """The energy of the counters that no account has."""
+        accounts = self.board_idle + self.early + self.requests + self.engine_idle
+        return self.counters - accounts
 
 
 def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
@@ -205,11 +213,11 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
     run_engines(engines)
     until = max(one.done[-1].ended for one in engines)
     boards = sorted({board for one in engines for board in one.boards})
-    steps, board_idle = {}, 0
+    steps, counters = {}, 0
     for i, board in enumerate(boards):
         curves = [one.curve for one in engines if board in one.boards]
-        steps[board], idle = counter_steps([*curves, at_rest(curves)], until, seed + i)
-        board_idle += idle
+        steps[board], counted = counter_steps([*curves, at_rest(curves)], until, seed + i)
+        counters += counted
     spans: list[tuple[InferenceRequest, ServingEngine, EmulatedRequest]] = []
     for engine in engines:
         for request in engine.done:
@@ -219,6 +227,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
     for engine in engines:
         division.assign(id(engine), frozenset(engine.boards))
     found: dict[bytes, RequestEnergy] = {}
+    first: int | None = None  # the earliest start in the first batch
     idle = 0
     waiting = sorted(spans, key=lambda each: each[0].end)
     now, sent, at = BEGIN * SECOND, 0, dict.fromkeys(boards, 0)
@@ -231,6 +240,8 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
             sent += 1
         for engine in engines:
             own = [one[0] for one in batch if one[1] is engine]
+            if own and first is None:
+                first = min(each.start for each in own)
             division.add(own, now, engine=id(engine))
         for board in boards:
             new = at[board]
@@ -243,7 +254,9 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
         found |= {each.request.id: each for each in settled.requests}
         if ended:
             break
-    counters = sum(step.energy for each in steps.values() for step in each)
+    active_steps = [step for each in steps.values() for step in each]
+    board_idle = counters - sum(step.energy for step in active_steps)
+    early = sum(step.energy for step in active_steps if first is None or step.end <= first)
     total = sum(each.energy for each in found.values())
     equal = _equal(spans, steps)
     outcomes = [
@@ -259,7 +272,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
         by_model[model] = sum(each.found.energy for each in of_model) / truth - 1
     active = [one for one, _, _ in spans]
     mean = sum(each.end - each.start for each in active) / _covered(active)
-    return RequestResults(outcomes, total, idle, counters - total - idle, mean, by_model)
+    return RequestResults(outcomes, counters, board_idle, early, total, idle, mean, by_model)
 
 
 def _whole(
