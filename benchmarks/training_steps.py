@@ -3,8 +3,9 @@
 The hooks run in the order of the frameworks, without a model, in a process of their own for each
 subject; an agent on an emulated host receives the spans. The hooks run on the training thread,
 back to back, after computation that leaves most of the caches alone, and after computation that
-evicts them. Another thread encodes and sends the spans. Beside them: one span of the SDK with
-two attributes and an empty processor.
+evicts them. Another thread encodes and sends the spans. Each step is followed by one span of the
+SDK with three attributes and an empty processor, in the same process and under the same conditions;
+the ratio of the two does not depend on the load of the machine.
 
     .venv/bin/python -m benchmarks.training_steps
 """
@@ -106,8 +107,8 @@ def sdk() -> Steps:
     tracer = provider.get_tracer("benchmark")
 
     def step() -> None:
-        span = tracer.start_span("train_step", attributes={"step": 1})
-        span.set_attributes({"work": 8, "unit": "samples"})
+        span = tracer.start_span("train_step")
+        span.set_attributes({"step": 1, "work": 8, "unit": "samples"})
         span.end()
 
     while True:
@@ -115,7 +116,7 @@ def sdk() -> Steps:
 
 
 SUBJECTS: dict[str, tuple[str, Callable[[], Steps], bool]] = {
-    "sdk": ("a span of the SDK", sdk, False),
+    "sdk": ("a bare span of the SDK", sdk, False),
     "loop": ("`wattspan.training.Loop`", loop, True),
     "alone": ("`wattspan.training.Loop`, no agent", loop, False),
     "huggingface": ("Hugging Face callback", huggingface, True),
@@ -125,18 +126,23 @@ SUBJECTS: dict[str, tuple[str, Callable[[], Steps], bool]] = {
 
 
 def measure(subject: str, steps: int) -> list[float]:
-    """CPU milliseconds a step: the median of the hooks by computation, and of other threads."""
-    hooks = SUBJECTS[subject][1]()
+    """CPU milliseconds a step, by computation the medians of the hooks and of a bare span.
+
+    The last one is the mean of the other threads.
+    """
+    hooks, bare = SUBJECTS[subject][1](), sdk()
     figures = []
     process, thread = time.process_time_ns(), time.thread_time_ns()
     for compute in (_nothing, _spin, _evict):
-        spent: list[int] = []
-        for _, step in zip(range(steps), hooks, strict=False):
-            at = time.thread_time_ns()
-            step()
-            spent.append(time.thread_time_ns() - at)
-            compute()
-        figures.append(statistics.median(spent) / 1e6)
+        spent: dict[Steps, list[int]] = {hooks: [], bare: []}
+        for _ in range(steps):
+            for steps_of, found in spent.items():
+                step = next(steps_of)
+                compute()
+                at = time.thread_time_ns()
+                step()
+                found.append(time.thread_time_ns() - at)
+        figures += [statistics.median(found) / 1e6 for found in spent.values()]
     others = time.process_time_ns() - process - (time.thread_time_ns() - thread)
     return [*figures, others / (3 * steps) / 1e6]
 
@@ -182,9 +188,12 @@ def main() -> None:
         f"\nCPU milliseconds a step, medians of {chosen.steps} steps "
         f"(goal: {GOAL} ms in the hooks)\n"
     )
-    apart = f"{STEP / 1e6:.0f} ms apart"
-    print(f"| reported by | back to back | {apart} | {apart}, caches evicted | sending, mean |")
-    print("|---|---|---|---|---|")
+    apart = f"after {STEP / 1e6:.0f} ms"
+    print(
+        f"| reported by | at once | {apart} | {apart}, caches evicted | a bare span then | ratio "
+        "| sending, mean |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for subject, (title, _, with_agent) in SUBJECTS.items():
         with run_directory(with_agent) as run_dir:
             output = subprocess.run(
@@ -197,8 +206,12 @@ def main() -> None:
                 stdout=subprocess.PIPE,
                 text=True,
             ).stdout
-        figures = " | ".join(f"{float(each):.3f}" for each in output.split())
-        print(f"| {title} | {figures} |", flush=True)
+        at_once, _, computed, _, evicted, bare, sending = map(float, output.split())
+        print(
+            f"| {title} | {at_once:.3f} | {computed:.3f} | {evicted:.3f} | {bare:.3f} "
+            f"| {evicted / bare:.2f} | {sending:.3f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

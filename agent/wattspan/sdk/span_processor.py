@@ -142,7 +142,7 @@ class SpanProcessor(sdk.SpanProcessor):
         except Exception:  # noqa: BLE001 - see above
             self.shutdown()
 
-    def _ended(self, span: sdk.ReadableSpan) -> None:
+    def record_end(self, span: sdk.ReadableSpan) -> None:
         pen = self._pen
         if pen is None:
             return
@@ -173,9 +173,9 @@ class SpanProcessor(sdk.SpanProcessor):
 
     # Recent SDKs report the end of a span before any processor exports it.
     if hasattr(sdk.SpanProcessor, "_on_ending"):
-        _on_ending = _ended
+        _on_ending = record_end
     else:
-        on_end = _ended
+        on_end = record_end
 
     def shutdown(self) -> None:
         """Stop permanently."""

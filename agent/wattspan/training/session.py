@@ -13,21 +13,20 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
-from random import SystemRandom
 from time import time_ns
 from typing import NamedTuple, Protocol
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from wattspan import otel
 from wattspan.sdk.jobs import UNAVAILABLE, check_terms, declare
+from wattspan.sdk.span_processor import set_process_resource
 from wattspan.training.exporter import AgentSpanExporter, otlp_encoder
+from wattspan.training.light_spans import SCOPE, LightTracer, UnseededIdGenerator
 from wattspan.training.units import (
     EPOCH,
     STEP,
@@ -109,14 +108,22 @@ _REFUSED = ("limited", "declined", "ignored")
 
 class _OpenSpan(NamedTuple):
     name: EpochOrStep
+    number: int
     span: trace.Span
+    context: Context  # in which the span is current
     token: Token[Context]
+
+
+class SpanStarter(Protocol):
+    """The part of a tracer that is used."""
+
+    def start_span(self, name: str, context: Context | None = None) -> trace.Span: ...
 
 
 class StepSpans:
     """The open spans of a training run, the innermost last. Each is current while it is open."""
 
-    def __init__(self, tracer: trace.Tracer) -> None:
+    def __init__(self, tracer: SpanStarter) -> None:
         self._tracer = tracer
         self._open: list[_OpenSpan] = []
         self._ended: _OpenSpan | None = None  # the last, if it may still be current
@@ -139,21 +146,31 @@ class StepSpans:
 
     def _begin(self, event: StepEvent) -> None:
         self._restore()
-        number = {EPOCH_ATTRIBUTE if event.name == EPOCH else STEP_ATTRIBUTE: event.number}
-        outer = trace.set_span_in_context(self._open[-1].span) if self._open else None
-        span = self._tracer.start_span(event.name, outer, attributes=number)
-        token = attach(trace.set_span_in_context(span))
-        self._open.append(_OpenSpan(event.name, span, token))
+        current = outer = get_current()
+        if self._open and self._open[-1].context is not current:
+            outer = trace.set_span_in_context(self._open[-1].span, current)
+        span = self._tracer.start_span(event.name, outer)
+        context = trace.set_span_in_context(span, current)
+        self._open.append(_OpenSpan(event.name, event.number, span, context, attach(context)))
 
     def _end(self, event: StepEvent, end: int | None = None) -> None:
         self._restore()
         self._ended = ended = self._open.pop()
         if ended.name != event.name:
             ended.span.update_name(event.name)
-        if event.work is not None:
+        # All attributes at once: each call of the SDK costs as much as several attributes.
+        number, work = ended.number, event.work
+        if work is not None:
             ended.span.set_attributes(
-                {WORK_ATTRIBUTE: event.work.amount, WORK_UNIT_ATTRIBUTE: event.work.kind}
+                {
+                    STEP_ATTRIBUTE: number,
+                    WORK_ATTRIBUTE: work.amount,
+                    WORK_UNIT_ATTRIBUTE: work.kind,
+                }
             )
+        else:
+            name = EPOCH_ATTRIBUTE if ended.name == EPOCH else STEP_ATTRIBUTE
+            ended.span.set_attributes({name: number})
         ended.span.end(end)
         self._restore()
 
@@ -163,8 +180,12 @@ class StepSpans:
         Not in another thread, and not yet inside of a span of the application: after that one, the
         ended span would be current again.
         """
-        if self._ended is not None and trace.get_current_span() is self._ended.span:
-            detach(self._ended.token)
+        ended = self._ended
+        if ended is None:
+            return
+        current = get_current()
+        if current is ended.context or trace.get_current_span(current) is ended.span:
+            detach(ended.token)
             self._ended = None
 
 
@@ -177,7 +198,7 @@ class TrainingSession:
 
     def __init__(
         self,
-        tracer: trace.Tracer | None,
+        tracer: SpanStarter | None,
         declaration: Declaration | None = None,
         shutdown: Callable[[], object] = lambda: None,
     ) -> None:
@@ -235,8 +256,7 @@ class TrainingSession:
         self._tracker.add_work(work)
 
     def complete_step(self, work: StepWork | None = None) -> None:
-        if self._tracker.in_step:
-            self._tracker.complete_step(work)
+        if self._tracker.complete_step(work):
             self._completed = time_ns()
 
     def interrupt(self) -> None:
@@ -306,14 +326,19 @@ def start_session(
         return TrainingSession(None)
     found = provider or (None if service else _application_provider())
     shutdown: Callable[[], object] = lambda: None  # noqa: E731
+    tracer: SpanStarter
     if found is None:
         try:
-            found = _agent_provider(service)
+            found, tracer = _agent_tracer(service)
         except ImportError as error:
             _log.warning("The training is not measured: %s", error)
             return TrainingSession(None)
         shutdown = found.shutdown
-    otel.instrument(found)
+    else:
+        otel.instrument(found)
+        tracer = found.get_tracer(SCOPE)
+        if isinstance(tracer, Tracer):
+            tracer.id_generator = UnseededIdGenerator()
     declaration = None
     name = str(found.resource.attributes.get(SERVICE_NAME, ""))
     if declares and not name:
@@ -325,33 +350,7 @@ def start_session(
         declaration = declare(
             name=name, service=name, span=STEP, work=WORK_ATTRIBUTE, **request._asdict()
         )
-    tracer = found.get_tracer("wattspan.training")
-    if isinstance(tracer, Tracer):
-        tracer.id_generator = UnseededIdGenerator()
     return TrainingSession(tracer, declaration, shutdown)
-
-
-class UnseededIdGenerator(IdGenerator):
-    """Ids from the kernel instead of Python's ``random``, which trainers seed.
-
-    The ranks of a job have the same seed, and would give different spans the same ids. The
-    random numbers of the training remain as they are without spans.
-    """
-
-    _random = SystemRandom()
-
-    def generate_span_id(self) -> int:
-        while not (number := self._random.getrandbits(64)):  # zero is no id
-            pass
-        return number
-
-    def generate_trace_id(self) -> int:
-        while not (number := self._random.getrandbits(128)):
-            pass
-        return number
-
-    def is_trace_id_random(self) -> bool:
-        return True
 
 
 def is_local_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
@@ -365,16 +364,22 @@ def _application_provider() -> TracerProvider | None:
     return provider if isinstance(provider, TracerProvider) else None
 
 
-def _agent_provider(service: str) -> TracerProvider:
-    """A provider whose spans go to the agent of this host. ImportError without an encoder."""
-    exporter = AgentSpanExporter(otlp_encoder())
-    provider = TracerProvider(
-        resource=_resource(service), sampler=ALWAYS_ON, shutdown_on_exit=False
+def _agent_tracer(service: str) -> tuple[TracerProvider, SpanStarter]:
+    """A tracer whose spans go to the agent of this host. ImportError without an encoder.
+
+    It starts no span under ``OTEL_SDK_DISABLED=true``.
+    """
+    exporting = BatchSpanProcessor(
+        AgentSpanExporter(otlp_encoder()), schedule_delay_millis=_EXPORT_INTERVAL
     )
-    provider.add_span_processor(
-        BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL)
-    )
-    return provider
+    ring = otel.SpanProcessor()
+    provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
+    set_process_resource(provider)
+    for processor in (ring, exporting):  # until the provider's shutdown
+        provider.add_span_processor(processor)
+    usual = provider.get_tracer(SCOPE)
+    enabled = isinstance(usual, Tracer)
+    return provider, LightTracer(provider, exporting, ring) if enabled else usual
 
 
 def _resource(service: str) -> Resource:

@@ -42,6 +42,7 @@ class StepEvent(NamedTuple):
 
 Events = tuple[StepEvent, ...]
 _NOTHING: Events = ()
+_INFINITE = float("inf")
 
 
 class StepTracker:
@@ -92,7 +93,7 @@ class StepTracker:
 
     def begin_step(self) -> Events:
         """The begin of a step, or of a further batch of a step under gradient accumulation."""
-        if self.in_step:
+        if self._open and not self._complete:
             return _NOTHING
         ended = self.interrupt()
         self._open = True
@@ -103,18 +104,21 @@ class StepTracker:
 
     def add_work(self, work: StepWork | None) -> None:
         """Add the work of a batch to the step. Outside of a step it is ignored."""
-        if work is None or not self.in_step or not 0 < work.amount < float("inf"):
+        if work is None or not self._open or self._complete or not 0 < work.amount < _INFINITE:
             return
         if self._kind is None:
             self._kind = work.kind
-        self._mixed |= self._kind != work.kind
+        elif self._kind != work.kind:
+            self._mixed = True
         self._amount += work.amount
 
-    def complete_step(self, work: StepWork | None = None) -> None:
-        """The move of the optimizer. The unit remains open until the next step."""
-        if self.in_step:
-            self.add_work(work)
-            self._complete = True
+    def complete_step(self, work: StepWork | None = None) -> bool:
+        """The move of the optimizer; True in a step. The unit remains open until the next step."""
+        if not self._open or self._complete:
+            return False
+        self.add_work(work)
+        self._complete = True
+        return True
 
     def interrupt(self) -> Events:
         """End the unit: before an evaluation or a checkpoint, and at the end of an epoch."""
