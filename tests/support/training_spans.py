@@ -17,6 +17,7 @@ class FakeDeclaration:
     """A declared job of ``wattspan.sdk.jobs``."""
 
     def __init__(self, decision: str = "accepted", reason: str = "", failure: str = "") -> None:
+        self.name = self.service = SERVICE
         self.decision, self.reason = decision, reason
         self.renewals = 0
         self.withdrawals = 0

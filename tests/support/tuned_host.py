@@ -44,7 +44,8 @@ from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
-from wattspan.tuning.host_view import DeviceUsers
+from wattspan.tuning.host_view import DeviceUsers, HostView
+from wattspan.tuning.permissions import GpuPermissions
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue
 
@@ -293,7 +294,8 @@ class Host:
         self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
         settings = settings or quick()
         self.users: dict[Consumer, int] = {}
-        self.declared = DeclaredJobs(settings, self, "instance")
+        permissions = GpuPermissions(settings.gpus, self.host_view)
+        self.declared = DeclaredJobs(settings, self, "instance", permissions)
         self.tuner = Tuner(
             self.clock,
             settings,
@@ -360,6 +362,11 @@ class Host:
 
     def row(self, job: str = "trainer/train_step") -> TuningRow | None:
         return next((one for one in self.tuner.accounts().rows if one.job == job), None)
+
+    def host_view(self) -> HostView:
+        return HostView(
+            self.clock.now(), self.view(), self.domains(), self, self, self.device_users
+        )
 
     # ------------------------------------------------------------------------- inputs
 

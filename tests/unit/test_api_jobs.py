@@ -55,7 +55,14 @@ def listed(asked: Asked, peer: Peer = OURSELVES) -> dict[str, Any]:
 def test_declaration_is_answered_with_asked_given_and_reason() -> None:
     asked = Asked(settings=AutotuneSettings(mode="advise", max_slowdown=0.05))
     answer = declare(
-        asked, work="samples", max_slowdown=0.2, objective="cost", eta=0.9, knobs=["gpu_power"]
+        asked,
+        work="samples",
+        max_slowdown=0.2,
+        objective="cost",
+        eta=0.9,
+        knobs=["gpu_power"],
+        first_watts=500,
+        floor_watts=450,
     )
     assert answer == {
         "instance": "instance",
@@ -63,16 +70,26 @@ def test_declaration_is_answered_with_asked_given_and_reason() -> None:
         "service": "trainer",
         "span": "train_step",
         "work": "samples",
-        "asked": {"max_slowdown": 0.2, "objective": "cost", "eta": 0.9, "knobs": ["gpu_power"]},
+        "asked": {
+            "max_slowdown": 0.2,
+            "objective": "cost",
+            "eta": 0.9,
+            "knobs": ["gpu_power"],
+            "first_watts": 500.0,
+            "floor_watts": 450.0,
+        },
         "given": {
             "mode": "advise",
             "max_slowdown": 0.05,
             "objective": "cost",
             "eta": 0.9,
             "knobs": ["gpu_power"],
+            "first_watts": 500.0,
+            "floor_watts": 450.0,
         },
         "decision": "limited",
         "reason": answer["reason"],
+        "provisional": False,
     }
     assert "The budget of 20 % is limited to 5 %" in answer["reason"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def renewed(declaration: JobDeclaration) -> JobDeclaration:
     return declaration.renew()
 
 
+@contextmanager
+def serving(
+    folder: Path, respond: Callable[[HttpRequest], Awaitable[HttpResponse]]
+) -> Iterator[None]:
+    """An agent in ``folder`` that answers each request as ``respond``."""
+    server = HttpServer(SystemClock(), log=print)
+    server.add_http(listen_unix(folder / "api.sock", what="questions"), respond)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
 def test_declaration_holds_the_answer(agent: Agent) -> None:
     found = declared(agent.folder, max_slowdown=0.2, work="samples", knobs=("gpu_power",))
     assert (found.decision, found.instance) == ("limited", "instance 1")
@@ -78,6 +93,8 @@ def test_declaration_holds_the_answer(agent: Agent) -> None:
         "objective": "energy",
         "eta": 0.5,
         "knobs": ["gpu_power"],
+        "first_watts": None,
+        "floor_watts": None,
     }
     assert found.asked["max_slowdown"] == 0.2
     (job,) = agent.jobs.living()
@@ -189,6 +206,28 @@ def test_renewal_waits_between_looks_and_retries(agent: Agent) -> None:
     assert agent.names == ["train"]
 
 
+def test_provisional_answer_is_asked_for_again_until_it_is_final(tmp_path: Path) -> None:
+    answers = [{"provisional": True}, {"provisional": True}, {"decision": "declined"}]
+    asked: list[str] = []
+    given: dict[str, object] = {"mode": "apply"}
+    known = {"decision": "accepted", "reason": "", "given": given, "instance": "1"}
+
+    async def respond(request: HttpRequest) -> HttpResponse:
+        asked.append(request.method)
+        return json_response(known | answers[len(asked) - 1])
+
+    with serving(tmp_path, respond):
+        found = declared(tmp_path)
+        assert found.decision == "accepted"
+        found._due = 0.0
+        assert found.renew().decision == "accepted"
+        assert len(asked) == 1, "the next attempt is not due yet"
+        assert renewed(found).decision == "accepted"
+        assert renewed(found).decision == "declined"
+        assert renewed(found).decision == "declined"
+    assert asked == ["POST"] * 3
+
+
 def test_refused_declaration_is_retried(agent: Agent) -> None:
     declaration = declared(agent.folder, objective="speed")
     declaration.asked["objective"] = "time"
@@ -204,13 +243,8 @@ def test_strange_answer_is_no_error(answer: dict[str, object], tmp_path: Path) -
     async def strange(request: HttpRequest) -> HttpResponse:
         return json_response(answer)
 
-    server = HttpServer(SystemClock(), log=print)
-    server.add_http(listen_unix(tmp_path / "api.sock", what="questions"), strange)
-    server.start()
-    try:
+    with serving(tmp_path, strange):
         found = declared(tmp_path)
-    finally:
-        server.stop()
     assert (found.decision, found.given) == ("unavailable", {})
     assert "is not understood" in found.reason
 

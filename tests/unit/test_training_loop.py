@@ -245,7 +245,14 @@ def test_seeded_trainings_have_different_span_ids(training: RecordedTraining) ->
 
 
 def test_job_is_declared_once_and_withdrawn(training: RecordedTraining) -> None:
-    wish = {"max_slowdown": 0.03, "objective": "cost", "eta": 0.7, "knobs": ["gpu_power"]}
+    wish = {
+        "max_slowdown": 0.03,
+        "objective": "cost",
+        "eta": 0.7,
+        "knobs": ["gpu_power"],
+        "first_watts": 300.0,
+        "floor_watts": 250.0,
+    }
     with Loop(**wish, **training.options):
         assert training.declared == [
             {
@@ -298,6 +305,18 @@ def test_refusal_is_kept_and_logged_once(decision: str, caplog: pytest.LogCaptur
     assert caplog.messages == [
         "The agent does not tune as asked: The operator allows 5 %, not 30 %."
     ]
+
+
+def test_refusal_after_the_first_use_of_a_gpu_is_logged(
+    training: RecordedTraining, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Loop(**training.options) as loop:
+        for batch in loop([1, 2, 3]):
+            if batch == 2:
+                training.answer.decision = "declined"
+                training.answer.reason = "The job uses GPU 1."
+        assert loop.declined == "The job uses GPU 1."
+    assert caplog.messages == ["The agent does not tune as asked: The job uses GPU 1."]
 
 
 def test_accepted_job_has_no_refusal(

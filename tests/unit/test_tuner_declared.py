@@ -52,6 +52,8 @@ def test_unnamed_declared_job_is_applied_if_the_operator_allows_it() -> None:
     assert host.gpus[0].cap < DEFAULT
     assert held.declared is not None
     assert held.declared.decision is DeclarationOutcome.ACCEPTED
+    assert held.unit_time == pytest.approx(100_000_000, rel=0.02)
+    assert held.unit_energy == pytest.approx(64_000_000, rel=0.02)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
@@ -121,10 +123,126 @@ def test_declined_process_is_not_tuned() -> None:
 
 def test_gpu_without_permission_is_not_tuned() -> None:
     host = Host(settings=quick(gpus=("7",)))
-    host.declare(owned(host))
+    terms = host.declare(owned(host))
+    assert (terms.decision, terms.given.mode) == (DeclarationOutcome.DECLINED, "off")
+    assert "no GPU of this host is in [autotune] gpus (7)" in terms.reason
     host.run(60)
     assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
-    assert "not in [autotune] gpus (7)" in row(host).decision.sentence
+    assert row(host).decision.sentence == terms.reason
+
+
+def test_declaration_before_the_first_use_of_a_gpu_states_the_condition() -> None:
+    host = Host(gpus=2, settings=quick(gpus=("0",)))
+    job = owned(host, gpu=1)
+    terms = host.declare(job)
+    assert (terms.decision, terms.provisional) == (DeclarationOutcome.ACCEPTED, True)
+    assert "a job that uses a GPU outside of [autotune] gpus (0) is not tuned" in terms.reason
+    host.run(30)
+    refused = "trainer/train_step uses GPU 1 (GPU-1), which is not in [autotune] gpus (0)."
+    again = host.declare(job)
+    assert (again.decision, again.reason) == (DeclarationOutcome.DECLINED, refused)
+    (listed,) = host.declared.living()
+    assert listed.terms == again
+    assert row(host).decision.reason is DecisionReason.NOT_ALLOWED
+    assert row(host).decision.sentence == refused
+
+
+def test_refused_gpu_is_remembered_while_its_job_pauses() -> None:
+    host = Host(gpus=2, settings=quick(gpus=("0",)))
+    job = owned(host, gpu=1)
+    host.declare(job)
+    host.run(30)
+    job.gpu = host.gpus[0]
+    host.run(60)
+    assert host.declare(job).decision is DeclarationOutcome.DECLINED
+    assert [gpu.cap for gpu in host.gpus] == [DEFAULT, DEFAULT]
+
+
+def test_declaration_is_final_once_its_job_uses_permitted_gpus() -> None:
+    host = Host(gpus=2, settings=quick(gpus=("0",)))
+    job = owned(host)
+    assert host.declare(job).provisional
+    host.run(30)
+    terms = host.declare(job)
+    assert (terms.decision, terms.provisional) == (DeclarationOutcome.ACCEPTED, False)
+    assert "[autotune] gpus" not in terms.reason
+
+
+def test_configuration_with_every_gpu_is_no_condition() -> None:
+    host = Host(gpus=2, settings=quick(gpus=("0", "1")))
+    assert not host.declare(owned(host)).provisional
+
+
+# ------------------------------------------------------------------------- limits of a profile
+
+
+def test_limit_of_a_profile_is_certified_first() -> None:
+    host = Host(settings=quick())
+    terms = host.declare(owned(host), first_watts=560.0)
+    assert "with 560 W first" in terms.reason
+    host.run(600, until=lambda: row(host).decision.reason is DecisionReason.RECERTIFYING)
+    assert row(host).decision.sentence.startswith("Certify 560 W again")
+    assert [one.setting for one in row(host).tried] in ([], [560_000])
+
+
+@pytest.mark.slow
+def test_limit_of_a_profile_over_the_budget_is_not_held() -> None:
+    host = Host(settings=quick(max_slowdown=0.03))
+    host.declare(owned(host), first_watts=450.0)
+    host.run(1800, until=lambda: row(host).decision.move is Move.HOLD)
+    assert host.gpus[0].slowdown <= 1.03
+    assert (row(host).slowdown_bound or 1) <= 0.03
+
+
+@pytest.mark.parametrize("watts", [700.0, 900.0])
+def test_first_limit_that_is_no_cap_changes_nothing(watts: float) -> None:
+    host = Host(settings=quick())
+    host.declare(owned(host), first_watts=watts)
+    host.run(600, until=lambda: row(host).decision.reason is DecisionReason.SCREENING)
+    assert row(host).decision.reason is DecisionReason.SCREENING
+
+
+def test_own_result_precedes_the_limit_of_a_profile() -> None:
+    host = Host(settings=quick())
+    job = owned(host)
+    host.declare(job)
+    host.run(1200, until=lambda: row(host).decision.move is Move.HOLD)
+    held = host.gpus[0].cap
+    job.alive = False
+    host.run(30)
+    host.declare(owned(host), first_watts=650.0)
+    host.run(600, until=lambda: row(host).decision.reason is DecisionReason.RECERTIFYING)
+    assert row(host).decision.sentence.startswith(f"Certify {held / 1000:.0f} W again")
+
+
+def test_job_never_gets_less_than_its_lowest_limit() -> None:
+    host, lowest = Host(settings=quick(max_slowdown=0.1)), DEFAULT
+    host.declare(owned(host), floor_watts=600.0, first_watts=600.0)
+
+    def watch() -> bool:
+        nonlocal lowest
+        lowest = min(lowest, host.gpus[0].cap)
+        return row(host).decision.move is Move.HOLD
+
+    host.run(1800, until=watch)
+    assert row(host).decision.move is Move.HOLD
+    host.run(300, until=lambda: watch() and False)
+    assert lowest == 600_000
+
+
+def test_lowest_limit_above_the_original_leaves_no_room() -> None:
+    host = Host(settings=quick())
+    host.declare(owned(host), floor_watts=800.0)
+    host.run(300)
+    assert row(host).decision.move is Move.DECLINE
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_highest_of_the_lowest_limits_applies_to_all_ranks() -> None:
+    host = Host(gpus=2, settings=quick())
+    host.declare(owned(host), floor_watts=500.0, first_watts=520.0)
+    terms = host.declare(owned(host, gpu=1), floor_watts=550.0, first_watts=560.0)
+    assert (terms.given.floor_watts, terms.given.first_watts) == (550.0, 520.0)
 
 
 def test_declared_span_is_the_only_unit_of_its_service() -> None:

@@ -137,3 +137,36 @@ def test_first_objective_of_a_job_applies() -> None:
     assert (found.given.objective, found.given.eta) == ("time", 0.2)
     assert 'declared the objective "time" first' in found.reason
     assert "another process of the job declared eta = 0.2 first" in found.reason
+
+
+def test_limits_of_a_profile_are_in_the_terms_and_in_the_sentence() -> None:
+    found = decide_terms(RequestedTerms(first_watts=560.0, floor_watts=512.5), NAMED)
+    assert (found.given.first_watts, found.given.floor_watts) == (560.0, 512.5)
+    assert found.outcome is ACCEPTED
+    assert found.reason.endswith("by gpu_power, gpu_clock, with 560 W first, at 512.5 W or more.")
+
+
+def test_first_limit_is_the_oldest_and_lowest_limit_the_highest_of_all_processes() -> None:
+    requests = [
+        RequestedTerms(),
+        RequestedTerms(first_watts=500.0, floor_watts=300.0),
+        RequestedTerms(first_watts=400.0, floor_watts=350.0),
+    ]
+    given = decide_terms(requests[0], NAMED, requests).given
+    assert (given.first_watts, given.floor_watts) == (500.0, 350.0)
+
+
+CONDITION = replace(NAMED, condition="a job that uses another GPU is not tuned")
+
+
+@pytest.mark.parametrize("budget", [0.03, 0.2])
+def test_condition_is_stated_with_the_answer(budget: float) -> None:
+    found = decide_terms(RequestedTerms(budget), CONDITION)
+    assert found.provisional
+    assert found.reason.endswith("; a job that uses another GPU is not tuned.")
+
+
+def test_job_that_is_not_tuned_depends_on_no_condition() -> None:
+    found = decide_terms(RequestedTerms(0.0), CONDITION)
+    assert not found.provisional
+    assert "another GPU" not in found.reason

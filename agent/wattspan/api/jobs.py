@@ -34,6 +34,7 @@ MAX_BODY_BYTES = 8192
 MAX_JOB_NAME = 100
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+_Watts = Annotated[float, Meta(gt=0, le=100_000)]
 
 
 class DeclarationBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +48,8 @@ class DeclarationBody(Struct, frozen=True, forbid_unknown_fields=True):
     objective: Literal["energy", "cost", "time"] | None = None
     eta: Annotated[float, Meta(ge=0, le=1)] | None = None
     knobs: Annotated[list[Knob], Meta(max_length=len(Knob))] | None = None
+    first_watts: _Watts | None = None
+    floor_watts: _Watts | None = None
 
 
 _decoder = msgspec.json.Decoder(DeclarationBody)
@@ -102,6 +105,8 @@ class JobsHandler:
             body.objective,
             body.eta,
             None if body.knobs is None else tuple(dict.fromkeys(body.knobs)),
+            body.first_watts,
+            body.floor_watts,
         )
         declaration = ProcessDeclaration(
             consumer, uid, body.name, body.service, body.span, body.work, asked
@@ -210,4 +215,5 @@ def _terms(terms: DeclaredTerms) -> dict[str, Any]:
         "given": msgspec.to_builtins(terms.given),
         "decision": terms.decision,
         "reason": terms.reason,
+        "provisional": terms.provisional,
     }

@@ -198,7 +198,8 @@ class TuningFigures:
     of the energy per unit of work at the held setting, ``saved`` an estimate with its interval.
     ``exploration`` is the time at uncertified settings, ``committed`` the time from the first unit
     to the first certified setting. ``lost`` is the lost time, ``allowance`` the time that the
-    budget permits to have lost.
+    budget permits to have lost. ``unit_time`` and ``unit_energy`` are the estimated means of a unit
+    of work at the original setting.
     """
 
     slowdown: float | None = None
@@ -216,6 +217,8 @@ class TuningFigures:
     tried: tuple[SettingResult, ...] = ()
     lost: Nanoseconds | None = None
     allowance: Nanoseconds | None = None
+    unit_time: Nanoseconds | None = None
+    unit_energy: Microjoules | None = None
 
 
 class DeclarationOutcome(ModelEnum):
@@ -232,30 +235,39 @@ class RequestedTerms:
     """Terms of tuning that an application asks for; None leaves a term to the operator.
 
     ``objective`` is ``energy``, ``cost`` or ``time``, ``eta`` the weight of energy in ``cost``.
+    ``first_watts`` is the power limit of a GPU to certify first, ``floor_watts`` the lowest one.
     """
 
     max_slowdown: float | None = None
     objective: str | None = None
     eta: float | None = None
     knobs: tuple[Knob, ...] | None = None
+    first_watts: float | None = None
+    floor_watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTerms:
-    """Terms under which a job is tuned; ``mode`` is ``off``, ``advise`` or ``apply``."""
+    """Terms under which a job is tuned; ``mode`` is ``off``, ``advise`` or ``apply``.
+
+    ``first_watts`` and ``floor_watts`` are None unless the application has asked for them.
+    """
 
     mode: str
     max_slowdown: float
     objective: str
     eta: float
     knobs: tuple[Knob, ...]
+    first_watts: float | None = None
+    floor_watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTerms:
     """The terms that an application asked for, those that it was given, and one sentence why.
 
-    ``name`` is the application's name of the job, ``uid`` its user.
+    ``name`` is the application's name of the job, ``uid`` its user. ``provisional``: the answer may
+    change once the job uses a GPU.
     """
 
     name: str
@@ -264,6 +276,7 @@ class DeclaredTerms:
     given: TuningTerms
     decision: DeclarationOutcome
     reason: str
+    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,16 @@ RETRY_AFTER = 10.0
 DECLARE_TIMEOUT, RENEW_TIMEOUT = 2.0, 0.2  # seconds
 
 
-def check_terms(max_slowdown: float | None, eta: float | None) -> None:
-    """ValueError: a slowdown budget, or a weight of energy, that no agent accepts."""
+def check_terms(
+    max_slowdown: float | None,
+    eta: float | None,
+    first_watts: float | None = None,
+    floor_watts: float | None = None,
+) -> None:
+    """ValueError: a slowdown budget, a weight of energy or a limit that no agent accepts."""
+    for name, watts in (("first_watts", first_watts), ("floor_watts", floor_watts)):
+        if watts is not None and not 0 < watts < float("inf"):
+            raise ValueError(f"{name} = {watts} is no power limit. Give watts above 0.")
     if max_slowdown is not None and not 0 <= max_slowdown < float("inf"):
         raise ValueError(
             f"max_slowdown = {max_slowdown} is no slowdown. Give 0 or more: 0.05 is 5 %."
@@ -53,6 +61,8 @@ def declare(
     objective: str | None = None,
     eta: float | None = None,
     knobs: Sequence[str] | None = None,
+    first_watts: float | None = None,
+    floor_watts: float | None = None,
     directories: tuple[str, ...] = (),
 ) -> JobDeclaration:
     """Declare the spans ``span`` of ``service`` as the units of work of this process.
@@ -60,14 +70,16 @@ def declare(
     ``work`` is the span attribute with the amount of work of a unit, "tokens" for its
     ``gen_ai.usage.*`` tokens, "" if each span counts as 1. The other terms are wishes; None leaves
     them to the operator: the slowdown budget (0.05 is 5 %; 0: do not tune this job), the
-    ``objective`` ("energy", "cost" or "time") with ``eta``, the weight of energy in "cost", and the
-    names of the ``knobs``. ``directories`` are the run directories of agents, by default those of
+    ``objective`` ("energy", "cost" or "time") with ``eta``, the weight of energy in "cost", and
+    the names of the ``knobs``. ``first_watts`` is the power limit of a GPU to certify first, such
+    as the result of an earlier measurement, and ``floor_watts`` the lowest one that may be set.
+    ``directories`` are the run directories of agents, by default those of
     this host. ValueError: a term that no agent accepts. Waits for an agent for 2 seconds at most.
     """
     for key, text in (("name", name), ("service", service), ("span", span)):
         if not text:
             raise ValueError(f"{key} is empty. Give the {key} of the job.")
-    check_terms(max_slowdown, eta)
+    check_terms(max_slowdown, eta, first_watts, floor_watts)
     asked = {
         "service": service,
         "span": span,
@@ -77,6 +89,9 @@ def declare(
         "eta": None if eta is None else float(eta),
         "knobs": None if knobs is None else list(knobs),
     }
+    # An agent of an earlier release refuses unknown terms.
+    limits = {"first_watts": first_watts, "floor_watts": floor_watts}
+    asked |= {key: float(watts) for key, watts in limits.items() if watts is not None}
     declaration = JobDeclaration(name, asked, directories)
     declaration._declare(DECLARE_TIMEOUT)  # noqa: SLF001 - the only other user
     return declaration
@@ -93,7 +108,8 @@ class JobDeclaration:
     """
 
     __slots__ = (
-        "_answered", "_directories", "_due", "_pid", "_retry_at", "_sockets", "_withdrawn",
+        "_answered", "_directories", "_due", "_pid", "_provisional", "_retry_at", "_sockets",
+        "_withdrawn",
         "asked", "decision", "given", "instance", "name", "reason",
     )  # fmt: skip
 
@@ -107,9 +123,17 @@ class JobDeclaration:
         self._pid, self._withdrawn, self._answered = os.getpid(), False, False
         self._sockets: tuple[tuple[int, int, int] | None, ...] = ()
         self._due = self._retry_at = 0.0
+        self._provisional = False  # the answer may change once the process uses a GPU
+
+    @property
+    def service(self) -> str:
+        """The ``service.name`` of the declared spans."""
+        return str(self.asked["service"])
 
     def renew(self) -> Self:
         """Declare again if the agent has restarted, or one has appeared.
+
+        Every 10 seconds too, while the answer depends on the GPUs that the process will use.
 
         Takes microseconds in most calls and 0.2 s at most; call it often, such as once per step.
         Never raises. Does nothing in a child of a fork, and after ``withdraw``.
@@ -119,7 +143,7 @@ class JobDeclaration:
             return self
         self._due = now + CHECK_INTERVAL
         if self._socket_identities() != self._sockets or (
-            not self._answered and now >= self._retry_at
+            (self._provisional or not self._answered) and now >= self._retry_at
         ):
             self._declare(RENEW_TIMEOUT)
         return self
@@ -154,12 +178,14 @@ class JobDeclaration:
 
     def _declare(self, timeout: float) -> None:
         self._sockets = self._socket_identities()  # first: an agent may restart meanwhile
-        self._answered, self._retry_at = False, monotonic() + RETRY_AFTER
+        self._answered = self._provisional = False
+        self._retry_at = monotonic() + RETRY_AFTER
         self.given, self.instance = {}, ""
         try:
             answer = self._request(JOBS_PATH, "POST", timeout, {"name": self.name, **self.asked})
             self.decision, self.reason = answer["decision"], answer["reason"]
             self.given, self.instance = dict(answer["given"]), answer["instance"]
+            self._provisional = bool(answer.get("provisional"))
             self._answered = True
         except RefusedError as error:
             self.decision, self.reason = "declined", str(error)

@@ -32,6 +32,8 @@ from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
 from wattspan.tuning.declared_jobs import DeclaredJobs
+from wattspan.tuning.host_view import DeviceUsers, HostView
+from wattspan.tuning.permissions import GpuPermissions
 
 if TYPE_CHECKING:
     from wattspan.emulation.host import EmulatedHost
@@ -72,15 +74,16 @@ class TuningAssembly:
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
     declared: DeclaredJobs = field(init=False)
+    _users: DeviceUsers = field(default_factory=DeviceUsers)
     _directory: ProcessDirectory = field(init=False)
 
     def __post_init__(self) -> None:
         # A job ends with its processes, also if their parent does not notice that they have ended.
         self._directory = RunningProcesses(self.core.directory, ProcFs())
-        self.declared = DeclaredJobs(
-            self.core.config.autotune, self._directory, secrets.token_hex(8)
-        )
-        if self.core.config.autotune.mode != "off":
+        settings = self.core.config.autotune
+        permissions = GpuPermissions(settings.gpus, self._host_view)
+        self.declared = DeclaredJobs(settings, self._directory, secrets.token_hex(8), permissions)
+        if settings.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
             self.tap = ReceivedSpanQueue()
@@ -211,15 +214,26 @@ class TuningAssembly:
         path = capper_socket_path(run_directory(self.core.config), emulated=self._is_emulated)
         return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)
 
+    def _host_view(self) -> HostView:
+        """The host without the capper's rows."""
+        core = self.core
+        return HostView(
+            core.clock.now(),
+            core.view(),
+            core.history.domains(),
+            core.history,
+            core.devices,
+            self._users,
+        )
+
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
-        from wattspan.tuning.host_view import DeviceUsers
         from wattspan.tuning.tuner import Tuner
 
         settings = self.core.config.autotune
-        device_users = DeviceUsers()
+        device_users = self._users
         cpu = Knob.CPU_POWER in settings.knobs
 
         def observe(tick: Tick, _: Sequence[Attribution]) -> None:

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import TracerProvider
 
 from wattspan.sdk.jobs import declare
-from wattspan.training.session import Declare, TrainingSession, TuningRequest, start_session
+from wattspan.training.session import (
+    BeforeEnd,
+    Declare,
+    TrainingSession,
+    TuningRequest,
+    start_session,
+)
 
 
 class TrainingCallback:
     """Reports the units of work of a trainer, and asks the agent to tune them.
 
-    ``max_slowdown``, ``objective``, ``eta`` and ``knobs`` are as in ``TuningRequest``; ValueError
+    The arguments from ``max_slowdown`` to ``floor_watts`` are as in ``TuningRequest``; ValueError
     for invalid ones. ``service`` names the job; by default it is OpenTelemetry's ``service.name``,
     or the name of the script. Without an agent the training goes on, after one warning.
     """
@@ -26,15 +32,20 @@ class TrainingCallback:
         objective: str | None = None,
         eta: float | None = None,
         knobs: Sequence[str] | None = None,
+        first_watts: float | None = None,
+        floor_watts: float | None = None,
         provider: TracerProvider | None = None,
         declare: Declare = declare,
     ) -> None:
         super().__init__()
-        self._request = TuningRequest(max_slowdown, objective, eta, knobs).check()
+        self._request = TuningRequest(
+            max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        ).check()
         self._service = service
         self._provider = provider
         self._declare = declare
         self._declares = True
+        self._before_end: BeforeEnd | None = None
         self._session: TrainingSession | None = None
 
     @property
@@ -57,6 +68,7 @@ class TrainingCallback:
             declares=declares and self._declares,
             provider=self._provider,
             declare=self._declare,
+            before_end=self._before_end,
         )
         session.continue_after(steps, epochs)
         return session

@@ -35,7 +35,7 @@ class Loop:
 
     ``for batch in loop(loader)`` is an epoch, and each pass one unit of work: one optimizer step,
     or, with ``accumulate``, one batch of it. ``with loop.step(work=n)`` is a unit by itself.
-    ``max_slowdown``, ``objective``, ``eta`` and ``knobs`` are as in ``TuningRequest``; ValueError
+    The arguments from ``max_slowdown`` to ``floor_watts`` are as in ``TuningRequest``; ValueError
     for invalid ones. ``service`` names the job; by default it is OpenTelemetry's ``service.name``,
     or the name of the script. In a job of several ranks every rank opens a loop, and the first of
     each host declares the job. Without an agent the training goes on, after one warning.
@@ -49,6 +49,8 @@ class Loop:
         objective: str | None = None,
         eta: float | None = None,
         knobs: Sequence[str] | None = None,
+        first_watts: float | None = None,
+        floor_watts: float | None = None,
         accumulate: int = 1,
         first_step: int = 0,
         declares: bool | None = None,
@@ -56,7 +58,9 @@ class Loop:
         declare: Declare = declare,
     ) -> None:
         """``first_step``: the optimizer steps before a checkpoint that this run continues."""
-        request = TuningRequest(max_slowdown, objective, eta, knobs).check()
+        request = TuningRequest(
+            max_slowdown, objective, eta, knobs, first_watts, floor_watts
+        ).check()
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate!r} is no number of batches: give 1 or more")
         self._accumulate = accumulate

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
+from functools import partial
 from pathlib import Path
 from time import time_ns
 from typing import NamedTuple, Protocol
@@ -57,18 +58,21 @@ class TuningRequest(NamedTuple):
     """The wish of an application for the tuning of its job. None leaves a value to the operator.
 
     ``max_slowdown`` is a ratio, 0.05 for 5 %. ``eta``, 0 to 1, is the weight of energy with the
-    objective ``cost``. The agent may give less than was asked, and never more than the operator
-    allows.
+    objective ``cost``. ``first_watts`` is the power limit of a GPU to certify first, and
+    ``floor_watts`` the lowest one that may be set. The agent may give less than was asked, and
+    never more than the operator allows.
     """
 
     max_slowdown: float | None = None
     objective: str | None = None
     eta: float | None = None
     knobs: Sequence[str] | None = None
+    first_watts: float | None = None
+    floor_watts: float | None = None
 
     def check(self) -> TuningRequest:
         """This request; ValueError with the invalid value."""
-        check_terms(self.max_slowdown, self.eta)
+        check_terms(self.max_slowdown, self.eta, self.first_watts, self.floor_watts)
         if self.objective is not None and self.objective not in OBJECTIVES:
             known = ", ".join(OBJECTIVES)
             raise ValueError(f"objective = {self.objective!r} is not known. Give one of {known}.")
@@ -78,6 +82,10 @@ class TuningRequest(NamedTuple):
 class Declaration(Protocol):
     """The agent's answer to a declared job (``wattspan.sdk.jobs``)."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def service(self) -> str: ...
     @property
     def decision(self) -> str: ...
     @property
@@ -100,8 +108,12 @@ class Declare(Protocol):
         objective: str | None,
         eta: float | None,
         knobs: Sequence[str] | None,
+        first_watts: float | None,
+        floor_watts: float | None,
     ) -> Declaration: ...
 
+
+BeforeEnd = Callable[[Declaration], object]
 
 _REFUSED = ("limited", "declined", "ignored")
 
@@ -201,19 +213,29 @@ class TrainingSession:
         tracer: SpanStarter | None,
         declaration: Declaration | None = None,
         shutdown: Callable[[], object] = lambda: None,
+        before_end: BeforeEnd | None = None,
     ) -> None:
-        """Without a ``tracer`` the session reports nothing."""
+        """Without a ``tracer`` the session reports nothing.
+
+        ``before_end`` is called before the declaration is withdrawn.
+        """
         self._tracker = StepTracker()
         self._spans = StepSpans(tracer or trace.NoOpTracer())
         self._declaration = declaration
         self._works = tracer is not None
         self._completed = 0  # Unix time of the optimizer's last move, in nanoseconds
-        if declaration is not None and declaration.decision == UNAVAILABLE:
-            _log.warning("The training is not tuned: %s", declaration.reason)
-        elif self.declined:
-            _log.warning("The agent does not tune as asked: %s", self.declined)
+        self._decision = ""  # of the agent, as it was last logged
+        if declaration is not None:
+            self._log_decision(declaration)
         self._finish = weakref.finalize(
-            self, _finish, self._tracker, self._spans, declaration, shutdown, os.getpid()
+            self,
+            _finish,
+            self._tracker,
+            self._spans,
+            declaration,
+            before_end,
+            shutdown,
+            os.getpid(),
         )
 
     @property
@@ -272,6 +294,15 @@ class TrainingSession:
         self._works = False
         self._finish()
 
+    def _log_decision(self, declaration: Declaration) -> None:
+        """Warn if the agent does not tune as asked, or does not answer, once for each decision."""
+        before, self._decision = self._decision, declaration.decision
+        if self._decision == UNAVAILABLE:
+            if not before:
+                _log.warning("The training is not tuned: %s", declaration.reason)
+        elif self._decision in _REFUSED:
+            _log.warning("The agent does not tune as asked: %s", declaration.reason)
+
     def _apply(self, events: Events, end: int | None = None) -> None:
         if not events or not self._works:
             return
@@ -279,6 +310,8 @@ class TrainingSession:
             self._spans.apply(events, end)
             if self._declaration is not None:
                 self._declaration.renew()
+                if self._declaration.decision != self._decision:
+                    self._log_decision(self._declaration)
         except Exception as error:  # noqa: BLE001 - the training must not fail
             self._works = False
             self._spans.abandon()
@@ -289,6 +322,7 @@ def _finish(
     tracker: StepTracker,
     spans: StepSpans,
     declaration: Declaration | None,
+    before_end: BeforeEnd | None,
     shutdown: Callable[[], object],
     pid: int,
 ) -> None:
@@ -297,6 +331,8 @@ def _finish(
         return
     ends: list[Callable[[], object]] = [lambda: spans.apply(tracker.stop())]
     if declaration is not None:
+        if before_end is not None:
+            ends.append(partial(before_end, declaration))
         ends.append(declaration.withdraw)
     for end in (*ends, shutdown):
         try:
@@ -315,6 +351,7 @@ def start_session(
     declares: bool = True,
     provider: TracerProvider | None = None,
     declare: Declare = declare,
+    before_end: BeforeEnd | None = None,
 ) -> TrainingSession:
     """Begin a session, and declare its job if ``declares``.
 
@@ -350,7 +387,7 @@ def start_session(
         declaration = declare(
             name=name, service=name, span=STEP, work=WORK_ATTRIBUTE, **request._asdict()
         )
-    return TrainingSession(tracer, declaration, shutdown)
+    return TrainingSession(tracer, declaration, shutdown, before_end)
 
 
 def is_local_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:

@@ -20,7 +20,7 @@ from wattspan.ingest.export_request import WorkAttribute
 from wattspan.model import Consumer, DeclarationOutcome, DeclaredTerms, RequestedTerms
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.declarations import decide_terms
-from wattspan.tuning.permissions import TuningPermissions, operator_terms
+from wattspan.tuning.permissions import GpuVerdict, TuningPermissions, operator_terms
 from wattspan.tuning.work_units import TOKENS, matching_job
 
 MAX_DECLARATIONS = 128
@@ -66,9 +66,14 @@ class DeclaredJobs:
     """
 
     def __init__(
-        self, settings: AutotuneSettings, directory: ProcessDirectory, instance: str
+        self,
+        settings: AutotuneSettings,
+        directory: ProcessDirectory,
+        instance: str,
+        gpus: Callable[[str, Collection[Consumer]], GpuVerdict] = lambda *_: GpuVerdict(),
     ) -> None:
-        self.instance = instance
+        """``gpus`` tells if the GPUs of a job's processes may be tuned."""
+        self.instance, self._gpus = instance, gpus
         self._settings, self._directory = settings, directory
         self._permissions = TuningPermissions(directory, settings.groups)
         self._lock = threading.Lock()
@@ -103,6 +108,9 @@ class DeclaredJobs:
         """The jobs of living processes, ignored ones included."""
         with self._lock:
             self._remove_ended()
+            for spans, jobs in self._jobs.items():
+                if any(job.terms.provisional for job in jobs):
+                    self._jobs[spans] = self._made(self._groups[spans])
             return tuple(chain.from_iterable(self._jobs.values()))
 
     def tuned(self) -> tuple[DeclaredJob, ...]:
@@ -163,10 +171,12 @@ class DeclaredJobs:
             del self._groups[spans], self._jobs[spans]
             return
         self._groups[spans] = group
+        self._jobs[spans] = self._made(group)
+
+    def _made(self, group: Sequence[ProcessDeclaration]) -> tuple[DeclaredJob, ...]:
+        """The jobs of declarations of the same spans."""
         users = dict.fromkeys(one.uid for one in group)
-        self._jobs[spans] = tuple(
-            self._job([one for one in group if one.uid == uid]) for uid in users
-        )
+        return tuple(self._job([one for one in group if one.uid == uid]) for uid in users)
 
     def _joined(self, declaration: ProcessDeclaration) -> list[ProcessDeclaration]:
         """The declarations of the same job."""
@@ -196,11 +206,14 @@ class DeclaredJobs:
     ) -> DeclaredTerms:
         """The terms of a job, with the answer to one of its processes."""
         name = f"{declaration.service}/{declaration.span}"
-        refusal = self._permissions.refusal(name, [one.consumer for one in joined])
+        processes = [one.consumer for one in joined]
+        refusal, condition = self._permissions.refusal(name, processes), ""
+        if not refusal and self._settings.mode != "off":
+            refusal, condition = self._gpus(name, processes)
         named = matching_job(self._settings.job, declaration.service, declaration.span)
         if named is None or not named.work:
             refusal = refusal or self._work_conflict(declaration, _declared_work(joined))
-        operator = operator_terms(self._settings, named, refusal)
+        operator = operator_terms(self._settings, named, refusal, condition)
         decided = decide_terms(declaration.asked, operator, [one.asked for one in joined])
         return DeclaredTerms(
             declaration.name,
@@ -209,6 +222,7 @@ class DeclaredJobs:
             decided.given,
             decided.outcome,
             decided.reason,
+            decided.provisional,
         )
 
     def _work_conflict(self, declaration: ProcessDeclaration, work: str) -> str:

@@ -167,10 +167,12 @@ class TuningJob:
 
     def use(self, terms: JobTerms) -> None:
         """Continue under ``terms``; with a new tuner if they differ in more than their reason."""
-        if (terms.host, terms.job, terms.mode) == (
-            self.terms.host,
-            self.terms.job,
-            self.terms.mode,
+        present = self.terms
+        if (terms.host, terms.job, terms.mode, terms.floor) == (
+            present.host,
+            present.job,
+            present.mode,
+            present.floor,
         ):
             self.terms = terms
             return
@@ -404,7 +406,10 @@ class TuningJob:
         domain = host.domains.get(key.device)
         users = used.get(domain.resource or "", ()) if domain is not None else ()
         rank = min((self._members[one] for one in users), default=0)
-        return host.range(key, self._host_settings.floor, self._context.floor, rank)
+        floor = self._context.floor
+        if key.knob is Knob.GPU_POWER:
+            floor = max(floor, self.terms.floor)
+        return host.range(key, self._host_settings.floor, floor, rank)
 
     def _policy(self, ranges: Sequence[KnobRange], *, apply: bool) -> TunerPolicy:
         job, settings = self._settings, self._host_settings
@@ -477,7 +482,7 @@ class TuningJob:
     # ------------------------------------------------------------------ certified settings
 
     def _recall(self, host: HostView) -> CertifiedLevels | None:
-        """The setting that was certified for the same job before."""
+        """The setting that was certified for the same job before, or that it asks to try first."""
         if self._fingerprint is None:
             gpus = [one for one in host.snapshot.gpus if one.domain_id in self.devices]
             leader = next(iter(self.ranks), None)
@@ -489,7 +494,11 @@ class TuningJob:
                 service=self.service,
                 span=self.span,
             )
-        return self._context.certified.recall(self._fingerprint, self.knob)
+        setting = self._context.certified.recall(self._fingerprint, self.knob)
+        original = max(one.original for one in self._ranges)
+        if setting is None and self.knob is Knob.GPU_POWER and 0 < self.terms.first < original:
+            setting = CertifiedLevels(self.terms.first, original, slowdown=0, saving=0, pairs=0)
+        return setting
 
     def store_certified(self) -> None:
         """Store the certified setting, if there is one, for the next run of the same job."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.model import Consumer, DeclaredTerms, TuningTerms
+from wattspan.model import Consumer, DeclaredTerms, HwType, TuningTerms
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.declarations import OperatorTerms
+from wattspan.tuning.host_view import HostView
 
 _MAX_CACHED = 1024
 
@@ -49,6 +50,54 @@ class TuningPermissions:
         return permitted
 
 
+class GpuVerdict(NamedTuple):
+    """Whether the GPUs of a job's processes may be tuned, as far as it is known.
+
+    ``refusal`` is a sentence, ``condition`` a clause while no GPU is used yet; both "" if they may.
+    """
+
+    refusal: str = ""
+    condition: str = ""
+
+
+class GpuPermissions:
+    """GPUs of ``[autotune] gpus``. A process that has used another one stays refused.
+
+    ``host`` returns the present view. Thread-safe.
+    """
+
+    def __init__(self, gpus: Sequence[str], host: Callable[[], HostView]) -> None:
+        self._gpus, self._host = gpus, host
+        self._refused: dict[Consumer, str] = {}
+
+    def __call__(self, job: str, processes: Collection[Consumer]) -> GpuVerdict:
+        """The verdict on a job of these processes and their descendants."""
+        if not self._gpus:
+            return GpuVerdict()
+        host, listed = self._host(), f"[autotune] gpus ({', '.join(self._gpus)})"
+        found = sorted(d.id for d in host.domains.values() if d.hw_type is HwType.GPU)
+        refused = [one for one in found if not host.allowed(one, self._gpus)]
+        if not refused:
+            return GpuVerdict()
+        if len(refused) == len(found):
+            return GpuVerdict(f"{job} is not tuned: no GPU of this host is in {listed}.")
+        used: list[str] = []
+        for process in processes:
+            own = host.users.used_by(host.energies.family(process), host.now.mono)
+            used += [one for one in found if host.domains[one].resource in own]
+            outside = next((one for one in used if one in refused), None)
+            if outside is not None:
+                if len(self._refused) >= _MAX_CACHED:
+                    self._refused.clear()
+                self._refused[process] = host.display_name(outside)
+        name = next((self._refused[one] for one in processes if one in self._refused), None)
+        if name is not None:
+            return GpuVerdict(f"{job} uses {name}, which is not in {listed}.")
+        if used:
+            return GpuVerdict()
+        return GpuVerdict(condition=f"a job that uses a GPU outside of {listed} is not tuned")
+
+
 class JobTerms(NamedTuple):
     """The settings of one job, and those of ``[autotune]`` that apply to it.
 
@@ -69,20 +118,37 @@ class JobTerms(NamedTuple):
         return (self.job.mode if self.job is not None else "") or self.host.mode
 
     @property
+    def floor(self) -> int:
+        """The lowest power limit of a GPU that the application accepts, in milliwatts."""
+        return _milliwatts(self.declared.given.floor_watts if self.declared is not None else None)
+
+    @property
+    def first(self) -> int:
+        """The power limit of a GPU to certify first, in milliwatts; 0 for none."""
+        return _milliwatts(self.declared.given.first_watts if self.declared is not None else None)
+
+    @property
     def may_apply(self) -> bool:
         """True if the configuration permits caps on the job's devices."""
         chosen = self.job is not None or self.host.apply_found
         return self.mode == "apply" and chosen
 
 
+def _milliwatts(watts: float | None) -> int:
+    return round(1000 * (watts or 0))
+
+
 def operator_terms(
-    settings: AutotuneSettings, job: TunedJobSettings | None, refusal: str = ""
+    settings: AutotuneSettings,
+    job: TunedJobSettings | None,
+    refusal: str = "",
+    condition: str = "",
 ) -> OperatorTerms:
     """The operator's word on ``job``; None for a job that the configuration does not name."""
     mode: str = settings.mode
     if mode != "off":
-        named = job is not None or settings.apply_found
-        mode = (job.mode if job is not None else "") or (mode if named else "advise")
+        chosen = job is not None or settings.apply_found
+        mode = (job.mode if job is not None else "") or (mode if chosen else "advise")
     terms = TuningTerms(
         mode,
         settings.max_slowdown if job is None else slowdown_budget(settings, job),
@@ -90,7 +156,8 @@ def operator_terms(
         settings.eta,
         settings.knobs,
     )
-    return OperatorTerms(settings.declared, settings.mode, job is not None, terms, refusal)
+    named = job is not None
+    return OperatorTerms(settings.declared, settings.mode, named, terms, refusal, condition)
 
 
 def slowdown_budget(settings: AutotuneSettings, job: TunedJobSettings) -> float:

@@ -24,8 +24,8 @@ from wattspan.model import (
 JsonObject = dict[str, Any]
 
 _MILLI = 1e3
-_ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely")
-_DURATIONS = ("exploration", "lost", "allowance", "committed")
+_ENERGIES = ("saved", "saved_low", "saved_high", "saved_surely", "unit_energy")
+_DURATIONS = ("exploration", "lost", "allowance", "committed", "unit_time")
 _SCALED = {
     **{name: (f"{name}_joules", 1e6) for name in _ENERGIES},
     **{name: (f"{name}_seconds", 1e9) for name in _DURATIONS},

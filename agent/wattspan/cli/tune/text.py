@@ -155,6 +155,10 @@ def _terms_text(terms: RequestedTerms | TuningTerms) -> str:
         parts.append(f"the objective {terms.objective}{weight}")
     if terms.knobs is not None:
         parts.append(f"the knobs {', '.join(terms.knobs) or 'none'}")
+    if terms.first_watts is not None:
+        parts.append(f"{terms.first_watts:g} W first")
+    if terms.floor_watts is not None:
+        parts.append(f"{terms.floor_watts:g} W or more")
     return ", ".join(parts)
 
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wattspan.compat.zeus.callback import Callback
+from wattspan.compat.zeus.profile import ProfileExport, read_profile
+from wattspan.compat.zeus.selectors import (
+    Energy,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    PowerLimitMeasurement,
+    Time,
+    ZeusCost,
+)
 from wattspan.integrations.huggingface import TrainerHooks
 from wattspan.training.session import (
     TrainingSession,
@@ -24,6 +30,17 @@ from wattspan.training.session import (
     is_local_rank_zero,
     start_session,
 )
+
+__all__ = [
+    "Energy",
+    "GlobalPowerLimitOptimizer",
+    "HFOptimizerHooks",
+    "MaxSlowdownConstraint",
+    "OptimumSelector",
+    "PowerLimitMeasurement",
+    "Time",
+    "ZeusCost",
+]
 
 _log = logging.getLogger("wattspan")
 
@@ -38,93 +55,10 @@ class GpuMonitor(Protocol):
     def gpu_indices(self) -> Sequence[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PowerLimitMeasurement:
-    """The energy and time of some steps at one power limit: watts, joules, seconds."""
-
-    power_limit: int
-    energy: float
-    time: float
-
-    def __post_init__(self) -> None:
-        for name in ("power_limit", "energy", "time"):
-            value = getattr(self, name)
-            if not (isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r} is not positive: give a measured value")
-
-
-class OptimumSelector(ABC):
-    """Selects one power limit from measurements."""
-
-    @abstractmethod
-    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
-        """The power limit in watts."""
-
-
-class Energy(OptimumSelector):
-    """The least energy, at any slowdown.
-
-    The tuner keeps the operator's slowdown budget unless ``[autotune] declared = "allow"``.
-    """
-
-    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
-        """The power limit with the least energy."""
-        return min(measurements, key=lambda one: one.energy).power_limit
-
-
-class Time(OptimumSelector):
-    """The least time."""
-
-    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
-        """The power limit with the least time."""
-        return min(measurements, key=lambda one: one.time).power_limit
-
-
-class ZeusCost(OptimumSelector):
-    """The least cost: eta · energy + (1 - eta) · maximum power · time, as in Zeus (NSDI '23)."""
-
-    def __init__(self, eta_knob: float, world_size: int = 1) -> None:
-        """ValueError for ``eta_knob`` outside of 0 to 1, or a ``world_size`` below 1."""
-        if not 0 <= eta_knob <= 1:
-            raise ValueError(f"eta_knob={eta_knob!r} is not a weight: give a number from 0 to 1")
-        if world_size < 1:
-            raise ValueError(f"world_size={world_size!r} is no number of GPUs: give 1 or more")
-        self.eta_knob = eta_knob
-        self.world_size = world_size
-
-    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
-        """The power limit with the least cost."""
-        power = max(one.power_limit for one in measurements) * self.world_size
-        eta = self.eta_knob
-        return min(
-            measurements, key=lambda one: eta * one.energy + (1 - eta) * power * one.time
-        ).power_limit
-
-
-class MaxSlowdownConstraint(OptimumSelector):
-    """The least energy within a slowdown.
-
-    Zeus selects the lowest power limit within it, which can cost more energy than a higher one.
-    """
-
-    def __init__(self, factor: float) -> None:
-        """``factor`` is the time relative to the maximum power limit. ValueError below 1."""
-        if not (isfinite(factor) and factor >= 1):
-            raise ValueError(
-                f"factor={factor!r} is no slowdown factor: give 1 or more, 1.05 is 5 % slower"
-            )
-        self.factor = factor
-
-    def select(self, measurements: list[PowerLimitMeasurement]) -> int:
-        """The power limit with the least energy of those within the factor."""
-        fastest = max(measurements, key=lambda one: one.power_limit).time
-        within = [one for one in measurements if one.time <= self.factor * fastest]
-        return min(within, key=lambda one: one.energy).power_limit
-
-
 CUSTOM_SELECTOR = (
-    "The tuner cannot run a selector of the application, so that the job is measured and not "
-    "tuned. Give MaxSlowdownConstraint, ZeusCost, Time or Energy."
+    "A selector of the application chooses from a profile, and there is none yet, so that the job "
+    "is measured and not tuned. Give profile_path the file of `wattspan frontier run`, or of an "
+    "earlier training with MaxSlowdownConstraint, ZeusCost, Time or Energy."
 )
 
 
@@ -145,13 +79,21 @@ def tuning_request(selector: OptimumSelector) -> TuningRequest | None:
 _KNOWN: tuple[type[OptimumSelector], ...] = (MaxSlowdownConstraint, ZeusCost, Time, Energy)
 
 
+class _Preparation(NamedTuple):
+    """What the options of an optimizer mean here; ``request`` None is not tuned."""
+
+    selector: OptimumSelector
+    request: TuningRequest | None
+    export: ProfileExport | None
+
+
 def _prepare(
     monitor: GpuMonitor,
     selector: OptimumSelector | None,
     profile_path: str | Path | None,
     **steps: int,
-) -> tuple[OptimumSelector, TuningRequest | None]:
-    """The selector of an optimizer and its wish. ValueError for the values that Zeus refuses."""
+) -> _Preparation:
+    """ValueError for the values that Zeus refuses, and for a file that is no profile."""
     for name, value in steps.items():
         least = 1 if name in ("profile_steps", "pl_step") else 0
         if value < least:
@@ -160,17 +102,19 @@ def _prepare(
         "The agent's tuner does not use %s: it judges blocks of steps until a setting is certain.",
         ", ".join(steps),
     )
-    if profile_path is not None:
-        _log.warning(
-            "The profile %s is neither read nor written: the agent keeps its own results. "
-            "`wattspan tune explain` shows them.",
-            profile_path,
-        )
     selector = selector or ZeusCost(eta_knob=0.5, world_size=max(1, len(monitor.gpu_indices)))
     request = tuning_request(selector)
-    if request is None:
-        _log.warning("%s", CUSTOM_SELECTOR)
-    return selector, request
+    path = None if profile_path is None else Path(profile_path)
+    if path is None or not path.exists():
+        if request is None:
+            _log.warning("%s", CUSTOM_SELECTOR)
+        export = None if path is None else ProfileExport(path, steps["profile_steps"])
+        return _Preparation(selector, request, export)
+    watts = selector.select(read_profile(path))
+    _log.info("%d W is the choice from %s. The agent certifies it before it is held.", watts, path)
+    if request is None:  # the selector decides, as far as the operator's budget permits
+        request = TuningRequest(objective="energy", floor_watts=watts)
+    return _Preparation(selector, request._replace(first_watts=watts).check(), None)
 
 
 class GlobalPowerLimitOptimizer(Callback):
@@ -190,9 +134,14 @@ class GlobalPowerLimitOptimizer(Callback):
         pl_step: int = 25,
         profile_path: str | Path | None = None,
     ) -> None:
-        """ValueError for invalid options. ``monitor`` measures; it needs no right to set limits."""
+        """ValueError for invalid options. ``monitor`` measures; it needs no right to set limits.
+
+        ``profile_path``: an existing profile, or a file of ``wattspan frontier run``, is what the
+        selector chooses from; the agent certifies its choice first. A new file gets what the agent
+        has tried, at the end of each epoch and of the training.
+        """
         self.monitor = monitor
-        self.optimum_selector, self._request = _prepare(
+        self.optimum_selector, self._request, self._export = _prepare(
             monitor,
             optimum_selector,
             profile_path,
@@ -230,6 +179,8 @@ class GlobalPowerLimitOptimizer(Callback):
         session = self._started()
         session.complete_step()
         session.end_epoch()
+        if self._export is not None:
+            self._export.write(session.declaration)
 
     def on_step_begin(self) -> None:
         """Before a step; the step before it is complete."""
@@ -252,7 +203,9 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def _start(self, request: TuningRequest | None) -> TrainingSession:
         return start_session(
-            request or TuningRequest(), declares=request is not None and is_local_rank_zero()
+            request or TuningRequest(),
+            declares=request is not None and is_local_rank_zero(),
+            before_end=None if self._export is None else self._export.write,
         )
 
 
@@ -271,7 +224,7 @@ class HFOptimizerHooks(TrainerHooks):
     ) -> None:
         """As ``GlobalPowerLimitOptimizer``."""
         self.monitor = monitor
-        self.optimum_selector, request = _prepare(
+        self.optimum_selector, request, self._export = _prepare(
             monitor,
             optimum_selector,
             profile_path,
@@ -282,6 +235,12 @@ class HFOptimizerHooks(TrainerHooks):
         )
         super().__init__(**(request or TuningRequest())._asdict())
         self._declares = request is not None
+        self._before_end = None if self._export is None else self._export.write
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        super().on_epoch_end(args, state, control, **options)
+        if self._export is not None and (session := self._session_of(state)):
+            self._export.write(session.declaration)
 
     @property
     def declined(self) -> str | None:

@@ -26,7 +26,8 @@ class OperatorTerms:
     """The operator's word on one job.
 
     ``terms`` apply without a declaration, ``host_mode`` is that of ``[autotune]``. ``named``: the
-    configuration names the job. ``refusal`` is a sentence why the job must not be tuned, or "".
+    configuration names the job. ``refusal`` is a sentence why the job must not be tuned, or "";
+    ``condition`` a clause on what is not known yet, or "".
     """
 
     permission: DeclarationPermission
@@ -34,6 +35,7 @@ class OperatorTerms:
     named: bool
     terms: TuningTerms
     refusal: str = ""
+    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class TermsDecision:
     given: TuningTerms
     outcome: DeclarationOutcome
     reason: str  # one sentence
+    provisional: bool = False
 
 
 def decide_terms(
@@ -49,7 +52,8 @@ def decide_terms(
     """The terms that a job gets, and the answer to the process that asked.
 
     ``joined`` are the requests of all processes of the job, oldest first, ``asked`` among them.
-    The smallest budget and the common knobs apply, and the first objective.
+    The smallest budget, the common knobs and the highest lowest limit apply, and the first
+    objective and first limit.
     """
     if operator.permission == "ignore":
         reason = (
@@ -72,14 +76,27 @@ def decide_terms(
         return TermsDecision(off, DeclarationOutcome.DECLINED, _no_knob(operator, requests))
     objective, eta, overruled = _objective(asked, operator, requests)
     limits = [*limits, *restricted, *overruled]
-    given = TuningTerms(_mode(operator), budget, objective, eta, knobs)
+    floors = [one.floor_watts for one in requests if one.floor_watts is not None]
+    given = TuningTerms(
+        _mode(operator),
+        budget,
+        objective,
+        eta,
+        knobs,
+        next((one.first_watts for one in requests if one.first_watts is not None), None),
+        max(floors, default=None),
+    )
     if not budget:
         given = replace(given, mode="off")
     result = _result(given, operator)
+    provisional = bool(operator.condition and budget)
+    if provisional:
+        result = f"{result}; {operator.condition}"
     if not limits:
-        return TermsDecision(given, DeclarationOutcome.ACCEPTED, f"{result}.")
+        return TermsDecision(given, DeclarationOutcome.ACCEPTED, f"{result}.", provisional)
     reason = f"{'; '.join(limits)}; {result[0].lower()}{result[1:]}."
-    return TermsDecision(given, DeclarationOutcome.LIMITED, reason[0].upper() + reason[1:])
+    reason = reason[0].upper() + reason[1:]
+    return TermsDecision(given, DeclarationOutcome.LIMITED, reason, provisional)
 
 
 def _mode(operator: OperatorTerms) -> str:
@@ -153,6 +170,10 @@ def _result(given: TuningTerms, operator: OperatorTerms) -> str:
         f"The job is tuned for {_OBJECTIVES[given.objective]} within a slowdown budget of "
         f"{_percent(given.max_slowdown)} by {', '.join(given.knobs)}"
     )
+    if given.first_watts is not None:
+        terms += f", with {given.first_watts:g} W first"
+    if given.floor_watts is not None:
+        terms += f", at {given.floor_watts:g} W or more"
     if given.mode == "apply":
         return terms
     cause = 'its mode in the configuration is "advise"'

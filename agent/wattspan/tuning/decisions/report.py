@@ -39,6 +39,8 @@ def report(state: TunerState) -> TuningFigures:
     low, likely, high = (
         Microjoules(round(now + before)) if account.metered else None for now, before in saved
     )
+    unit_time = (account.elapsed - lost) / account.units if account.units else None
+    watched = unit_time is not None and state.estimates.energies > 0
     return TuningFigures(
         slowdown=account.slowdown(lost) if account.elapsed else None,
         slowdown_bound=account.slowdown(bound) if account.elapsed else None,
@@ -57,6 +59,11 @@ def report(state: TunerState) -> TuningFigures:
         ),
         lost=Nanoseconds(round(lost)) if account.elapsed else None,
         allowance=Nanoseconds(round(allowance(state.policy.max_slowdown, account.elapsed))),
+        unit_time=None if unit_time is None else Nanoseconds(round(unit_time)),
+        # milliwatts and nanoseconds
+        unit_energy=Microjoules(round(state.estimates.power * (unit_time or 0) / 1e6))
+        if watched
+        else None,
     )
 
 

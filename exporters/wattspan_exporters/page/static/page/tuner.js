@@ -72,11 +72,13 @@ function declaration(declared) {
     + `Given (${decision}): ${terms(given)}; mode ${given.mode}. ${figures.sentence(reason)}`;
 }
 
-function terms({ max_slowdown: budget, objective, knobs }) {
+function terms({ max_slowdown: budget, objective, knobs, first_watts: first, floor_watts: floor }) {
   const parts = [];
   if (budget !== null) parts.push(`a budget of ${figures.percent(budget)}`);
   if (objective !== null) parts.push(`the objective ${objective}`);
   if (knobs !== null) parts.push(`the knobs ${knobs.join(", ") || "none"}`);
+  if (first) parts.push(`${Math.round(first)}\u00a0W first`);
+  if (floor) parts.push(`${Math.round(floor)}\u00a0W or more`);
   return parts.join(", ") || "the operator's terms";
 }
 
