@@ -5,33 +5,36 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from support.apps import app_environment
+from support.query_server import QueryServer
 from support.requirements import APPS
-from support.waiting import eventually
+from wattspan.model import Consumer, Microjoules
+from wattspan.spans.inference_requests import InferenceRequest
+from wattspan.spans.request_estimate import RequestEstimate
 
 pytestmark = pytest.mark.needs_apps
 
 APPLICATION = """
-import json, sys
+import json, socket
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from wattspan.sdk.openai_usage import EnergyUsageMiddleware
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 app = FastAPI()
-app.add_middleware(
-    EnergyUsageMiddleware, ask=lambda asked: {"joules": 2.5, "status": "provisional", **asked}
-)
+app.add_middleware(EnergyUsageMiddleware)
 
 @app.post("/v1/chat/completions")
 async def complete(body: dict):
+    if body["model"] != "m":
+        return JSONResponse({"error": {"message": "no such model"}}, status_code=404)
     if not body.get("stream"):
         return {"model": body["model"], "choices": [], "usage": USAGE}
     events = [{"choices": [{"delta": {"content": word}}]} for word in "abc"]
@@ -40,58 +43,162 @@ async def complete(body: dict):
     async def stream():
         for line in lines:
             yield line
+        if body.get("fail"):
+            raise RuntimeError("on purpose")
     return StreamingResponse(stream(), media_type="text/event-stream")
 
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[listener])
 """
+
+ASKED = {"X-Energy": "1"}
+ESTIMATE = RequestEstimate(
+    Microjoules(2_500_000), Microjoules(500_000), Microjoules(2_000_000), Microjoules(250_000)
+)
+
+
+class Agent:
+    """The agent's API over its real socket, with one estimate for every request."""
+
+    def __init__(self) -> None:
+        self.estimate: RequestEstimate | None = ESTIMATE
+        self.asked: list[tuple[Consumer, InferenceRequest]] = []
+
+    def __call__(self, process: Consumer, request: InferenceRequest) -> RequestEstimate | None:
+        self.asked.append((process, request))
+        return self.estimate
+
+
+class Application(NamedTuple):
+    port: int
+    pid: int
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture
-def port(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[int]:
-    script, number = tmp_path / "app.py", free_port()
+def agent(run_directory: Path) -> Iterator[Agent]:
+    found = Agent()
+    with QueryServer(run_directory, inference=found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def application(
+    run_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
+    script = tmp_path_factory.mktemp("app") / "app.py"
     script.write_text(APPLICATION)
-    process = subprocess.Popen([APPS, script, str(number)], env=app_environment())
-
-    def listens() -> bool:
-        assert process.poll() is None
-        with suppress(OSError):
-            _post(number, {"model": "m"})
-            return True
-        return False
-
+    process = subprocess.Popen(
+        [APPS, script],
+        env=app_environment(WATTSPAN_RUN_DIR=str(run_directory)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
     try:
-        eventually(listens, "the application listens", 30)
-        yield number
+        # The kernel queues connections until the server accepts them.
+        yield Application(int(process.stdout.readline()), process.pid)
     finally:
         process.terminate()
         process.wait(30)
+        process.stdout.close()
 
 
-def _post(port: int, document: object, **headers: str) -> tuple[http.client.HTTPMessage, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+def _post(
+    port: int, document: object, status: int = 200, **headers: str
+) -> tuple[http.client.HTTPMessage, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     sent = {"Content-Type": "application/json", **headers}
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(document), sent)
         response = connection.getresponse()
-        assert response.status == 200
+        assert response.status == status
         return response.headers, response.read().decode()
     finally:
         connection.close()
 
 
-def test_fastapi_response_has_energy_if_asked(port: int) -> None:
-    headers, body = _post(port, {"model": "m"}, **{"X-Energy": "1"})
-    energy = json.loads(body)["usage"]["energy"]
-    assert (energy["joules"], energy["prompt"], energy["completion"]) == (2.5, "7", "5")
-    assert int(headers["Content-Length"]) == len(body.encode())
-    _, plain = _post(port, {"model": "m"})
-    assert "energy" not in json.loads(plain)["usage"]
-
-
-def test_streamed_fastapi_response_has_energy_in_its_last_event(port: int) -> None:
-    _, body = _post(port, {"model": "m", "stream": True}, **{"X-Energy": "1"})
-    events = [line.removeprefix("data: ") for line in body.splitlines() if line]
+def _usages(stream: str) -> list[dict | None]:
+    """The usage in each event of a stream."""
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line]
     assert events[-1] == "[DONE]"
-    documents = [json.loads(event) for event in events[:-1]]
-    assert [document.get("usage") for document in documents[:-1]] == [None] * 3
-    assert documents[-1]["usage"]["energy"]["joules"] == 2.5
+    return [json.loads(event).get("usage") for event in events[:-1]]
+
+
+def test_response_has_the_energy_of_the_agent_if_asked(
+    application: Application, agent: Agent
+) -> None:
+    headers, body = _post(application.port, {"model": "m"}, **ASKED)
+
+    energy = json.loads(body)["usage"]["energy"]
+    assert energy["joules"] == energy["input_joules"] + energy["output_joules"] == 2.5
+    assert (energy["status"], energy["uncertainty_joules"]) == ("provisional", 0.25)
+    assert int(headers["Content-Length"]) == len(body.encode())
+    ((process, request),) = agent.asked
+    assert process.pid == application.pid
+    assert (request.model, request.context, request.decode) == ("m", 7, 4)
+
+
+def test_response_without_the_header_is_unchanged(application: Application, agent: Agent) -> None:
+    _, plain = _post(application.port, {"model": "m"})
+    _, refused = _post(application.port, {"model": "m"}, **{"X-Energy": "0"})
+
+    assert plain == refused
+    assert "energy" not in json.loads(plain)["usage"]
+    assert agent.asked == []
+
+
+def test_stream_has_the_energy_in_its_event_with_usage(
+    application: Application, agent: Agent
+) -> None:
+    _, body = _post(application.port, {"model": "m", "stream": True}, **ASKED)
+
+    *others, usage = _usages(body)
+    assert others == [None] * 3
+    assert usage is not None
+    assert usage["energy"]["joules"] == 2.5
+    assert len(agent.asked) == 1
+
+
+def test_error_response_is_unchanged(application: Application, agent: Agent) -> None:
+    _, body = _post(application.port, {"model": "other"}, 404, **ASKED)
+
+    assert json.loads(body) == {"error": {"message": "no such model"}}
+    assert agent.asked == []
+
+
+def test_failure_within_a_stream_ends_it(application: Application, agent: Agent) -> None:
+    asked = {"model": "m", "stream": True, "fail": True}
+    with pytest.raises(http.client.IncompleteRead) as failed:
+        _post(application.port, asked, **ASKED)
+
+    usage = _usages(failed.value.partial.decode())[-1]
+    assert usage is not None
+    assert usage["energy"]["joules"] == 2.5
+    assert json.loads(_post(application.port, {"model": "m"}, **ASKED)[1])["usage"]["energy"]
+    assert len(agent.asked) == 2
+
+
+def test_unknown_energy_is_unavailable(application: Application, agent: Agent) -> None:
+    agent.estimate = None
+    _, body = _post(application.port, {"model": "m"}, **ASKED)
+
+    energy = json.loads(body)["usage"]["energy"]
+    assert energy["status"] == "unavailable"
+    assert "not known yet" in energy["reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_without_an_agent_says_so(application: Application, stream: bool) -> None:
+    _, body = _post(application.port, {"model": "m", "stream": stream}, **ASKED)
+
+    usage = _usages(body)[-1] if stream else json.loads(body)["usage"]
+    assert usage is not None
+    assert usage["energy"]["status"] == "unavailable"
+    assert "No wattspan agent answers" in usage["energy"]["reason"]
+    assert usage["total_tokens"] == 12
