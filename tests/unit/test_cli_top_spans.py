@@ -169,16 +169,16 @@ def test_model_row_shows_joules_per_request_and_token() -> None:
     lines = drawn(model_host(), by=ViewSection.SPAN)
     assert line_with("MODEL ", lines).split() == [
         *("MODEL", "service", "requests", "gpu", "J", "J/request"),
-        *("J/token", "in", "J/token", "out"),
+        *("J/token", "in", "J/token", "out", "learned"),
     ]
     assert line_with("model-0", lines).split() == [
-        *("model-0", "llm", "400", "39.5", "J", "98.8", "mJ", "117", "µJ", "489", "µJ"),
+        *("model-0", "llm", "400", "39.5", "J", "98.8", "mJ", "117", "µJ", "489", "µJ", "98%"),
     ]
 
 
 def test_model_without_tokens_has_no_energy_per_token() -> None:
-    assert line_with("model-1", drawn(model_host(2), by=ViewSection.SPAN)).split()[-2:] == [
-        *("117", "µJ"),
+    assert line_with("model-1", drawn(model_host(2), by=ViewSection.SPAN)).split()[-3:] == [
+        *("117", "µJ", "98%"),
     ]
 
 

@@ -69,7 +69,11 @@ def _tokens(row: SpanEntry, text: Callable[[int], str]) -> str:
 def model_table(
     document: SnapshotDocument, options: ViewOptions, visible: VisibleRows
 ) -> RenderableType:
-    """One line for each language model: GPU joules of its requests and tokens."""
+    """One line for each language model: GPU joules of its requests and tokens.
+
+    The last column is the part of the requests whose energy was divided by the learned energy of
+    tokens; the others were divided by their numbers of tokens.
+    """
     fields = (
         text_field("MODEL", 3, lambda row: Text(printable(row.model))),
         text_field("service", 2, lambda row: Text(printable(row.service), style="dim")),
@@ -80,6 +84,7 @@ def model_table(
             number_field(f"J/token {title}", partial(_joules_a_token, token_type))
             for title, token_type in (("in", "input"), ("out", "output"))
         ),
+        number_field("learned", _learned),
     )
     return listing(options, fields, visible)
 
@@ -90,6 +95,10 @@ def _requests(row: InferenceEntry) -> int:
 
 def _gpu_joules(row: InferenceEntry) -> float:
     return sum(row.gpu_joules.values())
+
+
+def _learned(row: InferenceEntry) -> str:
+    return formatting.share(row.requests.get("model", 0), _requests(row))
 
 
 def _joules_a_token(token_type: str, row: InferenceEntry) -> str:
