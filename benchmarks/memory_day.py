@@ -48,13 +48,13 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration
 from wattspan.ports import Batch, UsageBatch
-from wattspan.service.daemon import configure_garbage_collector
+from wattspan.service.daemon import RELEASE_EVERY, configure_garbage_collector
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import LatestSnapshot, Poller, SnapshotProviders
 from wattspan.service.span_joiner import SpanJoiner
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock
-from wattspan.util.process import share_heap
+from wattspan.util.process import release_memory, share_heap
 from wattspan_exporters.page.site import LIVE_JSON_PATH, LivePage
 from wattspan_exporters.prometheus.pages import METRICS_PATH, MetricsPages, SelfMetrics
 
@@ -271,6 +271,8 @@ def simulate(folder: Path, duration: int, interval: int, limit: float) -> Iterat
                     runner.run(pages(HttpRequest("GET", path, {}, headers, b"", Peer())))
             if _passes(elapsed, interval, WRITE_EVERY) and (newest := poller.checkpoint()):
                 store.write(newest)
+            if _passes(elapsed, interval, RELEASE_EVERY):
+                release_memory()
             if _passes(elapsed, interval, SAMPLE_EVERY):
                 yield (elapsed + interval) / HOUR, rss_megabytes()
     spans = sum(row.count for row in poller.view().spans.rows)

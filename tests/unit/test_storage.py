@@ -11,13 +11,16 @@ import pytest
 
 from support.known_totals import GPU, PACKAGE, Books, J, buckets, history, owners, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint, Consumer, PayerInfo, ProcessRow, Remainder
+from wattspan.model import Checkpoint, Consumer, HwType, PayerInfo, ProcessRow, Remainder
 from wattspan.model.settings import Duration, Size
 from wattspan.ports import StoreError
 from wattspan.storage.checkpoints import pack_checkpoint, unpack_checkpoint
-from wattspan.storage.database import DAY, HOUR, MINUTE
+from wattspan.storage.database import DAY, HOUR, MINUTE, connect
+from wattspan.storage.deltas import CheckpointDelta, EnergyOwner
+from wattspan.storage.history import HistoryWriter
 from wattspan.storage.query import DomainTotal, HistoryExtract, NoHistory, extract_history
 from wattspan.storage.store import Store
+from wattspan.testing import ManualClock
 
 
 @pytest.fixture
@@ -208,6 +211,18 @@ def test_unused_names_are_removed(tmp_path: Path, host: Books) -> None:
         with closing(sqlite3.connect(store.path)) as database:
             (names,) = database.execute("SELECT count(*) FROM owner").fetchone()
         assert names < 3 * (26 + 48 * 5 + 2 * 5)
+
+
+def test_keys_of_earlier_minutes_are_not_in_memory(tmp_path: Path) -> None:
+    with closing(connect(tmp_path / "names.sqlite3", ManualClock())) as database:
+        writer = HistoryWriter(database, Settings())
+        cached = []
+        for minute in range(8):
+            names = (f"{minute}-{number}" for number in range(10))
+            owners = {EnergyOwner("container", HwType.CPU, name): 1 for name in names}
+            writer.add(CheckpointDelta(minute * MINUTE * 10**9, (), owners))
+            cached.append(writer.cached_keys)
+        assert cached == [10] * 8
 
 
 def test_store_reduces_resolution_to_stay_within_its_size(tmp_path: Path, host: Books) -> None:

@@ -1,4 +1,4 @@
-"""Memory freed by one thread is available to the others."""
+"""Memory freed by one thread is available to the others, and to other processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import subprocess
 import sys
 
 import pytest
+
+GNU = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only GNU's C library has arenas"
+)
 
 PROGRAM = """
 import ctypes, threading
@@ -33,7 +37,28 @@ def heaps(*, share: bool) -> int:
     return done.stdout.count(b"<heap ")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only GNU's C library has arenas")
+RELEASE = """
+from pathlib import Path
+from wattspan.util import process
+process.share_heap()
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+held = [bytearray(2000) for _ in range(20_000)]
+last = held.pop()  # at the end of the heap, which therefore keeps its size
+held.clear()
+before = resident()
+process.release_memory()
+print(before - resident())
+"""
+
+
+@GNU
+def test_free_memory_inside_the_heap_is_returned() -> None:
+    done = subprocess.run([sys.executable, "-c", RELEASE], capture_output=True, check=True)
+    assert int(done.stdout) > 20_000_000
+
+
+@GNU
 def test_threads_share_one_heap() -> None:
     assert heaps(share=True) == 1
     assert heaps(share=False) > 1

@@ -24,6 +24,7 @@ from wattspan.service.assembly import build_agent
 from wattspan.service.capper_process import CAPPER_LABEL as CAPPER
 from wattspan.service.configuration import forward_faults, selected_emulated_host
 from wattspan.service.systemd import StopRequest, SystemdNotifier, Watchdog, agent_status
+from wattspan.util.process import release_memory
 
 if TYPE_CHECKING:
     from wattspan.config import Config, EmulationSettings
@@ -60,6 +61,9 @@ class FailureReporter:
         for failure in merge_failures(new):
             self._log(str(failure))
 
+
+RELEASE_EVERY = 300 * SECOND
+"""Free memory is returned to the kernel once in this time."""
 
 CHECK_INTERVAL = 1.0  # seconds between checks for new failures
 STEP_TIMEOUT = 60 * SECOND  # of a step of the start or the end; a driver may have boards to wake
@@ -188,7 +192,12 @@ class AgentDaemon:
 
     def _attend(self, running: RunningAgent) -> bool:
         """Log new failures until the agent ends (True) or is to be reloaded (False)."""
+        released = self._clock.monotonic()
         while True:
+            now = self._clock.monotonic()
+            if now - released >= RELEASE_EVERY:
+                released = now
+                release_memory()
             snapshot = running.agent.view()
             running.failures.report(snapshot.health, snapshot.at.mono)
             self._notify.status(self._status(running))

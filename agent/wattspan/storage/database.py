@@ -386,6 +386,9 @@ def companion(path: Path, suffix: str) -> Path:
 _CHECK_TIMEOUT = 300 * MILLISECOND
 """Time limit of the check at start; damage in the unchecked rest shows in use."""
 
+_CACHE_KIB = 512
+"""Pages of the database in memory: those of the newest minute. The kernel caches the others."""
+
 _WAL_LIMIT_BYTES = 4 << 20
 
 
@@ -404,6 +407,7 @@ def connect(path: Path, clock: Clock) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL").fetchone()
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         _check_integrity(database, clock)
         migrate(database)
         _prove_writable(database)

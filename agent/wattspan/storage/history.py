@@ -23,7 +23,7 @@ from wattspan.storage.deltas import (
     SpanRole,
 )
 
-_MAX_CACHED_KEYS = 20_000
+_MAX_CACHED_KEYS = 20_000  # of one minute
 _BUCKETS_PER_DELETION = 48  # coarse buckets, so that no write takes long
 _COARSER = {MINUTE: HOUR, HOUR: DAY}
 
@@ -117,7 +117,8 @@ class HistoryWriter:
     def __init__(self, database: sqlite3.Connection, settings: StoreSettings) -> None:
         self._database = database
         self._settings = settings
-        self._keys: dict[_Named, int] = {}
+        self._keys: dict[_Named, int] = {}  # of the names in this minute
+        self._earlier_keys: dict[_Named, int] = {}  # of those in the minute before
         self._minute: int | None = None
         self._hour: int | None = None
 
@@ -135,10 +136,18 @@ class HistoryWriter:
             self._fold(MINUTE, self._minute)
         self._apply_retention(minute // HOUR)
         self._minute = minute
+        # Names of ended containers and commands would fill the cache for days.
+        self._keys, self._earlier_keys = {}, self._keys
         return True
+
+    @property
+    def cached_keys(self) -> int:
+        """The number of names whose keys are in memory."""
+        return len(self._keys) + len(self._earlier_keys)
 
     def forget_keys(self) -> None:
         self._keys.clear()
+        self._earlier_keys.clear()
 
     def _add_rows(self, minute: int, delta: CheckpointDelta) -> None:
         at, key, insert = (MINUTE, minute), self._key, self._database.executemany
@@ -178,7 +187,8 @@ class HistoryWriter:
         if key is None:
             if len(self._keys) >= _MAX_CACHED_KEYS:
                 self._keys.clear()
-            key = self._keys[named] = self._stored_key(named)
+            key = self._earlier_keys.get(named) or self._stored_key(named)
+            self._keys[named] = key
         return key
 
     def _stored_key(self, named: _Named) -> int:

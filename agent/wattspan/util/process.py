@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import site
 import sys
 from pathlib import Path
@@ -53,3 +54,14 @@ def share_heap() -> None:
         library.mallopt(_M_ARENA_MAX, 1)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_M_TRIM_THRESHOLD, _TRIM)
+
+
+def release_memory() -> None:
+    """Return free memory to the kernel, that of the C library and of Python's free lists.
+
+    Python keeps up to two thousand freed tuples of each length, which hold pages of others, until a
+    full collection of garbage. That takes some milliseconds, so call this every few minutes.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
