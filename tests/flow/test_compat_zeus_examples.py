@@ -14,13 +14,15 @@ from benchmarks.spans.agent import SpanAgent
 from nvml_library import build, environment
 from support.program import ENVIRONMENT
 from support.requirements import CLIENTS, ROOT
+from support.waiting import eventually
 from wattspan.compat.zeus.aliases import ALIASES
 
 EXAMPLES = ROOT / "examples" / "zeus"
 ZEUS_MODULE = {
     name: module for module, parts in ALIASES.items() for names in parts.values() for name in names
 }
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+METRICS = "metrics.py"  # its figures are in the scrape of the agent
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != METRICS)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,23 @@ def test_script_prints_energies_of_the_agent(agent: SpanAgent, script: str) -> N
     figures = [float(one) for one in re.findall(r"(\d+\.\d+) (?:J|W|g)\b", printed)]
     assert figures, printed
     assert all(one > 0 for one in figures), printed
+
+
+def test_metrics_of_a_script_are_scraped_from_the_agent(agent: SpanAgent) -> None:
+    assert on_agent(agent, METRICS, "--steps", "3", "--seconds", "0.4") == "3 steps are measured\n"
+    step = {"service_name": "histogram", "span_name": "step"}
+    eventually(
+        lambda: agent.samples("wattspan_spans_total", **step) == [3], "all steps are counted"
+    )
+    eventually(
+        lambda: sum(agent.samples("wattspan_span_energy_joules_total", **step)) > 0,
+        "the steps have energy",
+    )
+    epoch = {"service_name": "counter", "span_name": "epoch"}
+    eventually(
+        lambda: agent.samples("wattspan_spans_total", **epoch) == [1], "the epoch is counted"
+    )
+    assert agent.samples("wattspan_spans_total", service_name="gauge") == []
 
 
 def test_script_logs_each_window(agent: SpanAgent, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import subprocess
 from typing import Any
 
 import pytest
 
-from support.requirements import CLIENTS
+from support.requirements import CLIENTS, ROOT
 
 pytestmark = pytest.mark.needs_clients
 
@@ -73,16 +74,21 @@ def real() -> dict[str, Any]:
     code = (
         f"{DESCRIBE}\nimport json, sys\nprint(json.dumps({{p: describe(p) for p in sys.argv[1:]}}))"
     )
+    described: dict[str, Any] = json.loads(run_on_zeus(code, *NAMES).splitlines()[-1])
+    return described
+
+
+def run_on_zeus(code: str, *arguments: str) -> str:
+    """The output of a program in an environment with Zeus."""
     done = subprocess.run(
-        [str(CLIENTS), "-W", "ignore", "-c", code, *NAMES],
+        [str(CLIENTS), "-W", "ignore", "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return described
+    return done.stdout
 
 
 @pytest.mark.parametrize("path", NAMES)
@@ -93,6 +99,47 @@ def test_class_has_the_signatures_of_zeus(path: str, real: dict[str, Any]) -> No
     ours = scope["describe"](f"wattspan.compat.zeus.{NAMES[path]}:{name}")
     assert real[path], "nothing was described"
     assert {key: ours.get(key) for key in real[path]} == real[path]
+
+
+MODULES = (
+    "zeus.monitor.energy",
+    "zeus.monitor.power",
+    "zeus.monitor.temperature",
+    "zeus.monitor.carbon",
+    "zeus.monitor.price",
+    "zeus.metric",
+    "zeus.callback",
+    "zeus.optimizer.power_limit",
+    "zeus.profile",
+)
+LIST = """
+import importlib, inspect, sys
+for path in sys.argv[1:]:
+    module = importlib.import_module(path)
+    for name, value in vars(module).items():
+        if name[0] != "_" and getattr(value, "__module__", "") == path:
+            print(name)
+"""
+PROVIDED = ("same", "better", "differs", "not provided")
+
+
+def test_guide_says_for_every_public_name_of_zeus_if_it_is_provided() -> None:
+    guide = (ROOT / "docs" / "how-to" / "move-from-zeus.md").read_text()
+    rows = [line.split("|") for line in guide.splitlines() if line.startswith("| ")]
+    said = {
+        name: columns[2].strip()
+        for columns in rows
+        for part in re.findall(r"`([^`]+)`", columns[1])
+        for name in re.findall(r"\w+", part.partition("(")[0])
+    }
+    names = run_on_zeus(LIST, *MODULES).split()
+    assert len(names) > 40, "nothing was listed"
+    missing = {name for name in names if said.get(name) not in PROVIDED}
+    assert not missing
+    package = importlib.import_module("wattspan.compat.zeus")
+    provided = {name for name in names if said[name] != "not provided"}
+    absent = {name for name in provided if name not in package._MODULE_OF}
+    assert not absent
 
 
 def test_package_exports_every_compared_class() -> None:

@@ -140,17 +140,33 @@ def test_cost_is_energy_times_price() -> None:
     assert (found.cpu_energy_cost, found.dram_energy_cost) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("construct", "replacement"),
-    [
-        (lambda: metric.EnergyHistogram([], [], "", "j"), "wattspan_span_energy_joules_total"),
-        (lambda: metric.EnergyCumulativeCounter([], [], 1, "", "j"), "hw_energy_joules_total"),
-        (lambda: metric.PowerGauge([], 1, "", "j"), "Scrape hw_power_watts"),
-    ],
-)
-def test_pushed_metric_names_its_replacement(construct: Any, replacement: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"is not provided: .*{replacement}"):
+METRICS = [
+    (lambda: metric.EnergyHistogram([], [], "", "j"), "wattspan_span_energy_joules_total"),
+    (lambda: metric.EnergyCumulativeCounter([], [], 1, "", "j"), "hw_energy_joules_total"),
+    (lambda: metric.PowerGauge([], 1, "", "j"), "scrape hw_power_watts"),
+]
+
+
+@pytest.mark.parametrize(("construct", "replacement"), METRICS)
+def test_metric_names_what_to_scrape(
+    construct: Any, replacement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
         construct()
+    (message,) = caplog.messages
+    assert message.startswith("Nothing is pushed to a gateway: ")
+    assert replacement in message
+
+
+@pytest.mark.parametrize(("construct", "replacement"), METRICS)
+def test_metric_refuses_a_repeated_and_an_unknown_window(construct: Any, replacement: str) -> None:
+    found = construct()
+    found.begin_window("step", sync_execution=False)
+    with pytest.raises(ValueError, match="window 'step' is open"):
+        found.begin_window("step")
+    found.end_window("step", sync_execution=False)
+    with pytest.raises(ValueError, match="window 'step' is not open"):
+        found.end_window("step")
 
 
 # ------------------------------------------------------------------------------------- aliases

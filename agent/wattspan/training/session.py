@@ -366,7 +366,7 @@ def start_session(
     tracer: SpanStarter
     if found is None:
         try:
-            found, tracer = _agent_tracer(service)
+            found, tracer = agent_tracer(service)
         except ImportError as error:
             _log.warning("The training is not measured: %s", error)
             return TrainingSession(None)
@@ -401,7 +401,7 @@ def _application_provider() -> TracerProvider | None:
     return provider if isinstance(provider, TracerProvider) else None
 
 
-def _agent_tracer(service: str) -> tuple[TracerProvider, SpanStarter]:
+def agent_tracer(service: str) -> tuple[TracerProvider, SpanStarter]:
     """A tracer whose spans go to the agent of this host. ImportError without an encoder.
 
     It starts no span under ``OTEL_SDK_DISABLED=true``.

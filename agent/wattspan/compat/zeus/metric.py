@@ -1,38 +1,76 @@
-"""Zeus's Prometheus metrics, which push to a gateway from the program.
+"""Zeus's Prometheus metrics, for an agent that is scraped.
 
-The agent is scraped instead, with counters that lose no energy between two windows. Each class
-names its replacement when it is constructed.
+Zeus pushes the energy of windows from the program to a gateway. Here a window is a span of the
+service ``job``, whose energy the agent adds up under its name, and nothing is pushed: the counters
+of the agent lose no energy between two windows, and no gateway can fail.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
 from collections.abc import Sequence
+from typing import Any
+
+from wattspan import otel
+from wattspan.compat.zeus.synchronization import DeviceSynchronizer
+
+_log = logging.getLogger("wattspan")
 
 
-class PushedMetricError(NotImplementedError):
-    """A metric that is pushed from the program is not provided."""
+class _ScrapedMetric:
+    """Windows by name, of any thread; each is a span if there is a tracer."""
 
-    def __init__(self, name: str, replacement: str) -> None:
-        super().__init__(
-            f"{name} is not provided: the agent is scraped, and no program pushes energy to a "
-            f"gateway. {replacement} See docs/how-to/move-from-zeus.md."
-        )
+    def __init__(self, gpu_indices: Sequence[int], job: str, replacement: str) -> None:
+        self.gpu_indices = list(gpu_indices)
+        self._synchronizer = DeviceSynchronizer("torch")
+        self._windows: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._tracer = self._tracer_of(job)
+        _log.info("Nothing is pushed to a gateway: %s", replacement)
+
+    def _tracer_of(self, job: str) -> Any:
+        """A tracer of spans of the service ``job``; None if there are no spans."""
+        if otel.disabled():
+            return None
+        from wattspan.training.session import agent_tracer
+
+        try:
+            provider, tracer = agent_tracer(job)
+        except ImportError as error:
+            _log.warning("Windows of %s are not measured: %s", type(self).__name__, error)
+            return None
+        weakref.finalize(self, provider.shutdown)  # at exit at the latest
+        return tracer
+
+    def _begin(self, name: str, *, wait: bool) -> None:
+        """Open a window; ValueError if it is open."""
+        if wait and self.gpu_indices:
+            self._synchronizer.wait(self.gpu_indices)
+        with self._lock:
+            if name in self._windows:
+                raise ValueError(f"window {name!r} is open: end it, or use another name")
+            self._windows[name] = None if self._tracer is None else self._tracer.start_span(name)
+
+    def _end(self, name: str, *, wait: bool) -> None:
+        """Close a window; ValueError if it is not open."""
+        if wait and self.gpu_indices:
+            self._synchronizer.wait(self.gpu_indices)
+        with self._lock:
+            if name not in self._windows:
+                raise ValueError(f"window {name!r} is not open: begin it first")
+            span = self._windows.pop(name)
+        if span is not None:
+            span.end()
 
 
-class _PushedMetric:
-    """The methods of all of them; no instance is ever constructed."""
+class EnergyHistogram(_ScrapedMetric):
+    """The energy of each repetition of a window, as a span of the service ``job``.
 
-    def begin_window(self, name: str, sync_execution: bool = False) -> None:
-        """Never called: the constructor raises."""
-        raise NotImplementedError
-
-    def end_window(self, name: str, sync_execution: bool = False) -> None:
-        """Never called: the constructor raises."""
-        raise NotImplementedError
-
-
-class EnergyHistogram(_PushedMetric):
-    """Not provided; the energy of each repetition is that of a span."""
+    Scrape ``wattspan_span_energy_joules_total`` and ``wattspan_spans_total`` of the agent. The
+    gateway and the buckets are accepted and not used.
+    """
 
     def __init__(
         self,
@@ -44,23 +82,29 @@ class EnergyHistogram(_PushedMetric):
         cpu_bucket_range: Sequence[float] = [10.0, 50.0, 100.0, 500.0, 1000.0],
         dram_bucket_range: Sequence[float] = [5.0, 10.0, 20.0, 50.0, 150.0],
     ) -> None:
-        raise PushedMetricError(
-            "EnergyHistogram",
-            "Put a span around the code: wattspan_span_energy_joules_total and "
-            "wattspan_spans_total have its energy by name.",
+        self.cpu_indices = list(cpu_indices)
+        super().__init__(
+            gpu_indices,
+            job,
+            "scrape wattspan_span_energy_joules_total and wattspan_spans_total of the agent, which "
+            "have the energy of the windows by name.",
         )
 
     def begin_window(self, name: str, sync_execution: bool = True) -> None:
-        """Never called: the constructor raises."""
-        raise NotImplementedError
+        """Begin a window. ValueError if it is open."""
+        self._begin(name, wait=sync_execution)
 
     def end_window(self, name: str, sync_execution: bool = True) -> None:
-        """Never called: the constructor raises."""
-        raise NotImplementedError
+        """End a window. ValueError if it is not open."""
+        self._end(name, wait=sync_execution)
 
 
-class EnergyCumulativeCounter(_PushedMetric):
-    """Not provided; the agent's counters run all the time."""
+class EnergyCumulativeCounter(_ScrapedMetric):
+    """The energy of a window since the start, as a span of the service ``job``.
+
+    Scrape ``wattspan_span_energy_joules_total`` of the agent, or ``hw_energy_joules_total`` for
+    whole devices. The gateway and the period are accepted and not used.
+    """
 
     def __init__(
         self,
@@ -70,15 +114,28 @@ class EnergyCumulativeCounter(_PushedMetric):
         pushgateway_url: str,
         job: str,
     ) -> None:
-        raise PushedMetricError(
-            "EnergyCumulativeCounter",
-            "Scrape hw_energy_joules_total for devices, or "
-            "wattspan_process_energy_joules_total for this process.",
+        self.cpu_indices = list(cpu_indices)
+        super().__init__(
+            gpu_indices,
+            job,
+            "scrape hw_energy_joules_total of the agent for devices, or "
+            "wattspan_span_energy_joules_total for the windows, once they have ended.",
         )
 
+    def begin_window(self, name: str, sync_execution: bool = False) -> None:
+        """Begin a window. ValueError if it is open."""
+        self._begin(name, wait=sync_execution)
 
-class PowerGauge(_PushedMetric):
-    """Not provided; the agent has the power of each device."""
+    def end_window(self, name: str, sync_execution: bool = False) -> None:
+        """End a window. ValueError if it is not open."""
+        self._end(name, wait=sync_execution)
+
+
+class PowerGauge(_ScrapedMetric):
+    """No window of its own: the agent has the power of each device at all times.
+
+    Scrape ``hw_power_watts``. The gateway and the period are accepted and not used.
+    """
 
     def __init__(
         self,
@@ -87,4 +144,15 @@ class PowerGauge(_PushedMetric):
         pushgateway_url: str,
         job: str,
     ) -> None:
-        raise PushedMetricError("PowerGauge", "Scrape hw_power_watts.")
+        super().__init__(gpu_indices, job, "scrape hw_power_watts of the agent.")
+
+    def _tracer_of(self, job: str) -> Any:
+        return None
+
+    def begin_window(self, name: str, sync_execution: bool = False) -> None:
+        """Begin a window. ValueError if it is open."""
+        self._begin(name, wait=sync_execution)
+
+    def end_window(self, name: str, sync_execution: bool = False) -> None:
+        """End a window. ValueError if it is not open."""
+        self._end(name, wait=sync_execution)
