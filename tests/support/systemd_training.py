@@ -72,9 +72,12 @@ def board_inside(it: Installed) -> Iterator[Gpu]:
 
 
 @contextmanager
-def training(it: Installed) -> Iterator[None]:
-    """A job of a service `trainer`, whose spans are `train_step`, works on the board."""
-    command = f"{HOST_VARIABLE}={BOARDS} exec {PYTHON} -I -c {shlex.quote(TRAINING)}"
+def training(it: Installed, program: str = TRAINING) -> Iterator[None]:
+    """A job of a service `trainer`, whose spans are `train_step`, works on the board.
+
+    ``program`` prints ``trains`` and ends with its standard input.
+    """
+    command = f"{HOST_VARIABLE}={BOARDS} exec {PYTHON} -I -c {shlex.quote(program)}"
     with _inside(it, "sh", "-c", command) as first_line:
         assert first_line == "trains\n"
         yield
