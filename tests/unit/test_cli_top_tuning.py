@@ -51,8 +51,18 @@ def test_columns_are_aligned_for_all_jobs() -> None:
     at = place_of("TUNING", lines)
     for title, figure in (("slower", "2.4%"), ("saving", "18.2%"), ("budget", "5%")):
         assert lines[at].index(title) + len(title) == lines[at + 1].index(figure) + len(figure)
-    ends = [lines[at + 1 + 2 * job].index(" 5%") for job in range(3)]
+    rows = [lines[place_of(row.job, lines)] for row in (HELD, PROBED, DECLINED)]
+    ends = [line.index(" 5%") for line in rows]
     assert len(set(ends)) == 1
+
+
+def test_declared_job_shows_what_was_asked_and_given_and_why() -> None:
+    lines = drawn(host(PROBED), width=120)
+    at = place_of(PROBED.job, lines)
+    assert lines[at + 1].endswith('Declared as "chat server": limited.')
+    assert lines[at + 2].startswith(
+        "  The budget of 20 % is limited to 5 %: the operator permits no more"
+    )
 
 
 def test_jobs_with_applied_settings_come_first() -> None:

@@ -350,6 +350,12 @@ def _watts_of(kind: HwType, row: ListedProcess | GroupEntry) -> str:
 
 TUNING_LINES = 4  # a blank line, the titles, a job and its sentence
 
+
+def job_lines(rows: Sequence[TuningRow]) -> int:
+    """Lines of each job: of a declared one, also the answer to its application."""
+    return 3 if any(row.declared is not None for row in rows) else 2
+
+
 _STATE_COLOURS = {
     TuningState.HOLDING: "green",
     TuningState.EXPLORING: "cyan",
@@ -397,6 +403,9 @@ def tuning_table(
         table.show_header = not parts
         sentence = Text(f"  {decision_text(row)}", style="dim")
         parts += [table, one_line(sentence, options)]
+        if row.declared is not None:  # what was asked for, what was given and why
+            answer = Text(f"  {printable(row.declared.reason)}", style="dim")
+            parts.append(one_line(answer, options))
     return Group(*parts)
 
 

@@ -24,6 +24,7 @@ from wattspan.cli.top.tables import (
     device_table,
     device_tree,
     group_table,
+    job_lines,
     one_line,
     process_table,
     select_rows,
@@ -75,7 +76,7 @@ def _body(
     jobs = tuning_rows(accounts, options)
     spans, models = document.spans.names, document.spans.inference
     rows = _RowBudget(len(devices), len(document.groups), None, len(spans), len(jobs), len(models))
-    space = _allot_rows(options, room, rows)
+    space = _allot_rows(options, room, rows, job_lines(jobs))
 
     def visible(rows: Sequence[object], limit: int | None) -> VisibleRows:
         return VisibleRows(rows, 0 if by is ViewSection.ALL else options.offset, limit)
@@ -126,10 +127,13 @@ _BRIEF = _RowBudget(None, 8, 12, 8, None, 8)
 _MOST_MODELS = 3  # of a terminal's lines, among all sections
 
 
-def _allot_rows(options: ViewOptions, room: int | None, rows: _RowBudget) -> _RowBudget:
+def _allot_rows(
+    options: ViewOptions, room: int | None, rows: _RowBudget, job_lines: int
+) -> _RowBudget:
     """A quarter of ``room`` lines to jobs, a fifth to spans; then devices, groups, processes.
 
-    Among all sections, jobs and spans are shown if there are any and if there is room.
+    A job has ``job_lines`` lines. Among all sections, jobs and spans are shown if there are any
+    and if there is room.
     """
     if options.by is ViewSection.SPAN:
         return _allot_span_rows(room, rows)
@@ -146,8 +150,8 @@ def _allot_rows(options: ViewOptions, room: int | None, rows: _RowBudget) -> _Ro
     left = room - 7  # three headings with a blank line above each, a remainder
     jobs = spans = models = 0
     if rows.jobs and room >= 3 * TUNING_LINES:
-        jobs = min(rows.jobs, max(1, (room // 4 - 2) // 2))
-        left -= TUNING_LINES + 2 * (jobs - 1)
+        jobs = min(rows.jobs, max(1, (room // 4 - 2) // job_lines))
+        left -= TUNING_LINES - 2 + job_lines * jobs
     if rows.spans and left >= 20:
         spans = min(rows.spans, left // 5)
         left -= spans + 3
