@@ -7,7 +7,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from support.forwarding import joules, request, spans_in
-from wattspan.model import HwType, Microjoules, Provenance
+from wattspan.model import HwType, Microjoules, Provenance, StaticBasis
 from wattspan.otlp.enrichment import EnergyAttributeEncoder, enrich, slice_spans
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
@@ -204,3 +204,14 @@ def test_uncertainty_of_a_request_is_absent_before_it_is_known() -> None:
 
     assert told(span)["wattspan.energy.request"] == 0.0
     assert "wattspan.energy.request.uncertainty" not in told(span)
+
+
+def test_static_part_has_its_basis():
+    energy = joules({GPU: 3_000_000})._replace(
+        static=Microjoules(1_250_000), basis=StaticBasis.FITTED
+    )
+    told = enriched(energy)
+    assert told["wattspan.energy.static"] == 1.25
+    assert told["wattspan.energy.static.basis"] == "fitted"
+    assert told["wattspan.energy.exclusive"] == 3.0
+    assert not [key for key in enriched(joules({GPU: 3})) if "static" in key]

@@ -231,9 +231,13 @@ def _process(
     if consumer is None:
         return None
     spent = history.process(consumer, start, end, family=family)
+    split, basis = spent.split or (None, None)
     return {
         "pid": consumer.pid,
         "started": consumer.started,
+        "static_joules": split and _joules(split.static),
+        "dynamic_joules": split and _joules(split.dynamic),
+        "static_basis": basis,
         **_figures(
             _measured(spent.energy, spent, end - start),
             _measured(spent.uncertainty, spent, end - start),

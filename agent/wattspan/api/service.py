@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from wattspan.api import device_energy, energy
+from wattspan.api.advice import ADVICE_PARAMETERS, ADVICE_PATH, AdviceFacts, advice_response
 from wattspan.api.energy import TimeGrid
 from wattspan.api.inference import (
     INFERENCE_PARAMETERS,
@@ -260,11 +261,12 @@ _READ = ("GET", "HEAD")
 
 
 class QueryService:
-    """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status`` and ``tuning``.
+    """Handler of ``/v1/energy``, ``watch``, ``snapshot``, ``status``, ``advice`` and ``tuning``.
 
     ``resolution`` is that of device energy for users who may not read the counters.
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
-    ``inference`` estimates requests to language models. ``recurring`` is the file of recurring
+    ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
+    without any. ``recurring`` is the file of recurring
     jobs, None without one.
     """
 
@@ -284,6 +286,7 @@ class QueryService:
         history: DecisionHistoryView | None = None,
         jobs: DeclaredJobs | None = None,
         inference: EstimateRequest | None = None,
+        advice: AdviceFacts | None = None,
         recurring: Path | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -313,6 +316,9 @@ class QueryService:
             self._paths[JOBS_PATH] = (*_READ, "POST"), handler.declare_or_list
             self._paths[f"{JOBS_PATH}/"] = ("DELETE",), handler.withdraw
 
+        if advice is not None:
+            self._facts = advice
+            self._paths[ADVICE_PATH] = _READ, self._advise
         if recurring is not None:
             self._recurring = RecurringHandler(recurring, directory, owner, clock, host=host)
             for name in ("next", "report", "forget"):
@@ -487,6 +493,14 @@ class QueryService:
                 "decisions": list(map(recorded_decision_to_json, decided)),
             }
         )
+
+    async def _advise(self, request: HttpRequest) -> HttpResponse:
+        values = read_query(request.query, ADVICE_PARAMETERS)
+        peer = request.peer
+        permits = partial(self._authorization.permits, peer)
+        boards = self._facts((lambda _: True) if may_read_counters(peer) else permits)
+        found = advice_response(boards, values.get("service"))
+        return json_response({"host_name": self._host, **found})
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
         respond = partial(self._recurring.respond, request)  # it reads and writes a file

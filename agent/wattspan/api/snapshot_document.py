@@ -33,6 +33,7 @@ from wattspan.model import (
     Snapshot,
     SpanAccounts,
     SpanRow,
+    StaticBasis,
 )
 from wattspan.tuning.serialization import accounts_to_json
 from wattspan.util.text import printable
@@ -127,6 +128,9 @@ class SpanEntry(Struct, frozen=True):
     energy_joules: Joules
     tokens: dict[str, int]
     trace: str | None  # of the newest exemplar
+    # By the basis of the static power: the parts of the GPU energy of spans with a known one.
+    static_joules: dict[StaticBasis, float] = {}
+    dynamic_joules: dict[StaticBasis, float] = {}
 
 
 class InferenceEntry(Struct, frozen=True):
@@ -451,6 +455,8 @@ def _span(row: SpanRow) -> SpanEntry:
         _joules_by_type(row.energy),
         dict(row.tokens),
         None if newest is None else _text(newest.trace),
+        {basis: _joules(split.static) for basis, split in row.splits.items()},
+        {basis: _joules(split.dynamic) for basis, split in row.splits.items()},
     )
 
 

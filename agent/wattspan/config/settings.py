@@ -239,6 +239,13 @@ class SpansSettings(AccessSettings, frozen=True):
         int,
         about("Service-span name pairs with a series; `other` is the rest.", least=1, most=100_000),
     ] = 500
+    waiting: Annotated[
+        tuple[str, ...],
+        about(
+            "Names of spans in which a process waits for other ranks. The agent learns the static "
+            "power of GPUs from their time, and `wattspan advise` reports its energy."
+        ),
+    ] = ("all_reduce", "recv")
     resolution: Annotated[
         Duration,
         about(

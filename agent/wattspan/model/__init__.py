@@ -34,6 +34,7 @@ from wattspan.model.measurements import Reading as Reading
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
 from wattspan.model.snapshot import MAX_RATE as MAX_RATE
+from wattspan.model.snapshot import NO_SPLIT as NO_SPLIT
 from wattspan.model.snapshot import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUNDS
 from wattspan.model.snapshot import AgentStats as AgentStats
 from wattspan.model.snapshot import BaselineQuality as BaselineQuality
@@ -53,6 +54,9 @@ from wattspan.model.snapshot import Snapshot as Snapshot
 from wattspan.model.snapshot import SourceHealth as SourceHealth
 from wattspan.model.snapshot import SpanAccounts as SpanAccounts
 from wattspan.model.snapshot import SpanRow as SpanRow
+from wattspan.model.snapshot import StaticBasis as StaticBasis
+from wattspan.model.snapshot import StaticPower as StaticPower
+from wattspan.model.snapshot import StaticSplit as StaticSplit
 from wattspan.model.snapshot import Trouble as Trouble
 from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapRow as CapRow

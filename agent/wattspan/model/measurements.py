@@ -107,6 +107,7 @@ class Domain:
     usage_step: Nanoseconds = Nanoseconds(0)  # time resolution of usage
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
+    static_power: Milliwatts | None = None  # of a GPU blocked on communication, as configured
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:

@@ -213,12 +213,49 @@ class Exemplar(NamedTuple):
     wall: int  # Unix nanoseconds of the span's end
 
 
+class StaticBasis(ModelEnum):
+    """The origin of the static power by which GPU energy is split, the most certain first."""
+
+    CONFIGURED = "configured"  # the operator's figure
+    FITTED = "fitted"  # of windows with different shares of waiting time
+    LOWER_BOUND = "lower_bound"  # the idle power: the static power is at least that
+
+    def worse(self, other: StaticBasis) -> StaticBasis:
+        """The basis of a sum of two figures: the less certain one."""
+        return max(self, other, key=_STATIC_BASES.__getitem__)
+
+
+_STATIC_BASES = {one: rank for rank, one in enumerate(StaticBasis)}
+
+
+class StaticPower(NamedTuple):
+    """The power of a board while it is blocked on communication."""
+
+    power: Milliwatts
+    basis: StaticBasis
+
+
+class StaticSplit(NamedTuple):
+    """GPU energy in two parts: ``static + dynamic`` is the energy, exactly."""
+
+    static: Microjoules
+    dynamic: Microjoules
+
+    def plus(self, static: int, dynamic: int) -> StaticSplit:
+        """The split of a sum."""
+        return StaticSplit(Microjoules(self.static + static), Microjoules(self.dynamic + dynamic))
+
+
+NO_SPLIT = StaticSplit(Microjoules(0), Microjoules(0))
+
+
 @dataclass(frozen=True, slots=True)
 class SpanRow:
     """The spans of one name in one service; energy is exclusive, so rows add up.
 
     ``service`` and ``name`` are both ``"other"`` in the row of all names without a row. ``tokens``
-    are by direction, ``input`` and ``output``.
+    are by direction, ``input`` and ``output``. ``splits`` have the GPU energy of the spans whose
+    static power was known, by its basis.
     """
 
     service: str
@@ -228,6 +265,7 @@ class SpanRow:
     count: int = 0
     tokens: Mapping[str, int] = field(default_factory=dict)
     exemplars: Mapping[HwType, Exemplar] = field(default_factory=dict)
+    splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=dict)
 
 
 REQUEST_ENERGY_BOUNDS = tuple(

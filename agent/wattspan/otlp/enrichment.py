@@ -6,6 +6,9 @@ same three names without a kind are the sums over all kinds, which are disjoint.
 not measured has no attributes. ``quality`` is ``baseline_unknown`` if the idle power of a kind was
 unknown when the span began: its energy is then a lower bound.
 
+``static`` is the static part of the exclusive energy of GPUs, and ``static.basis`` the origin of
+the static power; both are absent while that is unknown.
+
 ``request``, ``request.input`` and ``request.output`` are the GPU energy of a request to a language
 model. It settles after the span has been forwarded, so ``request.quality`` is ``provisional``.
 """
@@ -18,7 +21,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from wattspan.model import BaselineQuality, HwType, Provenance
+from wattspan.model import BaselineQuality, HwType, Provenance, StaticBasis
 from wattspan.spans.request_estimate import RequestEstimate
 from wattspan.spans.values import Outcome, SpanEnergy
 from wattspan.util.protobuf import length_delimited, message_class, serialize
@@ -31,7 +34,12 @@ _MAX_TEMPLATES = 1024
 _MAX_SEARCHED = 1024  # attributes of a span up to which earlier energy attributes are replaced
 
 _Shape = tuple[
-    tuple[HwType, ...], tuple[HwType, ...], tuple[HwType, ...], tuple[HwType, ...], Outcome
+    tuple[HwType, ...],
+    tuple[HwType, ...],
+    tuple[HwType, ...],
+    tuple[HwType, ...],
+    StaticBasis | None,
+    Outcome,
 ]
 
 
@@ -54,13 +62,13 @@ class EnergyAttributeEncoder:
 
     def of(self, energy: SpanEnergy) -> bytes:
         """The attributes as fields of a Span message, to be appended to its bytes."""
-        span, exclusive, (inclusive, uncertainty, _), outcome = energy
+        span, exclusive, (inclusive, uncertainty, *_), outcome, static, basis = energy
         unknown = tuple(
             kind
             for kind, until in self.baseline_unknown.items()
             if span.start < until and kind in inclusive
         )
-        shape = (tuple(exclusive), tuple(inclusive), tuple(uncertainty), unknown, outcome)
+        shape = (tuple(exclusive), tuple(inclusive), tuple(uncertainty), unknown, basis, outcome)
         template = self._templates.get(shape)
         if template is None:
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -68,6 +76,8 @@ class EnergyAttributeEncoder:
             template = self._templates[shape] = _AttributeTemplate(shape, self.provenance)
         values: list[int] = [*exclusive.values(), *inclusive.values(), *uncertainty.values()]
         values += [sum(each.values()) for each in (exclusive, inclusive, uncertainty) if each]
+        if static is not None:
+            values.append(static)
         return template.filled(energy.coverage, values)
 
 
@@ -75,12 +85,16 @@ class _AttributeTemplate:
     """The attributes of one shape, with room for the values."""
 
     def __init__(self, shape: _Shape, provenance: Mapping[HwType, Provenance]) -> None:
-        *by_figure, unknown, outcome = shape
+        *by_figure, unknown, basis, outcome = shape
         figures = list(zip(_FIGURES, by_figure, strict=True))
         names = [f"{kind}.{figure}" for figure, kinds in figures for kind in kinds]
         names += [figure for figure, kinds in figures if kinds]
+        if basis is not None:
+            names.append("static")
         keys = [_double_key(ATTRIBUTE_PREFIX + name) for name in ("coverage", *names)]
         texts = text_attribute(f"{ATTRIBUTE_PREFIX}outcome", outcome)
+        if basis is not None:
+            texts += text_attribute(f"{ATTRIBUTE_PREFIX}static.basis", basis)
         texts += _provenances({kind for kinds in by_figure for kind in kinds}, provenance)
         texts += b"".join(
             text_attribute(f"{ATTRIBUTE_PREFIX}{name}quality", BaselineQuality.UNKNOWN)

@@ -121,6 +121,10 @@ class Measurement(NamedTuple):
 
     ``joules`` is the energy of the process and its descendants, ``process`` that of the process
     alone, ``host`` that of all devices of the host. ``complete``: the values are final.
+
+    ``static`` and ``dynamic`` are the two parts of the GPU energy in ``joules``, and
+    ``static_basis`` is the origin of the static power: configured, fitted or lower_bound. They are
+    None if it is unknown.
     """
 
     seconds: float
@@ -132,14 +136,17 @@ class Measurement(NamedTuple):
     emulated: bool
     complete: bool
     host_name: str
+    static: float | None = None
+    dynamic: float | None = None
+    static_basis: str | None = None
 
     @classmethod
     def of(cls, response: Mapping[str, Any]) -> Measurement:
         """From a response of ``/v1/energy`` to a query with ``pid`` and ``family``."""
-        kinds = response["provenance"]
+        kinds, family = response["provenance"], response["family"]
         return cls(
             seconds=response["seconds"],
-            joules=_energy(response["family"], kinds),
+            joules=_energy(family, kinds),
             process=_energy(response["process"], kinds),
             host=_energy(response["host"], kinds),
             devices=tuple(map(Device.of, response["devices"])),
@@ -147,6 +154,9 @@ class Measurement(NamedTuple):
             emulated=response["emulated"],
             complete=response["complete"],
             host_name=response["host_name"],
+            static=family.get("static_joules"),
+            dynamic=family.get("dynamic_joules"),
+            static_basis=family.get("static_basis"),
         )
 
 

@@ -156,6 +156,24 @@ class Window:
         return self.result().devices
 
     @property
+    def static(self) -> float | None:
+        """The static part of ``joules["gpu"]``: the static power of the boards times the time.
+
+        None while the static power is unknown; see ``static_basis``.
+        """
+        return self.result().static
+
+    @property
+    def dynamic(self) -> float | None:
+        """The rest of ``joules["gpu"]``; None while the static power is unknown."""
+        return self.result().dynamic
+
+    @property
+    def static_basis(self) -> str | None:
+        """The origin of the static power: configured, fitted or lower_bound; None: unknown."""
+        return self.result().static_basis
+
+    @property
     def coverage(self) -> float:
         """The measured fraction of the window, 0 to 1."""
         return self.result().joules.coverage

@@ -51,12 +51,14 @@ from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import (
     DEVICES,
+    STATIC_POWERS,
     AgentUsage,
     LatestSnapshot,
     Poller,
     SnapshotProviders,
 )
 from wattspan.service.span_assembly import ConnectionOwnerLookup, SpanAssembly
+from wattspan.service.static_power import StaticPowerLearner
 from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 from wattspan.storage.checkpoints import latest_checkpoint
 from wattspan.storage.store import DeferredStore, Store
@@ -154,14 +156,24 @@ def build_agent(
             SourceHealth(failure.source, False, 0, 1, (failure,))
             for failure in (*opened.failures, *opened_exporters.failures)
         )
+        static_powers = StaticPowerLearner(config.spans.waiting, latest.view)
         history = EnergyHistory(
-            AttributionHistory(config.agent.history, config.agent.history_bytes)
+            AttributionHistory(config.agent.history, config.agent.history_bytes),
+            static_powers.powers,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution
         )
         core = AgentCore(
-            config, clock, history, devices, processes.directory, latest.view, log, emulated
+            config,
+            clock,
+            history,
+            devices,
+            processes.directory,
+            latest.view,
+            log,
+            emulated,
+            static_powers,
         )
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
@@ -191,7 +203,7 @@ def build_agent(
                 tuning=tuning.accounts,
                 footprint=footprint.report,
             ),
-            observers=tuning.observers,
+            observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.attribution.history import AttributionHistory, HistoryEntry, unpack_entry
+from wattspan.attribution.static_power import StaticDivider, StaticShare
 from wattspan.model import (
     SECOND,
     Attribution,
@@ -23,6 +24,8 @@ from wattspan.model import (
     Interval,
     Microjoules,
     Payer,
+    StaticBasis,
+    StaticPower,
     Tick,
 )
 from wattspan.service.process_families import ProcessFamilies
@@ -74,11 +77,21 @@ class GroupStep(NamedTuple):
 
 
 class EnergyHistory:
-    """Implements ports.EnergyQueries over the recent attributions."""
+    """Implements ports.EnergyQueries over the recent attributions.
 
-    def __init__(self, attributions: AttributionHistory) -> None:
+    ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
+    while it is known.
+    """
+
+    def __init__(
+        self,
+        attributions: AttributionHistory,
+        static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
+    ) -> None:
         self.lock = threading.RLock()
         self._attributions = attributions
+        self._static_powers = static_powers
+        self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._families = ProcessFamilies(attributions.span + SETTLEMENT_TIMEOUT)
@@ -147,11 +160,13 @@ class EnergyHistory:
             return
         shares = dict(attribution.shares)
         divided = interval.energy - attribution.idle - attribution.withheld
+        powers = self._static_powers()
+        static = _static_share(domain, interval, attribution.idle, powers, self._dividers)
         for consumer, watched in self._watched.items():
-            _add_share(watched.own, domain, interval, divided, shares.get(consumer, 0))
+            _add_share(watched.own, domain, interval, divided, shares.get(consumer, 0), static)
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
-                _add_share(watched.descended, domain, interval, divided, own)
+                _add_share(watched.descended, domain, interval, divided, own, static)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -259,12 +274,13 @@ class EnergyHistory:
             since = self._now - BACKFILL
             watched = self._watched.get(consumer)
             if watched is None:
-                own = _profile(self._find({consumer}, since, self._now))
+                own = self._profile(self._find({consumer}, since, self._now))
                 watched = self._watched[consumer] = _WatchedProcess(own, {consumer})
             if family and not watched.with_family:
                 watched.with_family, watched.members = True, self._families.family(consumer)
                 if len(watched.members) > 1:
-                    watched.descended = _profile(self._find(watched.members, since, self._now))
+                    found = self._find(watched.members, since, self._now)
+                    watched.descended = self._profile(found)
             watched.holders[holder] = samples or watched.holders.get(holder)
             return watched.own
 
@@ -295,7 +311,7 @@ class EnergyHistory:
             members: set[Payer] = self._families.family(consumer) if family else {consumer}
             found = self._find(members, start - SECOND, end + SECOND)
         # Without the lock: entries are immutable, and there may be thousands.
-        profile = _profile(found)
+        profile = self._profile(found)
         profile.finish()
         return profile.between(start, end)
 
@@ -311,6 +327,21 @@ class EnergyHistory:
                 found.expected.append((domain, since.mono))
         return found
 
+    def _profile(self, found: _MatchedEntries) -> EnergyProfile:
+        """A profile of past entries; their static parts are those by the present static powers."""
+        powers, dividers = self._static_powers(), dict[str, StaticDivider]()
+        profile = EnergyProfile()
+        for domain, since in found.expected:
+            profile.expect(domain.id, domain.hw_type, since)
+        # In order of time, because a profile does not wait long for one domain.
+        entries = [(domain, unpack_entry(domain.id, packed)) for domain, packed in found.packed]
+        for domain, entry in sorted(entries, key=lambda one: one[1].interval.end.mono):
+            divided = entry.interval.energy - entry.idle - entry.withheld
+            own = _share_of(entry, found.numbers)
+            static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
+            _add_share(profile, domain, entry.interval, divided, own, static)
+        return profile
+
 
 @dataclass(slots=True)
 class _MatchedEntries:
@@ -321,17 +352,21 @@ class _MatchedEntries:
     expected: list[tuple[Domain, int]] = field(default_factory=list)
 
 
-def _profile(found: _MatchedEntries) -> EnergyProfile:
-    profile = EnergyProfile()
-    for domain, since in found.expected:
-        profile.expect(domain.id, domain.hw_type, since)
-    # In order of time, because a profile does not wait long for one domain.
-    entries = [(domain, unpack_entry(domain.id, packed)) for domain, packed in found.packed]
-    for domain, entry in sorted(entries, key=lambda one: one[1].interval.end.mono):
-        divided = entry.interval.energy - entry.idle - entry.withheld
-        own = _share_of(entry, found.numbers)
-        _add_share(profile, domain, entry.interval, divided, own)
-    return profile
+def _static_share(
+    domain: Domain,
+    interval: Interval,
+    idle: int,
+    powers: Mapping[str, StaticPower],
+    dividers: dict[str, StaticDivider],
+) -> tuple[StaticShare, StaticBasis] | None:
+    """The static part of the energy that an interval's payers share; None if it is unknown."""
+    power = powers.get(domain.id)
+    if power is None:
+        return None
+    divider = dividers.get(domain.id)
+    if divider is None:
+        divider = dividers[domain.id] = StaticDivider()
+    return divider.divide(interval, idle, power.power, domain.resolution), power.basis
 
 
 _FEW = 4  # for fewer payers, a search for each is faster
@@ -346,7 +381,12 @@ def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
 
 
 def _add_share(
-    profile: EnergyProfile, domain: Domain, interval: Interval, divided: int, own: int
+    profile: EnergyProfile,
+    domain: Domain,
+    interval: Interval,
+    divided: int,
+    own: int,
+    static: tuple[StaticShare, StaticBasis] | None = None,
 ) -> None:
     """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its edge errors."""
     active = max(1, divided)
@@ -356,7 +396,8 @@ def _add_share(
         # where two alternate, each has some energy of the other on both sides of an edge.
         exchanged = own * (active - own) // active
         noise += exchanged * 3 * domain.usage_step // max(1, interval.duration)
-    profile.add(domain.id, domain.hw_type, interval, own, noise)
+    part = None if static is None else (static[0].of(own), static[1])
+    profile.add(domain.id, domain.hw_type, interval, own, noise, part)
 
 
 def _counter_edge_error(domain: Domain, interval: Interval) -> int:

@@ -62,7 +62,9 @@ SETTLE_AFTER = SECOND // 5
 
 
 HISTORY, DEVICES, TUNING = "history", "device history", "tuning"
-"""Names of the observers in health: both histories, and the users of devices for the tuner."""
+STATIC_POWERS = "static power"
+"""Names of the observers in health: both histories, the users of devices for the tuner, and the
+static powers of GPUs."""
 
 
 class Ticker:

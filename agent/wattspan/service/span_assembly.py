@@ -117,6 +117,7 @@ class SpanAssembly:
             sampler=sampler,
             forwarder=self._forwarder,
             tap=self._tuning.tap,
+            static_powers=self._core.static_powers,
             checkpoint=checkpoint,
             log=self._core.log,
         )
@@ -217,6 +218,7 @@ class SpanAssembly:
             history=self._tuning.history,
             jobs=self._tuning.declared,
             inference=None if self._joiner is None else self._joiner.estimate,
+            advice=self._core.static_powers.facts,
             recurring=run_book_path(
                 Path(self._core.config.agent.state_dir), emulated=self._core.emulated is not None
             ),

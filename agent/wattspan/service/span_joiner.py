@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wattspan.ingest.side_channel import SideChannelServer
     from wattspan.otlp.forwarder import Forwarder
     from wattspan.processes.cpu_sampler import CpuSampler
+    from wattspan.service.static_power import StaticPowerLearner
     from wattspan.tuning.work_units import ReceivedSpanQueue
 
 JOIN_INTERVAL = SECOND // 20
@@ -121,6 +122,7 @@ class SpanJoiner:
         sampler: CpuSampler | None = None,
         forwarder: Forwarder | None = None,
         tap: ReceivedSpanQueue | None = None,
+        static_powers: StaticPowerLearner | None = None,
         checkpoint: Checkpoint | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
@@ -136,6 +138,7 @@ class SpanJoiner:
         self._sampler = sampler
         self._forwarder = forwarder
         self._tap = tap
+        self._static_powers = static_powers
         self._totals = (
             SpanAggregator(settings.names, checkpoint.spans, checkpoint.outside, clock.monotonic())
             if checkpoint is not None
@@ -315,6 +318,8 @@ class SpanJoiner:
         spans = self._spans(part)
         if self._tap is not None:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
+        if self._static_powers is not None:
+            self._static_powers.add_spans(consumer, spans, now)
         found = self._inference.add(consumer, spans, part, now)
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]

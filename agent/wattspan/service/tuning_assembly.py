@@ -31,6 +31,7 @@ from wattspan.service.configuration import run_directory
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
+from wattspan.service.static_power import StaticPowerLearner
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
@@ -60,6 +61,7 @@ class AgentCore:
     view: SnapshotView
     log: Log
     emulated: EmulatedHost | None
+    static_powers: StaticPowerLearner
 
 
 @dataclass(slots=True)

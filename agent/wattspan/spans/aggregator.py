@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 
 from wattspan.attribution.top_n import OTHER, STALE_AFTER, Listing, displacements
 from wattspan.model import (
+    NO_SPLIT,
     SECOND,
     Exemplar,
     HwType,
@@ -26,6 +27,8 @@ from wattspan.model import (
     Nanoseconds,
     SpanAccounts,
     SpanRow,
+    StaticBasis,
+    StaticSplit,
 )
 from wattspan.spans.values import Outcome, SpanColumns, SpanEnergy, SpanEnergyColumns
 
@@ -94,6 +97,7 @@ class _SpanNameAccount:
     count: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    splits: dict[StaticBasis, StaticSplit] = field(default_factory=dict)
     ranked: int = 0  # energy at the last ranking
     recent: float = 0.0  # energy that decays by half with each ranking
     row: SpanRow | None = None
@@ -141,6 +145,7 @@ class SpanAggregator:
         counts = self._count_outcomes(batch.outcome)
         times = _times(batch, counts)
         tokens = [_tokens(column, counts) for column in (spans.tokens_in, spans.tokens_out)]
+        gpu = list(columns).index(HwType.GPU) if batch.basis else 0
         groups: dict[SpanKey, list[int]] = defaultdict(list)
         for i, key in enumerate(zip(spans.service, spans.name, strict=True)):
             groups[key].append(i)
@@ -165,6 +170,8 @@ class SpanAggregator:
                 spent.energy += energy
                 if sums.end > spent.end and (sums.end > spent.stale or most > spent.most):
                     spent.update_exemplar(spans, at, columns[kind], now.wall - now.mono)
+            if batch.basis:
+                _add_splits(account.splits, batch, at, sums.energy[gpu])
 
     def _count_outcomes(self, outcomes: Sequence[Outcome]) -> list[int]:
         """Count outcomes; 1 for each span that is counted in its account, else 0."""
@@ -299,6 +306,25 @@ def _sums(
     return _Sums(sum(pick(counts)), sum(pick(times)), max(pick(ends)), energy, most)
 
 
+def _add_splits(
+    splits: dict[StaticBasis, StaticSplit], batch: SpanEnergyColumns, at: Sequence[int], gpu: int
+) -> None:
+    """Add the static and dynamic parts of the spans at these positions, of ``gpu`` energy."""
+    basis = batch.basis[at[0]]
+    sums: dict[StaticBasis | None, tuple[int, int]] = {
+        basis: (sum(batch.static[i] or 0 for i in at), gpu)
+    }
+    if any(batch.basis[i] is not basis for i in at):
+        sums = {}
+        for i in at:
+            static, whole = sums.get(batch.basis[i], (0, 0))
+            whole += batch.exclusive[HwType.GPU][i]
+            sums[batch.basis[i]] = static + (batch.static[i] or 0), whole
+    for known, (static, whole) in sums.items():
+        if known is not None:
+            splits[known] = splits.get(known, NO_SPLIT).plus(static, whole - static)
+
+
 def _times(batch: SpanEnergyColumns, counts: Sequence[int]) -> list[int]:
     """The nanoseconds of each counted span, of which energy is known."""
     lengths = list(map(sub, batch.spans.end, batch.spans.start))
@@ -334,6 +360,7 @@ def _restored(row: SpanRow, now: int) -> _SpanNameAccount:
     account = _SpanNameAccount(now, now, spent, row.time, row.count)
     account.tokens_in = row.tokens.get("input", 0)
     account.tokens_out = row.tokens.get("output", 0)
+    account.splits = dict(row.splits)
     account.ranked = account.energy
     return account
 
@@ -349,5 +376,6 @@ def _row(key: SpanKey, account: _SpanNameAccount) -> SpanRow:
         account.count,
         {way: min(count, _MAX_TOTAL) for way, count in tokens.items() if count},
         {kind: one.exemplar for kind, one in spent if one.exemplar is not None},
+        dict(account.splits),
     )
     return account.row

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import le, lt, mul, sub
 
-from wattspan.model import HwType, Microjoules
+from wattspan.model import HwType, Microjoules, StaticBasis
 from wattspan.spans.fair_division import CoveredTime, FairDivision, exclude_covered_time
 from wattspan.spans.open_spans import OpenSpans
 from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE, Lanes
@@ -234,7 +234,8 @@ class ProcessSpans:
             shares = [share + part for share, (part, _) in zip(shares, before, strict=False)]
             taken = [time + part for time, (_, part) in zip(taken, before, strict=False)]
         known = profile.known_types(starts, ends)
-        return self._results(spans, shares, taken, inclusives, known, profile.lanes)
+        bases = profile.bases(starts, ends) if profile.lanes.static else ()
+        return self._results(spans, shares, taken, inclusives, known, profile.lanes, bases)
 
     def _results(
         self,
@@ -244,21 +245,30 @@ class ProcessSpans:
         inclusives: IntervalEnergyColumns,
         known: Sequence[Sequence[HwType]] | None,
         lanes: Lanes,
+        bases: Sequence[StaticBasis | None],
     ) -> SpanEnergyColumns:
         """``taken``: the covered time in which each span was a leaf."""
         columns: Sequence[Sequence[Microjoules]] = lanes.share_columns(shares)
+        static: Sequence[Microjoules | None] = ()
+        parts: Sequence[Microjoules] = ()
+        if lanes.static:
+            *columns, parts = columns
         if known is not None:
             columns = [
                 [e if kind in k else Microjoules(0) for e, k in zip(column, known, strict=True)]
                 for kind, column in zip(lanes.kinds, columns, strict=True)
             ]
-        self._assigned += lanes.pack(map(sum, columns)) << SHARE
+        self._assigned += lanes.pack(map(sum, (*columns, parts) if parts else columns)) << SHARE
+        exclusive = dict(zip(lanes.kinds, columns, strict=True))
+        if any(bases):
+            static, bases = _static_parts(exclusive[HwType.GPU], parts, bases, known)
         lengths = list(map(sub, spans.end, spans.start))
         outcomes = [Outcome.JOINED] * len(spans)
         if any(taken) or inclusives.covered != lengths:
             outcomes = list(map(self._outcome, spans.id, lengths, taken, inclusives.covered))
-        exclusive = dict(zip(lanes.kinds, columns, strict=True))
-        return SpanEnergyColumns(spans, exclusive, known, inclusives, outcomes)
+        return SpanEnergyColumns(
+            spans, exclusive, known, inclusives, outcomes, static, bases if static else ()
+        )
 
     def _outcome(self, span: bytes, length: int, taken: int, covered: int) -> Outcome:
         """The outcome of a span of this id and ``length``."""
@@ -365,7 +375,8 @@ class ProcessSpans:
         else:
             inclusives = profile.coverages(began, ended)
         known = profile.known_types(began, ended)
-        return self._results(spans, shares, taken, inclusives, known, profile.lanes)
+        bases = profile.bases(began, ended) if profile.lanes.static else ()
+        return self._results(spans, shares, taken, inclusives, known, profile.lanes, bases)
 
     # --------------------------------------------------------------------------------- outside
 
@@ -397,12 +408,32 @@ class ProcessSpans:
             break
         held = self._announced.held + self._waiting.held
         unclaimed = (divided << SHARE) - self._assigned - held
-        totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=True))
+        totals = dict(zip(lanes.kinds, lanes.shares(unclaimed), strict=not lanes.static))
         # A span that extends covered time backwards may reclaim a fraction of a microjoule.
         returned = self._returned
         new = {kind: max(0, total - returned.get(kind, 0)) for kind, total in totals.items()}
         self._returned = {kind: returned.get(kind, 0) + energy for kind, energy in new.items()}
         return {kind: Microjoules(energy) for kind, energy in new.items()}
+
+
+def _static_parts(
+    gpu: Sequence[Microjoules],
+    parts: Sequence[Microjoules],
+    bases: Sequence[StaticBasis | None],
+    known: Sequence[Sequence[HwType]] | None,
+) -> tuple[Sequence[Microjoules | None], Sequence[StaticBasis | None]]:
+    """The static part of each span's GPU energy and its basis; None where one is unknown."""
+    if known is not None:
+        bases = [
+            basis if HwType.GPU in kinds else None
+            for basis, kinds in zip(bases, known, strict=True)
+        ]
+    if None not in bases:
+        return list(map(min, gpu, parts)), bases
+    return [
+        None if basis is None else min(energy, part)
+        for energy, part, basis in zip(gpu, parts, bases, strict=True)
+    ], bases
 
 
 def without_energy(spans: SpanColumns) -> SpanEnergyColumns:

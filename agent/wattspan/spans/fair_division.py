@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wattspan.spans.packed_energy import GPU_MASK, SHARE, ProfileRows
+from wattspan.spans.packed_energy import GPU_LANES_MASK, SHARE, ProfileRows
 from wattspan.spans.profiles import EnergyProfile
 
 
@@ -182,7 +182,7 @@ class FairDivision:
                         if cpu_weight == gpu_weight:
                             virtual += flow * (ONE // cpu_weight)
                         else:
-                            gpu_flow = flow & GPU_MASK
+                            gpu_flow = flow & GPU_LANES_MASK
                             virtual += (flow - gpu_flow) * (ONE // cpu_weight)
                             virtual += gpu_flow * (ONE // gpu_weight)
                     if since is None:
@@ -261,7 +261,7 @@ class FairDivision:
         gained, cpu, gpu = self.gained[span], self.cpu[span], self.gpu[span]
         if cpu == gpu:
             return gained * cpu
-        of_gpu = gained & GPU_MASK
+        of_gpu = gained & GPU_LANES_MASK
         return (gained - of_gpu) * cpu + of_gpu * gpu
 
 

@@ -94,7 +94,7 @@ class EnergySlice(NamedTuple):
     counter's step and of ``curve`` from the unknown power curve; a period inside the slice has one
     of ``rate`` microjoules per nanosecond. ``walk`` is the variance of all energy that steps have
     moved between intervals: moved energy is an error of the payer if its shares of the two
-    intervals differ.
+    intervals differ. ``static`` is the cumulative static part of a GPU's energy.
     """
 
     end: int
@@ -103,6 +103,7 @@ class EnergySlice(NamedTuple):
     curve: float = 0.0
     rate: float = 0.0
     walk: float = 0.0
+    static: int = 0
 
 
 class CounterStep(NamedTuple):
@@ -123,7 +124,7 @@ def _is_blurred(noise: int, energy: int) -> bool:
 
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
     """A slice without energy from ``last`` to ``end``."""
-    return EnergySlice(end, last.energy, walk=last.walk)
+    return EnergySlice(end, last.energy, walk=last.walk, static=last.static)
 
 
 class IntervalPool:
@@ -138,6 +139,7 @@ class IntervalPool:
         self.steps: list[CounterStep] = []  # of a GPU, from the first energy on
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
+        self._static = 0  # in the pool
         self._power: float | None = None  # of the last slice
         self._peak = 0.0  # the highest recent power of a slice of a GPU
         self._noise: int | None = None  # of the last interval
@@ -147,14 +149,26 @@ class IntervalPool:
         """Slices are released up to here."""
         return self.slices[-1].end
 
-    def add(self, start: int, end: int, energy: int, noise: int, clock: CpuTimeCurve) -> None:
-        """Append an interval to the pool; time between it and its predecessor is a gap."""
+    def add(
+        self,
+        start: int,
+        end: int,
+        energy: int,
+        noise: int,
+        clock: CpuTimeCurve,
+        static: int = 0,
+    ) -> None:
+        """Append an interval to the pool; time between it and its predecessor is a gap.
+
+        ``static`` is the static part of the energy.
+        """
         if start > self.known:
             self.release(clock)
             self.slices.append(_flat_slice(self.slices[-1], start))
             self.pool_start, self._power, self._noise = start, None, None
         self.known = end
         self._pool.append((end, energy, noise))
+        self._static += static
 
     def cut(self, knots: Sequence[int]) -> Iterator[EnergySlice]:
         """For each knot the energy there, with the uncertainties of the slice around it."""
@@ -169,8 +183,10 @@ class IntervalPool:
                 yield _flat_slice(right, knot)
             else:
                 left = slices[at - 1]
-                rise = (right.energy - left.energy) * (knot - left.end) // (right.end - left.end)
-                yield right._replace(end=knot, energy=left.energy + rise)
+                part, whole = knot - left.end, right.end - left.end
+                rise = (right.energy - left.energy) * part // whole
+                static = left.static + (right.static - left.static) * part // whole
+                yield right._replace(end=knot, energy=left.energy + rise, static=static)
 
     def trim(self, until: int) -> None:
         """Remove the slices before ``until``, the new end of the rows."""
@@ -234,6 +250,7 @@ class IntervalPool:
                 del self.steps[:_MAX_STEPS]
         self._append(times, sums, noise, walk, _SPREAD if samples is None else _FOLLOWED)
         self._pool.clear()
+        self._static = 0
         self.pool_start = self.known
 
     def _append(
@@ -246,6 +263,7 @@ class IntervalPool:
     ) -> None:
         least, factor = changes
         base, walked = self.slices[-1].energy, self.slices[-1].walk
+        static, whole = self.slices[-1].static, times[-1] - times[0]
         within = _EDGE_WITHIN * noise / (times[-1] - times[0])
         powers = [(e - d) / (t - s) for (s, d), (t, e) in pairwise(zip(times, sums, strict=True))]
         before = powers[0] if self._power is None else self._power
@@ -273,6 +291,7 @@ class IntervalPool:
                     curve * length,
                     hypot(within, unknown),
                     walked + walk * (i + 1) / len(powers),
+                    static + self._static * (times[i + 1] - times[0]) // whole,
                 )
             )
             before = power

@@ -19,6 +19,10 @@ from wattspan.spans.values import dict_builder
 
 KINDS = (HwType.CPU, HwType.MEMORY, HwType.GPU, HwType.ENCLOSURE)
 LANE_OF = {kind: lane for lane, kind in enumerate(KINDS)}
+_STATIC_LANE = len(KINDS)
+"""The lane of the static part of GPU energy, which is in the lane of GPUs as well."""
+
+LANES = len(KINDS) + 1
 
 # Sizes are whole bytes, so that `struct` can read lanes.
 _CLOCK_BYTES = 12  # the lowest lane holds nanoseconds; the others begin above it
@@ -35,23 +39,31 @@ def shift_of(kind: HwType) -> int:
     return 8 * (_CLOCK_BYTES + _LANE_BYTES * LANE_OF[kind])
 
 
-_SHIFTS = tuple(shift_of(kind) + FRACTION for kind in KINDS)
+_SHIFTS = tuple(8 * (_CLOCK_BYTES + _LANE_BYTES * lane) + FRACTION for lane in range(LANES))
 WHOLE = sum(((1 << 8 * (_LANE_BYTES - _FRACTION_BYTES)) - 1) << shift for shift in _SHIFTS)
 SHARE_WHOLE = sum(
     ((1 << 8 * (_LANE_BYTES - _SHARE_BYTES)) - 1) << shift + SHARE for shift in _SHIFTS
 )
 _LANE_MASK = (1 << 8 * _LANE_BYTES) - 1
-GPU_MASK = ((1 << 8 * _LANE_BYTES) - 1) << shift_of(HwType.GPU)
+GPU_MASK = _LANE_MASK << shift_of(HwType.GPU)
+GPU_LANES_MASK = GPU_MASK | _LANE_MASK << _SHIFTS[_STATIC_LANE] - FRACTION
+"""GPU energy and its static part, which are divided by the same weights."""
 
 
 class Lanes:
-    """Packs and unpacks the lanes of some hardware types."""
+    """Packs and unpacks the lanes of some hardware types.
 
-    def __init__(self, kinds: frozenset[HwType]) -> None:
+    With ``static`` the values of a sequence have one more at the end, the static part of the GPU
+    energy; ``named`` takes those of the hardware types.
+    """
+
+    def __init__(self, kinds: frozenset[HwType], static: bool = False) -> None:
         self.kinds = tuple(kind for kind in KINDS if kind in kinds)
-        self.numbers = tuple(LANE_OF[kind] for kind in self.kinds)
+        self.measured = tuple(LANE_OF[kind] for kind in self.kinds)
+        self.static = static
+        self.numbers = (*self.measured, _STATIC_LANE) if static else self.measured
         self.named = dict_builder(self.kinds)
-        self._size = _CLOCK_BYTES + _LANE_BYTES * len(KINDS)
+        self._size = _CLOCK_BYTES + _LANE_BYTES * LANES
         self._energy = Struct(self._layout(_FRACTION_BYTES))
         self._share = Struct(self._layout(_SHARE_BYTES))
 
@@ -124,7 +136,9 @@ class RowUncertainties(NamedTuple):
 
 
 def empty_uncertainties() -> tuple[RowUncertainties, ...]:
-    return tuple(RowUncertainties(array("f"), array("f"), array("f"), array("d")) for _ in KINDS)
+    return tuple(
+        RowUncertainties(array("f"), array("f"), array("f"), array("d")) for _ in range(LANES)
+    )
 
 
 def thinned_indices(times: Sequence[int], scale: int) -> list[int]:
@@ -153,8 +167,8 @@ def merged_uncertainties(
     begin, length = old.times[left], old.times[right] - old.times[left]
     known = [lanes.energies(energy) for energy in old.energy[left : right + 1]]
     merged: list[tuple[float, ...]] = []
-    for number, lane in enumerate(lanes.numbers):
-        energies = [each[number] for each in known]
+    for place, lane in enumerate(lanes.numbers):
+        energies = [each[place] for each in known]
         power = (energies[-1] - energies[0]) / length
         offset = slope = 0.0
         for i in range(left, right):
@@ -192,7 +206,7 @@ def uncertainty_between(
     # The newest row is empty: it only ends its predecessor.
     until = last - 1 if last == newest > first else last
     edges, rates = [], []
-    for lane in lanes.numbers:
+    for lane in lanes.measured:
         steps, curves, slopes, walks = errors[lane]
         walked = sqrt(max(0.0, walks[until] - walks[first]))
         step = hypot(steps[first], steps[until], walked)

@@ -27,7 +27,7 @@ from itertools import pairwise
 from math import hypot
 from operator import itemgetter, sub
 
-from wattspan.model import SECOND, HwType, Interval, Microjoules
+from wattspan.model import SECOND, HwType, Interval, Microjoules, StaticBasis, StaticSplit
 from wattspan.spans.interval_pool import (
     CounterStep,
     CpuTimeCurve,
@@ -38,8 +38,8 @@ from wattspan.spans.interval_pool import (
 from wattspan.spans.packed_energy import (
     FRACTION,
     GPU_MASK,
-    KINDS,
     LANE_OF,
+    LANES,
     UNCERTAINTY_CACHE_SIZE,
     WHOLE,
     ProfileRows,
@@ -57,6 +57,7 @@ from wattspan.spans.values import IntervalEnergy, IntervalEnergyColumns
 
 NO_ENERGY = IntervalEnergy({}, {}, 0)
 _MAX_GAPS = 256
+_MAX_BASES = 64  # changes of the basis of the static power that are kept
 
 
 class EnergyProfile:
@@ -81,6 +82,8 @@ class EnergyProfile:
         self._errors = empty_uncertainties()
         self._cached: dict[tuple[int, int], Uncertainty] = {}
         self._thin_at = limit // 4
+        self._board_bases: dict[str, StaticBasis | None] = {}
+        self._bases: list[tuple[int, StaticBasis | None]] = []  # that of all boards, from a time on
         self.lanes = lanes_of(frozenset())
         self.rows = ProfileRows([], [], [])
         self.thinned = -1
@@ -100,12 +103,19 @@ class EnergyProfile:
         self._clock.add(mono, cpu)
 
     def add(
-        self, domain_id: str, kind: HwType, interval: Interval, energy: int, noise: int
+        self,
+        domain_id: str,
+        kind: HwType,
+        interval: Interval,
+        energy: int,
+        noise: int,
+        static: tuple[int, StaticBasis] | None = None,
     ) -> None:
         """Add the payer's ``energy`` (also 0) in the next settled interval of a domain.
 
         ``noise`` is the error at the interval's edges in microjoules. Intervals of one domain come
-        in order of time; energy of a time that is already known counts as ``lost``.
+        in order of time; energy of a time that is already known counts as ``lost``. ``static`` is
+        the static part of a GPU's energy, with its basis; None if it is unknown.
         """
         start, end = interval.start.mono, interval.end.mono
         track = self._tracks.get(domain_id)
@@ -118,13 +128,17 @@ class EnergyProfile:
         if start < track.known:
             rest = energy * (end - track.known) // (end - start)
             self.lost += energy - rest
+            if static is not None:
+                static = static[0] * (end - track.known) // (end - start), static[1]
             start, energy = track.known, rest
         if start > track.known or track.gone_since is not None:
             since = track.known if track.gone_since is None else track.gone_since
             self._add_gap(since, start)
             track.gone_since = None
         self._extend(kind, start, end)
-        track.add(start, end, energy, noise, self._clock)
+        if energy and kind is HwType.GPU:
+            self._update_basis(domain_id, None if static is None else static[1], start)
+        track.add(start, end, energy, noise, self._clock, static[0] if static is not None else 0)
         together = [one for one in self._tracks.values() if one.kind is kind and not one.gone]
         for complete in complete_pools(together, self._clock, start, end):
             complete.release(self._clock)
@@ -153,10 +167,25 @@ class EnergyProfile:
     def _extend(self, kind: HwType, start: int, end: int) -> None:
         first, last = self._known.get(kind, (start, end))
         if kind not in self._known:
-            self.lanes = lanes_of(frozenset([*self._known, kind]))
+            self.lanes = lanes_of(frozenset([*self._known, kind]), self.lanes.static)
         self._known[kind] = min(first, start), max(last, end)
         self._all_from = max(first for first, _ in self._known.values())
         self._all_until = min(last for _, last in self._known.values())
+
+    def _update_basis(self, board: str, basis: StaticBasis | None, start: int) -> None:
+        """Note a changed basis of one board: the payer's is the least certain of its boards."""
+        bases = self._board_bases
+        if board in bases and bases[board] is basis:
+            return
+        bases[board] = basis
+        if basis is not None and not self.lanes.static:
+            self.lanes = lanes_of(frozenset(self._known), True)
+        whole: StaticBasis | None = basis
+        for one in bases.values():
+            whole = None if whole is None or one is None else whole.worse(one)
+        if not self._bases or self._bases[-1][1] is not whole:
+            self._bases.append((start, whole))
+            del self._bases[:-_MAX_BASES]
 
     def _add_gap(self, start: int, end: int) -> None:
         """Record an unmeasured period; beyond ``_MAX_GAPS`` the closest two become one."""
@@ -191,13 +220,15 @@ class EnergyProfile:
         if until <= since:
             return
         knots = sorted({s.end for t in tracks for s in t.slices[1 : t.released(until)]} | {until})
-        sums = [[0] * len(knots) for _ in KINDS]
-        errors = [[[0.0] * len(knots) for _ in RowUncertainties._fields] for _ in KINDS]
+        sums = [[0] * len(knots) for _ in range(LANES)]
+        errors = [[[0.0] * len(knots) for _ in RowUncertainties._fields] for _ in range(LANES)]
+        static_sums = sums[-1]
         for track in tracks:
             lane = LANE_OF[track.kind]
             steps, curves, rates, walks = errors[lane]
-            for i, (_, energy, step, curve, rate, walk) in enumerate(track.cut(knots)):
+            for i, (_, energy, step, curve, rate, walk, static) in enumerate(track.cut(knots)):
                 sums[lane][i] += energy
+                static_sums[i] += static
                 # Errors of different counters are independent.
                 steps[i] = hypot(steps[i], step)
                 curves[i] = hypot(curves[i], curve)
@@ -373,7 +404,7 @@ class EnergyProfile:
         columns = self.lanes.energy_columns(
             [(s[0] & WHOLE) - (b[0] & WHOLE) for b, s in zip(begins, stops, strict=True)]
         )
-        energies = list(map(self.lanes.named, *columns))
+        energies = list(map(self.lanes.named, *columns[: len(self.lanes.kinds)]))
         between_rows = [
             self._cached.get((b[1], s[1])) or self._uncertainty(b[1], s[1])
             for b, s in zip(begins, stops, strict=True)
@@ -392,13 +423,38 @@ class EnergyProfile:
             uncertainties = [
                 {kind: u[kind] for kind in k} for u, k in zip(uncertainties, known, strict=True)
             ]
-        return IntervalEnergyColumns(energies, uncertainties, covered)
+        splits: Sequence[tuple[StaticSplit, StaticBasis] | None] = [None] * len(covered)
+        if self.lanes.static:
+            gpu = columns[self.lanes.kinds.index(HwType.GPU)]
+            splits = list(map(_split, gpu, columns[-1], self.bases(starts, ends)))
+        return IntervalEnergyColumns(energies, uncertainties, covered, splits)
 
     def coverages(self, starts: Sequence[int], ends: Sequence[int]) -> IntervalEnergyColumns:
         """``energies`` with the covered times only, which is much faster."""
         covered = self._coverage(starts, ends)
         none: list[dict[HwType, Microjoules]] = [{}] * len(covered)
-        return IntervalEnergyColumns(none, none, covered)
+        return IntervalEnergyColumns(none, none, covered, [None] * len(covered))
+
+    def bases(self, starts: Sequence[int], ends: Sequence[int]) -> list[StaticBasis | None]:
+        """The basis of the static power in each period: the least certain one in it.
+
+        None for periods with an unknown static power. Only for profiles with ``lanes.static``.
+        """
+        since, newest = self._bases[-1]
+        if min(starts) >= since:
+            return [newest] * len(starts)
+        return list(map(self._basis, starts, ends))
+
+    def _basis(self, start: int, end: int) -> StaticBasis | None:
+        found: StaticBasis | None = None
+        for since, basis in reversed(self._bases):
+            if since < max(end, start + 1):
+                if basis is None:
+                    return None
+                found = basis if found is None else found.worse(basis)
+                if since <= start:
+                    return found
+        return None
 
     def _coverage(self, starts: Sequence[int], ends: Sequence[int]) -> list[int]:
         if min(starts) < self._whole_from or max(ends) > self._whole_until:
@@ -439,3 +495,12 @@ class EnergyProfile:
         found = uncertainty_between(self.lanes, self._errors, first, last, newest)
         self._cached[first, last] = found
         return found
+
+
+def _split(
+    gpu: Microjoules, static: Microjoules, basis: StaticBasis | None
+) -> tuple[StaticSplit, StaticBasis] | None:
+    if basis is None:
+        return None
+    static = min(gpu, static)
+    return StaticSplit(static, Microjoules(gpu - static)), basis

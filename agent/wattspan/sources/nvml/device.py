@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.model.settings import Duration, Table, about
+from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
@@ -58,6 +59,9 @@ utilisation over a sixth. Where power has to be integrated, it is read at every 
 """
 
 
+_MAX_STATIC_WATTS = 2000
+
+
 class NvmlSettings(Table, frozen=True):
     """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
 
@@ -84,8 +88,23 @@ class NvmlSettings(Table, frozen=True):
     deadline: Annotated[
         Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
     ] = Duration.parse("2s")
+    static_watts: Annotated[
+        Literal["auto"] | dict[str, float],
+        about(
+            "Power of a board that is blocked on communication, which splits the energy of spans "
+            'into a static and a dynamic part. `"auto"`: learned from spans in `[spans] waiting`; '
+            'or watts by model, as `{A100 = 85, "H100 80GB" = 115}`: a part of the board\'s name.'
+        ),
+    ] = "auto"
 
     def __post_init__(self) -> None:
+        for model, watts in self.static_powers.items():
+            if not model or not 0 < watts <= _MAX_STATIC_WATTS:
+                raise ValueError(
+                    f"static_watts: {watts:g} W of {quoted(model)} is not the power of a board; "
+                    f"write {{MODEL = WATTS}} with more than 0 and at most {_MAX_STATIC_WATTS} W, "
+                    'or "auto"'
+                )
         if self.interval < Duration.parse("10ms"):
             raise ValueError('interval: no counter moves that often; write "10ms" or more')
         if self.process_interval < _SECOND:
@@ -94,6 +113,18 @@ class NvmlSettings(Table, frozen=True):
             )
         if self.deadline <= self.interval:
             raise ValueError("deadline: it must be longer than the interval")
+
+    @property
+    def static_powers(self) -> Mapping[str, float]:
+        """The configured static powers in watts, by model."""
+        return {} if isinstance(self.static_watts, str) else self.static_watts
+
+    def static_power(self, model: str) -> Milliwatts | None:
+        """The configured static power of a model, by the longest name that is a part of it."""
+        named = [one for one in self.static_powers if one.casefold() in model.casefold()]
+        if not named:
+            return None
+        return Milliwatts(round(self.static_powers[max(named, key=len)] * 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +195,7 @@ class GpuSampler:
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
+        self._static_power = settings.static_power(identity.model)
         self._usage: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
         self._at = clock.now()
@@ -327,6 +359,7 @@ class GpuSampler:
             usage_step=Nanoseconds(usage_step),
             staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
             why=f"the whole board, {how}",
+            static_power=self._static_power,
         )
 
     @property
