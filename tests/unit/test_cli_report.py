@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-from wattspan.cli.report.export import choose_format, report_rows
+from wattspan.cli.formatting import UNKNOWN
+from wattspan.cli.report.export import choose_format, report_facts, report_rows
 from wattspan.cli.report.table import report_lines
-from wattspan.model import HwType, Provenance
+from wattspan.model import HwType, Microjoules, Provenance, StaticBasis, StaticSplit
 from wattspan.storage.breakdown import break_down
 from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanRole, SpanUsage
 from wattspan.storage.query import DomainTotal, HistoryExtract
@@ -117,3 +118,52 @@ def test_rows_of_models_have_their_service_and_tokens() -> None:
     first, *_ = report_rows(MODEL, extract, break_down(extract, (MODEL,)))
     assert (first["service"], first["model"], first["requests"]) == ("llm", "a", 4)
     assert (first["tokens_input"], first["tokens_output"], first["gpu_uj"]) == (800, 160, 8_000_000)
+
+
+# --------------------------------------------------------------------- static and dynamic energy
+
+
+def splits(**parts: tuple[int, int]) -> HistoryExtract:
+    board = DomainTotal(
+        "GPU-0", HwType.GPU, "H100", Provenance.MEASURED, "nvml", True, True, {},
+        100_000_000, 60_000_000, 40_000_000, 0, 0,
+    )  # fmt: skip
+    known = {StaticBasis(basis): StaticSplit(*map(Microjoules, p)) for basis, p in parts.items()}
+    use = SpanUsage({HwType.GPU: 8_000_000}, 4, splits=known)
+    return HistoryExtract(0, 60, (60,), (board,), {}, {SpanName(SpanRole.NAMED, "t", "step"): use})
+
+
+def split_lines(extract: HistoryExtract) -> list[str]:
+    breakdown = break_down(extract, (SPAN,))
+    return list(report_lines(Path("s"), SPAN, extract, breakdown, "J", split=True))
+
+
+def test_table_of_spans_has_static_and_dynamic_energy() -> None:
+    lines = split_lines(splits(fitted=(2_000_000, 6_000_000)))
+    assert lines[3].split()[:7] == ["service", "span", "calls", "gpu", "static", "dynamic", "split"]
+    row = next(line.split() for line in lines if " step " in line)
+    assert row[:7] == ["t", "step", "4", "8.00", "2.00", "6.00", "fitted"]
+    assert not [line for line in lines if "Not split" in line]
+
+
+def test_bounds_and_unsplit_energy_are_marked() -> None:
+    lines = split_lines(splits(fitted=(1_000_000, 2_000_000), lower_bound=(0, 4_000_000)))
+    row = next(line.split() for line in lines if " step " in line)
+    assert row[4:8] == ["≥1.00", "≤6.00", "lower", "bound"]
+    assert lines[-1] == "Not split, because the static power was not known: 1.00 J of spans."
+    unknown = next(line.split() for line in split_lines(splits()) if " step " in line)
+    assert unknown[4] == UNKNOWN
+
+
+def test_rows_and_json_have_the_split() -> None:
+    extract = splits(fitted=(2_000_000, 6_000_000), lower_bound=(0, 0))
+    breakdown = break_down(extract, (SPAN,))
+    first, *_, total = report_rows(SPAN, extract, breakdown, split=True)
+    assert (first["gpu_static_uj"], first["gpu_dynamic_uj"]) == (2_000_000, 6_000_000)
+    assert (first["static_basis"], total["gpu_static_uj"]) == ("lower_bound", None)
+    assert "static_basis" not in report_rows(SPAN, extract, breakdown)[0]
+    facts = report_facts(Path("s"), SPAN, extract, breakdown)
+    assert facts["lines"][0]["gpu_split"]["fitted"] == {
+        "static_microjoules": 2_000_000,
+        "dynamic_microjoules": 6_000_000,
+    }

@@ -12,7 +12,15 @@ import pytest
 from support.joined_spans import CPU, GPU, S, joined
 from support.known_totals import Books, Totals, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
-from wattspan.model import Checkpoint, InferenceRow, Instant, Microjoules, SpanRow
+from wattspan.model import (
+    Checkpoint,
+    InferenceRow,
+    Instant,
+    Microjoules,
+    SpanRow,
+    StaticBasis,
+    StaticSplit,
+)
 from wattspan.model.settings import Duration
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.storage.checkpoints import (
@@ -31,6 +39,7 @@ from wattspan.storage.deltas import (
     SpanRole,
     SpanUsage,
     spans_between,
+    total_split,
     total_usage,
 )
 from wattspan.storage.query import HistoryExtract, extract_history
@@ -285,7 +294,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
     with closing(shop.open(tmp_path)) as store:
         store.write(replace(shop.sell(), spans=(), outside={}))
     with closing(sqlite3.connect(store.path)) as database:
-        for table in ("span", "span_energy", "span_work", "rate"):
+        for table in ("span", "span_energy", "span_split", "span_work", "rate"):
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 1")
         database.commit()
@@ -300,7 +309,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
         assert stored(store.path)[PAY] == use(4)
         assert _without_withheld(history(store.path)) == _without_withheld(totals(shop.now()))
     with closing(sqlite3.connect(store.path)) as database:
-        assert schema_version(database) == len(MIGRATIONS) == 4
+        assert schema_version(database) == len(MIGRATIONS) == 5
 
 
 def _without_withheld(found: Totals) -> Totals:
@@ -339,3 +348,61 @@ def test_span_delta_without_a_checkpoint_is_the_full_total(earlier: Checkpoint |
 def test_row_of_all_others_is_the_rest() -> None:
     other = SpanRow("other", "other", {CPU: Microjoules(2)}, count=1)  # type: ignore[arg-type]
     assert spans_between(None, books(other)) == {REST_OF_SPANS: SpanUsage({CPU: 2}, 1)}
+
+
+# --------------------------------------------------------------------- static and dynamic energy
+
+
+def split_use(static: int, dynamic: int) -> dict[StaticBasis, StaticSplit]:
+    return {StaticBasis.FITTED: StaticSplit(Microjoules(static), Microjoules(dynamic))}
+
+
+def step(shop: Shop, energy: int, static: int) -> Checkpoint:
+    shop.host.spend({1: 1}, seconds=5)
+    one = joined("step", {GPU: energy})._replace(
+        static=Microjoules(static), basis=StaticBasis.FITTED
+    )
+    shop.totals.add([one], shop.host.clock.now())
+    return shop.now()
+
+
+def test_splits_are_reported_over_a_restart(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(step(shop, 100, 30))
+        store.write(step(shop, 60, 20))
+    with closing(shop.open(tmp_path)) as store:
+        previous = store.previous
+        assert previous is not None
+        assert previous.spans[0].splits == split_use(50, 110)
+        shop.totals = SpanAggregator(100, previous.spans, now=shop.host.clock.now().mono)
+        store.write(step(shop, 10, 1))
+        use = stored(store.path)[named("step")]
+        assert use.splits == split_use(51, 119)
+        assert sum(map(sum, use.splits.values())) == use.energy[GPU] == 170
+
+
+def test_splits_of_small_names_are_summed_with_their_energy(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path, spans=1)) as store:
+        store.write(shop.sell(pay=500))
+        store.write(step(shop, 100, 30))
+        store.write(shop.sell(seconds=70, pay=500))
+        store.write(shop.sell(seconds=70, pay=500))
+        rest = stored(store.path)[REST_OF_SPANS]
+        assert rest.splits == split_use(30, 70)
+
+
+def test_splits_add_up_by_basis() -> None:
+    low = {StaticBasis.LOWER_BOUND: StaticSplit(Microjoules(0), Microjoules(9))}
+    total = total_usage(
+        [
+            SpanUsage(splits=split_use(1, 2)),
+            SpanUsage(splits=low),
+            SpanUsage(splits=split_use(3, 4)),
+        ]
+    )
+    assert total.splits == low | split_use(4, 6)
+    assert total_split(total.splits) == (4, 15, StaticBasis.LOWER_BOUND)
+    assert total.only(CPU).splits == {}
+    assert total.only(GPU).splits == total.splits

@@ -25,6 +25,7 @@ COMMANDS = {
     "measure": "Run a command and print its energy.",
     "top": "Show devices, groups, processes, spans and tuning jobs, live.",
     "report": "Report past energy by process, group, span or language model, from the store.",
+    "advise": "Advise what would save GPU energy, with joules and a confidence.",
     "frontier": "Measure a command at several settings, and recommend one.",
     "recurring": "Choose the batch size of recurring trainings, and show what the runs have cost.",
     "tune": "Show the state of tuning jobs, its reasons, and past decisions.",

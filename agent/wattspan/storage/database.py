@@ -126,7 +126,19 @@ CREATE TABLE rate (
 
 _WITHHELD = "ALTER TABLE domain_energy ADD COLUMN withheld INTEGER NOT NULL DEFAULT 0;"
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD)
+_SPLITS = """
+CREATE TABLE span_split (
+    step INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    span INTEGER NOT NULL,
+    basis TEXT NOT NULL,
+    static INTEGER NOT NULL,
+    dynamic INTEGER NOT NULL,
+    PRIMARY KEY (step, start, span, basis)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS)
 """The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 

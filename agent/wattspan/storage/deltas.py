@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.model import (
+    NO_SPLIT,
     Checkpoint,
     DomainAccount,
     HwType,
@@ -24,6 +25,8 @@ from wattspan.model import (
     Payer,
     ProcessRow,
     SpanRow,
+    StaticBasis,
+    StaticSplit,
 )
 
 K = TypeVar("K")
@@ -54,6 +57,7 @@ REST_OF_SPANS = SpanName(SpanRole.REST)
 REST_OF_MODELS = SpanName(SpanRole.MODEL, OTHER, OTHER)
 
 _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
+_NO_SPLITS: Mapping[StaticBasis, StaticSplit] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class SpanUsage:
     nanoseconds: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=lambda: _NO_SPLITS)
 
     def __add__(self, other: SpanUsage) -> SpanUsage:
         energy = Counter(self.energy)
@@ -75,14 +80,39 @@ class SpanUsage:
             min(MAX_STORED_INTEGER, self.nanoseconds + other.nanoseconds),
             min(MAX_STORED_INTEGER, self.tokens_in + other.tokens_in),
             min(MAX_STORED_INTEGER, self.tokens_out + other.tokens_out),
+            splits=_sum_of_splits(self.splits, other.splits),
         )
 
     def only(self, kind: HwType) -> SpanUsage:
         """Return a copy with the energy of one hardware type only."""
-        return replace(self, energy={k: e for k, e in self.energy.items() if k is kind})
+        energy = {k: e for k, e in self.energy.items() if k is kind}
+        return replace(self, energy=energy, splits=self.splits if kind is HwType.GPU else {})
 
     def __bool__(self) -> bool:
         return bool(self.calls or any(self.energy.values()))
+
+
+def total_split(
+    splits: Mapping[StaticBasis, StaticSplit],
+) -> tuple[int, int, StaticBasis]:
+    """Static and dynamic energy of at least one basis, and the least certain one."""
+    basis = next(iter(splits))
+    for other in splits:
+        basis = basis.worse(other)
+    static, dynamic = map(sum, zip(*splits.values(), strict=True))
+    return static, dynamic, basis
+
+
+def _sum_of_splits(
+    one: Mapping[StaticBasis, StaticSplit], other: Mapping[StaticBasis, StaticSplit]
+) -> Mapping[StaticBasis, StaticSplit]:
+    if not one or not other:
+        return one or other
+    return {
+        basis: one.get(basis, NO_SPLIT).plus(*other.get(basis, NO_SPLIT))
+        for basis in StaticBasis
+        if basis in one or basis in other
+    }
 
 
 def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanName, SpanUsage]:
@@ -130,7 +160,13 @@ def _span_rise(before: SpanRow | None, after: SpanRow) -> SpanUsage:
         energy,
         after.count - before.count,
         _limited(_rise(before.time, after.time)),
-        *tokens,
+        tokens[0],
+        tokens[1],
+        {
+            basis: rise
+            for basis, split in after.splits.items()
+            if any(rise := NO_SPLIT.plus(*map(_rise, before.splits.get(basis, NO_SPLIT), split)))
+        },
     )
 
 

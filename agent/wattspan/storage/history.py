@@ -79,10 +79,12 @@ _DOMAIN_ENERGY = _BucketTable(
 _GAP = _BucketTable("gap", "domain, reason", "nanoseconds")
 _OWNER_ENERGY = _BucketTable("owner_energy", "owner", "energy")
 _SPAN_ENERGY = _BucketTable("span_energy", "span, hw_type", "energy")
+_SPAN_SPLIT = _BucketTable("span_split", "span, basis", "static, dynamic")
 _SPAN_WORK = _BucketTable(
     "span_work", "span", "calls, nanoseconds, tokens_in, tokens_out", claimed=True
 )
-_TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, _SPAN_ENERGY, _SPAN_WORK)
+_SPAN_TABLES = (_SPAN_ENERGY, _SPAN_SPLIT, _SPAN_WORK)
+_TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, *_SPAN_TABLES)
 
 _SMALL_OWNERS = """
 SELECT key, kind, hw_type FROM (
@@ -172,6 +174,14 @@ class HistoryWriter:
                 (*at, key(name), *energy)
                 for name, usage in delta.spans.items()
                 for energy in usage.energy.items()
+            ],
+        )
+        insert(
+            _SPAN_SPLIT.add,
+            [
+                (*at, key(name), basis, *split)
+                for name, usage in delta.spans.items()
+                for basis, split in usage.splits.items()
             ],
         )
         insert(
@@ -279,7 +289,7 @@ class HistoryWriter:
         for key, role in self._database.execute(_SMALL_SPANS, bucket):
             spans[_SPAN_RESTS[role]].append(key)
         for span, small in spans.items():
-            self._merge((_SPAN_ENERGY, _SPAN_WORK), step, start, small, self._key(span))
+            self._merge(_SPAN_TABLES, step, start, small, self._key(span))
 
     def _merge(
         self, tables: Iterable[_BucketTable], step: int, start: int, keys: list[int], into: int
@@ -320,7 +330,8 @@ class HistoryWriter:
         )
         self._database.execute(
             "DELETE FROM span WHERE key NOT IN"
-            " (SELECT span FROM span_energy UNION SELECT span FROM span_work)"
+            " (SELECT span FROM span_energy UNION SELECT span FROM span_split"
+            " UNION SELECT span FROM span_work)"
         )
         self.forget_keys()
 

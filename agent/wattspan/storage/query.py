@@ -12,7 +12,7 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from wattspan.model import GapReason, HwType, Provenance
+from wattspan.model import GapReason, HwType, Provenance, StaticBasis, StaticSplit
 from wattspan.ports import StoreError
 from wattspan.storage.database import (
     DAY,
@@ -138,6 +138,9 @@ _SPAN_ENERGY = """
 SELECT span, hw_type, class, sum(energy)
 FROM bucket CROSS JOIN span_energy USING (step, start) GROUP BY span, hw_type, class
 """
+_SPAN_SPLITS = f"""
+SELECT span, basis, sum(static), sum(dynamic) FROM span_split WHERE {_WITHIN} GROUP BY span, basis
+"""  # noqa: S608
 # total() returns floats: the sum of claimed integers may exceed an SQLite integer.
 _SPANS = f"""
 SELECT key, role, service, name, calls, nanoseconds, tokens_in, tokens_out
@@ -194,14 +197,17 @@ def _extract(
 def _spans(
     database: sqlite3.Connection, interval: Mapping[str, int], weigh: Callable[[int, int], int]
 ) -> dict[SpanName, SpanUsage]:
+    splits: dict[int, dict[StaticBasis, StaticSplit]] = defaultdict(dict)
+    for key, basis, static, dynamic in database.execute(_SPAN_SPLITS, interval):
+        splits[key][StaticBasis(basis)] = StaticSplit(static, dynamic)
     energies: dict[int, Counter[HwType]] = defaultdict(Counter)
     for key, hw_type, rate_class, energy in database.execute(_SPAN_ENERGY):
         energies[key][HwType(hw_type)] += weigh(energy, rate_class)
     return {
         SpanName(SpanRole(role), service, name): SpanUsage(
-            energies.get(key, {}), calls, *map(int, claims)
+            energies.get(key, {}), calls, int(time), int(read), int(made), splits.get(key, {})
         )
-        for key, role, service, name, calls, *claims in database.execute(_SPANS, interval)
+        for key, role, service, name, calls, time, read, made in database.execute(_SPANS, interval)
     }
 
 

@@ -15,7 +15,7 @@ from wattspan.clock import SystemClock
 from wattspan.model import SECOND, GroupKind, HwType
 from wattspan.model.settings import Duration
 from wattspan.ports import WattspanError
-from wattspan.storage.breakdown import Breakdown, break_down, kind_totals
+from wattspan.storage.breakdown import break_down, kind_totals
 from wattspan.storage.database import file_exists, store_path
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN
 from wattspan.storage.query import HistoryExtract, NoHistory, extract_history
@@ -88,6 +88,11 @@ def _parse_time(_context: click.Context, _option: click.Parameter, text: str | N
     metavar="FILE",
     help="Write the report to this file, atomically.",
 )
+@click.option(
+    "--split",
+    is_flag=True,
+    help="With --by span: the static and the dynamic part of the GPU energy.",
+)
 @click.option("--emulated", is_flag=True, help="Read the store of an emulated host.")
 @click.option(
     "--state-dir",
@@ -105,6 +110,7 @@ def command(
     unit: str,
     form: str | None,
     output: Path | None,
+    split: bool,
     emulated: bool,
     state_dir: Path | None,
     configuration: ConfigurationOptions,
@@ -118,6 +124,8 @@ def command(
     form = export.choose_format(form, output)
     if since is not None and start is not None:
         raise click.UsageError("--since and --from: choose one.")
+    if split and by != SPAN:
+        raise click.UsageError("--split divides the energy of spans: add --by span.")
     now = SystemClock().now().wall // 10**9
     last = now + 60 if end is None else end  # includes the current minute
     first = start if start is not None else min(last, now) - int(since or DAY) // SECOND
@@ -134,22 +142,22 @@ def command(
     breakdown = break_down(found, _KINDS[by], limit=shown)
     if by == "kind":
         breakdown = kind_totals(breakdown)
-    export.write_output(_report(form, path, by, found, breakdown, unit), output)
-
-
-def _report(
-    form: str, path: Path, by: str, found: HistoryExtract, breakdown: Breakdown, unit: str
-) -> bytes:
     if form == "json":
-        return json_text(export.report_facts(path, by, found, breakdown)).encode(errors="replace")
-    if form == "table":
-        return "".join(
-            f"{line}\n" for line in table.report_lines(path, by, found, breakdown, unit)
-        ).encode(errors="replace")
-    rows = export.report_rows(by, found, breakdown)
-    if form == "parquet":
-        return export.parquet_bytes(rows)
-    return export.csv_bytes(rows) if form == "csv" else export.jsonl_bytes(rows)
+        facts = export.report_facts(path, by, found, breakdown)
+        report = json_text(facts).encode(errors="replace")
+    elif form == "table":
+        lines = table.report_lines(path, by, found, breakdown, unit, split=split)
+        report = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+    else:
+        report = _ROWS[form](export.report_rows(by, found, breakdown, split=split))
+    export.write_output(report, output)
+
+
+_ROWS = {
+    "parquet": export.parquet_bytes,
+    "csv": export.csv_bytes,
+    "jsonl": export.jsonl_bytes,
+}
 
 
 def _store(state_dir: Path, emulated: bool) -> Path:

@@ -22,7 +22,7 @@ from wattspan.footprint.cost import BILLION, billionths
 from wattspan.model import Provenance
 from wattspan.ports import ConfigError, WattspanError
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
-from wattspan.storage.deltas import MODEL, SPAN, SpanUsage
+from wattspan.storage.deltas import MODEL, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, PeriodsBetween, RatedTotal, Weighting, rated_totals
 from wattspan.util.files import replace_file
@@ -151,6 +151,10 @@ def _spans(use: SpanUsage, energy: int) -> dict[str, Any]:
         "joules_per_call": joules_per(use.calls),
         "joules_per_token": joules_per(use.tokens_in + use.tokens_out),
         "joules_per_output_token": joules_per(use.tokens_out),
+        "gpu_split": {
+            basis: {"static_microjoules": split.static, "dynamic_microjoules": split.dynamic}
+            for basis, split in use.splits.items()
+        },
     }
 
 
@@ -189,12 +193,18 @@ ReportRow = dict[str, object]
 """Texts, integers, floats and decimals by column; None is an empty cell. All rows are alike."""
 
 
-def report_rows(by: str, extract: HistoryExtract, breakdown: Breakdown) -> list[ReportRow]:
+def report_rows(
+    by: str, extract: HistoryExtract, breakdown: Breakdown, *, split: bool = False
+) -> list[ReportRow]:
+    """With ``split``, rows of spans have the static and the dynamic part of the GPU energy."""
     if by == "domain":
         return [_domain_row(domain, extract.weightings) for domain in extract.domains]
     lines = (*_lines(breakdown), breakdown.total)
     if by in (SPAN, MODEL):
-        return [_span_row(by, line, breakdown, extract.weightings) for line in lines]
+        rows = [_span_row(by, line, breakdown, extract.weightings) for line in lines]
+        if split:
+            return [row | _split_row(line) for row, line in zip(rows, lines, strict=True)]
+        return rows
     return [
         {
             "kind": line.kind,
@@ -230,6 +240,13 @@ def _span_row(
         **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
         **footprint_cells(line.total, asked),
     }
+
+
+def _split_row(line: BreakdownLine) -> ReportRow:
+    """None where the static power was unknown; the basis is the least certain one."""
+    splits = line.usage.splits if line.usage is not None else {}
+    static, dynamic, basis = total_split(splits) if splits else (None, None, None)
+    return {"gpu_static_uj": static, "gpu_dynamic_uj": dynamic, "static_basis": basis}
 
 
 def _domain_row(domain: DomainTotal, asked: Sequence[Weighting]) -> ReportRow:

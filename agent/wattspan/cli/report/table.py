@@ -18,7 +18,7 @@ from wattspan.cli.formatting import (
 )
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
-from wattspan.model import Provenance
+from wattspan.model import HwType, Provenance, StaticBasis
 from wattspan.storage.breakdown import (
     Breakdown,
     BreakdownLine,
@@ -26,7 +26,7 @@ from wattspan.storage.breakdown import (
     worst_provenance,
 )
 from wattspan.storage.database import DAY, HOUR, MINUTE
-from wattspan.storage.deltas import MODEL, PROCESS, SPAN
+from wattspan.storage.deltas import MODEL, PROCESS, SPAN, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, RatedTotal, Weighting
 from wattspan.util.text import printable
@@ -59,9 +59,18 @@ _STEPS = {MINUTE: "minute", HOUR: "hour", DAY: "day"}
 
 
 def report_lines(
-    path: Path, by: str, extract: HistoryExtract, breakdown: Breakdown, unit: str = "auto"
+    path: Path,
+    by: str,
+    extract: HistoryExtract,
+    breakdown: Breakdown,
+    unit: str = "auto",
+    *,
+    split: bool = False,
 ) -> Iterator[str]:
-    """The lines of the report: its subject and time, the tables, the gaps."""
+    """The lines of the report: its subject and time, the tables, the gaps.
+
+    With ``split``, spans have columns of static and dynamic energy.
+    """
     total = breakdown.total.total
     name = _fitting_unit(total) if unit == "auto" else unit
     footprint = FootprintColumns(extract.weightings, total)
@@ -77,7 +86,9 @@ def report_lines(
         yield from _domain_table(extract.domains, total, name, footprint)
     elif by in _WITHOUT:
         lines = [line for section in sections for line in section.lines]
-        yield from _table(by, lines, breakdown, name, footprint)
+        yield from _table(by, lines, breakdown, name, footprint, split=split)
+        if split and sections:
+            yield from _split_notes(lines)
         if not sections:
             yield ""
             yield _WITHOUT[by]
@@ -99,6 +110,8 @@ def _table(
     breakdown: Breakdown,
     unit: str,
     footprint: FootprintColumns,
+    *,
+    split: bool = False,
 ) -> list[str]:
     """One kind's lines and those without a kind; spans and models with calls and tokens."""
     of_spans = kind in _WITHOUT
@@ -113,13 +126,14 @@ def _table(
         names = "service", kind, f"{call}s"
         usage = f"J/{call}", *(("time",) if timed else ()), "tokens in", "out", "J/token"
     total = ("total",) if several else ()
+    parts = ("static", "dynamic", "split") if split else ()
     rows = [
-        (*names, *types, *total, "share", *footprint.headings, *usage),
+        (*names, *types, *total, *parts, "share", *footprint.headings, *usage),
         (
             *("" for _ in names),
             *(breakdown.provenance[hw_type] for hw_type in types),
             *((worst or "",) if several else ()),
-            *("" for _ in ("share", *footprint.headings, *usage)),
+            *("" for _ in (*parts, "share", *footprint.headings, *usage)),
         ),
     ]
     for line in (*named, *breakdown.unattributed, breakdown.total):
@@ -129,6 +143,7 @@ def _table(
                 *((line.group, line.name, calls) if of_spans else (line.name, line.group)),
                 *(_energy(line.energy.get(hw_type, 0), unit) for hw_type in types),
                 *((_energy(line.total, unit),) if several else ()),
+                *(_split_cells(line, unit) if split else ()),
                 share(line.total, whole),
                 *footprint.cells(line.total),
                 *(_usage_cells(line, timed=timed) if of_spans else ()),
@@ -138,6 +153,35 @@ def _table(
     if of_spans and all(not any(row[-3:]) for row in rows[1:]):
         rows = [row[:-3] for row in rows]
     return table_lines(rows, left=(0, 1), max_width=_WIDEST)
+
+
+_BASES = {
+    StaticBasis.CONFIGURED: "configured",
+    StaticBasis.FITTED: "fitted",
+    StaticBasis.LOWER_BOUND: "lower bound",
+}
+
+
+def _split_cells(line: BreakdownLine, unit: str) -> tuple[str, ...]:
+    """Static and dynamic GPU energy, and the least certain basis of the static power."""
+    if line.usage is None or not line.usage.splits:
+        return ("", "", "" if line.usage is None else UNKNOWN)
+    static, dynamic, basis = total_split(line.usage.splits)
+    least = "≥" if basis is StaticBasis.LOWER_BOUND else ""
+    most = "≤" if basis is StaticBasis.LOWER_BOUND else ""
+    return f"{least}{_energy(static, unit)}", f"{most}{_energy(dynamic, unit)}", _BASES[basis]
+
+
+def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
+    """The meaning of the parts, and the GPU energy without a known static power."""
+    used = [line for line in lines if line.usage is not None]
+    gpu = sum(line.energy.get(HwType.GPU, 0) for line in used)
+    parts = [sum(total_split(u.splits)[:2]) for line in used if (u := line.usage) and u.splits]
+    yield ""
+    yield "Static and dynamic energy add up to the GPU energy of spans while the static power was"
+    yield "known. The idle energy of the boards is static too; it is in the line idle, if separate."
+    if unknown := gpu - sum(parts):
+        yield f"Not split, because the static power was not known: {joules(unknown)} of spans."
 
 
 def _usage_cells(line: BreakdownLine, *, timed: bool) -> tuple[str, ...]:

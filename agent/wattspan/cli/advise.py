@@ -1,0 +1,94 @@
+"""``wattspan advise``: what would save GPU energy, from the running agent."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wattspan.api.advice import ADVICE_PATH
+from wattspan.cli.formatting import UNKNOWN, duration_text, joules_text, table_lines, watts
+from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
+from wattspan.model import StaticBasis
+from wattspan.ports import WattspanError
+from wattspan.sdk.client import request_json
+from wattspan.util.text import printable
+
+_NOTHING = (
+    "No advice: in the observed time nothing waited, no limit varied a clock, and no board was"
+    " unused; or a figure is not known yet (see below)."
+)
+
+_REFUSALS = {
+    "few_windows": "less than a minute with waiting spans of the board's only user",
+    "no_spread": "the share of waiting time hardly varies",
+    "uncertain": "power varies too much for a precise result",
+    "not_lower": "waiting draws as much power as work",
+}
+
+
+@click.command(name="advise")
+@click.argument("service", default="", required=False)
+@json_option
+@config_options
+def command(service: str, configuration: ConfigurationOptions, as_json: bool) -> None:
+    """Advise what would save GPU energy, with joules and a confidence.
+
+    From the facts of the running agent since its start. With SERVICE only advice about this
+    service. Nothing is advised where a figure is not known.
+    """
+    run_dir = configuration.load().config.agent.run_dir
+    parameters = {"service": service} if service else {}
+    found = request_json(ADVICE_PATH, parameters, directories=(str(Path(run_dir)),))
+    if service and service not in found["services"] and not found["advice"]:
+        near = difflib.get_close_matches(service, found["services"], n=1)
+        known = ", ".join(map(printable, found["services"])) or "none"
+        remedy = f"Did you mean {printable(near[0])}?" if near else f"Known: {known}."
+        raise WattspanError(
+            f"Service {printable(service)!r} has used no GPU alone since the agent's start. "
+            + remedy
+        )
+    if as_json:
+        echo_json(found)
+        return
+    for line in advice_lines(found):
+        click.echo(line)
+
+
+def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines for people of a response of ``GET /v1/advice``."""
+    if found["emulated"]:
+        yield "EMULATED: these are figures of an emulated host, not of real hardware."
+        yield ""
+    if not found["advice"]:
+        yield _NOTHING
+    for one in found["advice"]:
+        joules = joules_text(one["joules"])
+        low, high = joules_text(one["low_joules"]), joules_text(one["high_joules"])
+        span = f" ({low} to {high})" if one["low_joules"] != one["high_joules"] else ""
+        observed = duration_text(round(one["observed_seconds"] * 1e9))
+        yield f"{joules}{span} in {observed}, confidence {one['confidence']}, {one['provenance']}"
+        yield f"  {printable(one['sentence'])}"
+    if found["boards"]:
+        yield ""
+        yield from _boards(found["boards"])
+
+
+def _boards(boards: list[Mapping[str, Any]]) -> list[str]:
+    rows = [("board", "static", "how", "idle", "figures")]
+    for board in boards:
+        fitted = board["static_basis"] == StaticBasis.FITTED
+        error = f" ±{board['fitted_half_width_watts']:.1f} W" if fitted else ""
+        static = UNKNOWN if board["static_watts"] is None else f"{watts(board['static_watts'])} W"
+        how = (board["static_basis"] or "unknown").replace("_", " ")
+        if board["fit_refused"] and board["static_basis"] != StaticBasis.CONFIGURED:
+            how += f": {_REFUSALS.get(board['fit_refused'], board['fit_refused'])}"
+        elif fitted and board["fitted_celsius"]:
+            low, high = board["fitted_celsius"]
+            how += f" at {low} to {high} °C"
+        idle = UNKNOWN if board["idle_watts"] is None else f"{watts(board['idle_watts'])} W"
+        rows.append((board["hw_name"], static + error, how, idle, board["provenance"]))
+    return table_lines(rows, left=(0, 2, 4), max_width=90)
