@@ -24,6 +24,8 @@ TOKENS = series("wattspan_span_tokens_total", *SPAN)
 MADE = series("wattspan_span_tokens_total", *SPAN, 'direction="output"')
 OUTSIDE = series("wattspan_span_outside_energy_joules_total", SERVICE, ON)
 SERVICE_ENERGY = series("wattspan_span_energy_joules_total", SERVICE, ON)
+STATIC = series("wattspan_span_static_energy_joules_total", *SPAN)
+DYNAMIC = series("wattspan_span_dynamic_energy_joules_total", *SPAN)
 OUTCOMES = series("wattspan_span_outcomes_total")
 ENDED = series("wattspan_span_outcomes_total", 'reason!="duplicate"')  # not a separate span
 JOINED = series("wattspan_span_outcomes_total", 'reason="joined"')
@@ -32,6 +34,8 @@ MODEL_ENERGY = series("wattspan_gen_ai_token_energy_joules_total", SERVICE)
 MODEL_TOKENS = series("wattspan_gen_ai_tokens_total", SERVICE)
 MODEL_REQUESTS = series("wattspan_gen_ai_requests_total", SERVICE)
 MODEL_BUCKETS = series("wattspan_gen_ai_request_energy_joules_bucket", SERVICE)
+
+SPLIT = f"({by(NAME, spent(STATIC))} + {by(NAME, spent(DYNAMIC))})"
 
 MOST = most(TOP, NAME, ENERGY)
 
@@ -159,9 +163,10 @@ def _table() -> tuple[Place, ...]:
             listing(
                 "Spans with most energy",
                 "Each name over the displayed time range: energy and its part of all spans' "
-                "energy, "
-                "calls, joules per call, mean duration, mean power of a call (joules over its "
-                "duration: below the process's power where spans overlap), joules per produced "
+                "energy, the static part of its GPU energy (a lower bound while the static power "
+                "is not fitted or configured), calls, joules per call, mean duration, mean power "
+                "of a call (joules over its duration: below the process's power where spans "
+                "overlap), joules per produced "
                 f"token; the {LISTED} names with most energy. A service links to its tuning, a "
                 f"span "
                 "to itself alone.",
@@ -176,14 +181,16 @@ def _table() -> tuple[Place, ...]:
                     )),
                     Column("A", "Energy", palette.JOULE, width=90),
                     Column("B", "Share", palette.SHARE, width=110, bar=True),
-                    Column("C", "Calls", palette.PLAIN, width=80),
-                    Column("D", "J per call", palette.JOULE, width=95),
-                    Column("E", "Duration", palette.SECONDS, width=90),
-                    Column("F", "Power", palette.WATT, width=80),
-                    Column("G", "J per token", palette.JOULE, width=95),
+                    Column("C", "Static", palette.SHARE, width=110, bar=True),
+                    Column("D", "Calls", palette.PLAIN, width=80),
+                    Column("E", "J per call", palette.JOULE, width=95),
+                    Column("F", "Duration", palette.SECONDS, width=90),
+                    Column("G", "Power", palette.WATT, width=80),
+                    Column("H", "J per token", palette.JOULE, width=95),
                 ),
                 _listed(by(NAME, spent(ENERGY))),
                 _listed(f"{by(NAME, spent(ENERGY))} / scalar(sum({spent(ENERGY)}))"),
+                _listed(f"{by(NAME, spent(STATIC))} / ({SPLIT} > 0)"),
                 _listed(by(NAME, spent(CALLS))),
                 _listed(each(by(NAME, spent(ENERGY)), by(NAME, spent(CALLS)))),
                 _listed(each(by(NAME, spent(TIME)), by(NAME, spent(CALLS)))),

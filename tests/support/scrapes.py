@@ -50,6 +50,8 @@ from wattspan.model import (
     SourceHealth,
     SpanAccounts,
     SpanRow,
+    StaticBasis,
+    StaticSplit,
     Trouble,
     TuningAccounts,
     TuningRow,
@@ -187,6 +189,12 @@ def spans() -> SpanAccounts:
                 "llm", "chat", {CPU: Microjoules(120_000_000), GPU: Microjoules(40_000_000_000)},
                 Nanoseconds(93_000_000_007), 400, {"input": 51_200, "output": 80_000},
                 {GPU: shown, CPU: shown._replace(energy=Microjoules(7))},
+                {
+                    StaticBasis.FITTED: StaticSplit(
+                        Microjoules(9_000_000_001), Microjoules(30_000_000_000)
+                    ),
+                    StaticBasis.LOWER_BOUND: StaticSplit(Microjoules(0), Microjoules(7)),
+                },
             ),
             SpanRow("shop", 'GET "/é"\\\n', {CPU: Microjoules(1)}, Nanoseconds(5), 1),
             SpanRow("other", "other", {CPU: Microjoules(0)}, Nanoseconds(0), 12),

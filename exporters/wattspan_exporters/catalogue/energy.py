@@ -283,6 +283,18 @@ def span_energy(snapshot: Snapshot) -> Iterator[Sample]:
             yield (hw_type, row.service, row.name, provenance.get(hw_type, "")), spent
 
 
+def _split_energy(part: str) -> Draw:
+    """The static or the dynamic part of the GPU energy of the spans of every name."""
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        provenance = provenances(snapshot).get(HwType.GPU, "")
+        for row in snapshot.spans.rows:
+            for basis, split in row.splits.items():
+                yield (HwType.GPU, row.service, row.name, provenance, basis), getattr(split, part)
+
+    return draw
+
+
 def span_exemplars(snapshot: Snapshot) -> dict[Labels, Exemplar]:
     """Return one exemplar for each series of ``energy`` with a span."""
     provenance = provenances(snapshot)
@@ -333,6 +345,16 @@ _NAMES = ("service.name", "span.name")
 SPANS = (
     Metric("wattspan.span.energy", COUNTER, "J", "Exclusive energy of the spans of one name.",
            ("hw.type", *_NAMES, "provenance"), span_energy, exemplars=span_exemplars, lasting=True),
+    *(
+        Metric(f"wattspan.span.{part}.energy", COUNTER, "J", text,
+               ("hw.type", *_NAMES, "provenance", "basis"), _split_energy(part), lasting=True)
+        for part, text in (
+            ("static", "Static part of the exclusive GPU energy of the spans of one name, by the "
+                       "origin of the static power: `configured`, `fitted`, or `lower_bound`."),
+            ("dynamic", "Dynamic part of that energy: static and dynamic energy add up to the "
+                        "exclusive energy of spans with a known static power."),
+        )
+    ),
     # The translation rules would keep "time" in the name.
     Metric("wattspan.span.time", COUNTER, "s",
            "Sum of the measured durations of the spans of one name.",

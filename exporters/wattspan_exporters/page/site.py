@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from wattspan.http.messages import HttpResponse
-from wattspan.model import Snapshot
+from wattspan.model import Snapshot, StaticBasis
 from wattspan.ports import SnapshotView
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.flow import FlowGraph, build_flow
 from wattspan_exporters.page.history import PageHistory, time_since_boot
-from wattspan_exporters.page.snapshot_delta import SnapshotDelta
+from wattspan_exporters.page.snapshot_delta import STATIC_BASES, SnapshotDelta
 
 MAX_POINTS = 240
 """Points of the power curve of one device: more than a page is wide."""
@@ -72,6 +72,14 @@ class PowerEntry(Struct, frozen=True):
     series: list[PowerSeries]
 
 
+class SplitEntry(Struct, frozen=True):
+    """GPU energy in two parts, and the least certain basis of the static power."""
+
+    static_joules: float
+    dynamic_joules: float
+    basis: StaticBasis
+
+
 class HourSpan(Struct, frozen=True):
     service: str
     name: str
@@ -80,6 +88,7 @@ class HourSpan(Struct, frozen=True):
     seconds: float
     output_tokens: int
     trace: str | None
+    split: SplitEntry | None
 
 
 class LiveDocument(Struct, frozen=True):
@@ -166,9 +175,21 @@ def _spans(hour: SnapshotDelta) -> list[HourSpan]:
             span.time / 1e9,
             span.tokens,
             span.trace,
+            _split(span.splits),
         )
         for energy, (service, name), span in ranked[:MAX_SPANS]
     ]
+
+
+def _split(splits: tuple[int, ...]) -> SplitEntry | None:
+    parts = zip(STATIC_BASES, splits[::2], splits[1::2], strict=True)
+    known = [(basis, static, dynamic) for basis, static, dynamic in parts if static or dynamic]
+    if not known:
+        return None
+    basis = known[0][0]
+    for other, _, _ in known:
+        basis = basis.worse(other)
+    return SplitEntry(sum(s for _, s, _ in known) / 1e6, sum(d for _, _, d in known) / 1e6, basis)
 
 
 def _unix_time(snapshot: Snapshot, since_boot: int) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import add, attrgetter, sub
 from typing import NamedTuple, TypeVar
 
 from wattspan.model import (
+    NO_SPLIT,
     SECOND,
     Consumer,
     Domain,
@@ -25,9 +27,11 @@ from wattspan.model import (
     ProcessRow,
     Snapshot,
     SpanRow,
+    StaticBasis,
 )
 
 HARDWARE_TYPES = tuple(HwType)
+STATIC_BASES = tuple(StaticBasis)
 
 EnergyByType = tuple[int, ...]
 """Microjoules by hardware type, in the order of ``HARDWARE_TYPES``."""
@@ -106,6 +110,7 @@ class SpanDelta(NamedTuple):
     time: int
     tokens: int  # of output
     trace: str | None  # of the newest exemplar
+    splits: tuple[int, ...]  # static and dynamic GPU energy, for each of STATIC_BASES
 
     def merged(self, later: SpanDelta) -> SpanDelta:
         return SpanDelta(
@@ -114,6 +119,7 @@ class SpanDelta(NamedTuple):
             self.time + later.time,
             self.tokens + later.tokens,
             later.trace or self.trace,
+            add_energy(self.splits, later.splits),
         )
 
 
@@ -276,9 +282,10 @@ def _spans(before: tuple[SpanRow, ...], after: tuple[SpanRow, ...]) -> dict[Span
                 now.time - was.time,
                 now.tokens - was.tokens,
                 now.trace if now.trace != was.trace else None,
+                tuple(map(sub, now.splits, was.splits)),
             )
         # A name that was evicted and returned began at zero.
-        if min(*now.parts, now.time, now.tokens) < 0:
+        if min(*now.parts, *now.splits, now.time, now.tokens) < 0:
             now = _span_delta(row)
         if any(now.parts) or now.calls:
             spans[row.service, row.name] = now
@@ -289,7 +296,9 @@ def _span_delta(row: SpanRow) -> SpanDelta:
     newest = max(row.exemplars.values(), key=attrgetter("wall"), default=None)
     trace = None if newest is None else newest.trace
     tokens = row.tokens.get("output", 0)
-    return SpanDelta(_parts(row.energy), row.count, row.time, tokens, trace)
+    splits = (row.splits.get(basis, NO_SPLIT) for basis in STATIC_BASES)
+    parts = tuple(chain.from_iterable(splits))
+    return SpanDelta(_parts(row.energy), row.count, row.time, tokens, trace, parts)
 
 
 def _outside(before: Snapshot, after: Snapshot) -> dict[str, int]:

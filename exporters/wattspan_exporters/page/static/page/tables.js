@@ -109,6 +109,7 @@ export function spansTable(parent) {
     { title: "Span", draw: spanName },
     { title: "Energy", number: true, text: (s) => figures.joules(s.joules) },
     { title: "Calls", number: true, text: (s) => figures.count(s.calls) },
+    { title: "Static", number: true, draw: staticPart },
     { title: "Per call", number: true, text: (s) => figures.joules(each(s.joules, s.calls)) },
     { title: "Per token", number: true, text: (s) => figures.joules(each(s.joules, s.output_tokens)) },
     { title: "Time a call", number: true, text: (s) => figures.seconds(each(s.seconds, s.calls)) },
@@ -150,6 +151,26 @@ function spanName(cell, span) {
   write(cell.children[0], figures.name(span.name, 80));
   write(cell.children[1], figures.name(span.service, 60));
 }
+
+/** The static part of the GPU energy, and a bar of it; the origin of the static power as title. */
+function staticPart(cell, { split }) {
+  if (!cell.children.length) {
+    cell.append(html("span"), html("progress", { "aria-hidden": "true" }));
+  }
+  const [text, meter] = cell.children;
+  const whole = split ? split.static_joules + split.dynamic_joules : 0;
+  const bound = split?.basis === "lower_bound";
+  const known = whole > 0 && !(bound && split.static_joules === 0); // that it is not negative is nothing new
+  write(text, known ? `${bound ? "≥\u00a0" : ""}${figures.share(split.static_joules, whole)}` : "–");
+  set(text, { title: split ? `Of its GPU energy. ${ORIGINS[split.basis]}` : null });
+  set(meter, { hidden: !known, max: whole || 1, value: split?.static_joules ?? 0 });
+}
+
+const ORIGINS = {
+  configured: "The static power is configured.",
+  fitted: "The static power is fitted to windows with different shares of waiting time.",
+  lower_bound: "The static power is at least the idle power, whose energy is in the account of idle energy.",
+};
 
 /** The id of a trace in a field that selects it on focus: without TLS, pages have no clipboard. */
 function trace(cell, { trace: id, name }) {
