@@ -1,0 +1,1 @@
+"""Clocks for pipeline-parallel training, with less energy (Perseus, SOSP '24)."""

@@ -1,0 +1,235 @@
+"""Clocks of a pipeline, planned from a measured profile, against a linear program and all clocks.
+
+The profile is that of GPT-3 175B on A40 GPUs, by clock, from Perseus's artifact. The linear program
+is solved by SciPy, which is no requirement of this project: without it, its columns are empty.
+
+    .venv/bin/pip install scipy && .venv/bin/python -m benchmarks.pipelines [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+import time
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.machine import describe
+from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import CostKey, InstructionKind
+from wattspan.tuning.pipeline.files import read_profile
+from wattspan.tuning.pipeline.frontier import PipelineFrontier, PipelineModel
+from wattspan.tuning.pipeline.plan import (
+    RankClockPlan,
+    RankClocks,
+    instruction_plan,
+    target_iteration,
+)
+from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+
+PROFILE = Path(__file__).resolve().parents[1] / "tests/fixtures/pipeline_profile.csv.gz"
+BLOCKING_WATTS = 70.0  # of an A40, by Kareus's artifact
+STAGES, MICROBATCHES = 8, 32
+PLANNED = {0.01: (2.9, 7.9, 13.7), 0.05: (10.4, 13.3, 21.3), 0.2: (21.6, 21.9, 22.1)}
+"""By slowdown: the savings in per cent that were computed before, for the same pipeline."""
+
+SIZES = ((8, 32), (8, 128))
+TIMES = 8  # iteration times of a frontier that are compared with the linear program
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="10 small cases, no 8 x 128")
+    chosen = options.parse_args()
+    profile = measured_profile()
+    print(describe())
+    print_plans(profile)
+    print_frontiers(profile, SIZES[:1] if chosen.quick else SIZES)
+    print_small_cases(10 if chosen.quick else 150)
+
+
+def measured_profile() -> PipelineProfile:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.csv"
+        path.write_bytes(gzip.decompress(PROFILE.read_bytes()))
+        return read_profile([path]).profile
+
+
+def model_of(profile: PipelineProfile, microbatches: int) -> PipelineModel:
+    dag = scheduled(PipelineSchedule.ONE_F_ONE_B, profile.stage_count, microbatches)
+    return PipelineModel(dag, profile, BLOCKING_WATTS)
+
+
+# -------------------------------------------------------------------------------- what is saved
+
+
+def print_plans(profile: PipelineProfile) -> None:
+    model = model_of(profile, MICROBATCHES)
+    frontier = PipelineFrontier(model)
+    fastest = RankClocks(model).fastest
+    print(
+        f"\nEnergy saved in an iteration of {STAGES} stages and {MICROBATCHES} micro-batches, 1F1B,"
+        f" {BLOCKING_WATTS:g} W blocking, against the highest clock"
+        f" ({fastest.seconds:.3f} s, {fastest.joules / 1e3:.2f} kJ). In brackets: as computed"
+        " before, for comparison. In the last row the plans wait for a pipeline that takes 1.2"
+        " times as long, and the reference does not wait.\n"
+    )
+    print(
+        "| iteration at most | one clock for all | one clock for each rank | clocks, MHz "
+        "| clock for each instruction | optimum: linear program | proven bound |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for slowdown, known in PLANNED.items():
+        limit = fastest.seconds * (1 + slowdown)
+        wait = limit if slowdown == 0.2 else 0.0
+        search = RankClocks(model, wait)
+        same, own = search.uniform(limit), search.best(limit)
+        each = instruction_plan(model, frontier.at(target_iteration(frontier, limit, wait)), wait)
+        point = frontier.at(limit)
+        optimum = linear_program(model, limit)
+        cells = [
+            f"+{slowdown:.0%}{' (straggler)' if wait else ''}".replace("%", " %"),
+            f"{saved(same.joules, fastest)} ({known[0]} %)",
+            f"{saved(own.joules, fastest)} ({known[1]} %)",
+            " ".join(map(str, own.clocks)),
+            saved(each.joules, fastest),
+            f"{saved(optimum, fastest) if optimum else ''} ({known[2]} %)",
+            saved(point.bound, fastest),
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
+def saved(joules: float, reference: RankClockPlan) -> str:
+    return f"{1 - joules / reference.joules:.1%}".replace("%", " %")
+
+
+# ----------------------------------------------------------------------------------- frontier
+
+
+def print_frontiers(profile: PipelineProfile, sizes: Sequence[tuple[int, int]]) -> None:
+    print(
+        f"\nThe frontier at {TIMES} iteration times: largest excess of its cost, the energy beyond"
+        " blocking, and CPU time. Goals: ≤ 1 % above the linear program at each time, 8 x 128 in"
+        " ≤ 60 s.\n"
+    )
+    print("| pipeline | instructions | above the linear program | above the proven bound | CPU |")
+    print("|---|---|---|---|---|")
+    for stages, microbatches in sizes:
+        model = model_of(profile, microbatches)
+        begun = time.process_time()
+        frontier = PipelineFrontier(model)
+        taken = time.process_time() - begun
+        span = frontier.longest - frontier.shortest
+        excess, gap = [], []
+        for number in range(TIMES):
+            seconds = frontier.shortest + span * number / (TIMES - 1)
+            point = frontier.at(min(seconds, frontier.longest))
+            waiting = model.energy(0.0, point.seconds)
+            gap.append((point.joules - waiting) / (point.bound - waiting) - 1)
+            optimum = linear_program(model, point.seconds)
+            if optimum:
+                excess.append((point.joules - waiting) / (optimum - waiting) - 1)
+        above = f"{max(excess):.3%}" if excess else ""
+        print(
+            f"| {stages} x {microbatches} | {len(model.dag.instructions)} | {above} "
+            f"| {max(gap):.3%} | {taken:.1f} s |".replace("%", " %")
+        )
+
+
+def linear_program(model: PipelineModel, seconds: float) -> float | None:
+    """The least energy of an iteration of ``seconds``, by SciPy's HiGHS; None without SciPy."""
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array
+    except ImportError:
+        return None
+    count = len(model.of_instruction)
+    rows: list[tuple[list[tuple[int, float]], float]] = []  # start, duration, cost of each
+    for number, cost in enumerate(model.of_instruction):
+        start, duration, joules = number, count + number, 2 * count + number
+        rows.append(([(start, 1.0), (duration, 1.0)], seconds))
+        rows += (
+            ([(before, 1.0), (count + before, 1.0), (start, -1.0)], 0.0)
+            for before in model.dag.predecessors[number]
+        )
+        for (t0, c0), (t1, c1) in pairwise(cost.vertices):
+            slope = (c1 - c0) / (t1 - t0)
+            rows += (([(duration, slope), (joules, -1.0)], slope * t0 - c0),)
+    entries = [(row, *entry) for row, (terms, _) in enumerate(rows) for entry in terms]
+    at_row, at_column, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (at_row, at_column)), shape=(len(rows), 3 * count)).tocsr()
+    bounds = [(0.0, seconds)] * count
+    bounds += [(one.shortest, one.longest) for one in model.of_instruction]
+    bounds += [(None, None)] * count
+    found = linprog(
+        [0.0] * (2 * count) + [1.0] * count,
+        A_ub=matrix,
+        b_ub=[most for _, most in rows],
+        bounds=bounds,
+        method="highs",
+    )
+    if not found.success:
+        raise RuntimeError(f"the linear program was not solved: {found.message}")
+    return model.energy(found.fun, seconds)
+
+
+# -------------------------------------------------------------------------------- small cases
+
+
+def print_small_cases(cases: int) -> None:
+    parts = [part for number in range(cases) for part in small_case(number)]
+    print(
+        f"\nOne clock for each rank against all combinations of clocks: {len(parts)} plans of"
+        f" {cases} pipelines of 2 to 4 stages with simulated profiles, at +1, +5 and +20 %, without"
+        " and with a straggler. Part of the best saving: goal ≥ 95 %.\n"
+    )
+    print("| plans | least part of the best saving | plans at 100 % |")
+    print("|---|---|---|")
+    best = sum(part > 1 - 1e-9 for part in parts)
+    print(f"| {len(parts)} | {min(parts):.1%} | {best} |".replace("%", " %"))
+
+
+def small_case(number: int) -> list[float]:
+    """The parts of the best saving that the search finds, for one simulated pipeline."""
+    model = small_model(number)
+    parts = []
+    for slowdown, straggler in product((0.01, 0.05, 0.2), (False, True)):
+        limit = RankClocks(model).fastest.seconds * (1 + slowdown)
+        search = RankClocks(model, limit if straggler else 0.0)
+        every = product(model.clocks, repeat=model.dag.rank_count)
+        within = (one for one in map(search.evaluated, every) if one.seconds <= limit)
+        best = search.fastest.joules - min(one.joules for one in within)
+        found = search.fastest.joules - search.best(limit).joules
+        parts.append(found / best if best > 1e-9 else 1.0)
+    return parts
+
+
+def small_model(number: int) -> PipelineModel:
+    """A pipeline of unequal stages with simulated curves and 1 % noise."""
+    chance = random.Random(number)
+    stages = chance.choice((2, 3, 4))
+    clocks = range(800, 1701, 180 if stages == 4 else 100)
+    points = {}
+    for stage in range(stages):
+        base = chance.uniform(0.07, 0.13)
+        for kind, passes in ((InstructionKind.FORWARD, 1), (InstructionKind.BACKWARD, 2)):
+            bound = chance.uniform(0.5, 1.0)  # the part that scales with the clock
+            points[CostKey(stage, kind)] = [
+                _simulated_point(mhz, passes * base, bound, chance) for mhz in clocks
+            ]
+    schedule = chance.choice((PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B))
+    dag = scheduled(schedule, stages, chance.choice((3, 5, 8)))
+    return PipelineModel(dag, PipelineProfile(points), BLOCKING_WATTS)
+
+
+def _simulated_point(mhz: int, base: float, bound: float, chance: random.Random) -> ClockPoint:
+    seconds = base * (bound * 1700 / mhz + 1 - bound) * chance.uniform(0.99, 1.01)
+    watts = (70 + 200 * (mhz / 1700) ** 2.5) * chance.uniform(0.99, 1.01)
+    return ClockPoint(mhz, seconds, seconds * watts)
+
+
+if __name__ == "__main__":
+    main()
