@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "Report past energy by process, group, span or language model, from the store.",
     "advise": "Advise what would save GPU energy, with joules and a confidence.",
     "frontier": "Measure a command at several settings, and recommend one.",
+    "pipeline": "Plan clocks for pipeline-parallel training, from a profile.",
     "recurring": "Choose the batch size of recurring trainings, and show what the runs have cost.",
     "tune": "Show the state of tuning jobs, its reasons, and past decisions.",
     "caps": "Show or restore power limits.",
