@@ -57,6 +57,15 @@ class MissCounts:
             self.spread + misses**2 / requests,
         )
 
+    def plus(self, other: MissCounts) -> MissCounts:
+        """The groups of both."""
+        return MissCounts(
+            self.requests + other.requests,
+            self.misses + other.misses,
+            self.groups + other.groups,
+            self.spread + other.spread,
+        )
+
     @property
     def ratio(self) -> float | None:
         """The ratio of misses; None without requests."""
@@ -83,6 +92,14 @@ class MissCounts:
         """
         weight = 1 / max(self.dispersion, dispersion)
         return _at_most(self.requests * weight, self.misses * weight, error)
+
+    def surely_below(self, ratio: float, error: float, dispersion: float = 1.0) -> bool:
+        """True if ``at_most`` is at most ``ratio``, without the search for the bound."""
+        weight = 1 / max(self.dispersion, dispersion)
+        requests, misses = self.requests * weight, self.misses * weight
+        if not 0 < ratio < 1 or misses >= ratio * requests:
+            return False
+        return _log_wealth(requests, misses, ratio) >= math.log(1 / error)
 
     def at_least(self, error: float) -> float:
         """Lower bound of the true ratio, for a probability of ``error``."""

@@ -1,0 +1,445 @@
+"""Tracking of a server's load: the lowest setting that keeps a latency objective at each load.
+
+A step adds the observation and decides. The setting is that of the present load bin and of those
+up to the projected load, as far as they were met before (:mod:`load`, :mod:`load_cells`). It is
+raised at once; it is lowered by one setting in a dwell time, after two quiet periods. A setting
+below the certified ones is tried only where latencies leave room for it, and is left at the first
+sign of misses. Misses, growth of the queue or silence restore the original and double the dwell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+from wattspan.model import SECOND, DecisionReason, Nanoseconds
+from wattspan.tuning.decisions.load import LoadSample, LoadTracker, bin_bound, load_bin
+from wattspan.tuning.decisions.load_cells import (
+    LatencyObjective,
+    LoadCells,
+    RequestTimes,
+    Tally,
+    gates,
+)
+from wattspan.tuning.decisions.sequential_test import MissAlarm
+
+LOWERING_TIME = 60 * SECOND
+"""Smallest time between two steps down."""
+
+QUIET_PERIODS = 2
+
+_MAX_DOUBLINGS = 6
+_STRETCH = 1.5
+"""Exponent of the growth of latencies with the ratio of two settings, queues included."""
+
+_CALM = 5  # dwells without an alarm after which the dwell is halved
+_PATIENCE = 20_000  # requests between false alarms at a certified setting
+_TRIAL_PATIENCE = 100  # the same at one that is tried
+_MAX_MARKS = 512
+_MAX_METERS = 64
+_LATE = 6 * SECOND  # exporters send the spans of ended requests in batches
+_ENERGY_TIMEOUT = 30 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class TrackingPolicy:
+    """The objective and the parameters of load tracking; times in nanoseconds.
+
+    ``settings`` are those of the knob, from the original downwards. ``every_bin`` requires that a
+    setting is certified in every higher bin that was ever met, instead of those up to the projected
+    load.
+    """
+
+    objectives: tuple[LatencyObjective, ...]
+    settings: tuple[int, ...]
+    period: int = 5 * SECOND
+    confidence: float = 0.95
+    by_length: bool = False
+    dwell: int = LOWERING_TIME
+    every_bin: bool = False
+
+
+class LoadAlarm(Enum):
+    """A reason to restore the original at once."""
+
+    MISSES = DecisionReason.TAIL
+    GROWTH = DecisionReason.CHANGED
+    SILENCE = DecisionReason.PAUSED
+
+
+class LoadObservation(NamedTuple):
+    """Input of one step. Requests occur once; their energy may arrive seconds later.
+
+    ``energy`` holds the microjoules and the end of each stretch of time whose energy has become
+    known, in order. ``in_force`` is true once the requested setting is.
+    """
+
+    now: int
+    sample: LoadSample | None = None
+    requests: Sequence[RequestTimes] = ()
+    energy: Sequence[tuple[int, float]] = ()  # time and cumulative energy
+    in_force: bool = True
+
+
+class _Mark(NamedTuple):
+    """The load bin and the setting since ``at``; ``settled``: the setting was in force."""
+
+    at: int
+    number: int
+    setting: int
+    settled: bool
+
+
+class _Meter(NamedTuple):
+    """A period whose energy and tokens are not all known yet."""
+
+    start: int
+    end: int
+    number: int
+    setting: int
+    settled: bool
+    tokens: float = 0.0
+
+
+class TrackingTotals(NamedTuple):
+    """Totals since the start: time in nanoseconds, energy in microjoules, misses by objective.
+
+    ``saved`` compares each period with the energy per token of the original in the same load bin,
+    where that is known; ``metered`` is the energy of these periods.
+    """
+
+    requests: int = 0
+    misses: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
+    exploration: int = 0
+    saved: float = 0.0
+    metered: float = 0.0
+    raised: int = 0
+    alarms: int = 0
+
+
+class TrackingState(NamedTuple):
+    """The state between two steps."""
+
+    policy: TrackingPolicy
+    load: LoadTracker
+    cells: LoadCells
+    setting: int = 0
+    reason: DecisionReason = DecisionReason.BASELINE
+    begun: int = 0
+    changed_at: int = 0
+    lowered_at: int = 0
+    may_lower_at: int = 0
+    doublings: int = 0
+    alarmed_at: int = 0
+    quiet_since: int = 0
+    trial: bool = False
+    failed: Mapping[tuple[int, int], int] = {}
+    alarm: MissAlarm | None = None
+    marks: tuple[_Mark, ...] = ()
+    tallies: Mapping[tuple[int, int], Tally] = {}
+    tallied_at: int = 0
+    meters: tuple[_Meter, ...] = ()
+    points: tuple[tuple[int, float], ...] = ()
+    totals: TrackingTotals = TrackingTotals()
+    committed: Nanoseconds | None = None
+
+    @property
+    def bin(self) -> int:
+        """The bin of the present load."""
+        return self.load.bin
+
+    @property
+    def dwell(self) -> int:
+        """The present time between two steps down."""
+        return self.policy.dwell << self.doublings
+
+
+def begin_tracking(policy: TrackingPolicy, now: int) -> TrackingState:
+    """The state of a server that is not known yet, at the original setting.
+
+    ValueError: no objective, no setting, or settings that do not fall.
+    """
+    if not policy.objectives:
+        raise ValueError("load tracking needs a latency objective")
+    if not policy.settings or any(low >= high for high, low in pairwise(policy.settings)):
+        raise ValueError("load tracking needs settings from the original downwards")
+    steps = pairwise(policy.settings)
+    near = max((high / low for high, low in steps), default=1.0) ** _STRETCH
+    each = gates(policy.objectives, by_length=policy.by_length, near=near)
+    zeros = (0,) * len(policy.objectives)
+    return TrackingState(
+        policy,
+        LoadTracker(policy.period),
+        LoadCells(each, 1 - policy.confidence),
+        begun=now,
+        changed_at=now,
+        lowered_at=now,
+        may_lower_at=now + policy.dwell,
+        quiet_since=now,
+        tallied_at=now,
+        totals=TrackingTotals(misses=zeros, counted=zeros),
+    )
+
+
+def track(state: TrackingState, observation: LoadObservation) -> TrackingState:
+    """The next state; ``setting`` is its decision."""
+    state = _observe(state, observation)
+    now = observation.now
+    alarm = _alarm(state, now)
+    if alarm is not None:
+        return _restore(state, now, alarm)
+    return _choose(state, now)
+
+
+def headroom(state: TrackingState) -> float | None:
+    """The largest load at which the present setting is certified, relative to the present load.
+
+    None for the original setting, which is permitted at every load, and without a load.
+    """
+    load = state.load.load
+    if not state.setting or load <= 0:
+        return None
+    bins = [one for one, lowest in state.cells.certified.items() if lowest >= state.setting]
+    return bin_bound(max(bins)) / load if bins else 0.0
+
+
+# ------------------------------------------------------------------------------- observation
+
+
+def _observe(state: TrackingState, observation: LoadObservation) -> TrackingState:
+    now = observation.now
+    before = state.bin
+    if observation.sample is not None:
+        state = state._replace(load=state.load.add(observation.sample))
+    if state.bin > before:
+        state = state._replace(quiet_since=now)
+    state = _mark(state, now, settled=observation.in_force)
+    state = _add_requests(state, observation.requests)
+    if now - state.tallied_at >= state.policy.period:
+        state = _add_tallies(state, now)
+    return _add_energy(state, observation)
+
+
+def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
+    mark = _Mark(now, state.load.usual_bin, state.setting, settled)
+    last = state.marks[-1] if state.marks else None
+    if last is not None and mark[1:] == last[1:] and now - last.at < state.policy.period:
+        return state
+    meters = state.meters
+    if last is not None:
+        meters = (*meters, _Meter(last.at, now, *last[1:]))[-_MAX_METERS:]
+        if not last.settled or last.setting > state.cells.lowest(last.number):
+            explored = state.totals.exploration + (now - last.at if last.setting else 0)
+            state = state._replace(totals=state.totals._replace(exploration=explored))
+    return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters)
+
+
+def _add_requests(state: TrackingState, requests: Sequence[RequestTimes]) -> TrackingState:
+    for request in requests:
+        state = _add_request(state, request)
+    return state
+
+
+def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
+    """Count a request for the load bin at its arrival, and the lowest setting of its time.
+
+    A request under several settings counts only if it missed its limit. A certified setting
+    therefore holds for the requests that arrive while the load is in this bin.
+    """
+    marks = state.marks
+    inside = [one for one in marks if request.start < one.at < request.end]
+    first = next((one for one in reversed(marks) if one.at <= request.start), None)
+    if first is None:
+        return state  # it began before the first known load
+    during = [first, *inside]
+    setting = max(one.setting for one in during)
+    number = first.number
+    mixed = any(one.setting != setting or not one.settled for one in during)
+    each = state.cells.gates
+    key = number, setting
+    tally = state.tallies.get(key, Tally.empty(len(each)))
+    tally = tally.add(each, request, only_misses=mixed)
+    misses, counted = list(state.totals.misses), list(state.totals.counted)
+    missed = 0
+    for place, objective in enumerate(state.policy.objectives):
+        latency = request.latency(objective)
+        if latency is not None:
+            counted[place] += 1
+            misses[place] += latency > objective.limit
+            missed |= latency > objective.limit
+    totals = state.totals._replace(
+        requests=state.totals.requests + 1, misses=tuple(misses), counted=tuple(counted)
+    )
+    alarm = state.alarm
+    if alarm is not None and setting == state.setting:
+        alarm = alarm.add(1, missed)
+    meters = state.meters
+    for place in reversed(range(len(meters))):
+        if meters[place].start <= request.end:
+            one = meters[place]._replace(tokens=meters[place].tokens + (request.output_tokens or 0))
+            meters = (*meters[:place], one, *meters[place + 1 :])
+            break
+    return state._replace(
+        tallies={**state.tallies, key: tally}, totals=totals, alarm=alarm, meters=meters
+    )
+
+
+def _add_tallies(state: TrackingState, now: int) -> TrackingState:
+    """Add the requests of one period to their cells: a group for the clustering of misses."""
+    cells = state.cells
+    for (number, setting), tally in state.tallies.items():
+        cells = cells.add_tally(number, setting, tally)
+    return state._replace(cells=cells, tallies={}, tallied_at=now)
+
+
+def _add_energy(state: TrackingState, observation: LoadObservation) -> TrackingState:
+    points = (*state.points, *observation.energy)
+    cells, totals = state.cells, state.totals
+    left: list[_Meter] = []
+    for one in state.meters:
+        known = points and points[-1][0] >= one.end
+        if observation.now < one.end + _LATE or (
+            not known and observation.now < one.end + _ENERGY_TIMEOUT
+        ):
+            left.append(one)
+        elif known and points[0][0] <= one.start and one.settled:
+            energy = _energy_at(points, one.end) - _energy_at(points, one.start)
+            cells = cells.add_energy(one.number, one.setting, energy, one.tokens)
+            original = cells.cell(one.number, 0).energy_per_token
+            if original is not None:
+                saved = original * one.tokens - energy if one.setting else 0.0
+                totals = totals._replace(
+                    saved=totals.saved + saved, metered=totals.metered + energy
+                )
+    oldest = left[0].start if left else observation.now
+    keep = [place for place, (at, _) in enumerate(points) if at <= oldest]
+    points = points[keep[-1] :] if keep else points
+    return state._replace(cells=cells, totals=totals, meters=tuple(left), points=points)
+
+
+def _energy_at(points: Sequence[tuple[int, float]], at: int) -> float:
+    """Linear interpolation between two points of cumulative energy, of which one is after."""
+    place = next(place for place, (time, _) in enumerate(points) if time >= at)
+    if place == 0:
+        return points[0][1]
+    (before, low), (after, high) = points[place - 1], points[place]
+    return low + (high - low) * (at - before) / (after - before)
+
+
+# ---------------------------------------------------------------------------------- decision
+
+
+def _alarm(state: TrackingState, now: int) -> LoadAlarm | None:
+    if not state.setting:
+        return None
+    if state.alarm is not None and state.alarm.alarmed:
+        return LoadAlarm.MISSES
+    if state.load.growing:
+        return LoadAlarm.GROWTH
+    return LoadAlarm.SILENCE if state.load.silent(now) else None
+
+
+def _restore(state: TrackingState, now: int, alarm: LoadAlarm) -> TrackingState:
+    """Restore the original; a setting that has failed must be certified anew."""
+    failed, cells = dict(state.failed), state.cells
+    dwell = state.dwell
+    if alarm is LoadAlarm.MISSES:
+        number = state.load.usual_bin
+        cells = cells.without(number, state.setting)
+        failed[number, state.setting] = now + (dwell << 2)
+    if alarm is not LoadAlarm.MISSES or state.setting <= state.cells.lowest(state.bin):
+        state = state._replace(doublings=min(state.doublings + 1, _MAX_DOUBLINGS))
+    totals = state.totals._replace(alarms=state.totals.alarms + 1)
+    state = _set(state, now, 0, alarm.value)
+    return state._replace(
+        cells=cells,
+        failed=failed,
+        alarmed_at=now,
+        may_lower_at=now + state.dwell,
+        quiet_since=now,
+        totals=totals,
+    )
+
+
+def _choose(state: TrackingState, now: int) -> TrackingState:
+    present = state.setting
+    if state.doublings and now - state.alarmed_at > _CALM * state.dwell:
+        state = state._replace(doublings=state.doublings - 1, alarmed_at=now)
+    number = state.bin
+    target = state.cells.cheapest(number, state.cells.lowest(number))
+    if present > target and not (present == target + 1 and _may_try(state, now, [number], target)):
+        state = _set(state, now, target, DecisionReason.CERTIFIED)
+        return state._replace(totals=state.totals._replace(raised=state.totals.raised + 1))
+    if present > target:
+        return state  # the trial goes on
+    if present == target and state.trial:
+        committed = state.committed
+        if committed is None:
+            committed = Nanoseconds(now - state.begun)
+        state = state._replace(
+            trial=False,
+            reason=DecisionReason.CERTIFIED,
+            committed=committed,
+            alarm=_new_alarm(state, trial=False),
+        )
+    quiet = now - state.quiet_since >= QUIET_PERIODS * state.policy.period
+    if not quiet or now < state.may_lower_at:
+        return state
+    needed = _needed_bins(state)
+    certified = min(state.cells.lowest(number) for number in needed)
+    target = min(target, certified)
+    if present < target:
+        return _lower(state, now, present + 1, trial=False)
+    if present == target == certified and _may_try(state, now, needed, target):
+        return _lower(state, now, present + 1, trial=True)
+    return state
+
+
+def _needed_bins(state: TrackingState) -> list[int]:
+    """The present bin, and those above it up to the projected load that were met before."""
+    number, top = state.bin, load_bin(state.load.projected)
+    above = (
+        one for one in state.cells.met if number < one and (one <= top or state.policy.every_bin)
+    )
+    return [number, *above]
+
+
+def _may_try(state: TrackingState, now: int, needed: Sequence[int], above: int) -> bool:
+    """True if the setting below ``above`` may be tried in every bin that is needed."""
+    following = above + 1
+    if following >= len(state.policy.settings):
+        return False
+    for number in needed:
+        if not state.cells.may_try(number, above):
+            return False
+        if state.cells.cheapest(number, following) < following:
+            return False
+    return not any(
+        until > now and number <= max(needed) and setting <= following
+        for (number, setting), until in state.failed.items()
+    )
+
+
+def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> TrackingState:
+    reason = DecisionReason.CERTIFYING if trial else DecisionReason.CERTIFIED
+    state = _set(state, now, setting, reason)
+    return state._replace(
+        trial=trial,
+        alarm=_new_alarm(state, trial=trial),
+        lowered_at=now,
+        may_lower_at=now + state.dwell,
+    )
+
+
+def _set(state: TrackingState, now: int, setting: int, reason: DecisionReason) -> TrackingState:
+    state = state._replace(setting=setting, reason=reason, changed_at=now, trial=False)
+    return state._replace(alarm=_new_alarm(state, trial=False) if setting else None)
+
+
+def _new_alarm(state: TrackingState, *, trial: bool) -> MissAlarm:
+    allowed = min(one.allowed for one in state.policy.objectives)
+    return MissAlarm(allowed, _TRIAL_PATIENCE if trial else _PATIENCE)
