@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks [overhead startup ...] [--write]
 
-With ``--write`` a script's output also replaces its section in docs/benchmarks.md or, for
-accuracy, in docs/accuracy.md.
+With ``--write`` a script's output also replaces its section in docs/benchmarks.md, for accuracy
+in docs/accuracy.md, or for load tracking in docs/autotune.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = (DOCS / "benchmarks.md", DOCS / "accuracy.md")
+PAGES = (DOCS / "benchmarks.md", DOCS / "accuracy.md", DOCS / "autotune.md")
 
 
 def scripts() -> list[str]:

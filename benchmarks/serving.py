@@ -1,0 +1,324 @@
+"""Load tracking under a latency objective, against fixed settings and an oracle, in virtual time.
+
+Everything is emulated: an engine with a model of 0.7 times the size of the 8-billion model of
+wattspan.emulation.continuous_batching on an H100-like board (benchmarks.serving_plant, whose
+reaction to the clock is an assumption, see wattspan.emulation.clock_scaling) serves the Azure
+conversation trace (19,366 requests in 3,502 s). Each replay begins at another place of the trace,
+with a tuner that knows nothing. The real decisions (wattspan.tuning.decisions.load_tracking) get
+starts and ends at once and the figures of requests every 5 s; a clock takes 0.2 s.
+
+    python -m benchmarks.serving [--replays 20] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+from benchmarks.serving_plant import VirtualServer
+from wattspan.emulation.boards import H100
+from wattspan.emulation.continuous_batching import ModelCosts
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.tuning.decisions.load import LoadSample, LoadTracker
+from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
+from wattspan.tuning.decisions.load_tracking import (
+    LoadObservation,
+    TrackingPolicy,
+    begin_tracking,
+    track,
+)
+
+TRACE = Path(__file__).parent / "data" / "azure_llm_conv.csv.gz"
+SIZE = 0.7
+TTFT, TBT = 0.4, 0.1
+SETTINGS = (1980, 1590, 1185)
+PERIOD = 5
+EXTRA = 0.005
+OBJECTIVES = (
+    LatencyObjective(True, round(TTFT * SECOND), 0.01),
+    LatencyObjective(False, 100 * MILLISECOND, 0.01),
+)
+Arrival = tuple[float, int, int]
+Control = Callable[[LoadSample, Sequence[RequestTimes], float], int]
+
+
+@cache
+def trace() -> tuple[Arrival, ...]:
+    """Seconds, prompt tokens and generated tokens of each request."""
+    with gzip.open(TRACE, "rt", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
+    return tuple(
+        ((at - times[0]).total_seconds(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        for at, row in zip(times, rows, strict=True)
+    )
+
+
+def rotated(part: float) -> list[Arrival]:
+    """The trace from another place on, and then its beginning."""
+    length = trace()[-1][0] + 0.2
+    return sorted(((at - part * length) % length, prompt, output) for at, prompt, output in trace())
+
+
+def bursty(laps: int = 1, slow: float = 0.6, fast: float = 1.8) -> list[Arrival]:
+    """Twelve minutes at ``slow`` times the speed of the trace, then three at ``fast`` times."""
+    length = trace()[-1][0] + 0.2
+    arrivals: list[Arrival] = []
+    clock = before = 0.0
+    for lap in range(laps):
+        for at, prompt, output in trace():
+            step = lap * length + at - before
+            before = lap * length + at
+            clock += step / (slow if clock % 900 < 720 else fast)
+            arrivals.append((clock, prompt, output))
+    return arrivals
+
+
+def doubled(seed: int, *, rate: float = 5.5, at: float = 1200, after: float = 30) -> list[Arrival]:
+    """Poisson arrivals with the lengths of the trace, whose rate doubles at ``at``."""
+    chance = random.Random(seed)
+    arrivals: list[Arrival] = []
+    clock = 0.0
+    while clock < at + after:
+        clock += chance.expovariate(rate * (2 if clock >= at else 1))
+        _, prompt, output = chance.choice(trace())
+        arrivals.append((clock, prompt, output))
+    return arrivals
+
+
+@dataclass
+class Served:
+    """A run: joules per token, ratio of requests over a limit, clocks in force."""
+
+    energy: float
+    missed: float
+    clocks: list[tuple[float, int]] = field(default_factory=list)
+
+
+def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -> Served:
+    """Serve all arrivals; ``control`` returns the setting after each tick."""
+    server = VirtualServer(arrivals, ModelCosts().scaled(SIZE))
+    end = arrivals[-1][0] + 15
+    at, told, export = 0.0, 0, float(PERIOD)
+    last = (0.0, 0.0, 0)
+    batch: list[RequestTimes] = []
+    clocks: list[tuple[float, int]] = []
+    while at < end:
+        at += tick
+        server.advance(at)
+        ended = server.finished[told:]
+        told = len(server.finished)
+        batch += [
+            RequestTimes(
+                round(one.arrived * SECOND),
+                round(one.ended * SECOND),
+                round(one.to_first * SECOND),
+                round(one.between * SECOND) if one.output > 1 else None,
+                one.prompt,
+                one.output,
+            )
+            for one in ended
+        ]
+        requests: Sequence[RequestTimes] = ()
+        if at >= export:
+            export, requests, batch = export + PERIOD, batch, []
+        span = server.now - last[0]
+        if span > 0:
+            sample = LoadSample(
+                round(last[0] * SECOND),
+                round(server.now * SECOND),
+                (server.in_flight - last[1]) / span,
+                server.arrivals - last[2],
+                len(ended),
+                sum(one.input_tokens or 0 for one in requests),
+                sum(one.output_tokens or 0 for one in requests),
+            )
+            last = server.now, server.in_flight, server.arrivals
+            server.set_clock(SETTINGS[control(sample, requests, server.energy)])
+        clocks.append((at, server.clock))
+    missed = sum(one.to_first > TTFT or one.between > TBT for one in server.finished)
+    return Served(server.energy / server.tokens, missed / len(server.finished), clocks)
+
+
+def fixed(setting: int) -> Control:
+    return lambda sample, requests, energy: setting
+
+
+def by_bin(table: Sequence[int], dwell: float = 0.0) -> Control:
+    """An oracle's settings of the bins 3, 4 and 5, in the present bin; lower and higher ones alike.
+
+    It raises the setting at once, and lowers it by one step in ``dwell`` seconds.
+    """
+    tracker = LoadTracker(PERIOD * SECOND)
+    setting, lowered = 0, 0
+
+    def control(sample: LoadSample, requests: Sequence[RequestTimes], energy: float) -> int:
+        nonlocal tracker, setting, lowered
+        tracker = tracker.add(sample)
+        wanted = table[min(max(tracker.bin, 3), 5) - 3]
+        if wanted < setting or not dwell:
+            setting = wanted
+        elif wanted > setting and sample.end - lowered >= dwell * SECOND:
+            setting, lowered = setting + 1, sample.end
+        return setting
+
+    return control
+
+
+def tracking(*, every_bin: bool = False) -> Control:
+    """The tuner's own decisions."""
+    policy = TrackingPolicy(OBJECTIVES, SETTINGS, PERIOD * SECOND, every_bin=every_bin)
+    state = begin_tracking(policy, 0)
+
+    def control(sample: LoadSample, requests: Sequence[RequestTimes], energy: float) -> int:
+        nonlocal state
+        meter = ((sample.end, energy * 1e6),)
+        state = track(state, LoadObservation(sample.end, sample, requests, meter))
+        return state.setting
+
+    return control
+
+
+def tables() -> list[tuple[int, ...]]:
+    """Settings of three bins that do not become lower with the load."""
+    order = range(len(SETTINGS) - 1, -1, -1)
+    return list(combinations_with_replacement(order, 3))
+
+
+class Compared:
+    """Savings and additional misses, relative to the original setting, on one list of arrivals."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self.arrivals = arrivals
+        self.original = serve(arrivals, fixed(0))
+
+    def run(self, control: Control) -> tuple[float, float]:
+        one = serve(self.arrivals, control)
+        return 1 - one.energy / self.original.energy, one.missed - self.original.missed
+
+    def oracle(self) -> tuple[tuple[int, ...], float]:
+        """The table and the dwell time that save most within the permitted misses."""
+        found = [
+            (*self.run(by_bin(table, dwell)), table, dwell)
+            for table in tables()
+            for dwell in (0.0, 60.0)
+        ]
+        _, _, table, dwell = max(one for one in found if one[1] <= EXTRA)
+        return table, dwell
+
+    def single(self) -> int:
+        """The single setting that saves most within the permitted misses."""
+        found = [(*self.run(fixed(setting)), setting) for setting in range(len(SETTINGS))]
+        return max(one for one in found if one[1] <= EXTRA)[2]
+
+    def results(
+        self, oracle: tuple[tuple[int, ...], float], single: int, *, literal: bool = False
+    ) -> dict[str, float]:
+        found: dict[str, float] = {"original_missed": self.original.missed}
+        found["saved"], found["extra"] = self.run(tracking())
+        found["oracle"], found["oracle_extra"] = self.run(by_bin(*oracle))
+        found["single"], found["single_extra"] = self.run(fixed(single))
+        if literal:
+            found["literal_saved"], found["literal_extra"] = self.run(tracking(every_bin=True))
+        return found
+
+
+def restored(seed: int, at: float = 1200) -> float | None:
+    """Seconds from a step to twice the load until the original is in force; None: not lowered."""
+    clocks = serve(doubled(seed, at=at), tracking(), tick=0.5).clocks
+    before = [clock for time, clock in clocks if time <= at][-1]
+    if before == SETTINGS[0]:
+        return None
+    back = [time - at for time, clock in clocks if time > at and clock == H100.silicon.max_mhz]
+    return back[0] if back else float("inf")
+
+
+def measure(replays: int) -> dict[str, object]:
+    """All runs; the oracle's table and the single setting are chosen on the trace as recorded."""
+    recorded = Compared(rotated(0.0))
+    oracle, single = recorded.oracle(), recorded.single()
+    print("oracle", oracle, "single", single, file=sys.stderr, flush=True)
+    steps = []
+    for seed in range(replays):
+        steps.append(restored(seed))
+        print("step", seed, steps[-1], file=sys.stderr, flush=True)
+    burst = Compared(bursty())
+    bursts = burst.results(burst.oracle(), burst.single())
+    print("bursty", json.dumps(bursts), file=sys.stderr, flush=True)
+    runs = []
+    for number in range(replays):
+        one = Compared(rotated(number / replays))
+        runs.append(one.results(oracle, single, literal=number < 3))
+        print(number, json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    return {"replays": runs, "bursty": bursts, "steps": steps, "oracle": oracle, "single": single}
+
+
+def table(results: dict[str, object]) -> str:
+    """The results in Markdown."""
+    runs, burst, steps = results["replays"], results["bursty"], results["steps"]
+    assert isinstance(runs, list)
+    assert isinstance(burst, dict)
+    assert isinstance(steps, list)
+    mean = {
+        key: statistics.fmean(run[key] for run in runs) for key in runs[0] if "literal" not in key
+    }
+    literal = [run["literal_saved"] for run in runs if "literal_saved" in run]
+    lowered = [one for one in steps if one is not None]
+    soon = sum(one <= PERIOD for one in lowered)
+    share = statistics.fmean(run["saved"] for run in runs) / mean["oracle"]
+    worst = max(run["extra"] for run in runs)
+    return "\n".join(
+        (
+            "| quantity (emulated) | result | goal |",
+            "|---|---|---|",
+            f"| replays | {len(runs)} | 20 |",
+            f"| requests over a limit at the original setting | {mean['original_missed']:.2%} | |",
+            f"| additional ones with load tracking, mean and most of all replays | "
+            f"{100 * mean['extra']:.2f}, {100 * worst:.2f} percentage points | ≤ 0.5 |",
+            f"| saved by load tracking, learning included | {mean['saved']:.1%} | |",
+            f"| saved by an oracle: the best table of settings by load bin, known in advance | "
+            f"{mean['oracle']:.1%} | |",
+            f"| share of that oracle | {share:.0%} | ≥ 70 % |",
+            f"| saved by the best single setting, known in advance | {mean['single']:.1%} | |",
+            f"| saved if every bin ever met must be certified ({len(literal)} replays) | "
+            f"{statistics.fmean(literal):.1%} | |",
+            f"| bursty trace: load tracking, single setting | {burst['saved']:.1%}, "
+            f"{burst['single']:.1%} | ≥ 3 points more |",
+            f"| bursty trace: additional misses of both | {100 * burst['extra']:.2f}, "
+            f"{100 * burst['single_extra']:.2f} points | ≤ 0.5 |",
+            f"| step to twice the load: original in force within one period ({PERIOD} s) | "
+            f"{soon} of {len(lowered)} | all |",
+            f"| the same, median and most | {statistics.median(lowered):.1f} s, "
+            f"{max(lowered):.1f} s | ≤ {PERIOD} s |",
+        )
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--replays", type=int, default=20)
+    options.add_argument("--out", type=Path, help="keep the figures as JSON in this file")
+    options.add_argument("--table", type=Path, help="print the table of such a file")
+    chosen = options.parse_args()
+    if chosen.table is not None:
+        print(table(json.loads(chosen.table.read_text(encoding="utf-8"))))
+        return
+    results = measure(chosen.replays)
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(results), encoding="utf-8")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
