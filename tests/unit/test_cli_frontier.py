@@ -133,7 +133,8 @@ def test_recommendation_as_json_has_no_infinity(file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [(["--eta", "2"], "eta is from 0"), (["--watts", "0"], "watts is above 0"),
-     (["--max-slowdown", "-1"], "max_slowdown is at least 0")],
+     (["--max-slowdown", "-1"], "max_slowdown is at least 0"),
+     (["--tolerance", "-1"], "tolerance is at least 0")],
 )  # fmt: skip
 def test_invalid_constraint_is_bad_usage(file: Path, options: list[str], cause: str) -> None:
     assert cause in run("recommend", file, *options, code=2).output

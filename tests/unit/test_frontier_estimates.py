@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from support.studies import noisy_trial, power_settings, trial
 from wattspan.frontier.estimates import SettingEstimates
 from wattspan.frontier.pareto import dominated, frontier
-from wattspan.frontier.recommendation import Constraints, NoSettingError, recommend
+from wattspan.frontier.recommendation import (
+    ONE_SIDED,
+    Constraints,
+    NoSettingError,
+    recommend,
+)
 from wattspan.frontier.settings import Setting
-from wattspan.frontier.student_t import quantile, upper_tail
+from wattspan.frontier.student_t import f_upper_tail, quantile, upper_tail
 
 FULL, SAVING, SLOW, WASTEFUL = power_settings(100, 80, 60, 40)
 CURVE = {FULL: (1.0, 300.0), SAVING: (1.03, 250.0), SLOW: (1.3, 240.0), WASTEFUL: (1.6, 290.0)}
@@ -57,6 +62,21 @@ def test_tails_sum_up_to_one(t: float, freedom: int) -> None:
     assert upper_tail(0.0, freedom) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("f", "freedom", "other", "expected"),
+    [(6.608, 1, 5, 0.05), (3.490, 3, 12, 0.05), (7.559, 2, 10, 0.01), (0.0, 2, 7, 1.0)],
+)
+def test_tail_of_f_is_that_of_the_tables(
+    f: float, freedom: int, other: int, expected: float
+) -> None:
+    assert f_upper_tail(f, freedom, other) == pytest.approx(expected, rel=2e-3)
+
+
+@given(st.floats(0, 50), st.integers(1, 500))
+def test_tail_of_f_with_one_degree_is_that_of_t(t: float, freedom: int) -> None:
+    assert f_upper_tail(t * t, 1, freedom) == pytest.approx(2 * upper_tail(t, freedom), abs=1e-9)
+
+
 # ---------------------------------------------------------------------------------- estimates
 
 
@@ -78,6 +98,18 @@ def test_drift_between_blocks_does_not_widen_ratios() -> None:
     ]
     ratio = SettingEstimates(list(CURVE), drifting).time.ratio(1, 0)
     assert ratio.low == pytest.approx(1.03) == ratio.high
+
+
+def test_blocks_without_differences_cost_no_freedom() -> None:
+    plain = measured(0.02, 3, seed=5).time
+    assert plain.freedom == 12 - 4
+    shifted = [
+        trial(setting, block, seconds * (1 + 0.2 * block) * (1 + 0.001 * n), joules)
+        for block in range(3)
+        for n, (setting, (seconds, joules)) in enumerate(CURVE.items())
+        if n < 3 or block
+    ]
+    assert SettingEstimates(list(CURVE), shifted).time.freedom == len(shifted) - 4 - 2
 
 
 def test_single_trials_have_no_interval() -> None:
@@ -178,8 +210,14 @@ def test_figures_of_the_recommendation_are_relative_to_the_baseline() -> None:
     assert found.energy_ratio.value == pytest.approx(250 / 300)
 
 
-def test_setting_with_the_constraint_inside_its_interval_is_not_recommended() -> None:
-    assert chosen(measured(0.02, 3), max_slowdown=0.031) == FULL
+def test_setting_that_may_exceed_the_constraint_by_more_than_the_tolerance_is_refused() -> None:
+    found = measured(0.01, 3, seed=4)
+    value, _, high = found.time.ratio(1, 0, ONE_SIDED)
+    assert chosen(found, max_slowdown=value - 1 - 1e-6) == FULL  # the estimate exceeds it
+    assert chosen(found, max_slowdown=value - 1 + 1e-6, tolerance=0.0) == FULL
+    assert chosen(found, max_slowdown=high - 1 + 1e-6, tolerance=0.0) == SAVING
+    just = high / value - 1
+    assert chosen(found, max_slowdown=value - 1 + 1e-6, tolerance=just) == SAVING
 
 
 def test_settings_of_equal_energy_are_named_as_ties() -> None:

@@ -1,6 +1,6 @@
 """Time and energy per unit of work of each setting, with confidence intervals.
 
-Logarithms of the trials follow an additive model: a block, a setting, and an error whose variance
+Logarithms of the trials follow an additive model: a setting, a block, and an error whose variance
 is pooled over all settings. So the intervals of few repetitions have the degrees of freedom of all
 trials. Montgomery, Design and Analysis of Experiments, chapter 4 (randomised blocks).
 """
@@ -14,7 +14,7 @@ from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 from wattspan.frontier.settings import Setting
-from wattspan.frontier.student_t import quantile, upper_tail
+from wattspan.frontier.student_t import f_upper_tail, quantile, upper_tail
 from wattspan.frontier.trials import Trial
 from wattspan.spans.linear_systems import solved
 
@@ -35,40 +35,29 @@ class ConfidenceInterval(NamedTuple):
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
 
 
+_POOLING = 0.25
+"""The p-value above which differences of blocks count as noise. Bancroft (1964) recommends it."""
+
+
 class BlockModel:
-    """The additive model of one figure, fitted by least squares."""
+    """The additive model of one figure, fitted by least squares.
+
+    Blocks that do not differ beyond noise have no effect in it (a preliminary F test): their
+    effects would cost as many degrees of freedom, and blocks of few settings have few.
+    """
 
     def __init__(self, figures: Sequence[tuple[int, int, float]]) -> None:
         """``figures``: the number of the setting, the block and the positive figure of a trial."""
         settings = sorted({setting for setting, _, _ in figures})
-        blocks = sorted({block for _, block, _ in figures})
-        # The blocks' effects sum up to 0 by one column less, so the settings' ones are absolute.
         self._columns = {setting: n for n, setting in enumerate(settings)}
-        last = len(blocks) - 1
-        rows, values = [], []
-        for setting, block, figure in figures:
-            row = [0.0] * (len(settings) + last)
-            row[self._columns[setting]] = 1.0
-            at = blocks.index(block)
-            if at < last:
-                row[len(settings) + at] = 1.0
-            else:
-                row[len(settings) :] = [-1.0] * last
-            rows.append(row)
-            values.append(log(figure))
-        size = len(settings) + last
-        normal = [[sum(r[i] * r[j] for r in rows) for j in range(size)] for i in range(size)]
-        right = [sum(r[i] * v for r, v in zip(rows, values, strict=True)) for i in range(size)]
-        units = [[float(i == j) for i in range(size)] for j in range(size)]
-        self._effects, *self._covariance = solved(normal, [right, *units])
-        self.freedom = len(rows) - size
+        fit = _fitted(self._columns, figures, sorted({block for _, block, _ in figures}))
+        plain = _fitted(self._columns, figures, [])
+        if _as_good(plain, fit):
+            fit = plain
+        self._effects, self._covariance = fit.effects, fit.covariance
+        self.freedom = fit.freedom
         """Degrees of freedom of the variance; 0 if there are none, and so no interval."""
-        residuals = (
-            value - sum(map(float.__mul__, row, self._effects))
-            for row, value in zip(rows, values, strict=True)
-        )
-        total = sum(residual * residual for residual in residuals)
-        self.variance = total / self.freedom if self.freedom > 0 else inf
+        self.variance = fit.squares / fit.freedom if fit.freedom > 0 else inf
         """Of the logarithm of one trial's figure: the square of its relative noise."""
 
     def __contains__(self, setting: int) -> bool:
@@ -81,12 +70,12 @@ class BlockModel:
 
     def ratio(self, setting: int, other: int, confidence: float = CONFIDENCE) -> ConfidenceInterval:
         """The figure of ``setting`` relative to that of ``other``."""
-        difference, spread = self._contrast(setting, other)
+        difference, spread = self.contrast(setting, other)
         return self._interval(difference, spread, confidence)
 
     def probability_of_chance(self, setting: int, other: int) -> float:
         """The p-value for a figure of ``setting`` below that of ``other``, one-sided."""
-        difference, spread = self._contrast(setting, other)
+        difference, spread = self.contrast(setting, other)
         if self.freedom <= 0:
             return 1.0
         error = sqrt(self.variance * spread)
@@ -94,7 +83,8 @@ class BlockModel:
             return 0.0 if difference < -_ROUNDING else 1.0
         return upper_tail(-difference / error, self.freedom)
 
-    def _contrast(self, setting: int, other: int) -> tuple[float, float]:
+    def contrast(self, setting: int, other: int) -> tuple[float, float]:
+        """The logarithm of the ratio, and its variance relative to that of one trial."""
         one, two = self._columns[setting], self._columns[other]
         spread = (
             self._covariance[one][one]
@@ -112,6 +102,54 @@ class BlockModel:
             return ConfidenceInterval(value, 0.0, inf)
         half = quantile((1 + confidence) / 2, self.freedom) * sqrt(self.variance * spread)
         return ConfidenceInterval(value, exp(effect - half), exp(effect + half))
+
+
+class _Fit(NamedTuple):
+    effects: Sequence[float]
+    covariance: Sequence[Sequence[float]]  # relative to the variance of one trial
+    freedom: int
+    squares: float  # the sum of the residuals' ones
+
+
+def _fitted(
+    columns: Mapping[int, int], figures: Sequence[tuple[int, int, float]], blocks: Sequence[int]
+) -> _Fit:
+    """The least squares of settings and ``blocks``."""
+    # The blocks' effects sum up to 0 by one column less, so the settings' ones are absolute.
+    last = max(0, len(blocks) - 1)
+    size = len(columns) + last
+    rows, values = [], []
+    for setting, block, figure in figures:
+        row = [0.0] * size
+        row[columns[setting]] = 1.0
+        at = blocks.index(block) if blocks else last
+        if at < last:
+            row[len(columns) + at] = 1.0
+        else:
+            row[len(columns) :] = [-1.0] * last
+        rows.append(row)
+        values.append(log(figure))
+    normal = [[sum(r[i] * r[j] for r in rows) for j in range(size)] for i in range(size)]
+    right = [sum(r[i] * v for r, v in zip(rows, values, strict=True)) for i in range(size)]
+    units = [[float(i == j) for i in range(size)] for j in range(size)]
+    effects, *covariance = solved(normal, [right, *units])
+    residuals = (
+        value - sum(map(float.__mul__, row, effects))
+        for row, value in zip(rows, values, strict=True)
+    )
+    squares = sum(residual * residual for residual in residuals)
+    return _Fit(effects, covariance, len(rows) - size, squares)
+
+
+def _as_good(plain: _Fit, fit: _Fit) -> bool:
+    """True if the blocks of ``fit`` explain no more than chance."""
+    blocks = plain.freedom - fit.freedom
+    if blocks <= 0 or fit.freedom <= 0:
+        return False
+    if fit.squares <= plain.freedom * _ROUNDING**2:
+        return plain.squares <= plain.freedom * _ROUNDING**2
+    ratio = (plain.squares - fit.squares) / blocks / (fit.squares / fit.freedom)
+    return f_upper_tail(max(0.0, ratio), blocks, fit.freedom) > _POOLING
 
 
 @dataclass(frozen=True)

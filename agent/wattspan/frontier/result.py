@@ -8,7 +8,12 @@ from pathlib import Path
 
 from wattspan.frontier.estimates import SettingEstimates
 from wattspan.frontier.pareto import frontier
-from wattspan.frontier.recommendation import Constraints, Recommendation, recommend
+from wattspan.frontier.recommendation import (
+    DEFAULT_TOLERANCE,
+    Constraints,
+    Recommendation,
+    recommend,
+)
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import Study, StudyFile
 
@@ -42,6 +47,7 @@ class Frontier:
         energy_budget: float | None = None,
         watts: float | None = None,
         eta: float | None = None,
+        tolerance: float = DEFAULT_TOLERANCE,
     ) -> Recommendation:
         """The best setting that keeps the constraints with confidence; see Constraints for them.
 
@@ -54,6 +60,7 @@ class Frontier:
             watts=watts,
             eta=eta,
             max_watts=None if eta is None else self._max_watts(),
+            tolerance=tolerance,
         )
         return recommend(self.estimates, constraints)
 

@@ -5,34 +5,26 @@ once energy has risen twice beyond noise or time exceeds the longest one. The ot
 remaining settings in random order, with the baseline in each, so that a drift of the machine shifts
 all settings of a block alike.
 
-For a known constraint, further blocks repeat only the settings that would be recommended if it were
-certain that they keep it.
+For a known slowdown budget, a descent also ends beyond the budget, and the other blocks repeat only
+the settings that may be recommended: the same number of trials as without it at most.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
+from wattspan.frontier.allocation import TrialAllocation
 from wattspan.frontier.estimates import SettingEstimates
 from wattspan.frontier.pareto import dominated
-from wattspan.frontier.recommendation import (
-    ONE_SIDED,
-    Constraints,
-    NoSettingError,
-    recommend,
-)
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import Study, Trial
 
 DEFAULT_LONGEST = 1.5
 """Time per unit relative to the baseline, above which a knob is not followed further."""
-
-DEFAULT_MOST = 12
-"""Trials of one setting at most, if it is undecided whether it keeps the constraint."""
 
 RISES = 2
 """Settings in a row with more energy than the best one above, after which a knob ends."""
@@ -42,6 +34,15 @@ FIRST_NOISE = 0.05
 
 _MARGIN = 2.0
 """Standard errors beyond which a difference is not noise, in the first block."""
+
+_BEYOND = 3
+"""Settings in a row beyond the slowdown budget, after which a knob ends: time has inversions."""
+
+_FAR_BEYOND = 0.1
+"""Relative time beyond the slowdown budget, after which a knob ends at once."""
+
+_BUDGET_NOISE = 0.02
+"""Relative noise of one trial that is assumed for the comparison with the budget."""
 
 
 class Planned(NamedTuple):
@@ -55,14 +56,14 @@ class Planned(NamedTuple):
 class TrialSchedule:
     """Chooses trials until each remaining setting has ``study.repeat`` usable or failed ones.
 
-    With ``max_slowdown``, settings that may keep it are repeated further, ``most`` times at most.
-    ``seed`` fixes the random order: a resumed study continues the same one.
+    With ``max_slowdown``, the first block is followed by blocks of the settings that may be
+    recommended for it, until the recommendation is decided or ``study.repeat`` times the number of
+    settings is reached. ``seed`` fixes the random order: a resumed study continues the same one.
     """
 
     longest: float = DEFAULT_LONGEST
     seed: int = 0
     max_slowdown: float | None = None
-    most: int = DEFAULT_MOST
 
     def next(self, study: Study) -> Planned | None:
         """The next trial, None when the study is complete."""
@@ -85,44 +86,37 @@ class TrialSchedule:
         done = {(trial.setting, trial.block) for trial in study.trials}
         out = {setting for setting, _ in study.pruned}
         complete = True
-        for block in range(study.repeat):
-            for setting in self._order(study, block):
+        for block in range(study.repeat if self.max_slowdown is None else 1):
+            for setting in self._order(study, block, study.settings):
                 if setting not in out and (setting, block) not in done:
                     complete = False
                     yield Planned(setting, block)
-        undecided = self._undecided(study) if complete else []
-        for block in range(study.repeat, self.most if undecided else 0):
-            missing = [one for one in (study.baseline, *undecided) if (one, block) not in done]
+        if complete and self.max_slowdown is not None:
+            yield from self._next_block(study, self.max_slowdown, out)
+
+    def _next_block(
+        self, study: Study, max_slowdown: float, out: Container[Setting]
+    ) -> Iterator[Planned]:
+        """The rest of the present block of undecided settings with the baseline, or the next."""
+        estimates = SettingEstimates(study.settings, study.usable())
+        pruned = {number for number, one in enumerate(study.settings) if one in out}
+        numbers = TrialAllocation(estimates, max_slowdown).undecided(pruned)
+        if not numbers:
+            return
+        wanted = [study.baseline, *(study.settings[number] for number in numbers)]
+        done = {(trial.setting, trial.block) for trial in study.trials}
+        newest = max(1, *(trial.block for trial in study.trials))
+        for block in (newest, newest + 1):
+            missing = [one for one in self._order(study, block, wanted) if (one, block) not in done]
             if missing:
-                yield from (Planned(setting, block) for setting in missing)
+                if len(study.trials) + len(missing) <= study.repeat * len(study.settings):
+                    yield from (Planned(setting, block) for setting in missing)
                 return
 
-    def _undecided(self, study: Study) -> list[Setting]:
-        """The settings that may keep the constraint, and would be recommended if they did."""
-        if self.max_slowdown is None:
-            return []
-        estimates = SettingEstimates(study.settings, study.usable())
-        constraints = Constraints(max_slowdown=self.max_slowdown)
-        try:
-            present = recommend(estimates, constraints).joules.value
-        except NoSettingError:
-            return []
-        time, energy, limit = estimates.time, estimates.energy, 1 + self.max_slowdown
-        out = {setting for setting, _ in study.pruned}
-        return [
-            study.settings[number]
-            for number in estimates.measured
-            if study.settings[number] not in out
-            and energy.value(number).value < present
-            and time.ratio(number, 0, ONE_SIDED).low
-            <= limit
-            < time.ratio(number, 0, ONE_SIDED).high
-        ]
-
-    def _order(self, study: Study, block: int) -> Sequence[Setting]:
+    def _order(self, study: Study, block: int, settings: Sequence[Setting]) -> Sequence[Setting]:
         if block == 0:
             return study.settings
-        shuffled = list(study.settings)
+        shuffled = list(settings)
         random.Random(f"{self.seed}:{block}").shuffle(shuffled)  # noqa: S311 - no secret
         return shuffled
 
@@ -149,7 +143,7 @@ class TrialSchedule:
     ) -> Iterator[tuple[Setting, str]]:
         """The settings of one knob's descent that lie behind its end."""
         least: _SettingMean | None = None
-        rises, reason = 0, ""
+        rises, beyond, reason = 0, 0, ""
         for setting in chain:
             if reason:
                 yield setting, reason
@@ -159,8 +153,13 @@ class TrialSchedule:
                 if any(trial.setting == setting for trial in study.trials):
                     continue  # its trial failed; the settings below are tried
                 return
+            excess = self._excess(mean, base)
+            beyond = beyond + 1 if excess > 0 else 0
             if mean.seconds / base.seconds > self.longest * (1 + _margin(mean, base)):
                 reason = f"{setting} takes more than {self.longest:g} times as long"
+                yield setting, reason
+            elif beyond == _BEYOND or excess > _FAR_BEYOND:
+                reason = f"{setting} exceeds the slowdown budget"
                 yield setting, reason
             elif least is not None and mean.joules > least.joules * (1 + _margin(mean, least)):
                 rises += 1
@@ -172,6 +171,13 @@ class TrialSchedule:
                 if least is None or mean.joules < least.joules:
                     least = mean
 
+    def _excess(self, mean: _SettingMean, base: _SettingMean) -> float:
+        """Relative time beyond the slowdown budget and noise; below 0 within it."""
+        if self.max_slowdown is None:
+            return -1.0
+        allowed = (1 + self.max_slowdown) * (1 + _margin(mean, base, _BUDGET_NOISE))
+        return mean.seconds / base.seconds / allowed - 1
+
 
 class _SettingMean(NamedTuple):
     seconds: float
@@ -179,8 +185,8 @@ class _SettingMean(NamedTuple):
     trials: int
 
 
-def _margin(one: _SettingMean, other: _SettingMean) -> float:
-    return _MARGIN * FIRST_NOISE * sqrt(1 / one.trials + 1 / other.trials)
+def _margin(one: _SettingMean, other: _SettingMean, noise: float = FIRST_NOISE) -> float:
+    return _MARGIN * noise * sqrt(1 / one.trials + 1 / other.trials)
 
 
 def _means(trials: Iterable[Trial]) -> dict[Setting, _SettingMean]:

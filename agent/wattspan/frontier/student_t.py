@@ -1,7 +1,8 @@
-"""Student's t distribution."""
+"""Student's t distribution, and the F distribution of a ratio of variances."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import exp, lgamma, log, log1p
 
 _TOLERANCE = 1e-12
@@ -16,6 +17,7 @@ def upper_tail(t: float, freedom: float) -> float:
     return half if t >= 0 else 1.0 - half
 
 
+@lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: float) -> float:
     """The t with P(T <= t) = ``probability``, which is above 0 and below 1, by bisection."""
     if probability < 0.5:
@@ -30,6 +32,14 @@ def quantile(probability: float, freedom: float) -> float:
         else:
             high = middle
     return (low + high) / 2
+
+
+def f_upper_tail(f: float, freedom: float, other: float) -> float:
+    """P(F > f) with ``freedom`` of the numerator and ``other`` degrees of the denominator.
+
+    Abramowitz and Stegun, 26.6.2.
+    """
+    return _incomplete_beta(other / (other + freedom * f), other / 2, freedom / 2)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

@@ -21,8 +21,9 @@ from wattspan.cli.options import (
     json_option,
 )
 from wattspan.clock import SystemClock
+from wattspan.frontier.recommendation import DEFAULT_TOLERANCE
 from wattspan.frontier.result import Frontier
-from wattspan.frontier.schedule import DEFAULT_LONGEST, DEFAULT_MOST, TrialSchedule
+from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import (
     Setting,
     grid,
@@ -115,14 +116,7 @@ def command() -> None:
 @click.option(
     "--max-slowdown",
     type=click.FloatRange(min=0),
-    help="Repeat settings further that may keep this slowdown: 0.05 is 5 %.",
-)
-@click.option(
-    "--most",
-    type=click.IntRange(1, 1000),
-    default=DEFAULT_MOST,
-    show_default=True,
-    help="Trials of one setting at most, with --max-slowdown.",
+    help="Spend the trials on the settings that may be recommended for this slowdown: 0.05 is 5 %.",
 )
 @click.option(
     "--device",
@@ -159,7 +153,6 @@ def run(
     trial_limit: Duration,
     longest: float,
     max_slowdown: float | None,
-    most: int,
     devices: tuple[str, ...],
     file: Path,
     resume: bool,
@@ -223,7 +216,7 @@ def run(
         trial_limit=trial_limit,
         echo=_echo_output if verbose else _drop_output,
     )
-    schedule = TrialSchedule(longest, max_slowdown=max_slowdown, most=most)
+    schedule = TrialSchedule(longest, max_slowdown=max_slowdown)
     study = carry_out(study, schedule, runner.run, kept)
     from wattspan.cli.frontier.tables import study_lines
 
@@ -390,6 +383,13 @@ def constraint_options(function: F) -> F:
         click.option(
             "--eta", type=float, help="Weight of energy against time, from 0 to 1, as in Zeus."
         ),
+        click.option(
+            "--tolerance",
+            type=float,
+            default=DEFAULT_TOLERANCE,
+            show_default=True,
+            help="Relative excess over a limit that the upper bound of an interval may have.",
+        ),
     ):
         function = option(function)
     return function
@@ -414,13 +414,14 @@ def recommend(
     energy_budget: float | None,
     watts: float | None,
     eta: float | None,
+    tolerance: float,
     form: str,
     as_json: bool,
 ) -> None:
     """Recommend the setting with the least energy that keeps the constraints with confidence.
 
-    Only measured settings are recommended. A setting keeps a constraint if the upper bound of its
-    95 % confidence interval does.
+    Only measured settings are recommended. A setting keeps a constraint if its estimate does, and
+    the upper bound of its one-sided 95 % confidence interval exceeds it by --tolerance at most.
     """
     from wattspan.cli.frontier.tables import (
         configuration_lines,
@@ -436,6 +437,7 @@ def recommend(
             energy_budget=energy_budget,
             watts=watts,
             eta=eta,
+            tolerance=tolerance,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
