@@ -30,7 +30,7 @@ def estimates(repeat: int = 3) -> SettingEstimates:
 def test_plot_shows_every_setting_and_the_frontier() -> None:
     found = estimates()
     root = ElementTree.fromstring(plot(found, "A title", "A note", "step"))
-    points = root.findall(f"{SVG}circle")
+    points = [one for one in root.findall(f"{SVG}circle") if "key" not in str(one.get("class"))]
     assert len([one for one in points if one.get("class") in ("on", "off")]) == len(LEVELS)
     assert len([one for one in points if one.get("class") == "baseline"]) == 1
     (line,) = root.findall(f"{SVG}polyline")
@@ -58,3 +58,39 @@ def test_names_cannot_break_out_of_the_plot() -> None:
     assert not root.findall(f".//{SVG}script")
     assert "\x1b" not in drawn
     assert "href" not in drawn
+
+
+def label_boxes(root: ElementTree.Element) -> list[tuple[float, float, float, float]]:
+    """The labels of settings, each as wide as a narrow letter a character at least."""
+    names = {str(one) for one in LEVELS}
+    found = []
+    for text in root.findall(f"{SVG}text"):
+        if text.text in names:
+            x, y, width = float(str(text.get("x"))), float(str(text.get("y"))), 5 * len(text.text)
+            left = x - width * {"start": 0, "middle": 0.5, "end": 1}[str(text.get("text-anchor"))]
+            found.append((left, y - 10, left + width, y))
+    return found
+
+
+def test_labels_overlap_nothing_and_are_not_cut_off() -> None:
+    near = {LEVELS[0]: (1.0, 300.0), LEVELS[1]: (1.001, 299.0), LEVELS[2]: (1.3, 250.0),
+            LEVELS[3]: (1.301, 249.5)}  # fmt: skip
+    rng = random.Random(2)
+    trials = [noisy_trial(near.__getitem__, one, block, 1e-5, rng) for block in range(2)
+              for one in LEVELS]  # fmt: skip
+    root = ElementTree.fromstring(plot(SettingEstimates(LEVELS, trials), "t", "n", "step"))
+    boxes = label_boxes(root)
+    assert len(boxes) >= 3
+    width = float(str(root.get("viewBox")).split()[2])
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        assert left > 0
+        assert right < width
+        for other in boxes[:number]:
+            apart = left >= other[2] or other[0] >= right or top >= other[3] or other[1] >= bottom
+            assert apart, (boxes[number], other)
+
+
+def test_long_title_is_shortened() -> None:
+    root = ElementTree.fromstring(plot(estimates(), "x" * 300, "n", "step"))
+    (title,) = [one for one in root.findall(f"{SVG}text") if one.get("class") == "title"]
+    assert len(str(title.text)) < 100

@@ -12,9 +12,12 @@ from wattspan.frontier.pareto import frontier
 from wattspan.util.text import printable
 
 _WIDTH, _HEIGHT = 860, 540
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 70, 64
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 84, 64
 _TICKS = 6
-_LABEL_GAP = 14  # pixels between labels of points
+_CHARACTER, _LINE = 7.8, 14  # pixels: the width of a letter at most, the height of a label
+_POINT = 6  # pixels: the radius of a point with its edge
+_RING = 10  # pixels: that of the ring around the baseline
+_TITLE_LENGTH = 72
 
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -67,33 +70,91 @@ def plot(estimates: SettingEstimates, title: str, note: str, unit: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
         f"<title>{_text(title)}</title><style>{_STYLE}</style>",
         f'<rect class="sheet" width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        f'<text class="title" x="{_LEFT}" y="28">{_text(title)}</text>',
-        f'<text class="note" x="{_LEFT}" y="48">{_text(note)}</text>',
+        f'<text class="title" x="{_LEFT}" y="24">{_text(_shortened(title))}</text>',
+        f'<text class="note" x="{_LEFT}" y="43">{_text(note)}</text>',
+        *_legend(),
         *_grid(across, up, unit),
         *_bars(time, energy, across, up),
     ]
     line = " ".join(f"{across.at(time[n].value):.1f},{up.at(energy[n].value):.1f}" for n in members)
     parts.append(f'<polyline class="frontier" points="{line}"/>')
-    taken: list[tuple[float, float]] = []
-    for number in sorted(estimates.measured, key=lambda n: (n not in members, time[n].value)):
-        x, y = across.at(time[number].value), up.at(energy[number].value)
-        name = _text(f"{estimates.settings[number]}")
+    places = {n: (across.at(time[n].value), up.at(energy[n].value)) for n in estimates.measured}
+    labels = _Labels([_Box.around(*at, _RING if n == 0 else _POINT) for n, at in places.items()])
+    for number in sorted(places, key=lambda n: (n != 0, n not in members, time[n].value)):
+        x, y = places[number]
+        name = f"{estimates.settings[number]}"
         figures = f"{time[number].value:.4g} s, {energy[number].value:.4g} J per {_text(unit)}"
         mark = "on" if number in members else "off"
         parts.append(
             f'<circle class="{mark}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
-            f"<title>{name}: {figures}</title></circle>"
+            f"<title>{_text(name)}: {figures}</title></circle>"
         )
         if number == 0:
             parts.append(f'<circle class="baseline" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
-        if all(abs(x - a) > 90 or abs(y - b) > _LABEL_GAP for a, b in taken):
-            taken.append((x, y))
-            left = x > _WIDTH - _RIGHT - 110
-            anchor, shift = ("end", -12) if left else ("start", 12)
-            parts.append(
-                f'<text x="{x + shift:.1f}" y="{y - 8:.1f}" text-anchor="{anchor}">{name}</text>'
-            )
+        parts += labels.label(x, y, name)
     return "\n".join((*parts, "</svg>\n"))
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @classmethod
+    def around(cls, x: float, y: float, radius: float) -> _Box:
+        return cls(x - radius, y - radius, x + radius, y + radius)
+
+    def meets(self, other: _Box) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+class _Labels:
+    """Places labels beside their points, where they cover nothing; others are left out.
+
+    A point without a label still has its name as a tooltip.
+    """
+
+    def __init__(self, taken: list[_Box]) -> None:
+        self._taken = taken
+
+    def label(self, x: float, y: float, name: str) -> Iterator[str]:
+        width = _CHARACTER * len(name)
+        for anchor, at, baseline, left in (
+            ("start", x + 12, y - 6, x + 12),
+            ("start", x + 12, y + 15, x + 12),
+            ("end", x - 12, y - 6, x - 12 - width),
+            ("end", x - 12, y + 15, x - 12 - width),
+            ("middle", x, y - 13, x - width / 2),
+            ("middle", x, y + 22, x - width / 2),
+        ):
+            box = _Box(left, baseline - _LINE + 3, left + width, baseline + 3)
+            inside = box.left > _LEFT and box.right < _WIDTH and box.bottom < _HEIGHT - _BOTTOM
+            if inside and not any(box.meets(one) for one in self._taken):
+                self._taken.append(box)
+                yield (
+                    f'<text x="{at:.1f}" y="{baseline:.1f}" text-anchor="{anchor}">{_text(name)}'
+                    "</text>"
+                )
+                return
+
+
+def _legend() -> Iterator[str]:
+    """The marks, in one line above the axes."""
+    x, y = _LEFT + _POINT, 60
+    for mark, radius, text in (
+        ("on", 5, "frontier"),
+        ("off", 5, "beaten beyond chance"),
+        ("baseline", 7, "baseline"),
+    ):
+        yield f'<circle class="{mark} key" cx="{x}" cy="{y}" r="{radius}"/>'
+        yield f'<text class="note" x="{x + 12}" y="{y + 4}">{text}</text>'
+        x += round(12 + _CHARACTER * len(text) + 24)
 
 
 def _axis(values: Sequence[ConfidenceInterval], start: int, end: int) -> _Axis:
@@ -149,3 +210,7 @@ def _bars(
 
 def _text(text: str) -> str:
     return escape(printable(text))
+
+
+def _shortened(title: str) -> str:
+    return title if len(title) <= _TITLE_LENGTH else f"{title[: _TITLE_LENGTH - 1]}…"

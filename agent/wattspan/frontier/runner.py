@@ -26,7 +26,7 @@ from wattspan.frontier.work import (
 )
 from wattspan.model import SECOND, Consumer
 from wattspan.ports import CapsError, Clock, WattspanError
-from wattspan.sdk import MeasurementError
+from wattspan.sdk import AgentUnavailableError, MeasurementError
 
 _END_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 _LAST_LINES = 5  # of the output, in the message of a failure
@@ -134,7 +134,8 @@ class TrialRunner:
     def run(self, planned: Planned) -> Trial:
         """The trial. A failure of the command or of the measurement is part of it.
 
-        CapsError if the limits are refused: so they would be in every trial.
+        CapsError if the limits are refused, AgentUnavailableError without an agent: every trial
+        would fail.
         """
         trial = Trial(
             setting=planned.setting,
@@ -168,7 +169,7 @@ class TrialRunner:
             if window is None:
                 return _failed(trial, self._no_window(process, output, begin))
             spent = self.meter.read(command, window)
-        except CapsError:
+        except (CapsError, AgentUnavailableError):
             raise
         except (WattspanError, MeasurementError) as error:
             return _failed(trial, str(error))

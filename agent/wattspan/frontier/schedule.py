@@ -59,11 +59,13 @@ class TrialSchedule:
     With ``max_slowdown``, the first block is followed by blocks of the settings that may be
     recommended for it, until the recommendation is decided or ``study.repeat`` times the number of
     settings is reached. ``seed`` fixes the random order: a resumed study continues the same one.
+    Of the first ``resumed`` trials, those that failed or do not count are tried again.
     """
 
     longest: float = DEFAULT_LONGEST
     seed: int = 0
     max_slowdown: float | None = None
+    resumed: int = 0
 
     def next(self, study: Study) -> Planned | None:
         """The next trial, None when the study is complete."""
@@ -83,7 +85,7 @@ class TrialSchedule:
 
     def _missing(self, study: Study) -> Iterator[Planned]:
         """The trials to go, in their order."""
-        done = {(trial.setting, trial.block) for trial in study.trials}
+        done = self._done(study)
         out = {setting for setting, _ in study.pruned}
         complete = True
         for block in range(study.repeat if self.max_slowdown is None else 1):
@@ -93,6 +95,13 @@ class TrialSchedule:
                     yield Planned(setting, block)
         if complete and self.max_slowdown is not None:
             yield from self._next_block(study, self.max_slowdown, out)
+
+    def _done(self, study: Study) -> set[tuple[Setting, int]]:
+        return {
+            (trial.setting, trial.block)
+            for number, trial in enumerate(study.trials)
+            if trial.usable or number >= self.resumed
+        }
 
     def _next_block(
         self, study: Study, max_slowdown: float, out: Container[Setting]
@@ -104,12 +113,12 @@ class TrialSchedule:
         if not numbers:
             return
         wanted = [study.baseline, *(study.settings[number] for number in numbers)]
-        done = {(trial.setting, trial.block) for trial in study.trials}
+        done = self._done(study)
         newest = max(1, *(trial.block for trial in study.trials))
         for block in (newest, newest + 1):
             missing = [one for one in self._order(study, block, wanted) if (one, block) not in done]
             if missing:
-                if len(study.trials) + len(missing) <= study.repeat * len(study.settings):
+                if len(done) + len(missing) <= study.repeat * len(study.settings):
                     yield from (Planned(setting, block) for setting in missing)
                 return
 

@@ -135,7 +135,11 @@ def command() -> None:
     show_default=True,
     help="File of the trials.",
 )
-@click.option("--resume", is_flag=True, help="Continue the study in the file.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue the study in the file; failed trials are tried again.",
+)
 @click.option("--verbose", is_flag=True, help="Show the output of the command.")
 @config_options
 @click.argument("words", metavar="CMD [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -216,7 +220,7 @@ def run(
         trial_limit=trial_limit,
         echo=_echo_output if verbose else _drop_output,
     )
-    schedule = TrialSchedule(longest, max_slowdown=max_slowdown)
+    schedule = TrialSchedule(longest, max_slowdown=max_slowdown, resumed=len(study.trials))
     study = carry_out(study, schedule, runner.run, kept)
     from wattspan.cli.frontier.tables import study_lines
 
