@@ -38,6 +38,8 @@ with EmulatedTraining(step=0.05, noise=0.003) as training:
 TARGETS = ("command", "agent", "capper")
 LENGTH = 14.0
 """Seconds from the start of a study of two trials to its end, about."""
+CAPPED = 6.0
+"""Seconds for which the second trial is capped, about."""
 
 KILLS = int(os.environ.get("WATTSPAN_FRONTIER_KILLS", "6"))
 HOSTS = min(5, KILLS)
@@ -76,10 +78,15 @@ class KilledStudy:
         self._host, self._folder = host, folder
         self._agent = self._started_agent()
 
-    def kill(self, target: str, after: float) -> Kill:
-        """One study, from its start to its end after the kill."""
+    def kill(self, target: str, after: float, *, once_capped: bool) -> Kill:
+        """One study, from its start to its end after the kill.
+
+        The kill comes ``after`` seconds from the start, or ``once_capped`` from the first cap.
+        """
         file = self._folder / f"{target}-{after:.3f}.json"
         process = self._study(file)
+        if once_capped:
+            eventually(self._host.capped, "a cap is in force", 180)
         with suppress(subprocess.TimeoutExpired):
             process.wait(after)
         capped = self._host.capped()
@@ -179,7 +186,9 @@ def test_study_killed_at_any_moment_restores_the_limit_and_is_resumed(
             try:
                 for kill in range(number, KILLS, HOSTS):
                     target = TARGETS[kill % len(TARGETS)]
-                    found.append(study.kill(target, rng.uniform(0.0, LENGTH)))
+                    capped = kill % 2 == 0
+                    after = rng.uniform(0.0, CAPPED if capped else LENGTH)
+                    found.append(study.kill(target, after, once_capped=capped))
             finally:
                 study.close()
         return found
@@ -189,3 +198,4 @@ def test_study_killed_at_any_moment_restores_the_limit_and_is_resumed(
     for kill in kills:
         record_property("kill", kill._asdict())
     assert len(kills) == KILLS
+    assert any(kill.capped for kill in kills)

@@ -2,7 +2,7 @@
 
 A setting is measured further only as long as that can change the recommendation: it may keep the
 budget, and its energy may be lower than that of the present recommendation. Successive elimination
-(Even-Dar, Mannor and Mansour 2006), with an indifference zone: settings of nearly equal energy are
+(Even-Dar et al. 2006), with an indifference zone: settings of nearly equal energy are
 not told apart.
 """
 
@@ -26,8 +26,11 @@ MIN_FREEDOM = 2
 _PRIOR_NOISE, _PRIOR_FREEDOM = 0.02, 2
 """Relative noise of a trial that is assumed at first, as if known from so many trials."""
 
-_OVER = 1.645
+_OVER = 2.0
 """Standard errors beyond the limit from which a setting is not measured further."""
+
+_WORSE = 1.0
+"""Standard errors of energy, beyond the zone, from which a setting is not measured further."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class TrialAllocation:
             if number not in (0, best)
             and number not in out
             and self._excess(number) <= _OVER * self._time_error(number)
-            and energy.contrast(number, best)[0] < log(1 - INDIFFERENCE)
+            and energy.contrast(number, best)[0]
+            < log(1 - INDIFFERENCE) + _WORSE * _error(energy, number, best)
         ]
         doubtful = found or self._excess(best) > -_OVER * self._time_error(best)
         if best != 0 and (doubtful or self.estimates.time.freedom < MIN_FREEDOM):
