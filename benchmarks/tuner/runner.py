@@ -19,6 +19,7 @@ from benchmarks.tuner.job import Job
 from benchmarks.tuner.plants import Luck, Plant, luck
 from benchmarks.tuner.truth import Total, Truth
 from wattspan.model import SECOND, Decision, DecisionReason, Move, TuningFigures
+from wattspan.tuning.decisions import phases
 from wattspan.tuning.decisions.report import report
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
@@ -32,7 +33,13 @@ from wattspan.tuning.decisions.values import (
 BATCH = 5.0
 """Seconds between exports of OpenTelemetry's batch processor, as it is set by default."""
 
-CORE = SimpleNamespace(begin=begin, step=step, report=report)
+CORE = SimpleNamespace(
+    begin=begin,
+    step=step,
+    report=report,
+    plan_ends=getattr(phases, "plan_ends", lambda state: None),
+    measures=getattr(phases, "measures_latency", lambda state: False),
+)
 """The tuner of this project."""
 
 _WINDOW = 600.0
@@ -228,7 +235,13 @@ def drive(
             job.set_cap(min(wanted.values(), default=original) / 1000)
             in_force, read_back = wanted, now + terms.turn
             since = int(read_back * 1e9)
-        now = min(flush, read_back, settled)
+        ends = core.plan_ends(state)
+        due = math.inf if ends is None else math.ceil(ends / SECOND / terms.turn) * terms.turn
+        if due <= now:  # the plan has ended, and the tuner waits for something else
+            due = math.inf
+        if core.measures(state):  # it uses every reading of the energy then
+            due = min(due, now + terms.turn)
+        now = min(flush, read_back, settled, due)
         job.advance(now)
         units: tuple[WorkUnit, ...] = ()
         if now >= settled:

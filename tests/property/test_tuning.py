@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.budget import allowance
+from wattspan.tuning.decisions.phases import plan_ends
 from wattspan.tuning.decisions.report import report
-from wattspan.tuning.decisions.search import TunerPhase
+from wattspan.tuning.decisions.search import MAX_CANDIDATES, TunerPhase, closed_account
 from wattspan.tuning.decisions.sequential_test import evidence
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
@@ -215,3 +216,41 @@ def test_budget_holds_with_the_costliest_probe() -> None:
     told = report(run.state)
     assert told.lost is not None
     assert told.lost <= allowance(0.05, run.state.account.elapsed)
+
+
+@given(st.floats(0.5, 0.999), st.integers(0, 200))
+def test_searches_in_a_row_share_the_declared_error(confidence: float, last: int) -> None:
+    """All candidates of all searches together: the union bound."""
+    state = begin(replace(QUICK, confidence=confidence), (KnobRange(GPU, TOP, FLOOR),), now=0)
+    spent = [MAX_CANDIDATES * state._replace(retries=retries).error for retries in range(last + 1)]
+    assert math.fsum(spent) <= (1 - confidence) * (1 + 1e-9)
+
+
+@RUNS
+@given(plants, st.integers(50, 600))
+def test_next_tuner_of_a_run_continues_its_account(plant: Plant, turns: int) -> None:
+    run = Run(plant)
+    run.on(turns)
+    assert run.state is not None
+    before = report(run.state)
+    again = begin(QUICK, (KnobRange(GPU, TOP, FLOOR),), now=0, account=closed_account(run.state))
+    after = report(again)
+    assert (after.allowance, after.units) == (before.allowance, before.units)
+    if before.lost is not None and before.slowdown_bound is not None:
+        assert after.lost == pytest.approx(before.lost, abs=2)
+        assert after.slowdown_bound == pytest.approx(before.slowdown_bound, abs=1e-6)
+
+
+@RUNS
+@given(plants, st.integers(1, 600))
+def test_blocks_end_by_the_clock_only_while_the_setting_is_in_force(
+    plant: Plant, turns: int
+) -> None:
+    run = Run(plant)
+    run.on(turns)
+    assert run.state is not None
+    ends = plan_ends(run.state)
+    if ends is not None:
+        samples = run.state.samples
+        assert samples.level == run.state.plan.level
+        assert ends >= samples.periods[-1].since + run.state.policy.settle_time

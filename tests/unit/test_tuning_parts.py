@@ -38,6 +38,7 @@ from wattspan.tuning.decisions.report import (
     slowdown_text,
 )
 from wattspan.tuning.decisions.sequential_test import (
+    MIN_SHIFTED_BLOCKS,
     Cusum,
     Evidence,
     LevelShift,
@@ -363,7 +364,7 @@ def test_lasting_shift_of_blocks_is_detected() -> None:
     for at in range(8):
         raw = raw.add(block(FLOOR, at), 0.01)
     assert raw.blocks == 8
-    for at in range(12):
+    for at in range(MIN_SHIFTED_BLOCKS):
         raw = raw.add(block(FLOOR, at, 2.5), 0.01)
     assert raw.suspected
     assert raw.changed

@@ -301,7 +301,7 @@ def test_original_stays_during_its_comparison() -> None:
 
 
 def test_waiting_rank_is_lowered_after_a_common_hold() -> None:
-    before = state(plan=ProbePlan(BASE, 24), refinements=2)
+    before = state(plan=ProbePlan(BASE, 48), refinements=3)
     after = decide(before, Observation(now=200 * SECOND, in_force=before.ladder.caps(BASE)))
     assert (after.phase, after.decision.reason) == (TunerPhase.PROVE, DecisionReason.CERTIFYING)
     assert after.candidate == after.slack.lowered

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle
-from wattspan.model import SECOND, Decision, DecisionReason, Move
+from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning.decisions.report import report
 
 DWELL = replace(QUICK, dwell=60 * SECOND)
@@ -245,7 +245,7 @@ def test_way_down_ends_where_energy_rises_again() -> None:
     def shallow(at: float) -> tuple[float, float]:
         return (1.0, 1.0) if at >= TOP else (1.025, 0.8) if at > 370_000 else (1.036, 0.95)
 
-    run = Run(Plant(curve=shallow, cv=0.002), DWELL)
+    run = Run(Plant(curve=shallow, cv=0.002), replace(DWELL, knob=Knob.CPU_POWER, block_units=40))
     run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
     assert run.state is not None
     assert len(run.state.estimates.levels) == 2

@@ -17,7 +17,15 @@ from wattspan.tuning.decisions.values import EnergyPoint, TunerPolicy, WorkUnit
 ENERGY_TIMEOUT = 30 * SECOND
 """Maximum time for which a block waits for its energy."""
 
+_METER_ERROR = 50e6
+"""Nanoseconds of a block's edges in which its energy is uncertain: GPUs update counters each 0.1 s.
+
+It is about the standard deviation of two edges within such periods, rounded up."""
+
 _MAX_POINTS = 512
+
+_MAX_PERIODS = 63
+"""Periods that wait for their units, besides the present one."""
 
 
 class Block(NamedTuple):
@@ -50,6 +58,11 @@ class Block(NamedTuple):
     def concurrency(self) -> float:
         """Mean number of requests in flight (Little's law)."""
         return self.busy / (self.end - self.start)
+
+
+def meter_error(duration: float) -> float:
+    """Relative standard deviation of the mean power over ``duration`` nanoseconds."""
+    return _METER_ERROR / duration
 
 
 class LevelPeriod(NamedTuple):
@@ -108,7 +121,7 @@ def set_level(samples: SampleBuffer, level: int | None, since: int) -> SampleBuf
     if last.level == level and since <= last.since:
         return samples
     stretch = LevelPeriod(level, max(since, last.since), last.number + 1)
-    return samples._replace(periods=(*samples.periods[-7:], stretch))
+    return samples._replace(periods=(*samples.periods[-_MAX_PERIODS:], stretch))
 
 
 def add_units(
@@ -240,12 +253,12 @@ def _with_energy(block: Block, points: tuple[EnergyPoint, ...]) -> Block | None:
         return None
     if points[0].at > block.start:
         return block
-    energy = _energy_at(points, block.end) - _energy_at(points, block.start)
+    energy = energy_at(points, block.end) - energy_at(points, block.start)
     return block._replace(energy=energy if energy > 0 else None)
 
 
-def _energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
-    """Linear interpolation between two points."""
+def energy_at(points: tuple[EnergyPoint, ...], at: int) -> float:
+    """Cumulative energy by linear interpolation; ``at`` is at most the last point's time."""
     right = bisect_left(points, (at, -1))
     if points[right].at == at or right == 0:
         return points[right].energy

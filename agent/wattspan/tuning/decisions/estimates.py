@@ -18,6 +18,9 @@ from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evidence
 from wattspan.tuning.decisions.serving import log_ratio, merged
 
+MAX_REACH = 8
+"""Blocks at each end of a run that are kept for comparisons."""
+
 _MAX_DISTANCE = 12
 """Largest distance of compared blocks, relative to their length."""
 
@@ -66,8 +69,9 @@ def add_block(
     if present is None or not _near(present.tail[-1], block):
         return Pairing(present=alone), None
     if present.tail[-1].period == block.period:
-        head = (*present.head, block) if present.count < 4 else present.head
-        present = BlockRun(head, (*present.tail[-3:], block), present.count + 1)
+        head = (*present.head, block) if present.count < MAX_REACH else present.head
+        tail = (*present.tail[1 - MAX_REACH :], block)
+        present = BlockRun(head, tail, present.count + 1)
         pairing = replace(pairing, present=present)
     else:
         pairing = Pairing(pairing.middle, present, alone)
@@ -92,7 +96,8 @@ def _compare(
     # The blocks of the run before that the previous comparison has not used.
     first = before.tail[-min(reach, max(1, before.count // 2)) :]
     flank = first + present.head[:reach]
-    core = middle.head + middle.tail[len(middle.tail) - min(middle.count - len(middle.head), 4) :]
+    rest = min(middle.count - len(middle.head), MAX_REACH)
+    core = middle.head + middle.tail[len(middle.tail) - rest :]
     capped, free = (core, flank) if screening else (flank, core)
     if core[0].arrived:
         pair = _load_pair(capped, free)
@@ -137,7 +142,7 @@ def _rates(blocks: Sequence[Block]) -> tuple[float, float, float | None, int]:
     return busy, span, power, sum([one.units for one in blocks])
 
 
-_MAX_PAIRS = 200
+_MAX_PAIRS = 400
 """Pairs of a level that are kept, the latest ones."""
 
 _MIN_DEVIATION = 0.001
@@ -259,14 +264,52 @@ class ResponsePoint(NamedTuple):
     time: float
     power: float
     variance: float
+    power_variance: float = 0.0  # of the mean of the power; 0: as that of the time
+
+
+class Prior(NamedTuple):
+    """Means and covariances of a parabola's coefficients over many jobs."""
+
+    linear: float
+    square: float
+    linear_variance: float
+    square_variance: float
+    covariance: float
+
+    @property
+    def precision(self) -> tuple[float, float, float]:
+        """The inverse of the covariance matrix: its diagonal, and its other element."""
+        one, two, both = self.linear_variance, self.square_variance, self.covariance
+        determinant = one * two - both * both
+        return two / determinant, one / determinant, -both / determinant
+
+
+class CurvePrior(NamedTuple):
+    """Usual responses to a cap, in the same terms as :class:`ResponseCurve`."""
+
+    slowdown: Prior
+    relief: Prior
+
+
+POWER_CAP_PRIOR = CurvePrior(
+    Prior(0.12, 0.54, 0.132, 1.61, -0.429), Prior(0.79, 0.41, 0.392, 3.69, -1.13)
+)
+"""The parabolas of 97 published curves of V100s and A40s (Zeus, NSDI '23; Perseus, SOSP '24).
+
+``benchmarks.tuner.prior`` fits them, and measures their error for jobs that are left out.
+"""
 
 
 class _Fit(NamedTuple):
-    """A parabola of the depth, and its corrections at each of the curve's levels."""
+    """A parabola of the depth, and its corrections at each of the curve's levels.
+
+    ``covariance`` is that of the coefficients: both variances, and the mixed one.
+    """
 
     linear: float
     square: float
     bends: tuple[float, ...]
+    covariance: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +328,12 @@ class ResponseCurve:
         """The predicted log ratio of time per work."""
         return max(self._at(self.slowdown, level), 0.0)
 
+    def time_error(self, level: float) -> float:
+        """The standard error of :meth:`time` where nothing was measured; 0 without a prior."""
+        x = max((self.origin - level) / self.origin, 0.0)
+        one, two, both = self.slowdown.covariance
+        return math.sqrt(max(one * x**2 + two * x**4 + 2 * both * x**3, 0.0))
+
     def power(self, level: float) -> float:
         """The predicted log ratio of mean power."""
         return -self._at(self.relief, level)
@@ -302,7 +351,9 @@ class ResponseCurve:
         return parabola + (before + (level - low) / (high - low) * (after - before))
 
 
-def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
+def fit_curve(
+    points: Sequence[ResponsePoint], origin: float, prior: CurvePrior | None = None
+) -> ResponseCurve:
     """The curve through ``points``; those at or above the origin are ignored."""
     used = sorted(point for point in points if point.level < origin)
     depths = [(origin - one.level) / origin for one in used]
@@ -310,21 +361,61 @@ def fit_curve(points: Sequence[ResponsePoint], origin: float) -> ResponseCurve:
     return ResponseCurve(
         origin,
         (*(float(one.level) for one in used), origin),
-        _fit(depths, [one.time for one in used], variances),
-        _fit(depths, [-one.power for one in used], variances),
+        _fit(depths, [one.time for one in used], variances, prior and prior.slowdown),
+        _fit(
+            depths,
+            [-one.power for one in used],
+            [one.power_variance or one.variance for one in used],
+            prior and prior.relief,
+        ),
     )
 
 
-def _fit(depths: Sequence[float], values: Sequence[float], variances: Sequence[float]) -> _Fit:
+def _fit(
+    depths: Sequence[float],
+    values: Sequence[float],
+    variances: Sequence[float],
+    prior: Prior | None,
+) -> _Fit:
     terms = list(zip(depths, values, variances, strict=True))
-    linear, square = _parabola([(x, value, 1 / variance) for x, value, variance in terms])
+    covariance = 0.0, 0.0, 0.0
+    if prior is None:
+        linear, square = _parabola([(x, value, 1 / variance) for x, value, variance in terms])
+    else:
+        model_error = _CURVE_MODEL_ERROR**2
+        weighted = [(x, value, 1 / (variance + model_error)) for x, value, variance in terms]
+        linear, square, covariance = _posterior(weighted, prior)
     bends = [
         _CURVE_MODEL_ERROR**2
         / (_CURVE_MODEL_ERROR**2 + variance)
         * (value - linear * x - square * x * x)
         for x, value, variance in terms
     ]
-    return _Fit(linear, square, (*bends, 0.0))
+    return _Fit(linear, square, (*bends, 0.0), covariance)
+
+
+def _posterior(
+    terms: Sequence[tuple[float, float, float]], prior: Prior
+) -> tuple[float, float, tuple[float, float, float]]:
+    """Coefficients by Bayesian linear regression, at least 0, and their covariance."""
+    one, two, both = prior.precision
+    first = one * prior.linear + both * prior.square
+    second = both * prior.linear + two * prior.square
+    for x, value, weight in terms:
+        one += weight * x**2
+        two += weight * x**4
+        both += weight * x**3
+        first += weight * x * value
+        second += weight * x**2 * value
+    determinant = one * two - both * both
+    covariance = two / determinant, one / determinant, -both / determinant
+    linear = (first * two - second * both) / determinant
+    square = (one * second - both * first) / determinant
+    if linear < 0:
+        return 0.0, max(second / two, 0.0), covariance
+    if square < 0:
+        return max(first / one, 0.0), 0.0, covariance
+    return linear, square, covariance
 
 
 def _parabola(terms: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

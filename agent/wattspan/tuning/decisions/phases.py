@@ -6,12 +6,13 @@ import math
 
 from wattspan.model import DecisionReason, Move, Nanoseconds
 from wattspan.tuning.decisions import report, safety, search
+from wattspan.tuning.decisions.blocks import ENERGY_TIMEOUT
 from wattspan.tuning.decisions.estimates import Estimates, Pairing
 from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
-from wattspan.tuning.decisions.safety import decline_and_pause, release_and_pause
+from wattspan.tuning.decisions.safety import SIGNAL_TIMEOUT, decline_and_pause, release_and_pause
 from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
 from wattspan.tuning.decisions.sequential_test import Cusum, pairs_needed
-from wattspan.tuning.decisions.values import Observation
+from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
 _MAX_NEEDED_PAIRS = 500.0
 _SCREENING_SHARE = 0.5
@@ -19,10 +20,10 @@ _SCREENING_SHARE = 0.5
 
 _CERTIFYING_SHARE = 0.85
 
-_REFINE_PAIRS = 3
-"""Further pairs of a certified level before a lower one is considered."""
+_MAX_REFINEMENTS = 3
 
-_MAX_REFINEMENTS = 2
+_BLOCKS_BEFORE_REFINEMENT = 20
+"""Blocks for which a certified level is held before a lower one is tried."""
 
 _MAX_TAIL_PAIRS = 64
 """Pairs after which a latency that is not certain to hold is taken as not holding."""
@@ -62,14 +63,37 @@ def _request_level(state: TunerState, now: int, level: int, blocks: int) -> Tune
     if level == state.plan.level:
         return state._replace(plan=ProbePlan(level, blocks))
     return state._replace(
-        plan=ProbePlan(level, blocks), previous_level=state.plan.level, requested_at=now
+        plan=ProbePlan(level, blocks),
+        previous_level=state.plan.level,
+        requested_at=now,
+        latency=state.latency.change(now),
     )
 
 
-def _plan_complete(state: TunerState) -> bool:
-    return (
-        state.samples.level == state.plan.level and state.samples.full_blocks >= state.plan.blocks
-    )
+def plan_ends(state: TunerState) -> int | None:
+    """The time at which the plan's blocks are complete by the clock; None where units decide.
+
+    Units are known seconds after their end, because exporters send batches. Waiting for them
+    would lengthen every block. Blocks of requests are periods of time anyway.
+    """
+    if state.policy.kind is not WorkloadKind.STEPS or state.samples.level != state.plan.level:
+        return None
+    if not state.account.units:
+        return None
+    lasts = search.block_time(state) * state.plan.blocks + search.unit_time(state)
+    return state.samples.periods[-1].since + state.policy.settle_time + round(lasts)
+
+
+def measures_latency(state: TunerState) -> bool:
+    """True if energy readings after each change are of use."""
+    return state.phase is not TunerPhase.REST and not state.latency.measured
+
+
+def _plan_complete(state: TunerState, now: int) -> bool:
+    if state.samples.level != state.plan.level:
+        return False
+    ends = plan_ends(state)
+    return state.samples.full_blocks >= state.plan.blocks or (ends is not None and now >= ends)
 
 
 def _probe(state: TunerState, reason: DecisionReason, level: int) -> TunerState:
@@ -93,15 +117,9 @@ def relearn(state: TunerState) -> TunerState:
         blocks=search.MIN_BASELINE_BLOCKS - 2,
         power=state.estimates.power,
     )
-    shape = search.fitted_curve(state)
-    account = state.account.close(
-        lambda level: search.expected_slowdown(state, level, shape)[0],
-        lambda level: search.slowdown_bound(state, level, shape),
-        search.saved_energy(state),
-    )
     defaults = TunerState._field_defaults
     return state._replace(
-        account=account,
+        account=search.closed_account(state),
         phase=TunerPhase.LEARN,
         plan=ProbePlan(state.top, 1),
         estimates=estimates,
@@ -126,6 +144,8 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         if state.decision.reason is DecisionReason.BASELINE:
             return state
         return _probe(state, DecisionReason.BASELINE, state.top)
+    if estimates.energies < 1 and now - state.begun < ENERGY_TIMEOUT + SIGNAL_TIMEOUT:
+        return state
     if estimates.energies < 1:
         return decline_and_pause(
             state, now, DecisionReason.NO_SIGNAL, "the energy of its devices is unknown"
@@ -157,7 +177,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
 def _screen(state: TunerState, observation: Observation) -> TunerState:
     level, now = state.probe_level, observation.now
     if state.plan.level == level:
-        if not _plan_complete(state):
+        if not _plan_complete(state, now):
             return state
         return _probe(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
     if state.estimates.at(level).time.n >= state.wanted_pairs:
@@ -166,7 +186,7 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
             return _choose_candidate(state, observation)
         state = state._replace(probe_level=following, wanted_pairs=search.screening_pairs(state))
         level = following
-    elif not _compared(state):
+    elif not _compared(state, now):
         shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
         return state if shown else _probe(state, DecisionReason.SCREENING, level)
     if not search.affordable(state, level, 2 * search.block_time(state), _SCREENING_SHARE):
@@ -174,9 +194,9 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
     return _probe(_request_level(state, now, level, 1), DecisionReason.SCREENING, level)
 
 
-def _compared(state: TunerState) -> bool:
+def _compared(state: TunerState, now: int) -> bool:
     """True if the last probe was compared with the original setting, or never will be."""
-    if not _plan_complete(state):
+    if not _plan_complete(state, now):
         return False
     present = state.pairing.present
     at_top = present is not None and present.head[0].level == state.top
@@ -229,7 +249,7 @@ def _begin_certification(state: TunerState, observation: Observation, level: int
 
 def _alternate(state: TunerState, observation: Observation, level: int) -> TunerState:
     """Alternate the level with the original, with as many blocks as the account permits."""
-    if not _plan_complete(state) and state.plan.level in (level, state.top):
+    if not _plan_complete(state, observation.now) and state.plan.level in (level, state.top):
         return _show_certification(state)
     if state.plan.level != state.top:
         return _show_certification(
@@ -237,8 +257,7 @@ def _alternate(state: TunerState, observation: Observation, level: int) -> Tuner
         )
     duration = search.block_time(state)
     state, extra = search.random_choice(state, 2)
-    # The first certification should be early; later, only the cost of blocks matters.
-    for blocks in (6, 4, 2) if state.certified is None else (14, 8, 4, 2):
+    for blocks in range(2 * search.reach(state), 0, -1):
         if search.affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
             state = _request_level(state, observation.now, level, blocks + extra)
             break
@@ -288,7 +307,7 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
         mean, error = search.expected_slowdown(state, level)
         # Few pairs can mislead: one standard error is granted.
         needed = pairs_needed(state.budget - mean + error, time.deviation, state.error)
-        if needed > max(1.5 * time.n, 56) or (certain and time.n >= _MAX_TAIL_PAIRS):
+        if needed > max(1.5 * time.n, 120) or (certain and time.n >= _MAX_TAIL_PAIRS):
             return _next_candidate(state, observation)
     return _alternate(state, observation, level)
 
@@ -299,6 +318,11 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
     value = search.objective_value(state, estimate.time.mean, estimate.power.mean)
     error = math.hypot(estimate.time.deviation, estimate.power.deviation)
     error /= math.sqrt(estimate.time.n)
+    if value + 2 * error > -0.001 and state.certified is None:
+        lower = search.candidate(state, search.certifiable_slowdown(state, 2.0 * estimate.time.n))
+        if lower is not None and lower < level and state.refinements < _MAX_REFINEMENTS:
+            state = state._replace(refinements=state.refinements + 1)
+            return _begin_certification(state, observation, lower)
     if value + 2 * error > -0.001 or not search.saves_energy(state, level):
         return _fall_back(state, observation, DecisionReason.NO_SAVING)
     state = state._replace(
@@ -372,7 +396,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         return released
     level, now = state.chosen, observation.now
     estimate = state.estimates.at(level)
-    if observation.may_explore:
+    if observation.may_explore and _held_long(state, now):
         lower = _lower_candidate(state)
         if lower is not None:
             state = state._replace(refined_pairs=estimate.time.n, refinements=state.refinements + 1)
@@ -380,7 +404,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         lowered = search.lower_waiting_ranks(state)
         if lowered is not None and lowered.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.slack.lowered)
-    complete = _plan_complete(state)
+    complete = _plan_complete(state, now)
     if state.plan.level == state.top != level:
         if not complete:
             return state
@@ -388,7 +412,7 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         state = _request_level(state, now, level, _hold_blocks(state) + extra)
         return state._replace(decision=report.hold_decision(state, level, estimate))
     suspected = state.level_shift.suspected or state.cusum.suspicious
-    soon = suspected and state.samples.full_blocks >= 3 and state.samples.level == level
+    soon = suspected and state.samples.full_blocks >= 6 and state.samples.level == level
     if state.plan.level != level or complete or soon:
         state = _request_level(state, now, state.top, search.free_blocks(state))
         return _probe(state, DecisionReason.SENTINEL, level)
@@ -397,13 +421,20 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     return state._replace(decision=report.hold_decision(state, level, estimate))
 
 
+def _held_long(state: TunerState, now: int) -> bool:
+    """True if the level was in force long enough since the last comparison to try another one."""
+    held = state.samples.level == state.plan.level == state.chosen
+    lasts = _BLOCKS_BEFORE_REFINEMENT * search.block_time(state)
+    return held and now - state.samples.periods[-1].since >= lasts
+
+
 def _hold_blocks(state: TunerState) -> int:
     """Blocks until the next comparison: fewer where the level is less certain."""
     if state.cusum.suspicious or state.level_shift.suspected:
-        return 3
+        return 6
     time = state.estimates.at(state.chosen).time
     margin = (state.budget - time.upper(state.error)) / state.budget
-    return 40 if margin > 0.03 and time.n >= 16 else 24
+    return 80 if margin > 0.03 and time.n >= 16 else 48
 
 
 def _lower_candidate(state: TunerState) -> int | None:
@@ -414,12 +445,10 @@ def _lower_candidate(state: TunerState) -> int | None:
     if state.failed_candidates >= search.MAX_CANDIDATES or state.refinements >= _MAX_REFINEMENTS:
         return None
     time = state.estimates.at(level).time
-    if time.n < state.refined_pairs + _REFINE_PAIRS:
-        return None
     if state.cusum.suspicious or state.level_shift.suspected:
         return None
     target = search.certifiable_slowdown(state, max(2.0 * time.n, 32.0))
-    gain = max(0.05 * state.budget, 0.0015)
+    gain = max(0.1 * state.budget, 0.0015)
     if target - time.mean < gain:
         return None
     shape = search.fitted_curve(state)

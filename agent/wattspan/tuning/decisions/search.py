@@ -16,9 +16,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model import Decision, Knob, ModelEnum, Nanoseconds
-from wattspan.tuning.decisions.blocks import SampleBuffer
+from wattspan.tuning.decisions.blocks import SampleBuffer, meter_error
 from wattspan.tuning.decisions.budget import SlowdownAccount, allowance, lost_part
+from wattspan.tuning.decisions.cap_latency import CapLatency
 from wattspan.tuning.decisions.estimates import (
+    MAX_REACH,
+    POWER_CAP_PRIOR,
     Estimates,
     Pairing,
     ResponseCurve,
@@ -76,6 +79,7 @@ class TunerState(NamedTuple):
     pairing: Pairing = Pairing()
     estimates: Estimates = Estimates()
     account: SlowdownAccount = SlowdownAccount()
+    latency: CapLatency = CapLatency()
     cusum: Cusum = Cusum()
     level_shift: LevelShift = LevelShift()
     previous_level: int = 0  # requested before the present one
@@ -121,8 +125,12 @@ class TunerState(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The error probability of one candidate; it falls with each search without result."""
-        return (1 - self.policy.confidence) / MAX_CANDIDATES / (1 + self.retries) ** 2
+        """The error probability of one candidate; it falls with each search without result.
+
+        All searches in a row have at most that of the policy, because the sum of 1/n**2 is pi**2/6.
+        """
+        searches = (math.pi * (1 + self.retries)) ** 2 / 6
+        return (1 - self.policy.confidence) / MAX_CANDIDATES / searches
 
     @property
     def chosen(self) -> int:
@@ -154,17 +162,39 @@ def random_choice(state: TunerState, sides: int) -> tuple[TunerState, int]:
 
 # ------------------------------------------------------------------------------ next level
 
+_MAX_JUMP = 0.12
+"""Distance of the next level where the curve is known from its prior and the first levels."""
+
 STEP = 0.06
 """Distance of the next screened level, relative to the level."""
 
 _ONE_SIDED_QUANTILE = 2.33  # standard errors: 1 in 100
 _PREDICTION_ERROR = 0.006
+_MAX_SCREENING_PAIRS = 6
+_SMALL_NOISE = 0.008  # standard deviation of a comparison of one block
+_CAUTION = 0.4
+"""Standard errors of a predicted slowdown that are added for the first candidate."""
+
+_FIRST_AIM = 0.7
+"""Expected slowdown of the first level, relative to the budget."""
+
+_MAX_FIRST_DEPTH = 0.25  # of the first level below the origin
 _FIRST_STEP = 0.12  # assumed slowdown of the first step down, before anything is known
 
 
 def start_level(state: TunerState) -> int:
-    """The first level to screen: just above the power that is rarely exceeded."""
+    """The first level to screen.
+
+    For power caps of GPUs it is the one with the usual slowdown of a first candidate, by published
+    curves. For other knobs it is just above the power that is rarely exceeded.
+    """
     top = state.top
+    if state.policy.knob is Knob.GPU_POWER:
+        shape, level = fitted_curve(state), state.ladder.level((1 - STEP / 2) * origin(state))
+        lowest = state.ladder.level((1 - _MAX_FIRST_DEPTH) * origin(state))
+        while level > lowest and shape.time(level) < _FIRST_AIM * state.budget:
+            level -= state.ladder.step
+        return min(level, state.ladder.level((1 - STEP / 2) * top))
     draws = sorted(state.estimates.draws)
     if state.policy.knob is not Knob.GPU_CLOCK and draws:
         peak = draws[min(len(draws) * 95 // 100, len(draws) - 1)]
@@ -178,7 +208,7 @@ def origin(state: TunerState) -> float:
     draws = state.estimates.draws
     if state.policy.knob is Knob.GPU_CLOCK or not draws:
         return float(state.top)
-    return min(float(state.top), 1.25 * max(draws))
+    return min(float(state.top), 1.15 * max(draws))
 
 
 def fitted_curve(state: TunerState) -> ResponseCurve:
@@ -187,25 +217,70 @@ def fitted_curve(state: TunerState) -> ResponseCurve:
     for level, estimate in state.estimates.levels.items():
         if estimate.time.n and state.ladder.base(level) == level:
             deviation = max(estimate.time.deviation, pair_deviation(state))
+            time, power = estimate.time, estimate.power
+            meter = meter_error(block_time(state))
             points.append(
                 ResponsePoint(
-                    level, estimate.time.mean, estimate.power.mean, deviation**2 / estimate.time.n
+                    level,
+                    time.mean,
+                    power.mean,
+                    deviation**2 / time.n,
+                    (max(power.deviation, deviation) ** 2 + 1.5 * meter**2) / max(power.n, 1),
                 )
             )
-    return fit_curve(points, origin(state))
+    prior = POWER_CAP_PRIOR if state.policy.knob is Knob.GPU_POWER else None
+    return fit_curve(points, origin(state), prior)
+
+
+def drift_dominates(state: TunerState) -> bool:
+    """True if units differ so little that comparisons of more units gain little."""
+    return state.estimates.deviation(0.6 / state.policy.block_units) <= _SMALL_NOISE
+
+
+def comparison_blocks(state: TunerState) -> tuple[int, int]:
+    """Blocks of a comparison: at the original setting, and on each side of it under the cap.
+
+    A search alternates quickly: many short comparisons are better than few long ones, because
+    drift is smaller between neighbours. The first certification should be early: twice as much
+    work under the cap as at the original takes an eighth more units than equal parts, and saves
+    meanwhile. While a certified level is improved, only the time at the original matters. Where
+    settling takes longer than a block, more blocks cost little time.
+    """
+    short = block_time(state) < state.policy.settle_time
+    if state.certified is None:
+        return 1, 2 if short else 1
+    if short:
+        return 3, MAX_REACH
+    return 1, 2 if drift_dominates(state) else 4
 
 
 def free_blocks(state: TunerState) -> int:
-    """Blocks at the original setting in a comparison.
+    """Blocks at the original setting in the next comparison.
 
-    More blocks reduce the noise of single units, but not the effect of drift.
+    A held setting is rarely compared, so that the comparison is longer where units differ.
     """
-    return 2 if state.estimates.deviation(1.2 / state.policy.block_units) > 0.008 else 1
+    if state.phase is TunerPhase.SCREEN:
+        return 1
+    free = comparison_blocks(state)[0]
+    if state.phase is not TunerPhase.HOLD:
+        return free
+    deviation = state.estimates.deviation(0.6 / state.policy.block_units)
+    return max(free, 1 if deviation <= _SMALL_NOISE else 2 if deviation <= 2 * _SMALL_NOISE else 4)
+
+
+def reach(state: TunerState) -> int:
+    """Capped blocks on each side of the next comparison."""
+    if state.phase is TunerPhase.SCREEN:
+        return 1
+    if state.phase is TunerPhase.HOLD:
+        return 2 if drift_dominates(state) else 6
+    return comparison_blocks(state)[1]
 
 
 def comparison_variance(state: TunerState) -> float:
-    """Variance of a comparison relative to one unit's: two or three blocks lie on each side."""
-    return (1 / free_blocks(state) + 0.2) / state.policy.block_units
+    """Variance of a comparison during a search relative to one unit's."""
+    free, side = comparison_blocks(state)
+    return (1 / free + 0.5 / side) / state.policy.block_units
 
 
 def pair_deviation(state: TunerState) -> float:
@@ -247,10 +322,14 @@ def affordable(state: TunerState, level: int, duration: float, share: float) -> 
     return lost <= allowance(budget, account.elapsed + duration)
 
 
+def unit_time(state: TunerState) -> float:
+    """Mean duration of a unit in nanoseconds."""
+    return state.account.elapsed / max(state.account.units, 1)
+
+
 def block_time(state: TunerState) -> float:
     """Approximate duration of a block in nanoseconds."""
-    unit = state.account.elapsed / max(state.account.units, 1)
-    return max(unit * state.policy.block_units, state.policy.block_time)
+    return max(unit_time(state) * state.policy.block_units, state.policy.block_time)
 
 
 def objective_value(state: TunerState, time: float, power: float) -> float:
@@ -267,7 +346,7 @@ def objective_value(state: TunerState, time: float, power: float) -> float:
 def screening_pairs(state: TunerState) -> int:
     """Pairs of a level that suffice for screening."""
     rough = (pair_deviation(state) / (0.3 * state.budget)) ** 2
-    return min(max(math.ceil(rough), 1), 3)
+    return min(max(math.ceil(rough), 1), _MAX_SCREENING_PAIRS)
 
 
 def next_level(state: TunerState) -> int | None:
@@ -277,7 +356,7 @@ def next_level(state: TunerState) -> int | None:
         return None
     shape = fitted_curve(state)
     slowdown = shape.time(level)
-    if slowdown >= 0.9 * state.budget:
+    if slowdown >= (0.65 if state.policy.knob is Knob.GPU_POWER else 0.9) * state.budget:
         return None
     estimate = state.estimates.at(level)
     upper = [one for at, one in state.estimates.levels.items() if at > level]
@@ -288,21 +367,26 @@ def next_level(state: TunerState) -> int | None:
             return None
     step = STEP if slowdown > 0.1 * state.budget or level == state.top else 1.5 * STEP
     down = ladder.level((1 - step) * level)
-    while down < level and shape.time(down) > 1.7 * state.budget:
+    if state.policy.knob is Knob.GPU_POWER:
+        down = ladder.level((1 - _MAX_JUMP) * level)
+    while (
+        down < level
+        and shape.time(down) > (0.8 if state.policy.knob is Knob.GPU_POWER else 1.7) * state.budget
+    ):
         down += ladder.step
-    return down
+    return down if down < level else None
 
 
 def certifiable_slowdown(state: TunerState, pairs: float) -> float:
     """The log ratio of time up to which ``pairs`` would probably certify a level."""
     margin = half_width(max(int(pairs), 4), state.error) * pair_deviation(state)
-    return state.budget - max(margin, 0.03 * state.budget)
+    return state.budget - max(margin, 0.05 * state.budget)
 
 
 def first_pairs(state: TunerState) -> float:
     """Expected number of pairs for the certification of the first candidate."""
     deviation, n = pair_deviation(state), 14.0
-    while n < 24 and half_width(int(n), state.error) * deviation > 0.2 * state.budget:
+    while n < 60 and half_width(int(n), state.error) * deviation > 0.28 * state.budget:
         n *= 1.2
     return n
 
@@ -310,6 +394,7 @@ def first_pairs(state: TunerState) -> float:
 def candidate(state: TunerState, target: float, above: int = 0) -> int | None:
     """The best level with a predicted log ratio of at most ``target``, higher than ``above``."""
     shape, ladder = fitted_curve(state), state.ladder
+    caution = _CAUTION if state.certified is None else 0.0
     best, least = None, -0.004  # the smallest saving worth a search
     stride = max(ladder.rungs // 400, 1) * ladder.step
     # Further than one step below the tried levels, the curve may be much steeper.
@@ -317,11 +402,21 @@ def candidate(state: TunerState, target: float, above: int = 0) -> int | None:
     lowest = max(ladder.level((1 - STEP) * tried), above + ladder.step)
     for level in range(lowest, ladder.top, stride):
         time = shape.time(level)
-        if time <= target:
+        if time + caution * shape.time_error(level) <= target:
             worth = objective_value(state, time, shape.power(level))
             if worth < least:
                 best, least = level, worth
     return best
+
+
+def closed_account(state: TunerState) -> SlowdownAccount:
+    """The slowdown account with its present estimates as final figures."""
+    shape = fitted_curve(state)
+    return state.account.close(
+        lambda level: expected_slowdown(state, level, shape)[0],
+        lambda level: slowdown_bound(state, level, shape),
+        saved_energy(state),
+    )
 
 
 def saved_energy(state: TunerState) -> tuple[float, float, float]:

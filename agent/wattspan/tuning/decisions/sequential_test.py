@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from wattspan.tuning.decisions.blocks import Block
+from wattspan.tuning.decisions.blocks import Block, meter_error
 
 _ZERO_MISS_STAKE = 0.5
 """The share of the stake on "no request ever misses", which the first miss loses."""
@@ -172,7 +172,8 @@ _EXCESS = 0.03
 
 _MIN_WEIGHT = 1 / 32
 _MAX_POWER_SHIFT = 0.06
-MIN_SHIFTED_BLOCKS = 12
+_SUSPICIOUS_BLOCKS = 4
+MIN_SHIFTED_BLOCKS = 24
 """Deviating blocks in a row after which the job counts as changed."""
 
 
@@ -224,7 +225,7 @@ class LevelShift:
     @property
     def suspected(self) -> bool:
         """True if the next comparison should be early."""
-        return self.shifted >= 2
+        return self.shifted >= _SUSPICIOUS_BLOCKS
 
     @property
     def changed(self) -> bool:
@@ -241,7 +242,8 @@ class LevelShift:
             return LevelShift(block.level, time, power, 0, 1)
         far = abs(time - self.time) > max(0.05, 4 * deviation)
         if power is not None and self.power is not None:
-            far = far or abs(power - self.power) > _MAX_POWER_SHIFT
+            error = meter_error(block.end - block.start)
+            far = far or abs(power - self.power) > max(_MAX_POWER_SHIFT, 3 * error)
         if far and self.blocks >= 4:
             return replace(self, shifted=self.shifted + 1)
         weight = max(_MIN_WEIGHT, 1 / (self.blocks + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wattspan.model import Decision, DecisionReason, Move
+from wattspan.model import SECOND, Decision, DecisionReason, Move
 from wattspan.tuning.decisions.blocks import (
     Block,
     LevelTime,
@@ -15,7 +15,8 @@ from wattspan.tuning.decisions.blocks import (
     empty_buffer,
     set_level,
 )
-from wattspan.tuning.decisions.estimates import Pair, add_block, with_block, with_pair
+from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.tuning.decisions.estimates import Pair, Pairing, add_block, with_block, with_pair
 from wattspan.tuning.decisions.phases import decide
 from wattspan.tuning.decisions.ranks import Lockstep, RankWaits, SynchronousStep
 from wattspan.tuning.decisions.safety import check_safety
@@ -24,8 +25,7 @@ from wattspan.tuning.decisions.search import (
     ProbePlan,
     TunerPhase,
     TunerState,
-    free_blocks,
-    pair_deviation,
+    reach,
 )
 from wattspan.tuning.decisions.sequential_test import LevelShift, MissAlarm
 from wattspan.tuning.decisions.serving import (
@@ -36,6 +36,7 @@ from wattspan.tuning.decisions.serving import (
 )
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
+    EnergyPoint,
     KnobRange,
     LevelLadder,
     Observation,
@@ -49,6 +50,11 @@ _SAMPLE_FACTOR = 4
 
 _MAX_DRAWS = 240
 
+TURN_TIME = SECOND // 4
+"""Shortest time between the request of a setting and its read-back."""
+
+_MUCH_LONGER = 1.5
+
 
 def begin(
     policy: TunerPolicy,
@@ -56,8 +62,12 @@ def begin(
     *,
     now: int,
     remembered: CertifiedLevels | None = None,
+    account: SlowdownAccount | None = None,
 ) -> TunerState:
-    """The state of a new tuner of one knob of one job's devices."""
+    """The state of a new tuner of one knob of one job's devices.
+
+    ``account`` is the closed account of the run's earlier tuners: the budget is the run's.
+    """
     ladder = LevelLadder.over(ranges)
     resume_level = ladder.level(remembered.level) if remembered is not None else ladder.top
     return TunerState(
@@ -73,6 +83,7 @@ def begin(
         previous_level=ladder.top,
         requested_at=now,
         last_unit_end=now,
+        account=account or SlowdownAccount(),
         resume_level=None if resume_level == ladder.top else resume_level,
         random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
     )
@@ -112,6 +123,8 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
             max(state.last_unit_end, samples.last_end) if observation.units else state.last_unit_end
         )
         state = observe_steps(state._replace(samples=samples, last_unit_end=last_unit_end), steps)
+    if observation.energy and not state.latency.measured:
+        state = _measure_latency(state, observation.energy)
     if observation.draw and level == state.top and len(state.estimates.draws) < _MAX_DRAWS:
         draws = (*state.estimates.draws, max(observation.draw.values()))
         state = state._replace(estimates=replace(state.estimates, draws=draws))
@@ -129,6 +142,22 @@ def observe(state: TunerState, observation: Observation) -> TunerState:
     for block in blocks:
         state = _update_estimates(state, block)
     return state
+
+
+def _measure_latency(state: TunerState, points: Sequence[EnergyPoint]) -> TunerState:
+    """Use the measured latency of caps as the settling time, once it is known.
+
+    Comparisons that were made with a much shorter one are dropped.
+    """
+    latency = state.latency.add(points)
+    state = state._replace(latency=latency)
+    settle = latency.settled_after - TURN_TIME
+    if not latency.measured or settle <= state.policy.settle_time:
+        return state
+    if settle > _MUCH_LONGER * state.policy.settle_time:
+        estimates = replace(state.estimates, levels={})
+        state = state._replace(estimates=estimates, pairing=Pairing(), judged_pairs=0)
+    return state._replace(policy=replace(state.policy, settle_time=settle))
 
 
 def _synchronized_units(
@@ -164,10 +193,9 @@ def _update_estimates(state: TunerState, block: Block) -> TunerState:
             level_shift = _update_load_shift(level_shift, state, block)
         else:
             level_shift = level_shift.add(block, estimates.deviation(1 / block.units))
-    # Where units differ little, drift dominates: only adjacent blocks are compared.
-    near = screening or free_blocks(state) == 1
-    reach = 1 if near else 3 if state.plan.blocks >= 8 else 2
-    pairing, pair = add_block(state.pairing, block, state.top, reach=reach, screening=screening)
+    pairing, pair = add_block(
+        state.pairing, block, state.top, reach=reach(state), screening=screening
+    )
     state = state._replace(estimates=estimates, level_shift=level_shift, pairing=pairing)
     if block.arrived:
         state = _compare_latency(state, block)
@@ -187,7 +215,7 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
         usual = state.estimates.at(pair.level).time
         ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
         mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
-        cusum = cusum.add(ratio, mean, state.budget, pair_deviation(state))
+        cusum = cusum.add(ratio, mean, state.budget, state.estimates.spread(pair.weight))
     return state._replace(estimates=with_pair(state.estimates, pair), cusum=cusum)
 
 

@@ -81,10 +81,10 @@ class TunerPolicy:
     percentile: float = 0.99
     apply: bool = True  # False: decisions are advice
     slack: bool = False  # permits lower caps on waiting ranks, after a certification
-    block_units: int = 20
-    block_time: int = 5 * SECOND
-    settle_units: int = 8
-    settle_time: int = 2 * SECOND
+    block_units: int = 10
+    block_time: int = SECOND // 2
+    settle_units: int = 1
+    settle_time: int = 3 * SECOND // 4
     least_pairs: int = 12
     least_units: int = 1_000  # of a job that is worth exploring
     dwell: int = 600 * SECOND  # pause between two searches
