@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
@@ -42,6 +42,7 @@ from wattspan.model import (
 from wattspan.ports import Caps, CapsError, CapTotals, Clock
 from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
+from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers, HostView
@@ -257,6 +258,20 @@ class Memory:
         self.kept.pop(fingerprint, None)
 
 
+class MemoryAccounts:
+    """Slowdown accounts of running jobs, by name and processes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[frozenset[Consumer], SlowdownAccount]] = {}
+
+    def recall(self, job: str, processes: Collection[Consumer]) -> SlowdownAccount | None:
+        known, account = self.kept.get(job, (frozenset(), None))
+        return account if known.intersection(processes) else None
+
+    def store(self, job: str, processes: Collection[Consumer], account: SlowdownAccount) -> None:
+        self.kept[job] = frozenset(processes), account
+
+
 class Book:
     def __init__(self) -> None:
         self.decided: list[RecordedDecision] = []
@@ -296,25 +311,32 @@ class Host:
         self.users: dict[Consumer, int] = {}
         permissions = GpuPermissions(settings.gpus, self.host_view)
         self.declared = DeclaredJobs(settings, self, "instance", permissions)
+        self.accounts = MemoryAccounts()
+        self._settings, self._caps = settings, caps
+        self.restart()
+        self._record()
+
+    def restart(self) -> None:
+        """Start the tuner, as after a crash of the agent: only stores remain."""
         self.tuner = Tuner(
             self.clock,
-            settings,
+            self._settings,
             self.tap,
             energies=self,
             devices=self,
             device_users=self.device_users,
             snapshot=self.view,
             directory=self,
-            caps=self.capper if caps is None else caps(self.clock),
+            caps=self.capper if self._caps is None else self._caps(self.clock),
             decisions=self.book,
             certified=self.memory,
+            accounts=self.accounts,
             declared=self.declared.tuned,
             user_of=self.users.get,
             command=lambda consumer: "python train.py",
             seed=7,
             log=self.logged.append,
         )
-        self._record()
 
     @property
     def devices(self) -> list[Gpu]:

@@ -50,10 +50,8 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
         max_slowdown=BUDGET,
         knobs=(Knob.GPU_POWER,) if profile.gpus else (Knob.CPU_POWER,),
         job=(named,),
-        block=Duration.parse("2s"),
         block_units=5,
         settle=Duration.parse("500ms"),
-        settle_units=3,
         dwell=Duration.parse("1m"),
     )
     return replace(config, autotune=tuned, caps=CapsSettings(capper=True, users=()))

@@ -143,17 +143,22 @@ class AutotuneSettings(Table, frozen=True):
     block: Annotated[
         Duration,
         about("Shortest duration of a measurement block.", least="100ms", most="1h"),
-    ] = Duration.parse("5s")
+    ] = Duration.parse("500ms")
     block_units: Annotated[
         int, about("Fewest units of work in a measurement block.", least=5, most=100_000)
-    ] = 20
+    ] = 10
     settle: Annotated[
         Duration,
-        about("Shortest settling time after each change of a setting.", least="0s", most="10m"),
-    ] = Duration.parse("2s")
+        about(
+            "Shortest settling time after each change of a setting; the tuner waits longer where "
+            "caps take longer to have their full effect.",
+            least="0s",
+            most="10m",
+        ),
+    ] = Duration.parse("750ms")
     settle_units: Annotated[
         int, about("Fewest units of work in the settling time.", least=0, most=10_000)
-    ] = 8
+    ] = 1
     dwell: Annotated[
         Duration, about("Shortest time between two searches.", least="1s", most="30d")
     ] = Duration.parse("10m")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,16 +58,38 @@ def agent_directories(config: Config) -> tuple[str, ...]:
 
 def capper_socket(config: Config) -> Path:
     """The capper's socket for a command of the user: the first that exists."""
-    from wattspan.capper.journal import SYSTEM_RUN, capper_socket_path
+    from wattspan.capper.journal import capper_socket_path
 
-    own = run_directory(config)
-    directories = [own, SYSTEM_RUN] if config.agent.run_dir == AgentSettings().run_dir else [own]
     candidates = [
         capper_socket_path(directory, emulated=emulated)
-        for directory in directories
+        for directory in _capper_directories(config)
         for emulated in (False, True)
     ]
-    return next((path for path in candidates if path.exists()), candidates[0])
+    return first_existing(candidates)
+
+
+def tuner_capper_socket(config: Config) -> Path:
+    """The capper's socket for an agent of this host: the first that exists.
+
+    A host needs one capper: two would take each other's limits for foreign ones. The agent of a
+    user, whose run directory has none, therefore uses that of the system's agent.
+    """
+    from wattspan.capper.journal import capper_socket_path
+
+    return first_existing(list(map(capper_socket_path, _capper_directories(config))))
+
+
+def _capper_directories(config: Config) -> list[Path]:
+    """Run directories beside which a capper of this configuration may listen."""
+    from wattspan.capper.journal import SYSTEM_RUN
+
+    own = run_directory(config)
+    return [own, SYSTEM_RUN] if config.agent.run_dir == AgentSettings().run_dir else [own]
+
+
+def first_existing(paths: Sequence[Path]) -> Path:
+    """The first path that exists; the first one if none does."""
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def destinations(config: Config) -> Iterator[Destination]:

@@ -27,7 +27,7 @@ from wattspan.ports import Caps, ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import run_directory
+from wattspan.service.configuration import run_directory, tuner_capper_socket
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
@@ -213,7 +213,11 @@ class TuningAssembly:
         from wattspan.capper.journal import capper_socket_path
         from wattspan.capper.protocol import CapperClient
 
-        path = capper_socket_path(run_directory(self.core.config), emulated=self._is_emulated)
+        config = self.core.config
+        if self._is_emulated:
+            path = capper_socket_path(run_directory(config), emulated=True)
+        else:
+            path = tuner_capper_socket(config)
         return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)
 
     def _host_view(self) -> HostView:
@@ -232,6 +236,7 @@ class TuningAssembly:
         from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
+        from wattspan.storage.tuning_accounts import RunningAccounts
         from wattspan.tuning.tuner import Tuner
 
         settings = self.core.config.autotune
@@ -260,6 +265,7 @@ class TuningAssembly:
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
             certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
+            accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
             declared=self.declared.tuned,
             user_of=owner_of,
             command=job_command,

@@ -24,8 +24,9 @@ from wattspan.model import (
     TuningState,
 )
 from wattspan.ports import ProcessDirectory
+from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.report import certified_levels, report
-from wattspan.tuning.decisions.search import TunerState
+from wattspan.tuning.decisions.search import TunerState, closed_account
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
@@ -58,6 +59,9 @@ _FAILURES = frozenset({DecisionReason.OVER_BUDGET, DecisionReason.TAIL})
 PROCESS_GONE_AFTER = 5 * SECOND
 """Time after the end of its last process at which a job has ended: its last spans have arrived."""
 
+_REQUEST_BLOCKS = 20, 5 * SECOND, 8, 2 * SECOND
+"""Least units and time of a block of requests, and of their settling: arrivals are random."""
+
 _FAMILY_INTERVAL = 5 * SECOND
 
 _FORGET_REFUSALS = 3600 * SECOND
@@ -82,6 +86,20 @@ class CertifiedStore(Protocol):
     def failed(self, fingerprint: Fingerprint, knob: Knob) -> None: ...
 
 
+class AccountStore(Protocol):
+    """Stores the closed slowdown accounts of running jobs by name and processes."""
+
+    def recall(self, job: str, processes: Collection[Consumer]) -> SlowdownAccount | None: ...
+
+    def store(
+        self, job: str, processes: Collection[Consumer], account: SlowdownAccount
+    ) -> None: ...
+
+
+ACCOUNT_INTERVAL = 10 * SECOND
+"""Interval of storing a job's account, and the time of work that a crash can lose from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TuningContext:
     """Services of all jobs of this host.
@@ -91,6 +109,7 @@ class TuningContext:
     """
 
     certified: CertifiedStore
+    accounts: AccountStore | None
     command: Callable[[Consumer], str]
     floor: int
     seed: int
@@ -150,7 +169,10 @@ class TuningJob:
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
+        self._account: SlowdownAccount | None = None  # of the run's earlier tuners
+        self._account_stored_at = now.mono
         self.savings = savings or CumulativeSavings()
+        self.savings.close()
         self._report = TuningFigures()
         self._since = now
         self._last_alive = now.mono
@@ -284,6 +306,7 @@ class TuningJob:
         self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
         self._report = report(self._state)
         self.savings.update(self._report)
+        self.store_account(host.now.mono)
         if decision.reason is DecisionReason.ADVICE:
             decision = self._explain_advice(decision, host)
         self._set_decision(decision, host.now)
@@ -317,8 +340,19 @@ class TuningJob:
         return Decision(Move.DECLINE, reason, sentence)
 
     def _drop_tuner(self) -> None:
+        """The next tuner continues the account: the budget is the run's."""
+        if self._state is not None:
+            self._account = closed_account(self._state)
         self._state = None
-        self.savings.close()
+
+    def store_account(self, now: int) -> None:
+        """Store the account at intervals, so that it survives the agent."""
+        accounts = self._context.accounts
+        if accounts is None or self._state is None or not self.ranks:
+            return
+        if now - self._account_stored_at >= ACCOUNT_INTERVAL:
+            self._account_stored_at = now
+            accounts.store(self.name, self.ranks, closed_account(self._state))
 
     def _explain_advice(self, advice: Decision, host: HostView) -> Decision:
         """The advice with its cause, where the configuration asks for more than advice."""
@@ -396,7 +430,11 @@ class TuningJob:
         now, settled = host.now.mono, host.energies.settled()
         self._sampler = DeviceSampler(self.knob, ranges, now, settled)
         policy = self._policy(ranges, apply=apply)
-        self._state = begin(policy, ranges, now=now, remembered=self._recall(host))
+        if self._account is None and self._context.accounts is not None:
+            self._account = self._context.accounts.recall(self.name, self.ranks)
+        self._state = begin(
+            policy, ranges, now=now, remembered=self._recall(host), account=self._account
+        )
         return None
 
     def _range(
@@ -413,6 +451,7 @@ class TuningJob:
 
     def _policy(self, ranges: Sequence[KnobRange], *, apply: bool) -> TunerPolicy:
         job, settings = self._settings, self._host_settings
+        least = _REQUEST_BLOCKS if self._kind is WorkloadKind.REQUESTS else (0, 0, 0, 0)
         return TunerPolicy(
             knob=self.knob,
             kind=self._kind,
@@ -425,10 +464,10 @@ class TuningJob:
             percentile=job.percentile,
             apply=apply,
             slack=bool(job.compute),
-            block_units=settings.block_units,
-            block_time=settings.block,
-            settle_units=settings.settle_units,
-            settle_time=settings.settle,
+            block_units=max(settings.block_units, least[0]),
+            block_time=max(settings.block, least[1]),
+            settle_units=max(settings.settle_units, least[2]),
+            settle_time=max(settings.settle, least[3]),
             dwell=settings.dwell,
             seed=self._context.seed,
         )
