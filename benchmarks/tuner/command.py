@@ -271,7 +271,7 @@ def parts(found: results.Results) -> dict[str, str]:
         for group in tables.GROUPS:
             made[f"tuner-{group}"] = tables.ours(found, group)
             made[f"tuner-{group}-beside"] = tables.beside(found, group)
-    for section in ("certification", "detection", "lengths", "batches"):
+    for section in ("certification", "detection", "lengths", "batches", "compare"):
         if section in found:
             made[f"tuner-{section}"] = getattr(tables, section)(found)
     return made

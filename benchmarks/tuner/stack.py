@@ -57,7 +57,7 @@ max_slowdown = {budget}
 block = "{block}"
 block_units = 5
 settle = "{settle}"
-settle_units = 3
+settle_units = 1
 dwell = "1m"
 """
 NAMED_JOB = """\
@@ -360,7 +360,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=480.0, help="how long a job lasts")
     parser.add_argument("--profile", default="one-socket-h100")
     parser.add_argument("--budget", type=float, default=0.05)
-    parser.add_argument("--block", default="2s")
+    parser.add_argument("--block", default="500ms")
     parser.add_argument("--settle", default="500ms")
     parser.add_argument("--callback", action="store_true", help="a job that declares itself")
     return parser

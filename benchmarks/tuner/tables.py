@@ -217,6 +217,33 @@ def batches(results: Results) -> str:
     return table(head, rows)
 
 
+def compare(results: Results) -> str:
+    """A dozen jobs under the core of this tree and of an earlier one."""
+    found = results["compare"]
+
+    def cells(one: Any) -> tuple[str, ...]:
+        return (
+            f"{_whole(one['commit_units'])} ({_whole(one['commit_units_p90'])})",
+            _percent(one["share"], 0),
+            _percent(one["slowdown_most"], 2),
+            f"{one['over']}/{one['runs']}",
+            str(one["false_alarms"]),
+        )
+
+    head = ["job"]
+    for core in ("", ", before"):
+        head += [f"{name}{core}" for name in _COMPARED]
+    rows = [(one["name"], *cells(one["ours"]), *cells(one["other"])) for one in found["jobs"]]
+    label = (
+        f"Core {found['core']}; before: commit `{found['commit']}`. The numbers of runs are in the "
+        f"columns *over budget*. {found['machine']}."
+    )
+    return f"{label}\n\n{table(head, rows)}"
+
+
+_COMPARED = ("steps to hold (p90)", "share", "most slowdown", "over budget", "false alarms")
+
+
 def certification(results: Results) -> str:
     """Rate of held settings by true slowdown."""
     found = results["certification"]

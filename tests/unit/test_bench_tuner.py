@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import placed
-from benchmarks.tuner import results
+from benchmarks.tuner import compare, prior, results
 from benchmarks.tuner.baselines import Selector, Window, oracle, select, static, sweep, sweep_units
 from benchmarks.tuner.calibration import level, tasks
 from benchmarks.tuner.cells import Cell, cells, quick
@@ -57,6 +57,12 @@ class Steady:
         move = Move.HOLD if caps else Move.RELEASE
         reason = DecisionReason.CERTIFIED if caps else DecisionReason.CHANGED
         return (device, units), Decision(move, reason, "", caps)
+
+    def plan_ends(self, state: tuple[str, int]) -> None:
+        return None
+
+    def measures(self, state: tuple[str, int]) -> bool:
+        return False
 
     def report(self, state: tuple[str, int]) -> TuningFigures:
         return TuningFigures()
@@ -392,3 +398,34 @@ def test_command_names_its_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [
         f"lying spans, CV {noise} %" for noise in (1, 5, 10)
     ]
+
+
+# --------------------------------------------------------------------------- quick comparison
+
+
+def test_comparison_shows_the_figures_of_both_cores() -> None:
+    (job,) = (one for one in compare.dozen() if one.plant.name == "v100-bert, 1 min of 30 ms")
+    found = compare.measure([job], 1, Terms())[job.plant.name]
+    assert found["runs"] == 1
+    assert found["minutes"] == pytest.approx(1.0, abs=0.1)
+    line = compare.row(job.plant.name, [found, found])
+    assert line.count("over 0") == 2
+
+
+def test_prior_of_published_curves_is_fitted_without_the_job_itself(tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    rows = ["source,gpu,workload,config,power_limit_w,time_s,avg_power_w"]
+    for job in range(4):
+        for cap in (300, 250, 200):
+            x = (300 - cap) / 300
+            time = math.exp(0.1 * (1 + 0.1 * job) * x + (0.5 + 0.05 * job**2) * x * x)
+            power = 300 * math.exp(-(1 + 0.05 * job) * x - 0.03 * job**2 * x * x)
+            rows.append(f"s,g,w{job},c,{cap},{time},{power}")
+    path.write_text("\n".join(rows))
+    chosen = prior.jobs(path)
+    assert len(chosen) == 4
+    fitted = prior.fit(chosen)
+    assert fitted.slowdown.linear == pytest.approx(0.115, abs=0.001)
+    assert fitted.relief.linear == pytest.approx(1.075, abs=0.001)
+    alone, measured = prior.errors(chosen)
+    assert max(map(abs, measured)) < max(map(abs, alone)) < 0.1
