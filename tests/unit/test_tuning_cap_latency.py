@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from support.tuning_plant import QUICK, TOP, Plant, Run
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.cap_latency import CHANGES, MAX_LATENCY, CapLatency
+from wattspan.tuning.decisions.phases import measures_latency
+from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import EnergyPoint
 
 
@@ -58,3 +63,32 @@ def test_latency_is_bounded_and_final() -> None:
     assert latency.settled_after == MAX_LATENCY
     assert latency.change(5) is latency
     assert latency.add([EnergyPoint(1, 1)]) is latency
+
+
+def ramped(turns: int) -> Run:
+    """A search on a device whose caps take 4 s, with readings twice a second."""
+    run = Run(Plant(turn=0.5, cv=0.002), replace(QUICK, settle_time=SECOND))
+    state = begin(run.policy, run.ranges, now=0)
+    lag, spent = TOP, 0.0
+    for _ in range(turns):
+        seen = run.plant.observe(run.decisions[-1] if run.decisions else None)
+        lag += (run.plant.level - lag) // 4
+        spent += 0.5 * lag * 1e3
+        seen = replace(seen, energy=(EnergyPoint(seen.now, int(spent)),))
+        state, decision = step(state, seen)
+        run.decisions.append(decision)
+    run.state = state
+    return run
+
+
+def test_slow_caps_lengthen_the_settling_time() -> None:
+    run = ramped(2_000)
+    assert run.state is not None
+    assert not measures_latency(run.state)
+    assert run.state.policy.settle_time > 1.5 * SECOND
+
+
+def test_latency_is_measured_from_the_beginning() -> None:
+    run = ramped(10)
+    assert run.state is not None
+    assert measures_latency(run.state)

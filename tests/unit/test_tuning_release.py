@@ -9,7 +9,12 @@ import pytest
 
 from support.tuning_plant import GPU, QUICK, TOP, Plant, Run, gentle
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
+from wattspan.tuning.decisions.estimates import MAX_REACH, LevelEstimate
+from wattspan.tuning.decisions.phases import _certified
 from wattspan.tuning.decisions.report import report
+from wattspan.tuning.decisions.search import TunerPhase, comparison_blocks, free_blocks, reach
+from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.decisions.values import Observation
 
 DWELL = replace(QUICK, dwell=60 * SECOND)
 
@@ -259,3 +264,37 @@ def test_setting_without_savings_is_not_held() -> None:
     decision = run.until(lambda one: one.move is Move.DECLINE)
     assert decision.reason is DecisionReason.NO_SAVING
     assert not any(held(one) for one in run.decisions)
+
+
+def test_certified_level_without_savings_is_followed_by_a_lower_one() -> None:
+    run = Run(Plant(cv=0.002), DWELL)
+    run.until(lambda one: one.reason is DecisionReason.CERTIFYING)
+    assert run.state is not None
+    level = TOP - 8_000
+    shallow = LevelEstimate(time=Evidence(12, 0.001, 0.001), power=Evidence(12, -0.001, 0.001))
+    estimates = replace(run.state.estimates, levels={**run.state.estimates.levels, level: shallow})
+    before = run.state._replace(estimates=estimates, candidate=level)
+    after = _certified(before, Observation(now=run.state.requested_at), level)
+    assert after.phase is TunerPhase.PROVE
+    assert after.candidate is not None
+    assert after.candidate < level
+    assert after.refinements == 1
+    last = _certified(
+        before._replace(refinements=3), Observation(now=run.state.requested_at), level
+    )
+    assert last.decision.reason is DecisionReason.NO_SAVING
+
+
+def test_blocks_of_a_comparison_follow_settling_time_and_noise() -> None:
+    run = Run(Plant(cv=0.002), DWELL)
+    run.until(held)
+    assert run.state is not None
+    slow = run.state._replace(policy=replace(run.state.policy, settle_time=60 * SECOND))
+    assert comparison_blocks(slow) == (3, MAX_REACH)
+    assert comparison_blocks(slow._replace(certified=None)) == (1, 2)
+    assert comparison_blocks(run.state) == (1, 2)
+    assert comparison_blocks(run.state._replace(certified=None)) == (1, 1)
+    noisy = run.state._replace(estimates=replace(run.state.estimates, variance=0.01))
+    assert comparison_blocks(noisy) == (1, 4)
+    assert (free_blocks(run.state), reach(run.state)) == (1, 2)
+    assert (free_blocks(noisy), reach(noisy)) == (4, 6)

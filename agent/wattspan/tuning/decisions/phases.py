@@ -315,7 +315,9 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
 def _certified(state: TunerState, observation: Observation, level: int) -> TunerState:
     """Hold the level, if it certainly saves energy."""
     estimate = state.estimates.at(level)
-    value = search.objective_value(state, estimate.time.mean, estimate.power.mean)
+    # A cap makes no job faster: a saving must come from the power.
+    time = max(estimate.time.mean, 0.0)
+    value = search.objective_value(state, time, estimate.power.mean)
     error = math.hypot(estimate.time.deviation, estimate.power.deviation)
     error /= math.sqrt(estimate.time.n)
     if value + 2 * error > -0.001 and state.certified is None:
