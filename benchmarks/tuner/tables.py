@@ -236,7 +236,7 @@ def compare(results: Results) -> str:
     rows = [(one["name"], *cells(one["ours"]), *cells(one["other"])) for one in found["jobs"]]
     label = (
         f"Core {found['core']}; before: commit `{found['commit']}`. The numbers of runs are in the "
-        f"columns *over budget*. {found['machine']}."
+        f"columns *over budget*. {found['machine']}"
     )
     return f"{label}\n\n{table(head, rows)}"
 
