@@ -45,10 +45,11 @@ def test_tail_that_breaks_under_more_load_releases_the_cap() -> None:
     server = serve(host)
     host.run(HOUR, until=lambda: held(host))
     assert host.gpus[0].cap < DEFAULT
-    server.rate = 19.5  # the cap leaves it able to serve 19.4 a second
+    server.rate = 21.0  # more than the server can serve under the cap
     server.latencies.clear()
-    host.run(120, until=lambda: host.gpus[0].cap == DEFAULT)
+    host.run(120, until=lambda: reason(host) is DecisionReason.TAIL)
     assert reason(host) is DecisionReason.TAIL
+    assert host.gpus[0].cap == DEFAULT
     assert len(server.latencies) < 300
 
 
