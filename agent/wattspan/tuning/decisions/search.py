@@ -259,8 +259,6 @@ def free_blocks(state: TunerState) -> int:
 
     A held setting is rarely compared, so that the comparison is longer where units differ.
     """
-    if state.phase is TunerPhase.SCREEN:
-        return 1
     free = comparison_blocks(state)[0]
     if state.phase is not TunerPhase.HOLD:
         return free
