@@ -216,6 +216,8 @@ def test_truncated_span_list_has_complete_rows(tmp_path: Path, panel: str) -> No
     for n in range(60):
         labels = f'{{service_name="service{n % 2}", span_name="span{n // 2}"}}'
         series[f"wattspan_span_energy_joules_total{labels}"] = 100 + n
+        series[f"wattspan_span_static_energy_joules_total{labels}"] = 30
+        series[f"wattspan_span_dynamic_energy_joules_total{labels}"] = 60
         series[f"wattspan_span_seconds_total{labels}"] = 100 - n
         series[f"wattspan_spans_total{labels}"] = 1
         series[f"wattspan_span_tokens_total{labels}".replace("}", ', direction="output"}')] = 200
