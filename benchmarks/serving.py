@@ -98,7 +98,7 @@ def doubled(seed: int, *, rate: float = 5.5, at: float = 1200, after: float = 30
 
 
 @dataclass
-class Served:
+class ServedReplay:
     """A run: joules per token, ratio of requests over a limit, clocks in force."""
 
     energy: float
@@ -106,7 +106,7 @@ class Served:
     clocks: list[tuple[float, int]] = field(default_factory=list)
 
 
-def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -> Served:
+def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -> ServedReplay:
     """Serve all arrivals; ``control`` returns the setting after each tick."""
     server = VirtualServer(arrivals, ModelCosts().scaled(SIZE))
     end = arrivals[-1][0] + 15
@@ -148,7 +148,7 @@ def serve(arrivals: Sequence[Arrival], control: Control, *, tick: float = 1.0) -
             server.set_clock(SETTINGS[control(sample, requests, server.energy)])
         clocks.append((at, server.clock))
     missed = sum(one.to_first > TTFT or one.between > TBT for one in server.finished)
-    return Served(server.energy / server.tokens, missed / len(server.finished), clocks)
+    return ServedReplay(server.energy / server.tokens, missed / len(server.finished), clocks)
 
 
 def fixed(setting: int) -> Control:

@@ -10,8 +10,8 @@ from wattspan.tuning.decisions.load import LoadSample, bin_bound, load_bin
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
     LoadCells,
+    MissTally,
     RequestTimes,
-    Tally,
     gates,
 )
 from wattspan.tuning.decisions.load_tracking import (
@@ -76,7 +76,7 @@ def test_evidence_never_counts_for_a_higher_load(
     cells = LoadCells(gates((TTFT,), by_length=False))
     for number, setting, requests, misses in added:
         missed = min(requests, misses)
-        cells = cells.add_tally(number, setting, Tally(((requests, missed, missed),)))
+        cells = cells.add_tally(number, setting, MissTally(((requests, missed, missed),)))
     highest: dict[int, int] = {}
     for number, setting, _, _ in added:
         highest[setting] = max(highest.get(setting, 0), number)

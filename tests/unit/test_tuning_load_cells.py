@@ -8,8 +8,8 @@ from wattspan.model import MILLISECOND
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
     LoadCells,
+    MissTally,
     RequestTimes,
-    Tally,
     gates,
 )
 
@@ -32,10 +32,10 @@ def request(
     )
 
 
-def tally(*counts: tuple[int, int, int], size: int = len(GATES)) -> Tally:
+def tally(*counts: tuple[int, int, int], size: int = len(GATES)) -> MissTally:
     """Requests, misses and near misses of the first gates; as many requests at the others."""
     rest = ((counts[0][0], 0, 0),) * (size - len(counts))
-    return Tally((*counts, *rest))
+    return MissTally((*counts, *rest))
 
 
 def fed(
@@ -52,20 +52,20 @@ def fed(
 
 
 def test_request_over_the_limit_is_a_miss() -> None:
-    counted = Tally.empty(2)
+    counted = MissTally.empty(2)
     for one in (request(), request(401), request(350), request(tbt=None), request(tbt=120)):
         counted = counted.add(GATES, one, only_misses=False)
     assert counted.counts == ((5, 1, 2), (4, 1, 1))
 
 
 def test_request_under_several_settings_counts_only_as_a_miss() -> None:
-    counted = Tally.empty(2).add(GATES, request(401), only_misses=True)
+    counted = MissTally.empty(2).add(GATES, request(401), only_misses=True)
     assert counted.counts == ((1, 1, 1), (0, 0, 0))
 
 
 def test_gates_by_length_count_requests_of_their_class() -> None:
     each = gates((TTFT,), by_length=True)
-    counted = Tally.empty(len(each))
+    counted = MissTally.empty(len(each))
     for one in (request(prompt=10), request(prompt=256), request(500, prompt=9000)):
         counted = counted.add(each, one, only_misses=False)
     counted = counted.add(each, request(prompt=None), only_misses=False)
@@ -132,7 +132,7 @@ def test_clustering_of_near_misses_counts_before_the_first_miss() -> None:
 def test_each_objective_must_be_certain() -> None:
     cells = LoadCells(GATES)
     for _ in range(30):
-        cells = cells.add_tally(4, 1, Tally(((20, 0, 0), (5, 0, 0))))
+        cells = cells.add_tally(4, 1, MissTally(((20, 0, 0), (5, 0, 0))))
     assert not cells.proves(4, 1)
 
 
@@ -140,10 +140,10 @@ def test_large_class_needs_evidence_of_its_own() -> None:
     each = gates((TTFT,), by_length=True)
     cells = LoadCells(each)
     for _ in range(30):
-        cells = cells.add_tally(4, 1, Tally(((20, 0, 0), (15, 0, 0), (5, 0, 0), (0, 0, 0))))
+        cells = cells.add_tally(4, 1, MissTally(((20, 0, 0), (15, 0, 0), (5, 0, 0), (0, 0, 0))))
     assert not cells.proves(4, 1)
     for _ in range(60):
-        cells = cells.add_tally(4, 1, Tally(((20, 0, 0), (15, 0, 0), (5, 0, 0), (0, 0, 0))))
+        cells = cells.add_tally(4, 1, MissTally(((20, 0, 0), (15, 0, 0), (5, 0, 0), (0, 0, 0))))
     assert cells.proves(4, 1)
 
 
@@ -151,10 +151,10 @@ def test_small_class_must_not_certainly_miss() -> None:
     each = gates((TTFT,), by_length=True)
     cells = LoadCells(each)
     for _ in range(200):
-        cells = cells.add_tally(4, 1, Tally(((100, 0, 0), (99, 0, 0), (0, 0, 0), (1, 0, 0))))
+        cells = cells.add_tally(4, 1, MissTally(((100, 0, 0), (99, 0, 0), (0, 0, 0), (1, 0, 0))))
     assert cells.proves(4, 1)
     for _ in range(12):
-        cells = cells.add_tally(4, 1, Tally(((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))))
+        cells = cells.add_tally(4, 1, MissTally(((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))))
     assert not cells.proves(4, 1)
 
 

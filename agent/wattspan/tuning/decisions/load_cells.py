@@ -122,16 +122,16 @@ class LoadCell(NamedTuple):
         return self.energy / self.tokens
 
 
-class Tally(NamedTuple):
+class MissTally(NamedTuple):
     """Requests, misses and near misses of one period at each gate, in one cell."""
 
     counts: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def empty(cls, count: int) -> Tally:
+    def empty(cls, count: int) -> MissTally:
         return cls(((0, 0, 0),) * count)
 
-    def add(self, each: Sequence[Gate], request: RequestTimes, *, only_misses: bool) -> Tally:
+    def add(self, each: Sequence[Gate], request: RequestTimes, *, only_misses: bool) -> MissTally:
         """Add a request; ``only_misses`` ignores it at the gates that it keeps."""
         counts = list(self.counts)
         for place, gate in enumerate(each):
@@ -143,7 +143,7 @@ class Tally(NamedTuple):
                 requests, misses, near = counts[place]
                 is_near = gate.near * latency > gate.objective.limit
                 counts[place] = requests + 1, misses + missed, near + is_near
-        return Tally(tuple(counts))
+        return MissTally(tuple(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class LoadCells:
         above = (setting for other, setting in self.certified.items() if other >= number)
         return max(above, default=0)
 
-    def add_tally(self, number: int, setting: int, tally: Tally) -> LoadCells:
+    def add_tally(self, number: int, setting: int, tally: MissTally) -> LoadCells:
         """Add the requests of one period."""
         cell = self.cell(number, setting)
         counts = tuple(

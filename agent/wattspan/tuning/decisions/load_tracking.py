@@ -20,8 +20,8 @@ from wattspan.tuning.decisions.load import LoadSample, LoadTracker, bin_bound, l
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
     LoadCells,
+    MissTally,
     RequestTimes,
-    Tally,
     gates,
 )
 from wattspan.tuning.decisions.sequential_test import MissAlarm
@@ -140,7 +140,7 @@ class TrackingState(NamedTuple):
     failed: Mapping[tuple[int, int], int] = {}
     alarm: MissAlarm | None = None
     marks: tuple[_Mark, ...] = ()
-    tallies: Mapping[tuple[int, int], Tally] = {}
+    tallies: Mapping[tuple[int, int], MissTally] = {}
     tallied_at: int = 0
     meters: tuple[_Meter, ...] = ()
     points: tuple[tuple[int, float], ...] = ()
@@ -261,7 +261,7 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
     mixed = any(one.setting != setting or not one.settled for one in during)
     each = state.cells.gates
     key = number, setting
-    tally = state.tallies.get(key, Tally.empty(len(each)))
+    tally = state.tallies.get(key, MissTally.empty(len(each)))
     tally = tally.add(each, request, only_misses=mixed)
     misses, counted = list(state.totals.misses), list(state.totals.counted)
     missed = 0
