@@ -348,10 +348,13 @@ class CapManager:
         if knobs and state.key.knob not in knobs:
             return (
                 f"The {state.key.knob} of {state.name} is not to be tuned: [autotune] knobs does"
-                " not name it."
+                f' not name it. Add "{state.key.knob}" to that list.'
             )
         if tunable and not matches_device(tunable, state):
-            return f"{state.name} is not to be tuned: [autotune] gpus does not name it."
+            return (
+                f"{state.name} is not to be tuned: [autotune] gpus does not name it. Add it to that"
+                " list, or choose another device."
+            )
         return None
 
     def _row(self, state: KnobState, demand: CapDemand) -> CapRow:
