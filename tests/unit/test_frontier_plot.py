@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from xml.etree import ElementTree
+
+import pytest
 
 from support.studies import noisy_trial, power_settings
 from wattspan.frontier.estimates import SettingEstimates
@@ -88,6 +91,25 @@ def test_labels_overlap_nothing_and_are_not_cut_off() -> None:
         for other in boxes[:number]:
             apart = left >= other[2] or other[0] >= right or top >= other[3] or other[1] >= bottom
             assert apart, (boxes[number], other)
+
+
+@pytest.mark.parametrize("note", ["a b" * 120, "x" * 300, "W\n" * 60, ""])
+def test_long_note_has_lines_that_are_not_cut_off(note: str) -> None:
+    root = ElementTree.fromstring(plot(estimates(), "t", note, "step"))
+    _, top, width, height = map(float, str(root.get("viewBox")).split())
+    keys = ("frontier", "beaten beyond chance", "baseline")
+    notes = [one for one in root.findall(f"{SVG}text")
+             if one.get("class") == "note" and one.text not in keys]  # fmt: skip
+    assert "".join(str(one.text or "") for one in notes).replace(" ", "") == note.replace(
+        " ", ""
+    ).replace("\n", "?")
+    for one in notes:
+        assert float(str(one.get("x"))) + 7.8 * len(one.text or "") < width
+        assert top + 24 < float(str(one.get("y"))) < 50
+    (sheet,) = root.findall(f"{SVG}rect")
+    assert (float(str(sheet.get("y"))), float(str(sheet.get("height")))) == (top, height)
+    places = [float(str(one.get("y"))) for one in notes]
+    assert all(b - a >= 15 for a, b in itertools.pairwise(places))
 
 
 def test_long_title_is_shortened() -> None:

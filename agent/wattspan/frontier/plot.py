@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
+from textwrap import wrap
 from typing import NamedTuple
 
 from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
@@ -18,6 +19,7 @@ _CHARACTER, _LINE = 7.8, 14  # pixels: the width of a letter at most, the height
 _POINT = 6  # pixels: the radius of a point with its edge
 _RING = 10  # pixels: that of the ring around the baseline
 _TITLE_LENGTH = 72
+_NOTE_LINE = 17  # pixels: the height of a line of the note
 
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -66,12 +68,21 @@ def plot(estimates: SettingEstimates, title: str, note: str, unit: str) -> str:
     energy = {number: estimates.energy.value(number) for number in estimates.measured}
     across = _axis(list(time.values()), _LEFT, _WIDTH - _RIGHT)
     up = _axis(list(energy.values()), _HEIGHT - _BOTTOM, _TOP)
+    notes = wrap(printable(note), int((_WIDTH - _LEFT - _RIGHT) / _CHARACTER)) or [""]
+    # The sheet grows upward, so that the axes and the points stay where they are.
+    above = _NOTE_LINE * (len(notes) - 1)
+    sheet = (0, -above, _WIDTH, _HEIGHT + above)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{" ".join(map(str, sheet))}"'
+        ' role="img">',
         f"<title>{_text(title)}</title><style>{_STYLE}</style>",
-        f'<rect class="sheet" width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        f'<text class="title" x="{_LEFT}" y="24">{_text(_shortened(title))}</text>',
-        f'<text class="note" x="{_LEFT}" y="43">{_text(note)}</text>',
+        f'<rect class="sheet" y="{-above}" width="{_WIDTH}" height="{_HEIGHT + above}"'
+        ' fill="#fff"/>',
+        f'<text class="title" x="{_LEFT}" y="{24 - above}">{_text(_shortened(title))}</text>',
+        *(
+            f'<text class="note" x="{_LEFT}" y="{43 - above + _NOTE_LINE * n}">{_text(line)}</text>'
+            for n, line in enumerate(notes)
+        ),
         *_legend(),
         *_grid(across, up, unit),
         *_bars(time, energy, across, up),
