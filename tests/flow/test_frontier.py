@@ -186,6 +186,22 @@ def test_unknown_parameter_is_refused_before_anything_runs(
     assert not proof.exists()
 
 
+def test_knob_that_must_not_be_set_is_refused_before_anything_runs(
+    agent: SpanAgent, tmp_path: Path
+) -> None:
+    """The agent has the default knobs, which are without `cpu_power`."""
+    proof, file = tmp_path / "ran", tmp_path / "f.json"
+    answer, _ = wattspan(agent, "caps", "status", "--json")
+    cpu = next(one["device"] for one in json.loads(answer)["rows"] if one["knob"] == "cpu_power")
+    _, error = wattspan(
+        agent, "frontier", "run", "--power", "100%,80%", "--device", cpu, *QUICK, "-o", file,
+        "--", "touch", proof, code=6,
+    )  # fmt: skip
+    assert 'Add "cpu_power" to that list' in error
+    assert not proof.exists()
+    assert not file.exists()
+
+
 @pytest.mark.exhaustive
 def test_failing_trials_are_marked_and_the_rest_go_on(agent: SpanAgent, tmp_path: Path) -> None:
     file = tmp_path / "frontier.json"

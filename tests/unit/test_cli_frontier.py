@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,14 +19,21 @@ from click.testing import CliRunner, Result
 import wattspan
 from support.studies import power_settings, study, trial
 from wattspan.cli import cli
-from wattspan.cli.frontier.measurement import AgentTrialMeter, SettableDevices, hold_settings
-from wattspan.cli.frontier.tables import configuration_lines
+from wattspan.cli.frontier.measurement import (
+    AgentTrialMeter,
+    SettableDevices,
+    check_permission,
+    described,
+    hold_settings,
+)
+from wattspan.cli.frontier.tables import autotune_lines, configuration_lines
 from wattspan.config import load
+from wattspan.frontier.runner import HeldLimits
 from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import CapKey, CapRow, Consumer, Knob, KnobState
-from wattspan.ports import CapsError
+from wattspan.ports import Caps, CapsError
 from wattspan.sdk.client import Device, Energy, Measurement
 
 FULL, SAVING, SLOW = power_settings(100, 80, 60)
@@ -104,6 +114,76 @@ def test_recommendation_is_a_configuration(file: Path) -> None:
     path = file.with_name("config.toml")
     path.write_text(text)
     assert load(path, environ={}, flags={}).caps.fixed[0].watts == 240
+
+
+AS_TUNED = ("--max-slowdown", "0.05", "--as", "autotune")
+
+
+@pytest.mark.parametrize(
+    ("options", "default", "floor", "objective"),
+    [((), None, 0.8, "energy"), ((), 400.0, 0.6, "energy"), (("--eta", "1"), None, 0.8, "cost")],
+)
+def test_recommendation_is_a_configuration_of_the_tuner(
+    file: Path, options: tuple[str, ...], default: float | None, floor: float, objective: str
+) -> None:
+    (board,) = StudyFile(file).read().devices
+    changed(file, devices=[msgspec.structs.replace(board, default_watts=default)])
+    path = file.with_name("config.toml")
+    path.write_text(run("recommend", file, *AS_TUNED, *options).output)
+    checked = CliRunner().invoke(cli, ["config", "check", str(path)])
+    assert (checked.exit_code, checked.stderr) == (0, ""), checked.output
+    tuned = load(path, environ={}, flags={}).autotune
+    assert (tuned.mode, tuned.max_slowdown, tuned.knobs) == ("advise", 0.05, (Knob.GPU_POWER,))
+    assert (tuned.floor, tuned.objective) == (floor, objective)  # 240 W is 60 % of 400 W
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [((), "needs --max-slowdown"), (("--max-slowdown", "0"), "above 0"),
+     (("--max-slowdown", "2"), "at most 1"),
+     (("--max-slowdown", "0.1", "--deadline", "9s"), "without --deadline")],
+)  # fmt: skip
+def test_constraint_that_no_tuner_keeps_is_bad_usage(
+    file: Path, options: tuple[str, ...], cause: str
+) -> None:
+    text = " ".join(run("recommend", file, "--as", "autotune", *options, code=2).output.split())
+    assert cause in text
+
+
+def test_tuner_is_not_configured_for_the_baseline_or_unknown_limits(file: Path) -> None:
+    kept = StudyFile(file).read()
+    bare = [msgspec.structs.replace(kept.devices[0], original_watts=None)]
+    for lines in (
+        autotune_lines(kept, FULL, 0.05, None),
+        autotune_lines(msgspec.structs.replace(kept, devices=bare), SAVING, 0.05, None),
+    ):
+        assert tomllib.loads("\n".join(lines)) == {}
+    clock = tomllib.loads("\n".join(autotune_lines(kept, Setting(clock=1500), 0.05, None)))
+    assert clock["autotune"]["knobs"] == ["gpu_clock"]
+    assert "floor" not in clock["autotune"]
+
+
+def test_disobeyed_limit_and_unsteady_window_are_marked(file: Path) -> None:
+    kept = StudyFile(file).read()
+    one, *others = [one for one in kept.trials if one.setting == SLOW and one.usable]
+    limits = {"gpu:0": 180.0}
+    marked = msgspec.structs.replace(
+        one, limits=limits, device_watts={"gpu:0": 200.0}, unsteady="It changed."
+    )
+    near = msgspec.structs.replace(others[0], limits=limits, device_watts={"gpu:0": 188.0})
+    rest = [one for one in kept.trials if one.setting != SLOW]
+    changed(file, trials=[*rest, marked, near])
+    lines = run("show", file).output.splitlines()
+    (row,) = [line for line in lines if line.startswith("60 %  ")]
+    assert row.endswith("frontier; limit not obeyed; not steady")
+    assert lines[-2:] == [
+        "60 %, trial 1: limit not obeyed: GPU 0 (gpu:0) took 200 W, and its enforced limit was"
+        " 180 W.",
+        "60 %, trial 1: not steady: It changed.",
+    ]
+    rows = list(csv.DictReader(io.StringIO(run("export", file, "--format", "csv").output)))
+    assert [(one["disobeyed"], one["unsteady"]) for one in rows[-2:]] == [
+        ("gpu:0", "It changed."), ("", "")]  # fmt: skip
 
 
 def test_baseline_and_clocks_need_no_configuration(file: Path) -> None:
@@ -210,11 +290,44 @@ def test_missing_knob_is_explained() -> None:
         devices.check([Setting(clock=1500)])
 
 
-def test_setting_without_limits_needs_no_capper() -> None:
-    def unreachable() -> None:
-        raise AssertionError
+def test_description_has_the_limits_of_a_device() -> None:
+    (row,) = rows(Knob.GPU_POWER, original=320_000)
+    row = replace(row, state=replace(row.state, default=350_000))
+    (found,) = described([BOARD], SettableDevices([row], [BOARD]))
+    assert (found.original_watts, found.default_watts) == (320.0, 350.0)
+    (found,) = described([BOARD], SettableDevices([], [BOARD]))
+    assert (found.original_watts, found.default_watts) == (None, None)
 
-    with hold_settings(None, unreachable, "job")(FULL) as held:  # type: ignore[arg-type]
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ([FULL, SAVING, SLOW], Setting(PowerLimit(1.0))),
+        ([FULL, Setting(clock=1200), Setting(clock=1500)], Setting(clock=1500)),
+        ([Setting(PowerLimit(0.8), 1500)], Setting(PowerLimit(1.0), 1500)),
+    ],
+)
+def test_permission_is_asked_without_lowering_power(
+    settings: list[Setting], asked: Setting
+) -> None:
+    held: list[Setting] = []
+
+    @contextmanager
+    def hold(setting: Setting) -> Iterator[HeldLimits]:
+        held.append(setting)
+        with hold_settings(None, no_capper, "job")(setting) as limits:
+            yield limits
+
+    check_permission(settings, hold)
+    assert held == [asked]
+
+
+def no_capper() -> Caps:
+    raise AssertionError
+
+
+def test_setting_without_limits_needs_no_capper() -> None:
+    with hold_settings(None, no_capper, "job")(FULL) as held:
         assert (held.lost, held.watts()) == ("", {})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import Trial
 from wattspan.frontier.work import OutputPattern, SteadyWindow
 from wattspan.model import MILLISECOND, SECOND, Consumer
-from wattspan.ports import CapsError
+from wattspan.ports import CapsError, Clock
 from wattspan.sdk import MeasurementError
+from wattspan.testing import ManualClock
 
 STEPS = "i=0; while :; do i=$((i+1)); echo step $i of {size}; done"
 """A shell that completes steps as fast as it can."""
@@ -42,7 +43,8 @@ class ConstantMeter:
         assert command == self.commands[-1]
         if self.failure is not None:
             raise self.failure
-        return WindowEnergy(100.0 * window.seconds, {"gpu:0": 55.0}, self.taint)
+        joules = 100.0 * window.seconds
+        return WindowEnergy(joules, {"gpu:0": 55.0}, self.taint, {"gpu:0": joules})
 
 
 @dataclass
@@ -75,7 +77,8 @@ def trial(
     meter: ConstantMeter | None = None,
     limits: Limits | None = None,
     durations: Durations = DURATIONS,
-    shown: list[str] | None = None,
+    clock: Clock | None = None,
+    shown: Callable[[str], object] = lambda line: None,
 ) -> Trial:
     runner = TrialRunner(
         command,
@@ -83,9 +86,9 @@ def trial(
         durations,
         meter or ConstantMeter(),
         (limits or Limits()).hold,
-        SystemClock(),
+        clock or SystemClock(),
         process_identity,
-        (shown if shown is not None else []).append,
+        shown,
     )
     return runner.run(Planned(SETTING, 2))
 
@@ -96,13 +99,14 @@ def shell(script: str) -> tuple[str, ...]:
 
 def test_trial_has_time_and_energy_of_whole_units() -> None:
     limits, shown = Limits(), list[str]()
-    found = trial("sh", "-c", STEPS, limits=limits, shown=shown)
+    found = trial("sh", "-c", STEPS, limits=limits, shown=shown.append)
     assert (found.setting, found.block, found.failure, found.taint) == (SETTING, 2, "", "")
     assert 0.1 <= found.seconds < 20
     assert found.units > 10
     assert found.joules == pytest.approx(100 * found.seconds)
     assert found.unit_seconds == pytest.approx(found.seconds / found.units)
     assert (found.limits, found.temperatures) == ({"gpu:0": 240.0}, {"gpu:0": 55.0})
+    assert found.device_watts == pytest.approx({"gpu:0": 100.0})
     assert shown[0] == "step 1 of 8"
     assert (limits.held, limits.released) == ([SETTING], 1)
 
@@ -161,6 +165,20 @@ def test_tainted_trial_keeps_its_figures() -> None:
     assert found.taint == "Others used 40%."
     assert found.units > 0
     assert not found.usable
+
+
+def test_window_that_becomes_slower_is_marked_and_used() -> None:
+    clock, lines = ManualClock(), list[str]()
+
+    def work(line: str) -> None:
+        lines.append(line)
+        clock.advance(0.05 if len(lines) < 100 else 0.1)
+
+    slow = Durations(warm_up=0, window=10 * SECOND, longest=10**6 * SECOND)
+    found = trial("sh", "-c", STEPS, durations=slow, clock=clock, shown=work)
+    assert found.seconds == pytest.approx(10, abs=0.2)
+    assert "second half of the window" in found.unsteady
+    assert found.usable
 
 
 def test_lost_limit_taints_the_trial() -> None:

@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from wattspan.frontier.schedule import Planned
 from wattspan.frontier.settings import Setting, substituted
+from wattspan.frontier.steadiness import change_of_speed
 from wattspan.frontier.trials import Trial
 from wattspan.frontier.work import (
     Completion,
@@ -40,12 +42,13 @@ class WindowEnergy(NamedTuple):
     """The energy of the measured devices in a window.
 
     ``taint`` is the reason why it does not tell the energy of the command, such as another
-    program on the same device.
+    program on the same device. ``device_joules`` is the part of each device.
     """
 
     joules: float
     temperatures: Mapping[str, float]
     taint: str = ""
+    device_joules: Mapping[str, float] = MappingProxyType({})
 
 
 class TrialMeter(Protocol):
@@ -177,6 +180,8 @@ class TrialRunner:
             _end(process)
             reader.join(_END_TIMEOUT)
             process.stdout.close()
+        unsteady = change_of_speed(output.completions, window.start, window.end)
+        trial = msgspec.structs.replace(trial, unsteady=unsteady)
         return _measured(trial, window, spent, limits, held.lost)
 
     def _await_window(self, output: _Output, begin: int) -> SteadyWindow | None:
@@ -228,6 +233,9 @@ def _measured(
         joules=spent.joules,
         watts=spent.joules / window.seconds,
         limits=limits,
+        device_watts={
+            device: joules / window.seconds for device, joules in spent.device_joules.items()
+        },
         temperatures=dict(spent.temperatures),
         taint=lost or spent.taint,
     )

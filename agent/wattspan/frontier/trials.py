@@ -20,6 +20,9 @@ from wattspan.util.files import UnsuitableFileError, read_regular, replace_file
 VERSION: Final = 1
 MAX_FILE_BYTES: Final = 64 << 20
 
+MAX_EXCESS: Final = 0.05
+"""Relative excess of the mean power over a limit that may be an error of the counters."""
+
 
 class StudyFileError(WattspanError):
     """A file of trials cannot be read, written or continued."""
@@ -29,8 +32,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the command at one setting: its steady window, without the warm-up.
 
     ``block`` is the number of the repetition. ``limits`` are the enforced power limits in watts by
-    device during the window, ``watts`` the mean power of the measured devices. A trial with a
-    ``failure`` has no figures; one with a ``taint`` has figures that are not used.
+    device during the window, ``watts`` the mean power of all measured devices together and
+    ``device_watts`` that of each. A trial with a ``failure`` has no figures; one with a ``taint``
+    has figures that are not used. ``unsteady`` says in a sentence how the speed changed inside the
+    window; such figures are used.
     """
 
     setting: Setting
@@ -44,6 +49,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     temperatures: dict[str, float] = {}
     failure: str = ""
     taint: str = ""
+    device_watts: dict[str, float] = {}
+    unsteady: str = ""
 
     @property
     def usable(self) -> bool:
@@ -59,15 +66,28 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Joules per unit of work."""
         return self.joules / self.units
 
+    @property
+    def disobeyed(self) -> list[str]:
+        """The devices with a mean power above their enforced limit, beyond errors of counters."""
+        return [
+            device
+            for device, limit in self.limits.items()
+            if self.device_watts.get(device, 0.0) > (1 + MAX_EXCESS) * limit
+        ]
+
 
 class MeasuredDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device whose energy is counted; ``original_watts`` is its limit before the study."""
+    """A device whose energy is counted.
+
+    ``original_watts`` is its power limit before the study, ``default_watts`` that of its maker.
+    """
 
     id: str
     name: str
     kind: str
     provenance: str
     original_watts: float | None = None
+    default_watts: float | None = None
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):

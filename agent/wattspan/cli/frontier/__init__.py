@@ -282,12 +282,19 @@ def _settable(
     """The settings that can be set here, and the devices; None if nothing is set."""
     if not any(setting.capped for setting in settings):
         return settings, None
-    from wattspan.cli.frontier.measurement import SettableDevices
+    from wattspan.cli.frontier.measurement import (
+        SettableDevices,
+        check_permission,
+        hold_settings,
+    )
 
     client = _connect(configuration)
     try:
         settable = SettableDevices(client.rows(), host.devices)
         settable.check(settings)
+        check_permission(
+            settings, hold_settings(settable, partial(_connect, configuration), _job())
+        )
     except CapsError as error:
         free = [setting for setting in settings if not setting.capped]
         if error.refusal or len(free) < 2:
@@ -327,17 +334,21 @@ def _runner(
     durations = Durations(
         round(study.warm_up_seconds * SECOND), round(study.window_seconds * SECOND), trial_limit
     )
-    job = f"frontier {os.getpid()}"
     return TrialRunner(
         study.command,
         pattern,
         durations,
         AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
-        hold_settings(settable, partial(_connect, configuration), job),
+        hold_settings(settable, partial(_connect, configuration), _job()),
         SystemClock(),
         process_identity,
         echo,
     )
+
+
+def _job() -> str:
+    """The name of the leases of this process."""
+    return f"frontier {os.getpid()}"
 
 
 def _echo_output(line: str) -> None:
@@ -405,10 +416,11 @@ def constraint_options(function: F) -> F:
 @click.option(
     "--as",
     "form",
-    type=click.Choice(["text", "config", "command"]),
+    type=click.Choice(["text", "config", "autotune", "command"]),
     default="text",
     show_default=True,
-    help="The result: sentences, a configuration with the limits, or the command line.",
+    help="The result: sentences, a configuration with fixed limits, one for the tuner, or the "
+    "command line.",
 )
 @json_option
 def recommend(
@@ -428,11 +440,14 @@ def recommend(
     the upper bound of its one-sided 95 % confidence interval exceeds it by --tolerance at most.
     """
     from wattspan.cli.frontier.tables import (
+        autotune_lines,
         configuration_lines,
         recommendation_facts,
         recommendation_lines,
     )
 
+    if form == "autotune":
+        _check_tunable(max_slowdown, deadline, energy_budget, watts)
     found = Frontier.load(file)
     try:
         chosen = found.recommend(
@@ -451,12 +466,29 @@ def recommend(
     lines: list[str]
     if form == "config":
         lines = configuration_lines(found.study, chosen.setting)
+    elif form == "autotune":
+        assert max_slowdown is not None  # noqa: S101 - it was checked
+        lines = autotune_lines(found.study, chosen.setting, max_slowdown, eta)
     elif form == "command":
         lines = [shlex.join(substituted(found.study.command, dict(chosen.setting.parameters)))]
     else:
         lines = recommendation_lines(found.study, chosen)
     for line in lines:
         click.echo(line)
+
+
+def _check_tunable(max_slowdown: float | None, *others: object) -> None:
+    """UsageError if the tuner cannot keep these constraints."""
+    if max_slowdown is None or not 0 < max_slowdown <= 1:
+        raise click.UsageError(
+            "--as autotune needs --max-slowdown above 0 and at most 1, such as 0.05: the tuner"
+            " keeps a slowdown budget."
+        )
+    if any(one is not None for one in others):
+        raise click.UsageError(
+            "The tuner keeps a slowdown budget only. Give --as autotune without --deadline,"
+            " --energy-budget and --watts, or use --as config."
+        )
 
 
 @command.command()

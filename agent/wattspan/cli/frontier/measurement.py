@@ -10,7 +10,7 @@ from typing import NamedTuple
 from wattspan.capper.fixed_lease import FixedLease
 from wattspan.cli.measure import MeasurementClient
 from wattspan.frontier.runner import HeldLimits, HoldSetting, WindowEnergy
-from wattspan.frontier.settings import Setting
+from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import MeasuredDevice
 from wattspan.frontier.work import SteadyWindow
 from wattspan.model import CapKey, CapRow, Consumer, HwType, Knob
@@ -113,6 +113,14 @@ class SettableDevices:
                 return limit / 1000
         return None
 
+    def default_watts(self, device: str) -> float | None:
+        """The power limit of a device by its maker."""
+        for key in self._power:
+            limit = self._rows[key].state.default
+            if key.device == device and limit is not None:
+                return limit / 1000
+        return None
+
     def check(self, settings: Sequence[Setting]) -> None:
         """CapsError if a setting needs a knob that no measured device has."""
         for wanted, keys, what in (
@@ -191,6 +199,17 @@ def hold_settings(
     return held
 
 
+def check_permission(settings: Sequence[Setting], hold: HoldSetting) -> None:
+    """Hold the knobs of ``settings`` for a moment. CapsError with the remedy if that is refused.
+
+    Power limits are held at the original ones, and clocks at the highest of the settings.
+    """
+    power = any(one.power is not None for one in settings)
+    clocks = [one.clock for one in settings if one.clock is not None]
+    with hold(Setting(PowerLimit(1.0) if power else None, max(clocks, default=None))):
+        """Only the permission is wanted."""
+
+
 # ---------------------------------------------------------------------------------------- meter
 
 
@@ -214,18 +233,19 @@ class AgentTrialMeter:
             timeline=True,
             directories=self.directories,
         )
-        joules = 0.0
+        joules: dict[str, float] = {}
         for device in found:
             if device.joules is None or device.coverage < MIN_COVERAGE:
                 raise MeasurementError(
                     f"The energy of {device.name} is not known for the window:"
                     f" {device.coverage:.0%} of it was measured."
                 )
-            joules += device.joules
+            joules[device.id] = device.joules
         temperatures = {
             device.id: float(device.temperatures[-1][1]) for device in found if device.temperatures
         }
-        return WindowEnergy(joules, temperatures, self._taint(command, window))
+        total = sum(joules.values())
+        return WindowEnergy(total, temperatures, self._taint(command, window), joules)
 
     def _taint(self, command: Consumer, window: SteadyWindow) -> str:
         """A sentence if other programs used the devices."""
@@ -257,6 +277,7 @@ def described(devices: Sequence[Device], settable: SettableDevices | None) -> li
             kind=device.kind,
             provenance=device.provenance,
             original_watts=None if settable is None else settable.original_watts(device.id),
+            default_watts=None if settable is None else settable.default_watts(device.id),
         )
         for device in devices
     ]

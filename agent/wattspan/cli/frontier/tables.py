@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from math import isfinite
+from collections.abc import Iterator, Sequence
+from math import floor, isfinite
 from typing import Any
 
 import msgspec
@@ -14,9 +14,11 @@ from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
 from wattspan.frontier.recommendation import Recommendation
 from wattspan.frontier.result import Frontier
 from wattspan.frontier.settings import Setting
-from wattspan.frontier.trials import Study
+from wattspan.frontier.trials import MeasuredDevice, Study
+from wattspan.model import HwType, Knob
 
 _HEADINGS = ("setting", "trials", "s/unit", "J/unit", "W", "time", "energy", "")
+DISOBEYED, UNSTEADY = "limit not obeyed", "not steady"
 
 
 def study_note(study: Study) -> str:
@@ -40,10 +42,13 @@ def study_lines(found: Frontier) -> list[str]:
         return [*lines, "No trial can be used.", *_troubles(study)]
     members = set(found.settings)
     pruned = dict(study.pruned)
+    flags = _flags(study)
     rows = [
-        _row(estimates, number, usable.count(setting), setting in members, pruned.get(setting, ""))
+        (*_row(estimates, number, usable.count(setting)),
+         _remark(setting in members, number in estimates.measured, pruned.get(setting, ""),
+                 flags.get(setting, ())))
         for number, setting in enumerate(study.settings)
-    ]
+    ]  # fmt: skip
     lines += table_lines([_HEADINGS, *rows], left=(0, 7))
     lines += [
         "",
@@ -57,12 +62,26 @@ def study_lines(found: Frontier) -> list[str]:
     return [*lines, *_troubles(study)]
 
 
-def _row(
-    estimates: SettingEstimates, number: int, trials: int, member: bool, pruned: str
-) -> tuple[str, ...]:
+def _flags(study: Study) -> dict[Setting, list[str]]:
+    """The flags of each setting: those of any of its usable trials."""
+    found: dict[Setting, list[str]] = {}
+    for trial in study.usable():
+        flags = found.setdefault(trial.setting, [])
+        for flag, applies in ((DISOBEYED, trial.disobeyed), (UNSTEADY, trial.unsteady)):
+            if applies and flag not in flags:
+                flags.append(flag)
+    return found
+
+
+def _remark(member: bool, measured: bool, pruned: str, flags: Sequence[str]) -> str:
+    place = "frontier" if member else pruned or ("beaten" if measured else "")
+    return "; ".join((place, *flags)) if place else ""
+
+
+def _row(estimates: SettingEstimates, number: int, trials: int) -> tuple[str, ...]:
     name = str(estimates.settings[number])
     if number not in estimates.measured:
-        return (name, str(trials), *[UNKNOWN] * 5, pruned)
+        return (name, str(trials), *[UNKNOWN] * 5)
     time, energy = estimates.time, estimates.energy
     return (
         name,
@@ -71,7 +90,6 @@ def _row(
         _spread(energy.value(number)),
         f"{estimates.power.value(number).value:.4g}",
         *("" if number == 0 else _change(model.ratio(number, 0)) for model in (time, energy)),
-        "frontier" if member else pruned or "beaten",
     )
 
 
@@ -91,9 +109,19 @@ def _change(interval: ConfidenceInterval) -> str:
 
 
 def _troubles(study: Study) -> Iterator[str]:
+    names = {device.id: f"{device.name} ({device.id})" for device in study.devices}
     for trial in study.trials:
+        name = f"{trial.setting}, trial {trial.block + 1}"
         if not trial.usable:
-            yield f"{trial.setting}, trial {trial.block + 1}: {trial.failure or trial.taint}"
+            yield f"{name}: {trial.failure or trial.taint}"
+        for device in trial.disobeyed:
+            yield (
+                f"{name}: {DISOBEYED}: {names.get(device, device)} took"
+                f" {trial.device_watts[device]:.4g} W, and its enforced limit was"
+                f" {trial.limits[device]:.4g} W."
+            )
+        if trial.unsteady:
+            yield f"{name}: {UNSTEADY}: {trial.unsteady}"
 
 
 def recommendation_lines(study: Study, chosen: Recommendation) -> list[str]:
@@ -128,15 +156,56 @@ def configuration_lines(study: Study, setting: Setting) -> list[str]:
             lines.append(f"# {device.name}: its original limit is unknown")
             continue
         watts = setting.power.milliwatts(round(1000 * device.original_watts)) / 1000
-        knob = "gpu_power" if device.kind == "gpu" else "cpu_power"
         lines += [
             "",
             "[[caps.fixed]]",
             f'device = "{device.id}"  # {device.name}',
             f"watts = {round(watts)}",
-            f'knob = "{knob}"',
+            f'knob = "{_power_knob(device)}"',
         ]
     return lines
+
+
+def autotune_lines(
+    study: Study, setting: Setting, max_slowdown: float, eta: float | None
+) -> list[str]:
+    """A fragment of the configuration: the tuner searches no lower than ``setting``."""
+    lines = [f"# wattspan frontier: {setting}, measured on {study.host}"]
+    if not setting.capped:
+        return [*lines, "# The original limits are recommended: no tuning is needed."]
+    shares, knobs = [], []
+    for device in study.devices:
+        if setting.power is not None and device.original_watts is not None:
+            watts = setting.power.milliwatts(round(1000 * device.original_watts)) / 1000
+            shares.append(watts / (device.default_watts or device.original_watts))
+            knobs.append(_power_knob(device))
+    if setting.power is not None and not shares:
+        return [*lines, "# The original limits are unknown, so that there is no floor."]
+    if setting.clock is not None:
+        knobs.append(Knob.GPU_CLOCK)
+        lines.append(
+            f"# The tuner finds clocks by itself; {setting.clock} MHz cannot be its floor."
+        )
+    names = ", ".join(f'"{knob}"' for knob in dict.fromkeys(knobs))
+    lines += [
+        "",
+        "[autotune]",
+        'mode = "advise"  # "apply" sets limits of the jobs that are named as [[autotune.job]]',
+        f"max_slowdown = {max_slowdown:g}",
+        f"knobs = [{names}]",
+    ]
+    if shares:
+        lines.append(
+            f"floor = {floor(round(1000 * min(1.0, *shares), 6)) / 1000:g}  # of the default limit:"
+            " the study recommends no lower one"
+        )
+    if eta is not None:
+        lines += ['objective = "cost"', f"eta = {eta:g}"]
+    return lines
+
+
+def _power_knob(device: MeasuredDevice) -> Knob:
+    return Knob.GPU_POWER if device.kind == HwType.GPU else Knob.CPU_POWER
 
 
 # ---------------------------------------------------------------------------------------- JSON
@@ -184,7 +253,8 @@ def _numbers(interval: ConfidenceInterval) -> dict[str, float | None]:
 def trial_rows(study: Study) -> Iterator[tuple[object, ...]]:
     """The trials as a table, with its head."""
     yield ("setting", "block", "started_unix", "seconds", "units", "joules", "watts", "failure",
-           "taint")  # fmt: skip
+           "taint", "unsteady", "disobeyed")  # fmt: skip
     for one in study.trials:
         yield (str(one.setting), one.block, one.started_unix, one.seconds, one.units, one.joules,
-               one.watts, one.failure, one.taint)  # fmt: skip
+               one.watts, one.failure, one.taint, one.unsteady,
+               " ".join(one.disobeyed))  # fmt: skip
