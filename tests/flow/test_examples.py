@@ -230,6 +230,23 @@ def test_training_loop_reports_joules_per_step(agent: SpanAgent) -> None:
 
 
 @pytest.mark.needs_apps
+@pytest.mark.needs_torch
+def test_training_on_cpu_threads_prints_samples_of_each_step() -> None:
+    """As `wattspan frontier run --unit` reads them; the script has no end of its own."""
+    with subprocess.Popen(
+        [str(APPS), "train_torch.py", "1", "16"],
+        cwd=EXAMPLES / "settings",
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as training:
+        try:
+            assert training.stdout is not None
+            assert [training.stdout.readline() for _ in range(3)] == ["samples=16\n"] * 3
+        finally:
+            training.kill()
+
+
+@pytest.mark.needs_apps
 @pytest.mark.needs_training
 @pytest.mark.parametrize(
     ("script", "options", "steps", "epochs"),
