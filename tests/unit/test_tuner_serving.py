@@ -97,15 +97,18 @@ def test_server_that_becomes_busy_is_tuned_after_all() -> None:
 
 
 @pytest.mark.slow
-def test_always_changing_load_ends_the_search() -> None:
+def test_always_changing_load_holds_no_cap() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
+    ended = set()
     for turn in range(400):
         server.rate = (2.0, 15.0)[turn % 2]
         host.run(8)
-        if reason(host) is DecisionReason.TOO_NOISY:
-            break
-    row = host.row(JOB)
-    assert row is not None
-    assert "hardly ever the same twice" in row.decision.sentence
-    assert host.gpus[0].cap == DEFAULT
+        row = host.row(JOB)
+        assert row is not None
+        assert row.decision.move is not Move.HOLD
+        if row.decision.move is not Move.PROBE:
+            ended.add(row.decision.reason)
+            assert host.gpus[0].cap == DEFAULT
+    assert ended
+    assert ended <= {DecisionReason.TAIL, DecisionReason.TOO_NOISY}
