@@ -89,7 +89,7 @@ def test_rows_are_the_sums_over_their_spans(turns: Turns) -> None:
     sums: dict[tuple[str, str], list[int]] = {}
     for batch in (batch for _, batch, _ in turns):
         totals.add(batch, moment(0))
-        for span, exclusive, inclusive, outcome in batch:
+        for span, exclusive, inclusive, outcome, *_ in batch:
             measured = outcome in (Outcome.JOINED, Outcome.PARTIAL, Outcome.LATE)
             if not measured and not any(exclusive.values()):
                 continue
