@@ -23,6 +23,8 @@ from support.waiting import eventually
 from wattspan import Frontier
 from wattspan.emulation.profiles import profile_named
 from wattspan.frontier.trials import Trial
+from wattspan.training.session import WORK_ATTRIBUTE
+from wattspan.training.units import STEP
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +136,35 @@ def test_frontier_of_power_limits_is_measured_and_recommended(
     assert [one["setting"] for one in facts["estimates"]] == ["original limits", "60 %"]
     rows, _ = wattspan(agent, "frontier", "export", file, "--format", "csv")
     assert len(rows.splitlines()) == 5
+
+
+STEPS_AS_SPANS = (
+    f"{Path(emulated_training.__file__).read_text()}\n"
+    + """
+import sys
+from wattspan.training import Loop
+with EmulatedTraining(step=0.05, noise=0.003) as training, Loop(service="trainer") as loop:
+    while True:
+        with loop.step(work=int(sys.argv[1])):
+            training.step()
+"""
+)
+
+
+@pytest.mark.exhaustive
+def test_units_are_the_spans_of_a_training_loop(agent: SpanAgent, tmp_path: Path) -> None:
+    file = tmp_path / "frontier.json"
+    wattspan(
+        agent, "frontier", "run", "--param", "batch=8,16", "--repeat", "1", "--warm-up", "0s",
+        "--window", "5s", "--unit", f"span:{STEP}:{WORK_ATTRIBUTE}", "-o", file, "--",
+        sys.executable, "-c", STEPS_AS_SPANS, "{batch}",
+    )  # fmt: skip
+    trials = Frontier.load(file).study.trials
+    assert [one.failure or one.taint for one in trials] == ["", ""]
+    for one, batch in zip(trials, (8, 16), strict=True):
+        assert one.units % batch == 0
+        assert one.joules > 0
+        assert one.unit_seconds * batch > 0.04
 
 
 def _uuid(trial: Trial) -> str:

@@ -17,8 +17,9 @@ from wattspan.clock import SystemClock
 from wattspan.frontier.runner import Durations, HeldLimits, TrialRunner, WindowEnergy
 from wattspan.frontier.schedule import Planned
 from wattspan.frontier.settings import PowerLimit, Setting
+from wattspan.frontier.span_units import SpanReceiver
 from wattspan.frontier.trials import Trial
-from wattspan.frontier.work import OutputPattern, SteadyWindow
+from wattspan.frontier.work import OutputPattern, SteadyWindow, UnitSpan
 from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.ports import CapsError, Clock
 from wattspan.sdk import MeasurementError
@@ -79,10 +80,11 @@ def trial(
     durations: Durations = DURATIONS,
     clock: Clock | None = None,
     shown: Callable[[str], object] = lambda line: None,
+    units: OutputPattern | SpanReceiver | None = None,
 ) -> Trial:
     runner = TrialRunner(
         command,
-        OutputPattern("stdout:step"),
+        units or OutputPattern("stdout:step"),
         durations,
         meter or ConstantMeter(),
         (limits or Limits()).hold,
@@ -197,3 +199,119 @@ def test_output_of_python_is_not_buffered() -> None:
         sys.executable, "-S", "-c", "import time\nwhile {size}: print('step'); time.sleep(.005)"
     )
     assert found.failure == ""
+
+
+# --------------------------------------------------------------------------------------- spans
+
+SPANS = """
+import sys, time
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+size, count = int(sys.argv[1]), int(sys.argv[2])
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+tracer = provider.get_tracer("test")
+for number in range(count):
+    with tracer.start_as_current_span("train_step") as span:
+        span.set_attribute("samples", size)
+        with tracer.start_as_current_span("forward"):
+            time.sleep(0.02)
+provider.shutdown()
+"""
+"""Steps of samples, by OpenTelemetry's SDK and its exporter."""
+
+
+def of_spans(name: str, attribute: str = "") -> SpanReceiver:
+    return SpanReceiver(UnitSpan(name, attribute), SystemClock())
+
+
+def test_work_is_counted_by_the_spans_of_a_running_command() -> None:
+    units = of_spans("train_step", "samples")
+    found = trial(sys.executable, "-c", SPANS, "{size}", "100000", units=units)
+    assert found.failure == ""
+    assert 0.1 <= found.seconds < 20
+    assert found.units >= 3 * 8
+    assert found.units % 8 == 0
+    assert found.unit_seconds * 8 >= 0.02  # each step sleeps for that long
+
+
+RANKS = """
+import os, sys, time
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+class Told(OTLPSpanExporter):
+    def export(self, spans):
+        result = super().export(spans)
+        os.write(sent, b".")
+        return result
+received, sent = os.pipe()
+rank = 0 if os.fork() else 1
+delay = 3000 if rank else 300
+if not rank:
+    os.read(received, 1)
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(Told(), schedule_delay_millis=delay))
+tracer = provider.get_tracer("test")
+with open(sys.argv[1] + "." + str(rank), "w", buffering=1) as ends:
+    while True:
+        span = tracer.start_span("train_step")
+        time.sleep(0.02)
+        span.end()
+        print(time.monotonic_ns(), file=ends)
+"""
+"""Two processes: one exports late, the other soon, and begins after the first export.
+
+Each writes the times of its spans' ends.
+"""
+
+
+@dataclass
+class WindowMeter(ConstantMeter):
+    """Remembers the windows."""
+
+    windows: list[SteadyWindow] = field(default_factory=list)
+
+    def read(self, command: Consumer, window: SteadyWindow) -> WindowEnergy:
+        self.windows.append(window)
+        return super().read(command, window)
+
+
+@pytest.mark.slow
+def test_spans_of_a_process_that_sends_late_count(tmp_path: Path) -> None:
+    meter, times = WindowMeter(), Durations(5 * SECOND, SECOND // 2, 60 * SECOND)
+    ranks = (sys.executable, "-c", RANKS, str(tmp_path / "ends"), "{size}")
+    found = trial(*ranks, meter=meter, durations=times, units=of_spans("train_step"))
+    assert found.failure == ""
+    (window,) = meter.windows
+    counts = []
+    for rank in range(2):
+        ends = map(int, (tmp_path / f"ends.{rank}").read_text().splitlines())
+        counts.append(sum(window.start < end <= window.end for end in ends))
+    assert sum(counts) > 2
+    # A line is written just after the end of its span, so each edge may differ by one line.
+    assert abs(found.units - sum(counts)) <= 4
+
+
+def test_command_that_closes_its_output_is_measured_by_its_spans() -> None:
+    silent = ("sh", "-c", 'exec "$0" "$@" > /dev/null 2>&1')
+    steps = (sys.executable, "-c", SPANS, "{size}", "9999")
+    found = trial(*silent, *steps, units=of_spans("train_step"))
+    assert found.failure == ""
+    assert found.units >= 3
+
+
+def test_command_with_spans_of_another_name_is_a_failed_trial() -> None:
+    found = trial(sys.executable, "-c", SPANS, "{size}", "3", units=of_spans("step"))
+    assert "It sent no span 'step', but spans such as 'forward', 'train_step'." in found.failure
+
+
+def test_command_without_spans_is_a_failed_trial_with_the_address() -> None:
+    found = trial(*shell("echo step; echo step; echo step; echo step"), units=of_spans("step"))
+    assert "It sent no spans." in found.failure
+    assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in found.failure
+
+
+def test_failing_command_with_spans_names_its_exit_code() -> None:
+    assert "exit code 3" in trial(*shell("exit 3"), units=of_spans("step")).failure

@@ -10,7 +10,9 @@ from wattspan.frontier.work import (
     MIN_UNITS,
     Completion,
     OutputPattern,
+    UnitSpan,
     last_window,
+    parse_unit,
     steady_window,
 )
 from wattspan.model import SECOND
@@ -39,14 +41,35 @@ def test_group_is_the_work_of_a_line(line: str, work: float) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("span:step", "write stdout:REGEX"),
+        ("step", "write stdout:REGEX"),
+        ("span:", "name of the span is missing"),
+        ("span::samples", "name of the span is missing"),
         ("stdout:(", "the expression is invalid"),
         ("stdout:(a)(b)", "one group"),
     ],
 )
 def test_invalid_unit_is_explained(text: str, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
-        OutputPattern(text)
+        parse_unit(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("span:train_step", UnitSpan("train_step")),
+        ("span:POST /chat:gen_ai.usage.output_tokens",
+         UnitSpan("POST /chat", "gen_ai.usage.output_tokens")),
+        ("span:db:query:", UnitSpan("db:query")),
+    ],
+)  # fmt: skip
+def test_span_unit_has_a_name_and_perhaps_an_attribute(text: str, unit: UnitSpan) -> None:
+    assert parse_unit(text) == unit
+
+
+def test_output_unit_is_a_pattern() -> None:
+    pattern = parse_unit("stdout:step")
+    assert isinstance(pattern, OutputPattern)
+    assert pattern.work("step 3") == 1.0
 
 
 def test_window_begins_after_the_warm_up_with_a_completion() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -17,10 +17,12 @@ import msgspec
 
 from wattspan.frontier.schedule import Planned
 from wattspan.frontier.settings import Setting, substituted
+from wattspan.frontier.span_units import SpanReceiver, SpanUnits
 from wattspan.frontier.steadiness import change_of_speed
 from wattspan.frontier.trials import Trial
 from wattspan.frontier.work import (
     Completion,
+    Completions,
     OutputPattern,
     SteadyWindow,
     last_window,
@@ -34,8 +36,6 @@ _END_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 _LAST_LINES = 5  # of the output, in the message of a failure
 _LINE_BYTES = 64 * 1024
 _CHECK_INTERVAL = SECOND // 10
-_RESOLUTION = SECOND // 1000
-"""Work that is completed within this time is one completion: a command may report it at will."""
 
 
 class WindowEnergy(NamedTuple):
@@ -89,13 +89,14 @@ class Durations(NamedTuple):
 class _Output:
     """The lines of the command, and the work they report. Written by a thread of its own."""
 
-    def __init__(self, pattern: OutputPattern, clock: Clock, echo: Callable[[str], object]) -> None:
+    def __init__(
+        self, pattern: OutputPattern | None, clock: Clock, echo: Callable[[str], object]
+    ) -> None:
         self._pattern, self._clock, self._echo = pattern, clock, echo
         self.changed = threading.Condition()
-        self.completions: list[Completion] = []
+        self.completions = Completions()
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self.ended = False
-        self._since = 0  # of the newest completion
 
     def read(self, pipe: int) -> None:
         """Read the output until its end."""
@@ -103,22 +104,41 @@ class _Output:
             while line := file.readline(_LINE_BYTES):
                 now = self._clock.monotonic()
                 text = line.decode("utf-8", "replace").rstrip("\n")
-                work = self._pattern.work(text)
+                work = 0.0 if self._pattern is None else self._pattern.work(text)
                 with self.changed:
                     self.last.append(text)
                     if work > 0:
-                        self._add(now, work)
+                        self.completions.add(now, work)
                 self._echo(text)
         with self.changed:
             self.ended = True
             self.changed.notify_all()
 
-    def _add(self, now: int, work: float) -> None:
-        if self.completions and now - self._since < _RESOLUTION:
-            self.completions[-1] = Completion(now, self.completions[-1].work + work)
-        else:
-            self._since = now
-            self.completions.append(Completion(now, work))
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """The completed work of a running command, from its spans or else from its output."""
+
+    process: subprocess.Popen[bytes]
+    output: _Output
+    spans: SpanUnits | None
+
+    @property
+    def ended(self) -> bool:
+        """True if no more work is reported."""
+        # Spans do not end with the output: a command may close it.
+        return self.output.ended and (self.spans is None or self.process.poll() is not None)
+
+    def completions(self, now: int) -> Sequence[Completion]:
+        """In the order of time: the first ones, up to a time whose work is known at ``now``."""
+        if self.spans is None:
+            return self.output.completions.found
+        return self.spans.completions(None if self.ended else now - self.spans.delay)
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no work is known, "" for a reason that is not known."""
+        return "" if self.spans is None else self.spans.trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +146,7 @@ class TrialRunner:
     """Runs trials one at a time."""
 
     command: Sequence[str]
-    pattern: OutputPattern
+    units: OutputPattern | SpanReceiver
     durations: Durations
     meter: TrialMeter
     hold: HoldSetting
@@ -137,25 +157,28 @@ class TrialRunner:
     def run(self, planned: Planned) -> Trial:
         """The trial. A failure of the command or of the measurement is part of it.
 
-        CapsError if the limits are refused, AgentUnavailableError without an agent: every trial
-        would fail.
+        CapsError if the limits are refused, AgentUnavailableError without an agent, ListenError
+        if spans cannot be received: every trial would fail.
         """
         trial = Trial(
             setting=planned.setting,
             block=planned.block,
             started_unix=self.clock.now().wall / SECOND,
         )
-        with self.hold(planned.setting) as held:
-            return self._measure(trial, held)
+        units = self.units
+        receiving = units.open() if isinstance(units, SpanReceiver) else nullcontext()
+        with receiving as spans, self.hold(planned.setting) as held:
+            return self._measure(trial, held, spans)
 
     # --------------------------------------------------------------------------- inner workings
 
-    def _measure(self, trial: Trial, held: HeldLimits) -> Trial:
+    def _measure(self, trial: Trial, held: HeldLimits, spans: SpanUnits | None) -> Trial:
         words = substituted(self.command, dict(trial.setting.parameters))
-        output = _Output(self.pattern, self.clock, self.echo)
+        pattern = self.units if isinstance(self.units, OutputPattern) else None
+        output = _Output(pattern, self.clock, self.echo)
         begin = self.clock.monotonic()
         try:
-            process = _spawn(words)
+            process = _spawn(words, {} if spans is None else spans.environ)
         except OSError as error:
             cause = (error.strerror or str(error)).lower()
             return _failed(trial, f"The command {words[0]!r} cannot be started: {cause}.")
@@ -164,13 +187,14 @@ class TrialRunner:
             target=output.read, args=(os.dup(process.stdout.fileno()),), daemon=True
         )
         reader.start()
+        progress = _Progress(process, output, spans)
         try:
             command = self.identify(process.pid)
             self.meter.begin(command)
-            window = self._await_window(output, begin)
+            window = self._await_window(progress, begin)
             limits = dict(held.watts())
             if window is None:
-                return _failed(trial, self._no_window(process, output, begin))
+                return _failed(trial, self._no_window(progress, begin))
             spent = self.meter.read(command, window)
         except (CapsError, AgentUnavailableError):
             raise
@@ -180,25 +204,32 @@ class TrialRunner:
             _end(process)
             reader.join(_END_TIMEOUT)
             process.stdout.close()
-        unsteady = change_of_speed(output.completions, window.start, window.end)
+        completions = progress.completions(self.clock.monotonic())
+        unsteady = change_of_speed(completions, window.start, window.end)
         trial = msgspec.structs.replace(trial, unsteady=unsteady)
         return _measured(trial, window, spent, limits, held.lost)
 
-    def _await_window(self, output: _Output, begin: int) -> SteadyWindow | None:
+    def _await_window(self, progress: _Progress, begin: int) -> SteadyWindow | None:
         warm_up, length, longest = self.durations
+        output = progress.output
         with output.changed:
             while True:
-                window = steady_window(output.completions, begin, warm_up, length)
-                left = begin + longest - self.clock.monotonic()
+                now = self.clock.monotonic()
+                over = progress.ended or now >= begin + longest
+                completions = progress.completions(now)
+                window = steady_window(completions, begin, warm_up, length)
                 if window is not None:
                     return window
-                if output.ended or left <= 0:
-                    return last_window(output.completions, begin, warm_up)
-                output.changed.wait(min(left, _CHECK_INTERVAL) / SECOND)
+                if over:
+                    return last_window(completions, begin, warm_up)
+                wait = min(begin + longest - now, _CHECK_INTERVAL)
+                output.changed.wait(wait / SECOND)
 
-    def _no_window(self, process: subprocess.Popen[bytes], output: _Output, begin: int) -> str:
-        seconds = (self.clock.monotonic() - begin) / SECOND
-        units = sum(one.work for one in output.completions)
+    def _no_window(self, progress: _Progress, begin: int) -> str:
+        process, output = progress.process, progress.output
+        now = self.clock.monotonic()
+        seconds = (now - begin) / SECOND
+        units = sum(one.work for one in progress.completions(now))
         last = " | ".join(output.last)
         tail = f" Its last lines: {last}" if last else ""
         code = None
@@ -208,7 +239,9 @@ class TrialRunner:
         if code:
             return f"The command failed with exit code {code} after {seconds:.1f} s.{tail}"
         need = (self.durations.warm_up + self.durations.window) / SECOND
-        verb = "ended" if output.ended else "was stopped"
+        verb = "ended" if progress.ended else "was stopped"
+        if trouble := progress.trouble:
+            return f"The command {verb} after {seconds:.1f} s. {trouble}{tail}"
         return (
             f"The command {verb} after {seconds:.1f} s with {units:g} units of work, and the"
             f" warm-up and the window need {need:g} s. Let it run longer, or check --unit.{tail}"
@@ -241,14 +274,14 @@ def _measured(
     )
 
 
-def _spawn(words: Sequence[str]) -> subprocess.Popen[bytes]:
+def _spawn(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # A session of its own: the command may start workers, which end with it.
     return subprocess.Popen(  # noqa: S603 - the user's command
         words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env={"PYTHONUNBUFFERED": "1", **os.environ},
+        env={"PYTHONUNBUFFERED": "1", **os.environ, **environ},
     )
 
 

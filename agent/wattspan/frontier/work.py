@@ -1,9 +1,9 @@
-"""Units of work that a command reports on its standard output, and their steady window."""
+"""Units of work that a command reports in its output or by spans, and their steady window."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from wattspan.model import SECOND
@@ -15,7 +15,11 @@ MIN_WINDOW = 5 * SECOND
 MIN_UNITS = 3
 """Units of work that a window has at least."""
 
-_PREFIX = "stdout:"
+_OUTPUT, _SPAN = "stdout:", "span:"
+_FORMS = (
+    "write stdout:REGEX, such as stdout:'step \\d+' or, for the number of samples,"
+    " stdout:'samples=(\\d+)'; or write span:NAME or span:NAME:ATTRIBUTE, such as span:train_step"
+)
 
 
 class Completion(NamedTuple):
@@ -23,6 +27,28 @@ class Completion(NamedTuple):
 
     at: int
     work: float
+
+
+RESOLUTION = SECOND // 1000
+"""Work that is completed within this time is one completion: a command may report it at will."""
+
+
+class Completions:
+    """Completed work in the order of time; that within RESOLUTION is one completion."""
+
+    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+        self.found: list[Completion] = []
+        self._since = 0  # of the newest completion
+        for one in completions:
+            self.add(*one)
+
+    def add(self, at: int, work: float) -> None:
+        """Add work that was completed at ``at``, no earlier than that before."""
+        if self.found and at - self._since < RESOLUTION:
+            self.found[-1] = Completion(at, self.found[-1].work + work)
+        else:
+            self._since = at
+            self.found.append(Completion(at, work))
 
 
 class SteadyWindow(NamedTuple):
@@ -42,13 +68,10 @@ class OutputPattern:
 
     def __init__(self, text: str) -> None:
         """``text`` is ``stdout:REGEX``; ConfigError."""
-        if not text.startswith(_PREFIX):
-            raise ConfigError(
-                f"--unit {text}: write stdout:REGEX, such as stdout:'step \\d+' or, for the number"
-                " of samples, stdout:'samples=(\\d+)'."
-            )
+        if not text.startswith(_OUTPUT):
+            raise ConfigError(f"--unit {text}: {_FORMS}.")
         try:
-            self._pattern = re.compile(text.removeprefix(_PREFIX))
+            self._pattern = re.compile(text.removeprefix(_OUTPUT))
         except re.error as error:
             raise ConfigError(f"--unit {text}: the expression is invalid: {error}.") from None
         if self._pattern.groups > 1:
@@ -65,6 +88,31 @@ class OutputPattern:
             return max(0.0, float(match[1] or 0))
         except ValueError:
             return 0.0
+
+
+class UnitSpan(NamedTuple):
+    """The spans that are completed work: their name, and the attribute with their work.
+
+    Without an attribute each span is one unit.
+    """
+
+    name: str
+    attribute: str = ""
+
+
+def parse_unit(text: str) -> OutputPattern | UnitSpan:
+    """The unit of ``stdout:REGEX``, ``span:NAME`` or ``span:NAME:ATTRIBUTE``; ConfigError.
+
+    The last colon precedes the attribute, so ``span:a:b:`` is the name ``a:b`` without one.
+    """
+    if not text.startswith(_SPAN):
+        return OutputPattern(text)
+    rest = text.removeprefix(_SPAN)
+    name, colon, attribute = rest.rpartition(":")
+    unit = UnitSpan(name, attribute) if colon else UnitSpan(rest)
+    if not unit.name:
+        raise ConfigError(f"--unit {text}: the name of the span is missing; {_FORMS}.")
+    return unit
 
 
 def steady_window(

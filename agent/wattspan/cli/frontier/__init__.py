@@ -33,7 +33,7 @@ from wattspan.frontier.settings import (
     substituted,
 )
 from wattspan.frontier.trials import Study, StudyFile, StudyFileError, Trial
-from wattspan.frontier.work import MIN_WINDOW, OutputPattern
+from wattspan.frontier.work import MIN_WINDOW, OutputPattern, UnitSpan, parse_unit
 from wattspan.model import SECOND
 from wattspan.model.settings import Duration
 from wattspan.ports import CapsError, ConfigError, WattspanError
@@ -74,9 +74,10 @@ def command() -> None:
 @click.option(
     "--unit",
     required=True,
-    metavar="stdout:REGEX",
-    help="Finds a completed unit of work in a line of the command's output. A group is the number "
-    "of units in it.",
+    metavar="UNIT",
+    help="The completed units of work. stdout:REGEX: the lines of the command's output that match; "
+    "a group is the number of units in a line. span:NAME: the spans of this name that the command "
+    "sends by OTLP; span:NAME:ATTRIBUTE: the number of units is an attribute.",
 )
 @click.option(
     "--repeat",
@@ -172,7 +173,7 @@ def run(
     Needs a running agent. Limits are set by the capper, which restores the original ones after
     each trial, also if this command is killed. Without a capper, only parameters are compared.
     """
-    pattern = OutputPattern(unit)
+    units = parse_unit(unit)
     choices = dict(map(parse_parameter, parameters))
     settings = grid(
         parse_powers(power) if power else [], parse_clocks(clock) if clock else [], choices
@@ -213,7 +214,7 @@ def run(
     runner = _runner(
         configuration,
         study,
-        pattern,
+        units,
         host,
         settable,
         directories,
@@ -318,7 +319,7 @@ def _connect(configuration: ConfigurationOptions) -> Any:
 def _runner(
     configuration: ConfigurationOptions,
     study: Study,
-    pattern: OutputPattern,
+    units: OutputPattern | UnitSpan,
     host: MeasuredHost,
     settable: SettableDevices | None,
     directories: tuple[str, ...],
@@ -330,17 +331,19 @@ def _runner(
     from wattspan.cli.measure import RunningAgentClient
     from wattspan.cli.measure.child import process_identity
     from wattspan.frontier.runner import Durations, TrialRunner
+    from wattspan.frontier.span_units import SpanReceiver
 
     durations = Durations(
         round(study.warm_up_seconds * SECOND), round(study.window_seconds * SECOND), trial_limit
     )
+    clock = SystemClock()
     return TrialRunner(
         study.command,
-        pattern,
+        SpanReceiver(units, clock, directories) if isinstance(units, UnitSpan) else units,
         durations,
         AgentTrialMeter(host.devices, RunningAgentClient(directories), directories),
         hold_settings(settable, partial(_connect, configuration), _job()),
-        SystemClock(),
+        clock,
         process_identity,
         echo,
     )
