@@ -55,6 +55,7 @@ class Host:
         self.clock_hz: int | None = 1_400_000_000
         self.utilisation: float | None = 1.0
         self.status = True
+        self.senders: dict[str, tuple[Consumer, ...]] = {"train": (TRAIN,)}
         self.learner = StaticPowerLearner(("all_reduce", "recv"), self.view)
         self.history = EnergyHistory(AttributionHistory(300 * SECOND, 10**7), self.learner.powers)
         self.apply(Tick(Instant(self.now, 0), domains={"nvml": [domain], "fake": [CPU]}), ())
@@ -69,7 +70,7 @@ class Host:
         return Snapshot(
             Instant(self.now, 0), 1, "host", (self.account,),
             gpus=(status,) if self.status else (),
-            spans=SpanAccounts(senders={"train": (TRAIN,)}),
+            spans=SpanAccounts(senders=self.senders),
         )  # fmt: skip
 
     def apply(self, tick: Tick, settled: Sequence[Attribution]) -> None:
@@ -207,6 +208,16 @@ def test_unused_time_and_invisible_uses_are_told_apart() -> None:
     assert facts.unused == pytest.approx(10 * SECOND, abs=2 * SECOND)
     assert facts.unused_energy == pytest.approx(facts.unused * IDLE / 1e6)
     host.run(70, (0.0,), users=())
+    assert not host.learner.facts()[0].in_use
+
+
+def test_use_keeps_its_service_after_the_process_has_ended() -> None:
+    host = Host()
+    host.run(5, (0.5,))
+    host.senders = {}
+    host.run(70, (0.0,), users=())
+    (use,) = host.learner.facts()[0].uses
+    assert use.service == "train"
     assert not host.learner.facts()[0].in_use
 
 

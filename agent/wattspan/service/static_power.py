@@ -142,6 +142,7 @@ class StaticPowerLearner:
         self._lock = threading.Lock()
         self._boards: dict[str, _Board] = {}
         self._processes: dict[Consumer, _WaitingProcess] = {}
+        self._services: dict[Payer, str] = {}  # of users of boards, also after their exit
         self._active_until = 0
         self._updated = 0
         self._powers: Mapping[str, StaticPower] = MappingProxyType({})
@@ -236,6 +237,7 @@ class StaticPowerLearner:
     def _update(self, now: int) -> None:
         """Evaluate windows, and renew the static powers."""
         view = self._view()
+        self._remember_services(view)
         statuses = {status.domain_id: status for status in view.gpus}
         accounts = {account.domain.id: account for account in view.domains}
         for key, board in self._boards.items():
@@ -254,6 +256,11 @@ class StaticPowerLearner:
                 if (power := _static_power(board, accounts.get(key))) is not None
             }
         )
+
+    def _remember_services(self, view: Snapshot) -> None:
+        users = {user for board in self._boards.values() for user in board.uses}
+        for service, processes in view.spans.senders.items():
+            self._services.update((one, service) for one in processes if one in users)
 
     def _add_status(
         self, board: _Board, status: GpuStatus, account: DomainAccount | None, now: int
@@ -312,12 +319,8 @@ class StaticPowerLearner:
         view = self._view()
         now = view.at.mono
         accounts = {account.domain.id: account for account in view.domains}
-        services = {
-            process: service
-            for service, processes in view.spans.senders.items()
-            for process in processes
-        }
         with self._lock:
+            self._remember_services(view)
             return tuple(
                 BoardFacts(
                     board=key,
@@ -332,7 +335,7 @@ class StaticPowerLearner:
                     idle_power=account.idle_power if (account := accounts.get(key)) else None,
                     samples=tuple(board.samples),
                     uses=tuple(
-                        UseFacts(services.get(user, ""), use.copy())
+                        UseFacts(self._services.get(user, ""), use.copy())
                         for user, use in board.uses.items()
                         if isinstance(user, Consumer) and may_see(user)
                     ),
