@@ -20,8 +20,11 @@ from wattspan.model import (
     GpuStatus,
     HwType,
     Microjoules,
+    Milliwatts,
     PayerInfo,
     Provenance,
+    StaticBasis,
+    StaticSplit,
     energy_at,
 )
 from wattspan.ports import EnergyStep, SnapshotView
@@ -57,6 +60,8 @@ class ConstantPast:
     known_domains: tuple[Domain, ...] = (PACKAGE, SECOND_PACKAGE, DRAM)
     powers: dict[Consumer, int] = field(default_factory=lambda: {OURS: 4_000, CHILD: 1_000})
     others: int = 0  # power of every other process
+    gpu_power: int = 0  # of each process or family
+    static_power: tuple[Milliwatts, StaticBasis] | None = None  # a part of ``gpu_power``
     members: dict[Consumer, tuple[Consumer, ...]] = field(
         default_factory=lambda: {OURS: (OURS, CHILD)}
     )
@@ -135,7 +140,16 @@ class ConstantPast:
         power = sum(
             self.powers.get(one, self.others) for one in (members if family else (consumer,))
         )
-        return self._spent({HwType.CPU: power, HwType.MEMORY: power // 10}, start, end)
+        powers = {HwType.CPU: power, HwType.MEMORY: power // 10}
+        if not self.gpu_power:
+            return self._spent(powers, start, end)
+        spent = self._spent(powers | {HwType.GPU: self.gpu_power}, start, end)
+        if self.static_power is None:
+            return spent
+        milliwatts, basis = self.static_power
+        static = energy_at(milliwatts, spent.covered)
+        dynamic = Microjoules(spent.energy[HwType.GPU] - static)
+        return spent._replace(split=(StaticSplit(static, dynamic), basis))
 
     def _spent(self, powers: Mapping[HwType, int], start: int, end: int) -> IntervalEnergy:
         covered = max(0, min(end, self.until) - max(start, self.horizon))

@@ -19,7 +19,7 @@ from support.query_server import FAR, STARTED, QueryServer, powered
 from support.waiting import eventually
 from wattspan import sdk as sdk_agent
 from wattspan.http.limits import ServerLimits
-from wattspan.model import Consumer
+from wattspan.model import Consumer, Milliwatts, StaticBasis
 from wattspan.sdk import run_directories
 from wattspan.sdk.client import Energy, request_json
 
@@ -65,6 +65,35 @@ def test_window_reports_its_energy() -> None:
     assert w.uncertainty["cpu"] <= w.joules["cpu"]
     assert w.provenance == {"cpu": "derived", "memory": "measured"}
     assert w.ok
+
+
+def test_window_divides_its_gpu_energy_into_static_and_dynamic(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.known_domains = (*past.known_domains, GPU)
+    past.devices[GPU.id] = past.gpu_power = 300_000
+    past.static_power = Milliwatts(110_000), StaticBasis.LOWER_BOUND
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    assert (w.static, w.dynamic) == (
+        pytest.approx(110 * w.seconds, rel=0.01, abs=2e-6),
+        pytest.approx(190 * w.seconds, rel=0.01, abs=2e-6),
+    )
+    assert w.static_basis == "lower_bound"
+    assert w.static is not None
+    assert w.dynamic is not None
+    assert w.static + w.dynamic == pytest.approx(w.joules["gpu"], abs=2e-6)
+
+
+def test_window_has_no_split_while_the_static_power_is_unknown(
+    agent: QueryServer, past: ConstantPast
+) -> None:
+    past.known_domains = (*past.known_domains, GPU)
+    past.devices[GPU.id] = past.gpu_power = 300_000
+    with wattspan.window("train") as w:
+        sum(range(10_000))
+    assert w.joules["gpu"] > 0
+    assert (w.static, w.dynamic, w.static_basis) == (None, None, None)
 
 
 @pytest.mark.usefixtures("agent")
