@@ -362,6 +362,8 @@ class _CompletionHandler(BaseHTTPRequestHandler):
         """The request in the body; ValueError and others for a bad one."""
         size = int(self.headers.get("Content-Length", "0"))
         if not 0 < size <= _MAX_BODY:
+            # A client that is still sending when the connection closes receives no response.
+            self.rfile.read(max(0, min(size, 2 * _MAX_BODY)))
             raise ValueError(f"the body has {size} bytes; 1 to {_MAX_BODY} are allowed")
         content = json.loads(self.rfile.read(size))
         words, output = _prompt(content), int(content.get("max_tokens", 16))
