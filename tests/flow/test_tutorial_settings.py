@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +20,7 @@ from support.waiting import eventually
 
 PAGE = ROOT / "docs" / "tutorial-settings.md"
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_START = re.compile(r"^wattspan run --emulate (\S+)(.*)$", re.MULTILINE)
 
 
 class Shown(NamedTuple):
@@ -39,10 +40,33 @@ def shown() -> Iterator[Shown]:
             yield Shown(command, lines)
 
 
+def start() -> tuple[str, dict[str, Any]]:
+    """The profile and the settings with which the page starts the agent."""
+    found = _START.search(PAGE.read_text())
+    assert found is not None
+    words = shlex.split(found[2])
+    assert set(words[::2]) == {"--set"}
+    pairs = (word.split("=", 1) for word in words[1::2])
+    return found[1], {key.replace(".", "__"): value for key, value in pairs}
+
+
+def is_shown(line: str, text: str) -> bool:
+    """True if a line of ``text`` is ``line``, in which … stands for any words."""
+    pattern = ".*".join(map(re.escape, line.split("…")))
+    return re.search(rf"^{pattern}$", text, re.MULTILINE) is not None
+
+
+def test_shown_line_is_a_whole_line_of_the_output() -> None:
+    assert is_shown("… of GPU 0, at 115 W.", "first\n 9 % of GPU 0, at 115 W.\n")
+    assert not is_shown("of GPU 0", "9 % of GPU 0\n")
+    assert not is_shown("a…b", "a\nb")
+
+
 def test_page_shows_commands_of_the_whole_way() -> None:
     commands = [one.command for one in shown()]
     for words in ("frontier run", "frontier show", "frontier plot", "frontier recommend",
-                  "--as config", "recurring next", "recurring report", "recurring status",
+                  "--as config", "--split", "wattspan advise",
+                  "recurring next", "recurring report", "recurring status",
                   "python -c"):  # fmt: skip
         assert any(words in one for one in commands), words
 
@@ -57,20 +81,19 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         program.chmod(0o755)
-    (folder / "train.py").write_text((ROOT / "examples" / "settings" / "train.py").read_text())
-    with SpanAgent(
-        tmp_path / "agent",
-        profile="one-socket-h100",
-        autotune__mode="apply",
-        store__enabled="true",
-        within=240.0,
-    ) as agent:
+    for source in (ROOT / "examples" / "settings").glob("*.py"):
+        (folder / source.name).write_text(source.read_text())
+    profile, settings = start()
+    settings |= {"store__enabled": "true"}
+    with SpanAgent(tmp_path / "agent", profile=profile, within=240.0, **settings) as agent:
         environ = {
             **ENVIRONMENT,
             "PATH": f"{programs}:{ENVIRONMENT.get('PATH', '/usr/bin:/bin')}",
             "PYTHONPATH": str(ROOT / "agent"),
             "WATTSPAN_RUN_DIR": str(agent.run_dir),
             "WATTSPAN_AGENT_RUN_DIR": str(agent.run_dir),
+            "WATTSPAN_AGENT_STATE_DIR": str(agent.state_dir),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{agent.http_port}",
             "WATTSPAN_EMULATED_HOST": str(agent.host),
         }
 
@@ -93,9 +116,8 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
             outputs = {}
             for one in shown():
                 outputs[one.command] = text = printed(one.command)
-                lines = text.splitlines()
                 for line in one.lines:
-                    assert line in lines, outputs
+                    assert is_shown(line, text), outputs
             shell.stdin.close()
         assert any("Run at" not in text and "60 %, batch=64" in text for text in outputs.values())
         assert ElementTree.fromstring((folder / "frontier.svg").read_text()).tag.endswith("svg")
