@@ -113,6 +113,10 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
             eventually(
                 lambda: "gpu_power" in printed("wattspan caps status"), "the capper answers", 240
             )
+            eventually(
+                lambda: IDLE_KNOWN.search(printed("wattspan advise --json")),
+                "the idle power of the board is known, as the page asks", 240,
+            )  # fmt: skip
             outputs = {}
             for one in shown():
                 outputs[one.command] = text = printed(one.command)
@@ -124,3 +128,4 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
 
 
 END = "-- end of the command --"
+IDLE_KNOWN = re.compile(r'"idle_watts": [\d.]+')
