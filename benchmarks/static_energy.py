@@ -216,7 +216,7 @@ class Believer:
 
 @dataclass
 class Outcome:
-    """What the agent found, and the truth."""
+    """Results of the agent, and the truth."""
 
     plant: Plant
     fit: object

@@ -62,7 +62,7 @@ class IdleHost(Limited, Closeable):
 
 
 class Kill(NamedTuple):
-    """What was killed, after how many seconds, and what was so at that moment."""
+    """The killed process, the seconds before the kill, and the state at that moment."""
 
     target: str
     after: float

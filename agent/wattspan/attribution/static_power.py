@@ -176,7 +176,7 @@ class _Line(NamedTuple):
         ]
 
     def half_width(self, weighted: Sequence[tuple[float, float]]) -> float:
-        """That of the 95 % interval of the power at a share of one."""
+        """Half width of the 95 % interval of the power at a share of one."""
         largest = max(weight for weight, _ in weighted)
         effective = sum(weight for weight, _ in weighted) / largest
         squares = sum(weight * residual * residual for weight, residual in weighted)

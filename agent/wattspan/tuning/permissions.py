@@ -51,7 +51,7 @@ class TuningPermissions:
 
 
 class GpuVerdict(NamedTuple):
-    """Whether the GPUs of a job's processes may be tuned, as far as it is known.
+    """Permission to tune the GPUs of a job's processes, as far as it is known.
 
     ``refusal`` is a sentence, ``condition`` a clause while no GPU is used yet; both "" if they may.
     """

@@ -80,7 +80,7 @@ _KNOWN: tuple[type[OptimumSelector], ...] = (MaxSlowdownConstraint, ZeusCost, Ti
 
 
 class _Preparation(NamedTuple):
-    """What the options of an optimizer mean here; ``request`` None is not tuned."""
+    """Terms from the options of an optimizer; ``request`` None is not tuned."""
 
     selector: OptimumSelector
     request: TuningRequest | None

@@ -1,4 +1,4 @@
-"""What an instruction costs at each clock, beyond the power of a waiting GPU.
+"""Costs of an instruction at each clock, beyond the power of a waiting GPU.
 
 A rank that does not compute waits for another one, and its GPU then draws the blocking power. An
 instruction of duration t and energy E therefore costs c(t) = E - P_block * t more than waiting
