@@ -3,7 +3,8 @@
 The program runs at every context switch and at every expired timer of high resolution, of which the
 scheduler's tick is one, so that a process which is never switched out is counted too. It adds the
 time since its last run on this CPU to the process that has run. A few interrupts are counted with
-the processes that they interrupt.
+the processes that they interrupt, and on a virtual machine the time that the hypervisor took from
+the CPU while they ran; only the proportions between sockets are used.
 """
 
 from __future__ import annotations
