@@ -353,7 +353,8 @@ def test_young_process_that_ends_is_charged_from_its_exit_record() -> None:
 
 
 @pytest.mark.parametrize("reap", [True, False], ids=["reaped", "zombie"])
-def test_young_process_that_ends_during_a_poll_is_charged_once(reap: bool) -> None:
+@pytest.mark.parametrize("work", [MS // 2, 3 * MS], ids=["young", "tracked"])
+def test_new_process_that_ends_during_its_first_poll_is_charged_once(work: int, reap: bool) -> None:
     kernel = SyntheticKernel()
     source = kernel.source()
     source.poll()
@@ -361,13 +362,13 @@ def test_young_process_that_ends_during_a_poll_is_charged_once(reap: bool) -> No
     for _ in range(13):
         tick(kernel, source)
     life = kernel.spawn()
-    kernel.run(life, MS // 2)
+    kernel.run(life, work)
     kernel.exit(idle)
     kernel.finals.waiting.clear()  # its clock shows its end, after the first read of events
     kernel.births.waiting[:] = [(life.pid, 1)]
     kernel.after_read[life.pid] = lambda: kernel.exit(life, reap=reap)
     amounts = [sum(spent(tick(kernel, source)).values()) for _ in range(3)]
-    assert amounts == [MS // 2, 0, 0]
+    assert amounts == [work, 0, 0]
 
 
 def test_parent_of_a_new_process_is_not_left_to_the_next_poll() -> None:

@@ -225,8 +225,9 @@ class LifecycleTracker:
         replaced = self._replace_reused(update, new | update.found.suspects)
         update.found.suspects.clear()
         ended = self._charge_work(update, moved)
-        update.tracked |= {pid for pid in new | replaced | ended if self._track(update, pid)}
-        self._apply_exit_records(update)
+        tracked = {pid for pid in new | replaced | ended if self._track(update, pid)}
+        self._apply_exit_records(update, tracked)
+        update.tracked |= tracked
         if update.found.scanned:
             self._scanned = update.now
 
@@ -383,19 +384,22 @@ class LifecycleTracker:
         scanned = self._scanned
         return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
 
-    def _apply_exit_records(self, update: LifecycleUpdate) -> None:
-        """Charge exited processes that were never tracked; keep records of unreaped ones."""
+    def _apply_exit_records(self, update: LifecycleUpdate, tracked: set[int]) -> None:
+        """Charge exited processes that were never tracked; keep records of unreaped ones.
+
+        The records of pids whose tracking has just begun, ``tracked``, are of earlier processes.
+        """
         exits, born = update.events.exits, update.events.born
         for pid in self._young.keys() & exits.keys():  # ended during this poll
             del self._young[pid]
             if self._track(update, pid):
-                update.tracked.add(pid)
+                tracked.add(pid)
         # In the order of births: a parent's account is known before its children's.
         pids = [pid for pid in born if pid in exits]
         pids += [pid for pid in exits if pid not in born]
         for pid in pids:
             records, row = exits[pid], self._table.get(pid)
-            if row is not None and pid not in update.tracked:
+            if row is not None and pid not in tracked:
                 if records:
                     row.exit_cpu = max(row.exit_cpu or 0, records[-1].cpu)
                     row.exit_memory = max(row.exit_memory, records[-1].memory)
