@@ -14,9 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.spans.agent import SpanAgent
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.waiting import eventually
+from wattspan.cli import cli
 from wattspan.emulation.control import ControlClient
 from wattspan.emulation.inference_server import InferenceServerSettings
 from wattspan.util.process import module_command
@@ -95,9 +97,17 @@ def _samples(agent: SpanAgent, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
+def _reported_divisions(state_dir: Path) -> dict[str, int]:
+    """The requests of the only model by the division of their energy, as `report` shows them."""
+    arguments = ["report", "--state-dir", str(state_dir), "--by", "model", "--json"]
+    report = json.loads(CliRunner().invoke(cli, arguments).stdout)
+    (found,) = (line for line in report["lines"] if line["role"] == "named")
+    return found["requests_by_division"]
+
+
 def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path: Path) -> None:
     with (
-        SpanAgent(tmp_path, profile="two-socket-h100") as agent,
+        SpanAgent(tmp_path, profile="two-socket-h100", store__enabled="true") as agent,
         ControlClient(agent.host) as host,
         _engine(agent) as port,
     ):
@@ -114,12 +124,17 @@ def test_energy_of_workers_is_divided_among_the_requests_of_the_server(tmp_path:
         energy = sum(_samples(agent, "wattspan_gen_ai_token_energy_joules_total").values())
         energy += sum(_samples(agent, "wattspan_gen_ai_idle_energy_joules_total").values())
         tokens = _samples(agent, "wattspan_gen_ai_tokens_total")
+        requests = _samples(agent, "wattspan_gen_ai_requests_total")
         boards = host.ask(do="truth")["gpus"]
 
     assert all(each["usage"]["prompt_tokens"] > 0 for each in responses)
     assert sum(tokens.values()) == sum(
         each["usage"]["prompt_tokens"] + each["usage"]["completion_tokens"] for each in responses
     )
+    divisions = _reported_divisions(agent.state_dir)
+    assert divisions.pop("unknown") == 0
+    for division, count in divisions.items():
+        assert count == sum(number for key, number in requests.items() if division in key)
     spent = sum(sum(board["processes"].values()) for board in boards) / 1e6
     assert energy == pytest.approx(spent, rel=0.05)
     assert spent == pytest.approx(sum(truth.values()), rel=0.25)  # iterations wait for the CPU

@@ -21,6 +21,7 @@ from wattspan.cli import cli
 from wattspan.cli.report import export
 from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
+from wattspan.model import InferenceRow, Microjoules
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
 
@@ -90,6 +91,23 @@ def test_output_file_equals_the_printed_report(tmp_path: Path, report: Report, f
     assert (done.exit_code, done.stdout) == (0, "")
     printed = report("--format", form).stdout
     assert path.read_text() == printed
+
+
+def test_counts_of_requests_in_parquet_are_integers(tmp_path: Path) -> None:
+    host = Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
+    energy = {"input": Microjoules(3), "output": Microjoules(4)}
+    divisions = {"model": 5, "tokens": 2}
+    row = InferenceRow("llm", "tiny", energy, {"input": 9, "output": 8}, divisions, ())
+    with closing(Store(tmp_path, Settings(), host.clock)) as store:
+        store.write(replace(host.spend({1: 10}), inference=(row,)))
+    path = tmp_path / "r.parquet"
+    arguments = ["report", "--state-dir", str(tmp_path), "--by", "model", "--output", str(path)]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    schema = pq.read_schema(path)
+    for name in ("requests", "divided_by_model", "divided_by_tokens"):
+        assert schema.field(name).type == pa.int64(), name
+    first, *_ = pq.read_table(path).to_pylist()
+    assert (first["requests"], first["divided_by_model"], first["divided_by_tokens"]) == (7, 5, 2)
 
 
 def test_table_can_be_written_to_a_file(tmp_path: Path, report: Report) -> None:

@@ -74,7 +74,8 @@ def models(*names: str) -> HistoryExtract:
         "GPU-0", HwType.GPU, "H100", Provenance.MEASURED, "nvml", True, True, {},
         100_000_000, 60_000_000, 40_000_000, 0, 0,
     )  # fmt: skip
-    use = SpanUsage({HwType.GPU: 8_000_000}, 4, 0, 800, 160)
+    divisions = {"model": 3, "tokens": 1}
+    use = SpanUsage({HwType.GPU: 8_000_000}, 4, 0, 800, 160, divisions=divisions)
     spans = {SpanName(SpanRole.MODEL, "llm", name): use for name in names}
     return HistoryExtract(0, 60, (60,), (board,), {}, spans)
 
@@ -87,17 +88,25 @@ def by_model(extract: HistoryExtract, limit: int = 0) -> list[list[str]]:
 def test_table_of_models_has_joules_per_request_and_token() -> None:
     lines = by_model(models("a", "b"))
     assert lines[3] == [
-        *("service", "model", "requests", "gpu", "share", "J/request", "tokens", "in", "out"),
-        "J/token",
+        *("service", "model", "requests", "gpu", "share", "J/request", "learned"),
+        *("tokens", "in", "out", "J/token"),
     ]
-    assert lines[5] == ["llm", "a", "4", "8.00", "8.0%", "2.00", "J", "800", "160", "50.0", "mJ"]
+    assert lines[5] == [
+        *("llm", "a", "4", "8.00", "8.0%", "2.00", "J", "75%", "800", "160", "50.0", "mJ"),
+    ]
     assert ["without", "requests", "44.00", "44%"] in lines
     assert ["total", "100.00", "100%"] in lines
 
 
 def test_models_beyond_the_limit_are_summed() -> None:
     lines = by_model(models("a", "b", "c"), limit=1)
-    rest = [*("other", "models", "8", "16.00", "16%", "2.00", "J", "1600", "320", "50.0", "mJ")]
+    rest = [
+        *("other", "models", "8", "16.00", "16%", "2.00", "J", "75%"),
+        "1600",
+        "320",
+        "50.0",
+        "mJ",
+    ]
     assert rest in lines
 
 
@@ -118,6 +127,44 @@ def test_rows_of_models_have_their_service_and_tokens() -> None:
     first, *_ = report_rows(MODEL, extract, break_down(extract, (MODEL,)))
     assert (first["service"], first["model"], first["requests"]) == ("llm", "a", 4)
     assert (first["tokens_input"], first["tokens_output"], first["gpu_uj"]) == (800, 160, 8_000_000)
+
+
+def text_by_model(extract: HistoryExtract) -> str:
+    return " ".join(word for line in by_model(extract) for word in line)
+
+
+def test_requests_that_were_divided_by_tokens_are_counted() -> None:
+    assert (
+        "The energy of 2 requests was divided by numbers of tokens, because the energy of the"
+        " model's tokens was not learned yet."
+    ) in text_by_model(models("a", "b"))
+    extract = models("a")
+    breakdown = break_down(extract, (MODEL,))
+    facts = report_facts(Path("s"), MODEL, extract, breakdown)
+    assert facts["lines"][0]["requests_by_division"] == {"model": 3, "tokens": 1, "unknown": 0}
+    assert "requests_by_division" not in facts["total"]
+    first, *_, total = report_rows(MODEL, extract, breakdown)
+    assert (first["divided_by_model"], first["divided_by_tokens"]) == (3, 1)
+    assert (total["divided_by_model"], total["divided_by_tokens"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("divisions", "learned", "unknown"),
+    [({}, UNKNOWN, 4), ({"model": 1}, "≥25%", 3), ({"model": 4}, "100%", 0)],
+)
+def test_requests_without_a_recorded_division_are_unknown(
+    divisions: dict[str, int], learned: str, unknown: int
+) -> None:
+    extract = models("a")
+    (name,), (usage,) = extract.spans, extract.spans.values()
+    found = replace(extract, spans={name: replace(usage, divisions=divisions)})
+    assert by_model(found)[5][7] == learned
+    sentence = f"The division of {unknown} requests was not recorded by an earlier version."
+    assert (sentence in text_by_model(found)) == bool(unknown)
+    assert "numbers of tokens" not in text_by_model(found)
+    first, *_ = report_rows(MODEL, found, break_down(found, (MODEL,)))
+    known = divisions["model"] if divisions else None
+    assert (first["divided_by_model"], first["divided_by_tokens"]) == (known, known and 0)
 
 
 # --------------------------------------------------------------------- static and dynamic energy

@@ -228,6 +228,11 @@ def asked(model: str, requests: int, energy: int = 100) -> InferenceRow:
     return InferenceRow("llm", model, parts, tokens, counts, ())
 
 
+def requests_usage(energy: int, requests: int) -> SpanUsage:
+    divisions = {"model": requests}
+    return SpanUsage({GPU: energy}, requests, 0, 3 * requests, 2 * requests, divisions=divisions)
+
+
 def model(name: str, service: str = "llm") -> SpanName:
     return SpanName(SpanRole.MODEL, service, name)
 
@@ -241,8 +246,8 @@ def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
         assert isinstance(found, HistoryExtract)
         models = {key: one for key, one in found.spans.items() if key.role is SpanRole.MODEL}
         assert models == {
-            model("a"): SpanUsage({GPU: 1000}, 5, 0, 15, 10),
-            model("b"): SpanUsage({GPU: 200}, 1, 0, 3, 2),
+            model("a"): requests_usage(1000, 5),
+            model("b"): requests_usage(200, 1),
         }
 
 
@@ -260,8 +265,52 @@ def test_models_beyond_the_bound_share_a_row(tmp_path: Path) -> None:
 def test_restarted_totals_of_models_count_from_zero() -> None:
     before = replace(books(), inference=(asked("a", 5),))
     after = replace(books(), inference=(asked("a", 2),))
-    assert spans_between(before, after) == {model("a"): SpanUsage({GPU: 400}, 2, 0, 6, 4)}
+    assert spans_between(before, after) == {model("a"): requests_usage(400, 2)}
     assert spans_between(after, after) == {}
+
+
+def test_requests_keep_their_division_in_the_history(tmp_path: Path) -> None:
+    shop = Shop()
+    bounds = {name: Duration.parse(text) for name, text in (("minutes", "1h"), ("hours", "1d"))}
+    learned, by_tokens = 0, 0
+    with closing(shop.open(tmp_path, **bounds, spans=1)) as store:
+        for turn in range(4 * 24 * 3):
+            learned, by_tokens = learned + turn % 3, by_tokens + turn % 2
+            rows = tuple(
+                replace(asked(name, 1), requests={"model": learned, "tokens": by_tokens})
+                for name in ("a", "b")
+            )
+            store.write(replace(shop.sell(seconds=900), inference=rows))
+        assert buckets(store.path, DAY)
+        found = total_usage(
+            usage for key, usage in stored(store.path).items() if key.role is SpanRole.MODEL
+        )
+    assert found.divisions == {"model": 2 * learned, "tokens": 2 * by_tokens}
+    assert found.calls == 2 * (learned + by_tokens)
+
+
+def test_requests_of_an_earlier_version_have_no_division(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(replace(shop.sell(), inference=(asked("a", 2),)))
+    with closing(sqlite3.connect(store.path)) as database:
+        database.execute("DROP TABLE request_division")
+        database.execute("PRAGMA user_version = 5")
+        database.commit()
+    with closing(shop.open(tmp_path)) as store:
+        store.write(replace(shop.sell(), inference=(asked("a", 5),)))
+        usage = stored(store.path)[model("a")]
+    assert (usage.calls, usage.divisions) == (5, {"model": 3})
+
+
+def test_restart_that_only_one_division_shows_counts_from_zero() -> None:
+    before = replace(asked("a", 1), requests={"model": 4, "tokens": 6})
+    after = replace(asked("a", 12), requests={"model": 9, "tokens": 3})
+    between = spans_between(
+        replace(books(), inference=(before,)), replace(books(), inference=(after,))
+    )
+    assert between[model("a")].calls == 12
+    assert between[model("a")].divisions == {"model": 9, "tokens": 3}
 
 
 def test_unused_names_are_removed(tmp_path: Path) -> None:
@@ -294,7 +343,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
     with closing(shop.open(tmp_path)) as store:
         store.write(replace(shop.sell(), spans=(), outside={}))
     with closing(sqlite3.connect(store.path)) as database:
-        for table in ("span", "span_energy", "span_split", "span_work", "rate"):
+        for table in ("span", "span_energy", "span_split", "span_work", "request_division", "rate"):
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 1")
         database.commit()
@@ -309,7 +358,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
         assert stored(store.path)[PAY] == use(4)
         assert _without_withheld(history(store.path)) == _without_withheld(totals(shop.now()))
     with closing(sqlite3.connect(store.path)) as database:
-        assert schema_version(database) == len(MIGRATIONS) == 5
+        assert schema_version(database) == len(MIGRATIONS) == 6
 
 
 def _without_withheld(found: Totals) -> Totals:

@@ -138,7 +138,18 @@ CREATE TABLE span_split (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS)
+_DIVISIONS = """
+CREATE TABLE request_division (
+    step INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    span INTEGER NOT NULL,
+    division TEXT NOT NULL,
+    requests INTEGER NOT NULL,
+    PRIMARY KEY (step, start, span, division)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS)
 """The script at index ``n`` migrates version ``n`` to ``n + 1``."""
 
 

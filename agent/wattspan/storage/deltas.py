@@ -57,12 +57,17 @@ REST_OF_SPANS = SpanName(SpanRole.REST)
 REST_OF_MODELS = SpanName(SpanRole.MODEL, OTHER, OTHER)
 
 _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
+_NO_DIVISIONS: Mapping[str, int] = MappingProxyType({})
 _NO_SPLITS: Mapping[StaticBasis, StaticSplit] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class SpanUsage:
-    """Spans of one name that ended: their energy, number, duration and tokens."""
+    """Spans of one name that ended: their energy, number, duration and tokens.
+
+    ``divisions`` counts requests to a language model by the DivisionMethod of their energy; the
+    method of requests in none of them was not recorded.
+    """
 
     energy: Mapping[HwType, int] = field(default_factory=lambda: _NO_ENERGY)
     calls: int = 0
@@ -70,6 +75,7 @@ class SpanUsage:
     tokens_in: int = 0
     tokens_out: int = 0
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=lambda: _NO_SPLITS)
+    divisions: Mapping[str, int] = field(default_factory=lambda: _NO_DIVISIONS)
 
     def __add__(self, other: SpanUsage) -> SpanUsage:
         energy = Counter(self.energy)
@@ -81,6 +87,7 @@ class SpanUsage:
             min(MAX_STORED_INTEGER, self.tokens_in + other.tokens_in),
             min(MAX_STORED_INTEGER, self.tokens_out + other.tokens_out),
             splits=_sum_of_splits(self.splits, other.splits),
+            divisions=Counter(self.divisions) + Counter(other.divisions),
         )
 
     def only(self, kind: HwType) -> SpanUsage:
@@ -132,10 +139,19 @@ def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanNam
         found[name] = found.get(name, SpanUsage()) + SpanUsage({kind: _limited(energy)})
     models = {(one.service, one.model): one for one in earlier.inference} if earlier else {}
     for each in later.inference:
-        known = models.get((each.service, each.model))
-        if usage := _span_rise(None if known is None else _as_spans(known), _as_spans(each)):
+        if usage := _requests_rise(models.get((each.service, each.model)), each):
             found[SpanName(SpanRole.MODEL, each.service, each.model)] = usage
     return found
+
+
+def _requests_rise(before: InferenceRow | None, after: InferenceRow) -> SpanUsage:
+    if before is not None and any(
+        after.requests.get(method, 0) < count for method, count in before.requests.items()
+    ):
+        before = None  # the account was restarted at zero
+    usage = _span_rise(None if before is None else _as_spans(before), _as_spans(after))
+    known = {} if before is None else before.requests
+    return replace(usage, divisions=_rises(known, after.requests))
 
 
 def _as_spans(row: InferenceRow) -> SpanRow:

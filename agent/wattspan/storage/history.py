@@ -83,7 +83,8 @@ _SPAN_SPLIT = _BucketTable("span_split", "span, basis", "static, dynamic")
 _SPAN_WORK = _BucketTable(
     "span_work", "span", "calls, nanoseconds, tokens_in, tokens_out", claimed=True
 )
-_SPAN_TABLES = (_SPAN_ENERGY, _SPAN_SPLIT, _SPAN_WORK)
+_REQUEST_DIVISION = _BucketTable("request_division", "span, division", "requests")
+_SPAN_TABLES = (_SPAN_ENERGY, _SPAN_SPLIT, _SPAN_WORK, _REQUEST_DIVISION)
 _TABLES = (_DOMAIN_ENERGY, _GAP, _OWNER_ENERGY, *_SPAN_TABLES)
 
 _SMALL_OWNERS = """
@@ -189,6 +190,15 @@ class HistoryWriter:
             [
                 (*at, key(name), u.calls, u.nanoseconds, u.tokens_in, u.tokens_out)
                 for name, u in delta.spans.items()
+            ],
+        )
+
+        insert(
+            _REQUEST_DIVISION.add,
+            [
+                (*at, key(name), *requests)
+                for name, usage in delta.spans.items()
+                for requests in usage.divisions.items()
             ],
         )
 

@@ -141,6 +141,9 @@ FROM bucket CROSS JOIN span_energy USING (step, start) GROUP BY span, hw_type, c
 _SPAN_SPLITS = f"""
 SELECT span, basis, sum(static), sum(dynamic) FROM span_split WHERE {_WITHIN} GROUP BY span, basis
 """  # noqa: S608
+_REQUEST_DIVISIONS = f"""
+SELECT span, division, sum(requests) FROM request_division WHERE {_WITHIN} GROUP BY span, division
+"""  # noqa: S608
 # total() returns floats: the sum of claimed integers may exceed an SQLite integer.
 _SPANS = f"""
 SELECT key, role, service, name, calls, nanoseconds, tokens_in, tokens_out
@@ -203,9 +206,18 @@ def _spans(
     energies: dict[int, Counter[HwType]] = defaultdict(Counter)
     for key, hw_type, rate_class, energy in database.execute(_SPAN_ENERGY):
         energies[key][HwType(hw_type)] += weigh(energy, rate_class)
+    divisions: dict[int, dict[str, int]] = defaultdict(dict)
+    for key, division, requests in database.execute(_REQUEST_DIVISIONS, interval):
+        divisions[key][division] = requests
     return {
         SpanName(SpanRole(role), service, name): SpanUsage(
-            energies.get(key, {}), calls, int(time), int(read), int(made), splits.get(key, {})
+            energies.get(key, {}),
+            calls,
+            int(time),
+            int(read),
+            int(made),
+            splits.get(key, {}),
+            divisions.get(key, {}),
         )
         for key, role, service, name, calls, time, read, made in database.execute(_SPANS, interval)
     }

@@ -21,6 +21,7 @@ from wattspan.config.footprint import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
 from wattspan.model import Provenance
 from wattspan.ports import ConfigError, WattspanError
+from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import Breakdown, BreakdownLine
 from wattspan.storage.deltas import MODEL, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
@@ -137,6 +138,7 @@ def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
         "energy_microjoules_by_type": dict(line.energy),
         "share": line.total / whole if whole else None,
         **(_spans(line.usage, line.total) if line.usage is not None else {}),
+        **(_division(line.usage) if line.usage is not None and line.kind == MODEL else {}),
     }
 
 
@@ -156,6 +158,12 @@ def _spans(use: SpanUsage, energy: int) -> dict[str, Any]:
             for basis, split in use.splits.items()
         },
     }
+
+
+def _division(use: SpanUsage) -> dict[str, Any]:
+    """The requests by the division of their energy; ``unknown`` if it was not recorded."""
+    known = {method: use.divisions.get(method, 0) for method in DivisionMethod}
+    return {"requests_by_division": {**known, "unknown": use.calls - sum(use.divisions.values())}}
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:
@@ -235,10 +243,19 @@ def _span_row(
         "seconds": use and use.nanoseconds / 1e9,
         "tokens_input": use and use.tokens_in,
         "tokens_output": use and use.tokens_out,
+        **(_division_cells(use) if by == MODEL else {}),
         "provenance": max(breakdown.provenance.values(), key=lambda one: one.rank, default=None),
         "energy_uj": line.total,
         **{f"{hw_type}_uj": line.energy.get(hw_type, 0) for hw_type in breakdown.provenance},
         **footprint_cells(line.total, asked),
+    }
+
+
+def _division_cells(use: SpanUsage | None) -> ReportRow:
+    """Requests by the division of their energy; None where no division was recorded."""
+    found = use.divisions if use is not None else {}
+    return {
+        f"divided_by_{method}": found.get(method, 0) if found else None for method in DivisionMethod
     }
 
 
@@ -307,11 +324,11 @@ def parquet_bytes(rows: Sequence[ReportRow]) -> bytes:
     return out.getvalue()
 
 
-_COUNTS = frozenset(("calls", "tokens_input", "tokens_output", "in_cover"))
+_COUNTS = frozenset(("calls", "requests", "tokens_input", "tokens_output", "in_cover"))
 
 
 def _cell_type(name: str) -> Any:
-    if name in _COUNTS or name.endswith("_uj"):
+    if name in _COUNTS or name.startswith("divided_by_") or name.endswith("_uj"):
         return int
     is_float = name.endswith(("seconds", "_j")) or name.startswith((f"{COST}_", f"{CARBON}_"))
     return float if is_float else str

@@ -19,6 +19,7 @@ from wattspan.cli.formatting import (
 from wattspan.cli.report.export import is_known, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.model import HwType, Provenance, StaticBasis
+from wattspan.spans.request_division import DivisionMethod
 from wattspan.storage.breakdown import (
     Breakdown,
     BreakdownLine,
@@ -26,7 +27,7 @@ from wattspan.storage.breakdown import (
     worst_provenance,
 )
 from wattspan.storage.database import DAY, HOUR, MINUTE
-from wattspan.storage.deltas import MODEL, PROCESS, SPAN, total_split
+from wattspan.storage.deltas import MODEL, PROCESS, SPAN, SpanUsage, total_split
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import CARBON, COST, RatedTotal, Weighting
 from wattspan.util.text import printable
@@ -89,6 +90,8 @@ def report_lines(
         yield from _table(by, lines, breakdown, name, footprint, split=split)
         if split and sections:
             yield from _split_notes(lines)
+        if by == MODEL:
+            yield from _division_notes(lines)
         if not sections:
             yield ""
             yield _WITHOUT[by]
@@ -124,7 +127,7 @@ def _table(
     usage: tuple[str, ...] = ()
     if of_spans:
         names = "service", kind, f"{call}s"
-        usage = f"J/{call}", *(("time",) if timed else ()), "tokens in", "out", "J/token"
+        usage = f"J/{call}", "time" if timed else "learned", "tokens in", "out", "J/token"
     total = ("total",) if several else ()
     parts = ("static", "dynamic", "split") if split else ()
     rows = [
@@ -185,16 +188,46 @@ def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
 
 
 def _usage_cells(line: BreakdownLine, *, timed: bool) -> tuple[str, ...]:
-    """Energy of a call, its time if ``timed``, and tokens."""
+    """Energy of a call; its time if ``timed``, else the part divided by learned energy; tokens."""
     use = line.usage
     if use is None:
-        return ("",) * (5 if timed else 4)
+        return ("",) * 5
     tokens = ("",) * 3
     if use.tokens_in or use.tokens_out:
         each = energy_each(line.total, use.tokens_out)
         tokens = count(use.tokens_in), count(use.tokens_out), each
-    time = (duration_text(use.nanoseconds),) if timed else ()
-    return (energy_each(line.total, use.calls), *time, *tokens)
+    second = duration_text(use.nanoseconds) if timed else _learned(use)
+    return (energy_each(line.total, use.calls), second, *tokens)
+
+
+def _learned(use: SpanUsage) -> str:
+    """The part of the requests whose energy was divided by the learned energy of tokens.
+
+    A lower bound if the division of a part was not recorded.
+    """
+    if not use.divisions:
+        return UNKNOWN
+    least = "" if sum(use.divisions.values()) == use.calls else "≥"
+    return f"{least}{share(use.divisions.get(DivisionMethod.MODEL, 0), use.calls)}"
+
+
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number} requests"
+
+
+def _division_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
+    """The requests that were divided by tokens, and those without a record of it."""
+    used = [line.usage for line in lines if line.usage is not None]
+    by_tokens = sum(use.divisions.get(DivisionMethod.TOKENS, 0) for use in used)
+    unknown = sum(use.calls - sum(use.divisions.values()) for use in used)
+    if by_tokens:
+        yield ""
+        yield f"The energy of {_requests(by_tokens)} was divided by numbers of tokens, because"
+        yield "the energy of the model's tokens was not learned yet. It may be far from the truth:"
+        yield "see docs/explanation/energy-of-a-request.md."
+    if unknown:
+        yield ""
+        yield f"The division of {_requests(unknown)} was not recorded by an earlier version."
 
 
 def _domain_table(
