@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from support.program import ENVIRONMENT
 from support.receiving import receiving
@@ -428,6 +429,58 @@ def test_session_without_provider_reports_to_the_agent(
                 pass
         assert agent.sink.count == 4  # all is sent at the end, the epoch too
     assert answer.declared[0]["service"] == "mine"
+
+
+def test_second_loop_of_a_service_replaces_the_first(
+    training: RecordedTraining, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Loop(**training.options), Loop(**training.options)
+    for loop in (first, second):
+        for _ in loop([1, 2]):
+            pass
+    assert training.steps == [1, 2]
+    assert [len(training.declared), training.answer.withdrawals] == [2, 1]
+    first.close()
+    assert training.answer.withdrawals == 1  # the job of the second loop stays declared
+    second.close()
+    assert training.answer.withdrawals == 2
+    (warning,) = caplog.messages
+    assert "each step would count twice" in warning
+
+
+def test_loops_of_two_services_are_independent(caplog: pytest.LogCaptureFixture) -> None:
+    trainings = RecordedTraining(service="actor"), RecordedTraining(service="critic")
+    loops = [Loop(**each.options) for each in trainings]
+    for loop in loops:
+        for _ in loop([1, 2]):
+            pass
+    assert [each.steps for each in trainings] == [[1, 2], [1, 2]]
+    assert caplog.messages == []
+
+
+def test_steps_reach_the_next_agent_after_a_restart(
+    tmp_path: Path, training: RecordedTraining, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = AgentSpanExporter(otlp_encoder(), lambda: [str(tmp_path)])
+    training.provider.add_span_processor(SimpleSpanProcessor(exporter))
+    received: list[int] = []
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            with loop.step():
+                pass
+
+    with Loop(**training.options) as loop:
+        for steps in (2, 3):
+            with receiving(tmp_path) as agent:
+                train(steps)
+                received.append(agent.sink.count)
+            train(1)  # between two agents
+    assert received == [2, 3]
+    assert training.steps == [1, 2, 3, 4, 5, 6, 7]
+    assert (len(training.declared), training.answer.withdrawals) == (1, 1)
+    assert training.answer.renewals >= len(training.steps)
+    assert caplog.messages == []
 
 
 def test_end_of_the_process_sends_what_an_open_loop_has(tmp_path: Path) -> None:

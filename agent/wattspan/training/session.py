@@ -225,6 +225,7 @@ class TrainingSession:
         self._works = tracer is not None
         self._completed = 0  # Unix time of the optimizer's last move, in nanoseconds
         self._decision = ""  # of the agent, as it was last logged
+        self._pid = os.getpid()
         if declaration is not None:
             self._log_decision(declaration)
         self._finish = weakref.finalize(
@@ -235,7 +236,7 @@ class TrainingSession:
             declaration,
             before_end,
             shutdown,
-            os.getpid(),
+            self._pid,
         )
 
     @property
@@ -250,6 +251,11 @@ class TrainingSession:
         if declaration is None or declaration.decision not in _REFUSED:
             return None
         return declaration.reason
+
+    @property
+    def is_open(self) -> bool:
+        """True until the end of the session; False in a child of a fork."""
+        return self._finish.alive and os.getpid() == self._pid
 
     @property
     def steps(self) -> int:
@@ -343,6 +349,9 @@ def _finish(
 
 # ---------------------------------------------------------------------------------- beginning
 
+_newest: weakref.WeakValueDictionary[str, TrainingSession] = weakref.WeakValueDictionary()
+"""The newest session of each service in this process."""
+
 
 def start_session(
     request: TuningRequest,
@@ -357,7 +366,9 @@ def start_session(
 
     Spans go through ``provider``; by default through the global provider, if the application has
     set one up and ``service`` is empty, and else through one of our own, to the agent of this
-    host. Raises nothing; a warning gives the reason for a session without spans.
+    host. An open session of the same service in this process ends: two would count each step twice,
+    and the end of the first would withdraw the job of the second. Raises nothing; a warning gives
+    the reason for a session without spans.
     """
     if otel.disabled():
         return TrainingSession(None)
@@ -378,6 +389,7 @@ def start_session(
             tracer.id_generator = UnseededIdGenerator()
     declaration = None
     name = str(found.resource.attributes.get(SERVICE_NAME, ""))
+    _end_earlier(name)
     if declares and not name:
         _log.warning(
             "The training is not tuned: its OpenTelemetry provider has no service.name. "
@@ -387,7 +399,21 @@ def start_session(
         declaration = declare(
             name=name, service=name, span=STEP, work=WORK_ATTRIBUTE, **request._asdict()
         )
-    return TrainingSession(tracer, declaration, shutdown, before_end)
+    _newest[name] = session = TrainingSession(tracer, declaration, shutdown, before_end)
+    return session
+
+
+def _end_earlier(service: str) -> None:
+    earlier = _newest.get(service)
+    if earlier is None or not earlier.is_open:
+        return
+    earlier.stop()
+    _log.warning(
+        "Two trainings of this process report their steps as %r. The earlier one ends here, "
+        "because each step would count twice. Remove one callback or loop, or name each with "
+        "service=...",
+        service,
+    )
 
 
 def is_local_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
