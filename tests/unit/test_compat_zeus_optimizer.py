@@ -11,6 +11,7 @@ import pytest
 
 from support.training_spans import FakeDeclaration, RecordedTraining
 from wattspan.compat.zeus import optimizer
+from wattspan.compat.zeus.callback import CallbackSet
 from wattspan.compat.zeus.optimizer import (
     CUSTOM_SELECTOR,
     Energy,
@@ -132,6 +133,26 @@ def test_documented_loop_reports_steps_and_epochs(training: RecordedTraining) ->
     assert (training.steps, training.epochs, training.parts) == ([1, 2, 3, 4, 5, 6], [1, 2], 0)
     (declared,) = training.declared
     assert (declared["max_slowdown"], declared["objective"]) == (0.1, "energy")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_optimizer_attached_twice_reports_each_step_once(
+    same: bool, training: RecordedTraining, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Recorded(training, MaxSlowdownConstraint(1.1))
+    both = CallbackSet([first, first if same else Recorded(training, MaxSlowdownConstraint(1.1))])
+    for _ in range(2):
+        both.on_epoch_begin()
+        for _ in range(2):
+            both.on_step_begin()
+            both.on_step_end()
+        both.on_epoch_end()
+    both.on_train_end()
+    assert (training.steps, training.epochs[-2:]) == ([1, 2, 3, 4], [1, 2])
+    (warning,) = caplog.messages
+    assert "twice" in warning
+    assert "Remove one" in warning
+    assert training.answer.withdrawals == len(training.declared)
 
 
 def test_loop_with_two_hooks_reports_steps(training: RecordedTraining) -> None:

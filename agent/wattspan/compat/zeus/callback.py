@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +41,16 @@ class Callback:
 
 
 class CallbackSet(Callback):
-    """Calls each hook on several callbacks, in their order."""
+    """Calls each hook on several callbacks, in their order; once on one that is given twice."""
 
     def __init__(self, callbacks: list[Callback]) -> None:
+        once = list({id(each): each for each in callbacks}.values())
+        if len(once) < len(callbacks):
+            logging.getLogger("wattspan").warning(
+                "A callback is attached twice to a CallbackSet; its hooks are called once. "
+                "Remove one of them."
+            )
+            callbacks = once
         self.callbacks = callbacks
 
     def _call_all(self, hook: Callable[[Callback], object]) -> None:
