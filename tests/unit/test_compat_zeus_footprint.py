@@ -182,6 +182,16 @@ def test_aliases_stand_where_zeus_is_absent() -> None:
     assert aliases.install(modules, lambda name: pytest.fail("looked for Zeus again"))
 
 
+def test_aliased_class_that_needs_a_framework_is_found_at_its_use() -> None:
+    modules: dict[str, ModuleType] = {}
+    assert aliases.install(modules, lambda name: None)
+    module = modules["zeus.optimizer.power_limit"]
+    with pytest.raises(ImportError, match=r"wattspan\[huggingface\]"):
+        _ = module.HFGlobalPowerLimitOptimizer
+    with pytest.raises(AttributeError, match="HFGlobalPowerLimitOptimizers"):
+        _ = module.HFGlobalPowerLimitOptimizers
+
+
 def test_installed_zeus_is_left_alone() -> None:
     modules: dict[str, ModuleType] = {}
     assert not aliases.install(modules, lambda name: "found")

@@ -71,6 +71,8 @@ def install(
             source = import_module(f"wattspan.compat.zeus.{part}")
             for one in exported:
                 setattr(made[name], one, getattr(source, one))
+            if lazy := vars(source).get("__getattr__"):  # a class that needs a framework
+                made[name].__getattr__ = lazy  # type: ignore[method-assign]
     modules.update(made)
     return True
 
