@@ -418,6 +418,22 @@ def test_spans_reach_the_agent_on_its_socket(tmp_path: Path, training: RecordedT
     assert exporter.export(training.spans("train_step")).name == "FAILURE"
 
 
+def test_spans_go_to_the_first_of_two_agents(tmp_path: Path, training: RecordedTraining) -> None:
+    with Loop(**training.options) as loop:
+        for _ in loop([1, 2]):
+            pass
+    first, second = tmp_path / "first", tmp_path / "second"
+    for each in (first, second):
+        each.mkdir()
+    exporter = AgentSpanExporter(otlp_encoder(), lambda: map(str, (first, second)))
+    with receiving(second) as later:
+        with receiving(first) as earlier:
+            assert exporter.export(training.spans("train_step")).name == "SUCCESS"
+        assert (earlier.sink.count, later.sink.count) == (2, 0)
+        assert exporter.export(training.spans("train_step")).name == "SUCCESS"
+        assert (earlier.sink.count, later.sink.count) == (2, 2)
+
+
 def test_session_without_provider_reports_to_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
