@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
@@ -12,8 +12,11 @@ from wattspan.tuning.pipeline.dag import (
     PipelineInstruction,
 )
 from wattspan.tuning.pipeline.frontier import PipelineModel
+from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
 from wattspan.tuning.pipeline.observation import InstructionSpan
 from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+from wattspan.tuning.pipeline.session import add_iteration, use_plan
+from wattspan.tuning.pipeline.session_state import PipelineState
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 WATTS = 70.0
@@ -66,3 +69,82 @@ def model(
 ) -> PipelineModel:
     dag = scheduled(schedule, len(bases), microbatches)
     return PipelineModel(dag, profile(bases), WATTS)
+
+
+class RunningPipeline:
+    """Iterations without noise; every rank draws 200 W more while it computes at 1600 MHz."""
+
+    def __init__(self, bases: Sequence[float] = (0.1, 0.08, 0.1), microbatches: int = 4) -> None:
+        self.dag = scheduled(PipelineSchedule.ONE_F_ONE_B, len(bases), microbatches)
+        self.original = (1600,) * len(bases)
+        self._bases = bases
+        self._number = 0
+        self._now = 1000.0
+
+    def iteration(
+        self,
+        clocks: Sequence[int] | None = None,
+        *,
+        reported: bool = True,
+        longer: float = 1.0,
+        until: float = 0.0,
+        watts: float | None = None,
+        metered: bool = True,
+    ) -> PipelineIteration:
+        """The next iteration at these clocks, by default the original ones.
+
+        ``reported`` clocks are known, ``longer`` is a factor of all durations, ``until`` the
+        iteration time of another pipeline, ``watts`` a power that no clock changes.
+        """
+        clocks = tuple(clocks or self.original)
+        starts: list[float] = []
+        ends: list[float] = []
+        joules = [0.0] * len(clocks)
+        for one, rank, before in zip(
+            self.dag.instructions, self.dag.ranks, self.dag.predecessors, strict=True
+        ):
+            base = self._bases[one.stage] * (1 if one.kind is FORWARD else 2)
+            point = _point(clocks[rank], base)
+            starts.append(max((ends[number] for number in before), default=self._now))
+            ends.append(starts[-1] + longer * point.seconds)
+            joules[rank] += longer * (point.joules - WATTS * point.seconds)
+        begun, ended = self._now, max(ends)
+        seconds = ended - begun
+        waited = max(0.0, until - seconds)
+        self._now = ended + waited + 0.01
+        self._number += 1
+        energy = [
+            RankEnergy(
+                rank, begun, ended, WATTS * seconds + own if watts is None else watts * seconds
+            )
+            for rank, own in enumerate(joules)
+        ]
+        return PipelineIteration(
+            tuple(
+                InstructionSpan(self._number, rank, one, start, end)
+                for one, rank, start, end in zip(
+                    self.dag.instructions, self.dag.ranks, starts, ends, strict=True
+                )
+            ),
+            clocks if reported else None,
+            tuple(energy) if metered else (),
+            waited,
+        )
+
+    def drive(
+        self,
+        state: PipelineState,
+        iterations: int,
+        *,
+        longer: float = 1.0,
+        until: float = 0.0,
+        watts: float | None = None,
+    ) -> Iterator[PipelineState]:
+        """The states after each iteration at the clocks that the state before has requested."""
+        for _ in range(iterations):
+            clocks = state.decision.clocks
+            one = self.iteration(clocks, longer=longer, until=until, watts=watts)
+            state = add_iteration(state, one)
+            if state.task is not None:
+                state = use_plan(state, state.task.solved())
+            yield state

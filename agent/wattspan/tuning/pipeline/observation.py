@@ -48,23 +48,33 @@ def observed(spans: Iterable[InstructionSpan]) -> PipelineDag:
     ranks = _by_rank(iterations[first])
     if sorted(ranks) != list(range(len(ranks))):
         raise BadPipelineError(f"The ranks are {_listed(ranks)}, and not 0 to {len(ranks) - 1}.")
-    orders = _orders(ranks)
-    dag = PipelineDag(orders)
+    dag = PipelineDag(_orders(ranks))
     for number, of_iteration in sorted(iterations.items()):
-        own = _by_rank(of_iteration)
-        if own.keys() != ranks.keys():
-            raise BadPipelineError(
-                f"The ranks changed: {_listed(ranks)} in iteration {first}, {_listed(own)} in"
-                f" iteration {number}."
-            )
-        for rank, (known, order) in enumerate(zip(orders, _orders(own), strict=True)):
-            if known != order:
-                raise BadPipelineError(
-                    f"The order on rank {rank} in iteration {number} is not that of iteration"
-                    f" {first}."
-                )
-        _require_causal(dag, of_iteration, number)
+        require_same(dag, of_iteration, number, first)
     return dag
+
+
+def require_same(
+    dag: PipelineDag, spans: Iterable[InstructionSpan], iteration: int, first: int
+) -> None:
+    """BadPipelineError unless the spans of one iteration are those of ``dag``, in its order.
+
+    ``first`` is the number of the iteration that ``dag`` is from, for the message.
+    """
+    own = _by_rank(spans)
+    ranks = range(dag.rank_count)
+    if own.keys() != set(ranks):
+        raise BadPipelineError(
+            f"The ranks changed: {_listed(ranks)} in iteration {first}, {_listed(own)} in"
+            f" iteration {iteration}."
+        )
+    for rank, (known, order) in enumerate(zip(dag.orders, _orders(own), strict=True)):
+        if list(known) != order:
+            raise BadPipelineError(
+                f"The order on rank {rank} in iteration {iteration} is not that of iteration"
+                f" {first}."
+            )
+    _require_causal(dag, [one for of_rank in own.values() for one in of_rank], iteration)
 
 
 def _by_rank(spans: Iterable[InstructionSpan]) -> Mapping[int, list[InstructionSpan]]:

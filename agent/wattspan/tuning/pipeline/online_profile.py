@@ -1,0 +1,246 @@
+"""The profile of a running pipeline, from iterations at different clocks.
+
+Durations come from spans. A device's counter is updated less often than instructions change, so
+that energy has no span: power is fitted by least squares to periods with different parts of
+forwards, backwards and waiting. The power while waiting is common to all ranks and clocks. The
+powers of each rank are then scaled to its whole energy at a clock: the counter's delay falsifies
+single periods, and consecutive ones together only at their ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineDag
+from wattspan.tuning.pipeline.frontier import PipelineModel
+from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
+from wattspan.tuning.pipeline.observation import InstructionSpan
+
+_EQUAL_POWER = 1e-3
+"""Weight of equal powers of forwards and backwards, for periods that cannot tell them apart."""
+
+_PARTS = 4
+"""Parts into which a plan may divide the distance between two measured clocks."""
+
+_LEAST_DISTANCE = 15  # MHz
+
+
+class _Durations(NamedTuple):
+    executions: int = 0
+    seconds: float = 0.0
+
+
+class _PowerSums(NamedTuple):
+    """Sums of a period's seconds of forwards, backwards and waiting, its joules, and products."""
+
+    ff: float = 0.0
+    fb: float = 0.0
+    bb: float = 0.0
+    fw: float = 0.0
+    bw: float = 0.0
+    ww: float = 0.0
+    fe: float = 0.0
+    be: float = 0.0
+    we: float = 0.0
+    f: float = 0.0
+    b: float = 0.0
+    w: float = 0.0
+    e: float = 0.0
+
+    def add(self, f: float, b: float, w: float, e: float) -> _PowerSums:
+        new = f * f, f * b, b * b, f * w, b * w, w * w, f * e, b * e, w * e, f, b, w, e
+        return _PowerSums(*(one + other for one, other in zip(self, new, strict=True)))
+
+    def scaled(
+        self, forward: float, backward: float, waiting: float
+    ) -> Mapping[InstructionKind, float]:
+        """Powers in the same ratio that with the power of waiting give the whole energy."""
+        fitted = forward * self.f + backward * self.b
+        scale = max((self.e - waiting * self.w) / fitted, 0.0) if fitted > 0 else 1.0
+        return {
+            InstructionKind.FORWARD: scale * forward,
+            InstructionKind.BACKWARD: scale * backward,
+        }
+
+    def eliminated(self) -> _SolvedPowers:
+        """The powers of instructions as functions of the power of waiting."""
+        alike = _EQUAL_POWER * (self.ff + self.bb)
+        ff, fb, bb = self.ff + alike, self.fb - alike, self.bb + alike
+        determinant = ff * bb - fb * fb
+        forward = (bb * self.fe - fb * self.be) / determinant
+        backward = (ff * self.be - fb * self.fe) / determinant
+        by_forward = (fb * self.bw - bb * self.fw) / determinant
+        by_backward = (fb * self.fw - ff * self.bw) / determinant
+        slope = self.ww + self.fw * by_forward + self.bw * by_backward
+        rest = self.we - self.fw * forward - self.bw * backward
+        return _SolvedPowers(forward, by_forward, backward, by_backward, slope, rest)
+
+
+class _SolvedPowers(NamedTuple):
+    """Watts of a forward are ``forward + by_forward * waiting``, those of a backward likewise.
+
+    The power of waiting solves ``slope * waiting = rest``, summed over ranks and clocks.
+    """
+
+    forward: float
+    by_forward: float
+    backward: float
+    by_backward: float
+    slope: float
+    rest: float
+
+
+class _Measured(NamedTuple):
+    mhz: int
+    seconds: float
+    watts: float
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineProfile:
+    """Durations by instruction and clock, and sums of the regression by rank and clock.
+
+    ``latest`` are the spans of the latest iteration by rank: a period may have begun in it.
+    """
+
+    durations: Mapping[tuple[CostKey, int], _Durations] = field(default_factory=dict)
+    sums: Mapping[tuple[int, int], _PowerSums] = field(default_factory=dict)
+    latest: Mapping[int, tuple[InstructionSpan, ...]] = field(default_factory=dict)
+
+    def add(self, iteration: PipelineIteration) -> OnlineProfile:
+        """Add an iteration; one whose clocks are unknown is ignored."""
+        clocks = iteration.clocks
+        if clocks is None:
+            return self
+        durations, sums = dict(self.durations), dict(self.sums)
+        of_rank: dict[int, list[InstructionSpan]] = defaultdict(list)
+        for span in iteration.spans:
+            of_rank[span.rank].append(span)
+            key = span.instruction.cost_key, clocks[span.rank]
+            known = durations.get(key, _Durations())
+            durations[key] = _Durations(known.executions + 1, known.seconds + span.end - span.start)
+        latest = {
+            rank: tuple(sorted(spans, key=lambda one: one.start)) for rank, spans in of_rank.items()
+        }
+        near = {rank: (*self.latest.get(rank, ()), *spans) for rank, spans in latest.items()}
+        for period in iteration.energy:
+            place = period.rank, clocks[period.rank]
+            parts = _parts(period, near[period.rank])
+            sums[place] = sums.get(place, _PowerSums()).add(*parts, period.joules)
+        return replace(self, durations=durations, sums=sums, latest=latest)
+
+    def executions(self, key: CostKey, mhz: int) -> int:
+        """The measured executions of an instruction at a clock."""
+        return self.durations.get((key, mhz), _Durations()).executions
+
+    def mean(self, key: CostKey, mhz: int) -> float:
+        """The mean seconds of an instruction at a clock; LookupError if it was not measured."""
+        known = self.durations[key, mhz]
+        return known.seconds / known.executions
+
+    def model(
+        self,
+        dag: PipelineDag,
+        step: int,
+        blocking_watts: float | None = None,
+        wanted: Sequence[int] = (),
+    ) -> PipelineModel | None:
+        """The pipeline with its costs at the measured clocks, and at some between them.
+
+        Between measured clocks, time and power are linear. ``step`` is the least difference of
+        clocks in MHz, ``wanted`` are further clocks between them. ``blocking_watts`` replaces the
+        fitted power of waiting. None before the
+        duration and the power of every instruction are known. Below the lowest measured clock of
+        an instruction, its time rises in proportion to the clock, and its energy does not fall.
+        """
+        waiting, powers = self.powers(blocking_watts)
+        ranks = dag.stage_ranks()
+        measured: dict[CostKey, list[_Measured]] = defaultdict(list)
+        for key, mhz in sorted(self.durations, key=lambda one: one[1]):
+            power = powers.get((ranks[key.stage], mhz))
+            if power is not None:
+                measured[key].append(_Measured(mhz, self.mean(key, mhz), power[key.kind]))
+        if len(measured) < len(ranks) * len(InstructionKind):
+            return None
+        highest = min(of_key[-1].mhz for of_key in measured.values())
+        every = {one.mhz for of_key in measured.values() for one in of_key}
+        lowest = min(every)
+        clocks = _with_parts([mhz for mhz in sorted(every) if mhz <= highest], step)
+        clocks = sorted({*clocks, *(mhz for mhz in wanted if lowest <= mhz <= highest)})
+        points = {key: _interpolated(of_key, clocks) for key, of_key in measured.items()}
+        return PipelineModel(dag, PipelineProfile(points), waiting)
+
+    def powers(
+        self, blocking_watts: float | None
+    ) -> tuple[float, Mapping[tuple[int, int], Mapping[InstructionKind, float]]]:
+        """The power of waiting in watts, and that of instructions by rank and clock."""
+        solved = {
+            place: sums.eliminated() for place, sums in self.sums.items() if sums.ff + sums.bb
+        }
+        slope = sum(one.slope for one in solved.values())
+        waiting = blocking_watts
+        if waiting is None:
+            # Without periods of waiting nothing waits, and its power does not matter.
+            waiting = (
+                max(0.0, sum(one.rest for one in solved.values()) / slope) if slope > 0 else 0.0
+            )
+        powers = {
+            place: self.sums[place].scaled(
+                max(one.forward + one.by_forward * waiting, waiting),
+                max(one.backward + one.by_backward * waiting, waiting),
+                waiting,
+            )
+            for place, one in solved.items()
+        }
+        return waiting, powers
+
+
+def _parts(period: RankEnergy, spans: Sequence[InstructionSpan]) -> tuple[float, float, float]:
+    """Seconds of forwards, backwards and waiting in a period; ``spans`` are sorted."""
+    seconds = dict.fromkeys(InstructionKind, 0.0)
+    first = max(bisect_right(spans, period.start, key=_start) - 1, 0)
+    for span in spans[first : bisect_left(spans, period.end, key=_start)]:
+        inside = min(span.end, period.end) - max(span.start, period.start)
+        seconds[span.instruction.kind] += max(inside, 0.0)
+    forward, backward = seconds[InstructionKind.FORWARD], seconds[InstructionKind.BACKWARD]
+    return forward, backward, max(period.end - period.start - forward - backward, 0.0)
+
+
+def _start(span: InstructionSpan) -> float:
+    return span.start
+
+
+def _with_parts(clocks: Sequence[int], step: int) -> list[int]:
+    """The clocks and up to two between each pair of neighbours, at least ``step`` apart."""
+    added = list(clocks)
+    for low, high in pairwise(clocks):
+        parts = min(_PARTS, (high - low) // max(step, _LEAST_DISTANCE))
+        added += [
+            low + round((high - low) * part / parts / step) * step for part in range(1, parts)
+        ]
+    return sorted(set(added))
+
+
+def _interpolated(measured: Sequence[_Measured], clocks: Iterable[int]) -> list[ClockPoint]:
+    """Points at ``clocks``, none above the highest of the measured ones, which are sorted."""
+    points = []
+    lowest = measured[0]
+    for mhz in clocks:
+        place = bisect_left(measured, mhz, key=lambda one: one.mhz)
+        if place == 0:
+            # At worst in proportion to the clock, and without a saving.
+            seconds = lowest.seconds * lowest.mhz / mhz
+            points.append(ClockPoint(mhz, seconds, lowest.seconds * lowest.watts))
+            continue
+        low, high = measured[place - 1 : place + 1]
+        part = (mhz - low.mhz) / (high.mhz - low.mhz)
+        seconds = low.seconds + part * (high.seconds - low.seconds)
+        watts = low.watts + part * (high.watts - low.watts)
+        points.append(ClockPoint(mhz, seconds, seconds * watts))
+    return points

@@ -1,0 +1,264 @@
+"""The session of one running pipeline: observe its iterations, profile, hold a plan, decide.
+
+A pure state machine. ``add_iteration`` adds one finished iteration, ``use_plan`` the result of a
+search that the session asked for: that search takes up to seconds, so that the caller makes it
+elsewhere. The requested clocks are those of ``PipelineState.decision``.
+
+- *Observe*: the order of instructions is verified over 20 iterations at the original clocks.
+- *Profile*: ranks have lower clocks for a few iterations. A probe with a loss waits until the
+  slowdown account can pay it.
+- *Hold*: runs of iterations at the plan and at the original clocks alternate. Their comparisons
+  correct the plan's predicted slowdown, and the account ends a plan that would exceed the budget.
+- *Straggle*: another data-parallel pipeline is slower, so that time up to its end costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from wattspan.model import SECOND, Move
+from wattspan.tuning.decisions.blocks import LevelTime
+from wattspan.tuning.pipeline.comparison import IterationRun, PlanComparison
+from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineDag
+from wattspan.tuning.pipeline.holding import (
+    TARGET_PART,
+    hold,
+    is_better,
+    refined_settings,
+    request_corrected_plan,
+)
+from wattspan.tuning.pipeline.iterations import (
+    STRAGGLER_MARGIN,
+    PipelineIteration,
+    StragglerWatch,
+)
+from wattspan.tuning.pipeline.observation import VERIFIED_ITERATIONS, observed, require_same
+from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.probes import PROBE_EXECUTIONS, next_probe, probe_completed
+from wattspan.tuning.pipeline.session_state import (
+    PipelinePhase,
+    PipelineReason,
+    PipelineState,
+    begin_session,
+    decline,
+    request,
+    request_original,
+    request_plan,
+    with_measured_run,
+    with_setting,
+)
+
+_EXPLORATION_PART = 0.8
+"""The part of the allowance that the profile may use."""
+
+_PROFILED_RUN = 16
+"""Iterations of a run that are added to the profile; more cost time and add little."""
+
+_BASELINE = 40
+"""Iterations at the original clocks that are kept."""
+
+_STRAGGLER_GROWTH = 1.02
+"""Relative length of a straggler's iteration for which another plan is searched."""
+
+_RETRY_AFTER = 200
+"""Iterations after which a declined pipeline is observed again; they double each time."""
+
+_MAX_DOUBLINGS = 6
+
+
+def add_iteration(state: PipelineState, iteration: PipelineIteration) -> PipelineState:
+    """Add a finished iteration, and decide. Iterations are in order, and each occurs once."""
+    dag = state.dag
+    if dag is None:
+        return _observe(state, iteration)
+    try:
+        require_same(dag, iteration.spans, iteration.number, state.first)
+    except BadPipelineError as error:
+        return decline(state, PipelineReason.BAD_PIPELINE, str(error))
+    level = _level_in_force(state, iteration)
+    state = _measure(_charge(state, iteration, level), dag, iteration, level)
+    if state.phase is PipelinePhase.STRAGGLE:
+        return _straggle(state, dag, level)
+    if state.phase is PipelinePhase.PROFILE:
+        return _profile(state, dag) if level == state.level else state
+    if state.watch.straggler is not None and state.plan and state.task is None:
+        return _follow(state, dag, state.watch.straggler)
+    return hold(state, dag) if state.plan and level == state.level else state
+
+
+def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
+    """Use the result of ``state.task``."""
+    task, state = state.task, replace(state, task=None)
+    if task is None:  # it is not wanted any more
+        return state
+    if state.phase is PipelinePhase.STRAGGLE:
+        level = state.level
+        if plan is not None:
+            state, level = with_setting(state, plan.clocks, math.log1p(task.slowdown))
+        return _request_for_straggler(replace(state, straggler_plan=level), level)
+    if plan is None:
+        sentence = "No clocks within the slowdown budget save energy."
+        return decline(state, PipelineReason.NO_SAVING, sentence)
+    if state.plan and not is_better(state, task, plan):
+        return state
+    first = not state.plan
+    predicted = math.log1p(task.slowdown_of(plan.clocks) + task.error)
+    state, level = with_setting(state, plan.clocks, predicted)
+    state = replace(state, plan=level, predicted=predicted, comparison=PlanComparison())
+    if first:
+        state = replace(state, refining=refined_settings(state))
+    return request_original(state, PipelineReason.SENTINEL)
+
+
+# --------------------------------------------------------------------------------- observation
+
+
+def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineState:
+    """Collect iterations at the original clocks until their order is verified."""
+    account = state.account.add_time(_time(iteration, 0), 0, 0, held=False)
+    if state.phase is PipelinePhase.DECLINED:
+        if state.skipped < _RETRY_AFTER << min(state.retries - 1, _MAX_DOUBLINGS):
+            return replace(state, skipped=state.skipped + 1, account=account)
+        state = replace(begin_session(state.policy), retries=state.retries)
+    state = replace(state, account=account)
+    if iteration.clocks is None or set(iteration.clocks) != {state.policy.original}:
+        return state
+    seen = (*state.seen, iteration)
+    if len(seen) < WARM_UP_ITERATIONS + VERIFIED_ITERATIONS:
+        return replace(state, seen=seen)
+    # Numbered from 0: the first iterations that were seen may be incomplete, whatever their number.
+    spans = [
+        span._replace(iteration=number) for number, one in enumerate(seen) for span in one.spans
+    ]
+    try:
+        dag = observed(spans)
+    except BadPipelineError as error:
+        return decline(state, PipelineReason.BAD_PIPELINE, str(error))
+    kept = seen[WARM_UP_ITERATIONS:]
+    profile = state.profile
+    for one in kept:
+        profile = profile.add(one)
+    state = replace(
+        state,
+        phase=PipelinePhase.PROFILE,
+        seen=(),
+        dag=dag,
+        first=kept[0].number,
+        profile=profile,
+        baseline=tuple(math.log(one.seconds) for one in kept),
+    )
+    return _profile(state, dag)
+
+
+def _time(iteration: PipelineIteration, level: int) -> LevelTime:
+    return LevelTime(level, round((iteration.seconds + iteration.waited) * SECOND), 1)
+
+
+def _level_in_force(state: PipelineState, iteration: PipelineIteration) -> int | None:
+    """The level with the clocks of an iteration; None if they changed or are no level's."""
+    clocks = iteration.clocks
+    if clocks == state.original:
+        return 0
+    return state.settings.index(clocks) + 1 if clocks in state.settings else None
+
+
+def _charge(state: PipelineState, iteration: PipelineIteration, level: int | None) -> PipelineState:
+    """Charge the time to the account, and watch the waiting for other pipelines."""
+    planned = state.phase is PipelinePhase.STRAGGLE
+    watch = state.watch.add(iteration.seconds, iteration.waited, planned=planned)
+    charged = level if level is not None else state.level or state.previous
+    if watch.times:  # the iteration was no longer than that of the other pipeline
+        charged = 0
+    held = charged != 0 and charged == state.plan
+    account = state.account.add_time(_time(iteration, charged), charged, 0, held=held)
+    return replace(state, account=account, watch=watch)
+
+
+def _measure(
+    state: PipelineState, dag: PipelineDag, iteration: PipelineIteration, level: int | None
+) -> PipelineState:
+    """Add the durations and energies to the profile, the baseline and the present run."""
+    if level is None:
+        return state
+    seconds = iteration.seconds
+    if level == 0 or state.run.iterations < _PROFILED_RUN:
+        state = replace(state, profile=state.profile.add(iteration))
+    if level == 0:
+        state = replace(state, baseline=(*state.baseline[1 - _BASELINE :], math.log(seconds)))
+    if level != state.level:
+        return state
+    return replace(state, run=state.run.add(seconds, iteration.watts(dag.rank_count)))
+
+
+# ------------------------------------------------------------------------------------- profile
+
+
+def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
+    """Measure the next clocks, wait for the allowance, or search the first plan."""
+    if state.level:
+        if not probe_completed(state, dag):
+            return state
+        state = with_measured_run(state)
+    budget = state.policy.max_slowdown
+    probe = next_probe(state, dag, budget, TARGET_PART * budget)
+    if probe is None:
+        state = request_original(state, PipelineReason.BASELINE)
+        return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
+    iterations = 1 + math.ceil(PROBE_EXECUTIONS / dag.microbatch_count)
+    cost = iterations * probe.slowdown * state.original_seconds * SECOND
+    if state.lost + cost > _EXPLORATION_PART * state.allowed:
+        return request_original(state, PipelineReason.BASELINE)
+    state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
+    lowered = sorted({mhz for mhz in probe.clocks if mhz < state.policy.original})
+    sentence = f"Ranks have {', '.join(map(str, lowered))} MHz, which measures their costs."
+    return request(state, level, Move.PROBE, PipelineReason.SCREENING, sentence)
+
+
+# ------------------------------------------------------------------------------------- straggler
+
+
+def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> PipelineState:
+    """Measure lower clocks as far as the straggler's iteration permits, then plan for it."""
+    state = replace(
+        state,
+        phase=PipelinePhase.STRAGGLE,
+        straggler=straggler,
+        straggler_plan=0,
+        watch=StragglerWatch(),
+    )
+    relative = straggler / state.original_seconds
+    slowdown = relative * (1 - STRAGGLER_MARGIN) - 1
+    probe = next_probe(state, dag, slowdown, slowdown)
+    if probe is None or probe.slowdown > slowdown:
+        return request_plan(state, dag, slowdown, relative)
+    state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
+    return _request_for_straggler(state, level)
+
+
+def _straggle(state: PipelineState, dag: PipelineDag, level: int | None) -> PipelineState:
+    """Restore the original clocks at once when the other pipeline is no longer slower."""
+    if not state.watch.times:
+        comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
+        state = replace(
+            state, phase=PipelinePhase.HOLD, straggler=0.0, task=None, comparison=comparison
+        )
+        return request_original(state, PipelineReason.SENTINEL)
+    if level is None or level != state.level or state.task is not None:
+        return state
+    if state.level != state.straggler_plan and probe_completed(state, dag):
+        return _follow(with_measured_run(state), dag, state.straggler)
+    slowest = state.watch.straggler
+    if slowest is not None and slowest > _STRAGGLER_GROWTH * state.straggler:
+        return _follow(state, dag, slowest)
+    return state
+
+
+def _request_for_straggler(state: PipelineState, level: int) -> PipelineState:
+    clocks = " ".join(map(str, state.settings[level - 1] if level else state.original))
+    sentence = (
+        f"Another pipeline takes {state.straggler:.3g} s per iteration, and this one waits for it:"
+        f" its ranks have {clocks} MHz meanwhile."
+    )
+    return request(state, level, Move.HOLD, PipelineReason.STRAGGLER, sentence)

@@ -1,0 +1,304 @@
+"""The state of a pipeline's session, and the requests for clocks and plans that change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from wattspan.model import DecisionReason, Move
+from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
+from wattspan.tuning.decisions.sequential_test import Evidence
+from wattspan.tuning.pipeline.comparison import IterationRun, PlanComparison
+from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
+from wattspan.tuning.pipeline.dag import BadPipelineError, PipelineDag
+from wattspan.tuning.pipeline.frontier import PipelineModel
+from wattspan.tuning.pipeline.iterations import PipelineIteration, StragglerWatch
+from wattspan.tuning.pipeline.observation import VERIFIED_ITERATIONS
+from wattspan.tuning.pipeline.online_profile import OnlineProfile
+from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
+
+DEVIATIONS = 2.0
+"""Standard errors that are added to estimates where an error must not pass unnoticed."""
+
+MODEL_ERROR = 0.0015
+"""Standard deviation of the error of a predicted slowdown."""
+
+RESUME_PART = 0.95
+"""The part of the allowance below which lower clocks are held again after it was used up."""
+
+_LEVELS = 24
+"""Number of profiled clocks between the original clock and 0 MHz."""
+
+_LEAST_NOISE = 0.001
+
+
+class PipelinePhase(Enum):
+    """The stage of a session."""
+
+    OBSERVE = "observe"
+    PROFILE = "profile"
+    HOLD = "hold"
+    STRAGGLE = "straggle"
+    DECLINED = "declined"
+
+
+class PipelineReason(Enum):
+    """The reason of a session's decision: that of a tuner, or one that only pipelines have."""
+
+    NO_SIGNAL = DecisionReason.NO_SIGNAL.value
+    NO_DEVICE = DecisionReason.NO_DEVICE.value
+    NO_SAVING = DecisionReason.NO_SAVING.value
+    BASELINE = DecisionReason.BASELINE.value
+    SCREENING = DecisionReason.SCREENING.value
+    CERTIFYING = DecisionReason.CERTIFYING.value
+    SENTINEL = DecisionReason.SENTINEL.value
+    CERTIFIED = DecisionReason.CERTIFIED.value
+    OVER_BUDGET = DecisionReason.OVER_BUDGET.value
+    CHANGED = DecisionReason.CHANGED.value
+    BAD_PIPELINE = "bad_pipeline"  # the spans are not those of one pipeline
+    STRAGGLER = "straggler"  # lower clocks until a slower data-parallel pipeline has ended
+
+
+_ORIGINAL_SENTENCES = {
+    PipelineReason.BASELINE: "The ranks have the original clocks until the slowdown budget permits"
+    " to measure lower ones.",
+    PipelineReason.SENTINEL: "The original clocks are measured, for the comparison with a plan.",
+    PipelineReason.OVER_BUDGET: "The run has used up its slowdown budget: the ranks have the"
+    " original clocks until it permits the plan again.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePolicy:
+    """Requirements of the operator, and the clocks in MHz that every rank's device permits.
+
+    ``blocking_watts`` is None if the power of waiting is fitted.
+    """
+
+    original: int
+    floor: int
+    step: int = 15
+    max_slowdown: float = 0.05
+    confidence: float = 0.95
+    blocking_watts: float | None = None
+
+    @property
+    def profiled(self) -> tuple[int, ...]:
+        """The clocks of probes, from the highest."""
+        levels = (self.original * number / _LEVELS for number in range(_LEVELS - 1, 0, -1))
+        rounded = dict.fromkeys(round(mhz / self.step) * self.step for mhz in levels)
+        return tuple(mhz for mhz in rounded if self.floor <= mhz < self.original)
+
+
+class PlanTask(NamedTuple):
+    """A search for the clocks of an iteration that is longer by ``slowdown`` at most.
+
+    ``wait`` is the straggler's iteration relative to the original one; 0 without a straggler.
+    ``error`` is the expected error of predicted slowdowns, which ``slowdown`` allows for.
+    """
+
+    model: PipelineModel
+    slowdown: float
+    wait: float = 0.0
+    error: float = 0.0
+
+    def slowdown_of(self, clocks: Sequence[int]) -> float:
+        """The predicted slowdown of these clocks; BadPipelineError if one is not profiled."""
+        search = RankClocks(self.model)
+        return search.evaluated(clocks).seconds / search.fastest.seconds - 1
+
+    def solved(self) -> RankClockPlan | None:
+        """The plan; None if there is none that saves energy. Takes up to seconds."""
+        fastest = RankClocks(self.model).fastest.seconds
+        search = RankClocks(self.model, self.wait * fastest)
+        try:
+            plan = search.best(fastest * (1 + self.slowdown))
+        except BadPipelineError:
+            return None
+        return plan if plan.joules < search.fastest.joules else None
+
+
+class PipelineDecision(NamedTuple):
+    """As ``Decision``, with the clock of each rank in MHz; none for the original clocks."""
+
+    move: Move
+    reason: PipelineReason
+    sentence: str
+    clocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """The state of a session.
+
+    ``settings`` are all clocks that were requested; their numbers from 1 are the levels of
+    ``account``, and level 0 has the original clocks. ``slower`` has the estimated log ratio of each
+    level's time, ``baseline`` the logarithms of recent iteration times at the original clocks.
+    ``level`` was requested last, ``previous`` before; ``run`` are the iterations since it is in
+    force. ``plan`` is the level of the plan, 0 before there is one, and ``predicted`` its log
+    ratio of time by the profile. ``refining`` are clocks near it that are still to be measured.
+    ``task`` is a search that the caller makes and answers by ``use_plan``. ``straggler`` are the
+    seconds of the other pipeline's iteration, ``straggler_plan`` is the level of the plan for it,
+    0 while lower clocks are measured for it.
+    """
+
+    policy: PipelinePolicy
+    decision: PipelineDecision
+    phase: PipelinePhase = PipelinePhase.OBSERVE
+    seen: tuple[PipelineIteration, ...] = ()
+    skipped: int = 0
+    retries: int = 0
+    dag: PipelineDag | None = None
+    first: int = 0
+    profile: OnlineProfile = field(default_factory=OnlineProfile)
+    settings: tuple[tuple[int, ...], ...] = ()
+    slower: Mapping[int, Evidence] = field(default_factory=dict)
+    account: SlowdownAccount = field(default_factory=SlowdownAccount)
+    level: int = 0
+    previous: int = 0
+    baseline: tuple[float, ...] = ()
+    run: IterationRun = field(default_factory=IterationRun)
+    task: PlanTask | None = None
+    plan: int = 0
+    predicted: float = 0.0
+    refining: tuple[tuple[int, ...], ...] = ()
+    comparison: PlanComparison = field(default_factory=PlanComparison)
+    compared: int = 0
+    watch: StragglerWatch = field(default_factory=StragglerWatch)
+    straggler: float = 0.0
+    straggler_plan: int = 0
+
+    @property
+    def original(self) -> tuple[int, ...]:
+        """The original clocks by rank; none before the ranks are known."""
+        return (self.policy.original,) * (self.dag.rank_count if self.dag is not None else 0)
+
+    @property
+    def original_seconds(self) -> float:
+        """The iteration time at the original clocks, once it was observed."""
+        return math.exp(fmean(self.baseline))
+
+    @property
+    def noise(self) -> float:
+        """The coefficient of variation of the iteration time at the original clocks."""
+        return max(stdev(self.baseline), _LEAST_NOISE) if len(self.baseline) > 1 else _LEAST_NOISE
+
+    @property
+    def lost(self) -> float:
+        """Estimated nanoseconds that the run has lost."""
+        return self.account.lost(lambda level: self.slower[level].mean)
+
+    @property
+    def lost_bound(self) -> float:
+        """Nanoseconds that the run has lost, with standard errors of independent estimates."""
+        variance = 0.0
+        for level, use in self.account.levels.items():
+            slower = self.slower[level]
+            variance += (use.time * slower.deviation) ** 2 / slower.n
+        uncertain = self.account.closed_bound - self.account.closed_lost
+        return self.lost + uncertain + DEVIATIONS * math.sqrt(variance)
+
+    @property
+    def allowed(self) -> float:
+        """Nanoseconds that the run may have lost by now."""
+        return allowance(self.policy.max_slowdown, self.account.elapsed)
+
+    @property
+    def may_resume(self) -> bool:
+        """True if the account permits lower clocks again."""
+        return self.lost_bound <= RESUME_PART * self.allowed
+
+    @property
+    def slowdown(self) -> float:
+        """The estimated slowdown of the run, everything included."""
+        return self.account.slowdown(self.lost)
+
+    @property
+    def saving(self) -> float | None:
+        """The part of the energy that the plan saves, as measured; None before."""
+        energy = self.comparison.energy(self.noise)
+        return 1 - math.exp(energy.mean) if energy.n else None
+
+
+def begin_session(policy: PipelinePolicy) -> PipelineState:
+    """The state before the first iteration."""
+    wanted = WARM_UP_ITERATIONS + VERIFIED_ITERATIONS
+    return PipelineState(
+        policy,
+        PipelineDecision(
+            Move.DECLINE,
+            PipelineReason.NO_SIGNAL,
+            f"The tuner waits for {wanted} iterations of the pipeline at the original clocks.",
+        ),
+    )
+
+
+def decline(state: PipelineState, reason: PipelineReason, sentence: str) -> PipelineState:
+    """Restore the original clocks, and forget everything but the account of the run."""
+    lost, bound = state.lost, state.lost_bound
+    account = replace(state.account, levels={}, closed_lost=lost, closed_bound=bound)
+    move = Move.RELEASE if state.level else Move.DECLINE
+    return replace(
+        begin_session(state.policy),
+        decision=PipelineDecision(move, reason, sentence),
+        phase=PipelinePhase.DECLINED,
+        retries=state.retries + 1,
+        account=account,
+    )
+
+
+def with_setting(
+    state: PipelineState, clocks: tuple[int, ...], slower: float
+) -> tuple[PipelineState, int]:
+    """The level of these clocks; of new ones, with their predicted log ratio of time."""
+    if clocks in state.settings:
+        return state, state.settings.index(clocks) + 1
+    settings = (*state.settings, clocks)
+    known = {**state.slower, len(settings): Evidence(1, slower, MODEL_ERROR)}
+    return replace(state, settings=settings, slower=known), len(settings)
+
+
+def request(
+    state: PipelineState, level: int, move: Move, reason: PipelineReason, sentence: str
+) -> PipelineState:
+    """Request the clocks of a level."""
+    clocks = state.settings[level - 1] if level else ()
+    state = replace(state, decision=PipelineDecision(move, reason, sentence, clocks))
+    if level == state.level:
+        return state
+    return replace(state, level=level, previous=state.level, run=IterationRun())
+
+
+def request_original(state: PipelineState, reason: PipelineReason) -> PipelineState:
+    """Request the original clocks."""
+    move = Move.RELEASE if reason is PipelineReason.OVER_BUDGET else Move.PROBE
+    return request(state, 0, move, reason, _ORIGINAL_SENTENCES[reason])
+
+
+def request_plan(
+    state: PipelineState, dag: PipelineDag, slowdown: float, wait: float = 0.0
+) -> PipelineState:
+    """Ask for the search of a plan; decline without energies."""
+    policy = state.policy
+    planned = state.settings[state.plan - 1] if state.plan else ()
+    model = state.profile.model(dag, policy.step, policy.blocking_watts, planned)
+    if model is not None:
+        return replace(state, task=PlanTask(model, max(slowdown, 0.0), wait))
+    return decline(
+        state,
+        PipelineReason.NO_DEVICE,
+        "The energy of the pipeline's ranks is not known. Each rank needs a GPU of its own with an"
+        " energy counter.",
+    )
+
+
+def with_measured_run(state: PipelineState) -> PipelineState:
+    """The present level's slowdown as the present run has measured it."""
+    run = state.run
+    slower = run.time / run.iterations - fmean(state.baseline)
+    known = {**state.slower, state.level: Evidence(run.iterations, slower, state.noise)}
+    return replace(state, slower=known)

@@ -1,0 +1,192 @@
+"""Sessions of running pipelines in virtual time: slowdown, and saving against the best clocks.
+
+    .venv/bin/python -m benchmarks.pipeline_loop [--runs 300] [--seconds 50]
+
+A run is kept in build/pipeline_loop.jsonl and not repeated while the code is the same, so that
+``--seconds`` can divide the work. The best clocks are one for each rank, searched with the true
+costs within the same budget, and measured with the noise of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.machine import describe
+from benchmarks.pipeline_plant import (
+    PipelineLoad,
+    Straggler,
+    fixed_run,
+    interpolated,
+    run,
+)
+from benchmarks.pipelines import BLOCKING_WATTS, STAGES, measured_profile, small_model
+from benchmarks.tuner.stats import clopper_pearson
+from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.frontier import PipelineModel
+from wattspan.tuning.pipeline.plan import RankClocks
+from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "build/pipeline_loop.jsonl"
+CODE = ("agent/wattspan/tuning/pipeline", "agent/wattspan/tuning/decisions", "benchmarks")
+BUDGET = 0.01
+STEP = 15
+FIXED_ITERATIONS = 200
+SIMULATED, MEASURED, STRAGGLING = "simulated", "A40 GPT-3", "simulated, with a straggler"
+
+
+class Group(NamedTuple):
+    """Runs of one kind; the part ``runs`` of the number of runs."""
+
+    name: str
+    iterations: int
+    runs: float
+    straggler: Straggler | None = None
+
+
+GROUPS = (
+    Group(SIMULATED, 3000, 1.0),
+    Group(MEASURED, 6000, 0.02),
+    Group(STRAGGLING, 1500, 0.1, Straggler(900, 1200, 1.2)),
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--runs", type=int, default=300)
+    options.add_argument("--seconds", type=float, default=float("inf"), help="start no run later")
+    chosen = options.parse_args()
+    begun = time.monotonic()
+    digest, known = code_digest(), kept()
+    KEPT.parent.mkdir(exist_ok=True)
+    complete = True
+    with KEPT.open("a", encoding="utf-8") as file:
+        for group in GROUPS:
+            for seed in range(round(group.runs * chosen.runs)):
+                if (digest, group.name, seed) in known:
+                    continue
+                if time.monotonic() - begun > chosen.seconds:
+                    complete = False
+                    break
+                facts = {"code": digest, "group": group.name, "seed": seed, **measured(group, seed)}
+                known[digest, group.name, seed] = facts
+                file.write(json.dumps(facts) + "\n")
+                file.flush()
+    print(describe())
+    print_table([one for key, one in known.items() if key[0] == digest])
+    if not complete:
+        print("\nIncomplete: runs are missing.")
+
+
+def measured(group: Group, seed: int) -> dict[str, Any]:
+    load = measured_load() if group.name == MEASURED else simulated_load(seed)
+    found = run(load, BUDGET, group.iterations, seed, group.straggler)
+    slowdown, saving = fixed_run(load, best_clocks(load), FIXED_ITERATIONS, seed)
+    return {**found._asdict(), "best_slowdown": slowdown, "best_saving": saving}
+
+
+@cache
+def measured_load() -> PipelineLoad:
+    """GPT-3 175B on A40 GPUs with few micro-batches: an iteration of 6 s."""
+    dag = scheduled(PipelineSchedule.ONE_F_ONE_B, STAGES, STAGES)
+    return PipelineLoad(MEASURED, dag, measured_profile(), BLOCKING_WATTS)
+
+
+def simulated_load(number: int) -> PipelineLoad:
+    """A simulated pipeline with clocks in steps of a GPU."""
+    model = small_model(number)
+    clocks = range(model.clocks[-1], model.clocks[0] - 1, -STEP)
+    points = {}
+    for key, cost in model.costs.items():
+        known = sorted(cost.points)
+        points[key] = [
+            ClockPoint(mhz, seconds, seconds * watts)
+            for mhz in clocks
+            for seconds, watts in (interpolated(known, mhz),)
+        ]
+    return PipelineLoad(SIMULATED, model.dag, PipelineProfile(points), BLOCKING_WATTS)
+
+
+def best_clocks(load: PipelineLoad) -> tuple[int, ...]:
+    search = RankClocks(PipelineModel(load.dag, load.profile, load.blocking_watts))
+    return search.best(search.fastest.seconds * (1 + BUDGET)).clocks
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    print(
+        f"\nSessions within a slowdown budget of {BUDGET:.0%} of the whole run, exploration"
+        " included, in virtual time. The share is the mean saving of the whole run relative to the"
+        " best clocks, and the least share that of the worst run.\n".replace("%", " %")
+    )
+    print(
+        "| pipelines | runs x iterations | above the budget | bound | slowdown, mean / most | most"
+        " at any time | saving | best clocks | share | least share | plan held from |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for group in GROUPS:
+        of = [one for one in results if one["group"] == group.name]
+        if of:
+            print("| " + " | ".join(row(group, of)) + " |")
+    late = [one for one in results if one["group"] == STRAGGLING]
+    if late:
+        print(
+            f"\nBeside a straggler of 1.2 times the iteration for 300 iterations, {len(late)} runs"
+            f" had its clocks for {fmean(one['followed'] for one in late):.0f} of them on average."
+            " After the session had received the first iteration without the straggler,"
+            f" {sum(one['late'] for one in late)} iterations began with its clocks."
+        )
+
+
+def row(group: Group, of: list[dict[str, Any]]) -> Iterator[str]:
+    over = sum(one["slowdown"] > BUDGET for one in of)
+    saving, best = (fmean(one[name] for one in of) for name in ("saving", "best_saving"))
+    held = sorted(one["held_from"] for one in of if one["held_from"] is not None)
+    yield group.name
+    yield f"{len(of)} x {group.iterations}"
+    yield f"{over}/{len(of)}"
+    yield percent(clopper_pearson(over, len(of), one_sided=True)[1], 2)
+    yield " / ".join(
+        percent(figure, 2)
+        for figure in (fmean(one["slowdown"] for one in of), max(one["slowdown"] for one in of))
+    )
+    yield percent(max(one["worst"] for one in of), 2)
+    yield percent(saving, 1)
+    yield percent(best, 1)
+    if group.straggler is not None:
+        yield from ("", "")  # the best clocks do not know of the straggler
+    else:
+        yield percent(saving / best, 0)
+        yield percent(min(one["saving"] / one["best_saving"] for one in of), 0)
+    yield f"{held[len(held) // 2]}" if held else ""
+
+
+def percent(value: float, digits: int) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def code_digest() -> str:
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((ROOT / folder).glob("*.py")):
+            if folder != "benchmarks" or path.name.startswith("pipeline"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kept() -> dict[tuple[str, str, int], dict[str, Any]]:
+    if not KEPT.exists():
+        return {}
+    lines = KEPT.read_text(encoding="utf-8").splitlines()
+    return {(one["code"], one["group"], one["seed"]): one for one in map(json.loads, lines)}
+
+
+if __name__ == "__main__":
+    main()
