@@ -68,13 +68,13 @@ format: ## rewrite the sources in the project's style
 	$(BIN)/ruff format
 
 unit: ## unit, property and contract tests, the slow ones left out
-	$(PYTEST) -q -m 'not slow' $(INNER)
+	$(PYTEST) -q -m 'not slow and not exhaustive' $(INNER)
 
 # Coverage triples the CPU time of simulations, which the slow tests are: it is measured without them.
 inner:
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed -m 'not slow' $(RECORD) $(INNER)
-	$(PYTEST) --hypothesis-profile=fixed -m slow $(RECORD:.xml=-slow.xml) $(INNER)
+	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
+	$(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD:.xml=-slow.xml) $(INNER)
 
 flow:
 	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
@@ -83,7 +83,7 @@ thorough:
 	$(PYTEST) --hypothesis-profile=thorough $(RECORD) tests/property tests/contract
 
 exhaustive:
-	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests/flow tests/hardware
+	$(PYTEST) $(BY_FILE) -m 'exhaustive and not alone and not search' $(RECORD) tests
 
 search:
 	$(PYTEST) $(BY_FILE) -m search $(RECORD) tests/flow

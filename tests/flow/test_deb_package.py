@@ -41,6 +41,7 @@ def test_package_build_is_reproducible(tmp_path: Path) -> None:
     assert again.read_bytes() == once
 
 
+@pytest.mark.exhaustive
 def test_package_depends_on_its_build_python() -> None:
     minor = _told("/usr/bin/python3", "-c", "import sys; print(sys.version_info.minor)").strip()
     depends = _told("dpkg-deb", "--field", the_package(), "Depends")

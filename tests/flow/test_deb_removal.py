@@ -67,6 +67,7 @@ def test_removal_restores_caps_and_purge_leaves_no_files(
     assert machine.host.run("getent", "passwd", "wattspan").stdout.endswith("/nologin\n")
 
 
+@pytest.mark.exhaustive
 def test_package_installs_without_systemd() -> None:
     with DebianRoot() as root:
         before = root.files()

@@ -172,13 +172,10 @@ def _uuid(trial: Trial) -> str:
     return device.removeprefix("gpu:")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGKILL,
-        pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive),
-    ],
+    [signal.SIGKILL, signal.SIGINT, signal.SIGTERM],
 )
 def test_killed_study_restores_the_limits_and_is_resumed(
     agent: SpanAgent, gpu: Gpu, tmp_path: Path, number: int

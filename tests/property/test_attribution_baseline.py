@@ -141,7 +141,7 @@ def test_load_steps_of_a_device_never_at_rest_charge_no_idle_power(
     assert model.upper >= 40_000 - 0.05 * 9_000 * CPUS * first
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(st.integers(-20_000, 20_000))
 def test_idle_power_follows_a_drift_of_a_device_never_at_rest(change: int) -> None:

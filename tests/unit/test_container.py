@@ -116,7 +116,7 @@ def test_socket_directory_belongs_to_the_documented_user() -> None:
     assert instructions("USER")[-1] == f"{user}:{group}"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_build_stage_builds_the_program_from_copied_files(tmp_path: Path) -> None:
     """Its script, run on the copied files only, by this machine's Python."""
     sources, target = tmp_path / "sources", tmp_path / "opt" / "wattspan"

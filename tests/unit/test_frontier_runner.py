@@ -278,7 +278,7 @@ class WindowMeter(ConstantMeter):
         return super().read(command, window)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_spans_of_a_process_that_sends_late_count(tmp_path: Path) -> None:
     meter, times = WindowMeter(), Durations(5 * SECOND, SECOND // 2, 60 * SECOND)
     ranks = (sys.executable, "-c", RANKS, str(tmp_path / "ends"), "{size}")

@@ -96,7 +96,7 @@ def test_server_that_becomes_busy_is_tuned_after_all() -> None:
     assert reason(host) is DecisionReason.SCREENING
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_always_changing_load_holds_no_cap() -> None:
     host = Host(settings=serving(LIMIT))
     server = serve(host)
