@@ -1,0 +1,202 @@
+"""Iterations of a running pipeline, put together from the spans of its ranks.
+
+Each rank reports its units of work, and the instructions in them. The spans of a rank arrive in
+batches, seconds apart from those of other ranks, but a unit never before its instructions: a span
+is sent after its end. An iteration is a unit of every rank at the same time. Times are monotonic
+nanoseconds of one host.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from wattspan.model import SECOND
+from wattspan.tuning.decisions.values import EnergyPoint
+from wattspan.tuning.pipeline.dag import MAX_INSTRUCTIONS, PipelineInstruction
+from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
+from wattspan.tuning.pipeline.observation import InstructionSpan
+
+MOST_AHEAD = 8
+"""Units of lead of one rank after which a rank without any counts as ended."""
+
+
+class RankUnit(NamedTuple):
+    """One unit of work of a rank."""
+
+    rank: int
+    start: int
+    end: int
+
+
+class RankInstruction(NamedTuple):
+    """One executed instruction of a rank."""
+
+    rank: int
+    instruction: PipelineInstruction
+    start: int
+    end: int
+
+
+class AssembledIteration(NamedTuple):
+    """The units of one iteration, in the order of their ranks, and their instructions.
+
+    ``start`` is that of the first unit and ``end`` that of the last one.
+    """
+
+    number: int
+    units: tuple[RankUnit, ...]
+    instructions: tuple[RankInstruction, ...]
+
+    @property
+    def start(self) -> int:
+        return min(unit.start for unit in self.units)
+
+    @property
+    def end(self) -> int:
+        return max(unit.end for unit in self.units)
+
+    @property
+    def computed(self) -> int:
+        """The end of the last instruction."""
+        return max(one.end for one in self.instructions)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationAssembly:
+    """The spans of iterations that are not complete yet.
+
+    ``units`` are those of each rank in the order of their starts, ``instructions`` are later than
+    the latest iteration. A rank whose units are missing for MOST_AHEAD iterations is dropped: the
+    following iterations have other ranks.
+    """
+
+    units: Mapping[int, tuple[RankUnit, ...]] = field(default_factory=dict)
+    instructions: Mapping[int, tuple[RankInstruction, ...]] = field(default_factory=dict)
+    number: int = 0
+
+    def add(
+        self, units: Iterable[RankUnit], instructions: Iterable[RankInstruction]
+    ) -> tuple[IterationAssembly, tuple[AssembledIteration, ...]]:
+        """Add spans in any order; returns the iterations that they complete too."""
+        waiting = {rank: list(of) for rank, of in self.units.items()}
+        pending = {rank: list(of) for rank, of in self.instructions.items()}
+        for unit in units:
+            waiting.setdefault(unit.rank, []).append(unit)
+        for one in instructions:
+            pending.setdefault(one.rank, []).append(one)
+        for of_rank in waiting.values():
+            of_rank.sort(key=lambda unit: unit.start)
+        found: list[AssembledIteration] = []
+        while waiting:
+            behind = [rank for rank, of in waiting.items() if not of]
+            if behind:
+                if max(map(len, waiting.values())) <= MOST_AHEAD:
+                    break
+                for rank in behind:
+                    del waiting[rank]
+                continue
+            heads = [waiting[rank][0] for rank in sorted(waiting)]
+            first = min(heads, key=lambda unit: unit.end)
+            if max(unit.start for unit in heads) >= first.end:
+                del waiting[first.rank][0]  # no other rank worked at the time
+                continue
+            inside = tuple(one for unit in heads for one in _inside(unit, pending))
+            for unit in heads:
+                del waiting[unit.rank][0]
+            if inside:
+                found.append(AssembledIteration(self.number + len(found), tuple(heads), inside))
+        return replace(
+            self,
+            units={rank: tuple(of) for rank, of in waiting.items()},
+            instructions={rank: tuple(of[-MAX_INSTRUCTIONS:]) for rank, of in pending.items()},
+            number=self.number + len(found),
+        ), tuple(found)
+
+
+def _inside(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
+    """Take the instructions of a unit; earlier ones are dropped, since they have no unit."""
+    known = pending.get(unit.rank, [])
+    inside = [one for one in known if unit.start <= one.start and one.end <= unit.end]
+    pending[unit.rank] = [one for one in known if one.start >= unit.end]
+    return inside
+
+
+class ClockChange(NamedTuple):
+    """A clock in MHz that a rank has from ``since``; None: not known."""
+
+    since: int
+    mhz: int | None
+
+
+def finished(
+    iteration: AssembledIteration,
+    clocks: Mapping[int, Sequence[ClockChange]],
+    energy: Mapping[int, Sequence[EnergyPoint]],
+    others: Iterable[AssembledIteration] = (),
+) -> PipelineIteration:
+    """The iteration as a session uses it; its ranks are numbered from 0 in their order.
+
+    ``clocks`` and ``energy`` are those of each rank's device, sorted by time; ``energy`` are
+    cumulative microjoules. ``others`` are iterations of other data-parallel pipelines of the job:
+    all wait for the last one at the same time.
+    """
+    ranks = [unit.rank for unit in iteration.units]
+    numbers = {rank: number for number, rank in enumerate(ranks)}
+    spans = tuple(
+        InstructionSpan(
+            iteration.number,
+            numbers[one.rank],
+            one.instruction,
+            one.start / SECOND,
+            one.end / SECOND,
+        )
+        for one in iteration.instructions
+    )
+    steady = [_steady(clocks.get(rank, ()), iteration) for rank in ranks]
+    known = tuple(one.mhz for one in steady if one is not None and one.mhz is not None)
+    complete = len(known) == len(ranks)
+    computed = iteration.computed
+    latest = max(
+        (
+            other.computed
+            for other in others
+            if other.start < iteration.end and iteration.start < other.end
+        ),
+        default=computed,
+    )
+    return PipelineIteration(
+        spans,
+        known if complete else None,
+        tuple(
+            period
+            for number, (rank, change) in enumerate(zip(ranks, steady, strict=True))
+            if complete and change is not None
+            for period in _periods(number, energy.get(rank, ()), change.since, iteration)
+        ),
+        max(latest - computed, 0) / SECOND,
+    )
+
+
+def _steady(changes: Sequence[ClockChange], iteration: AssembledIteration) -> ClockChange | None:
+    """The clock during the whole iteration; None if it changed or is not known."""
+    before = bisect_right(changes, iteration.start, key=lambda one: one.since)
+    if not before or before < bisect_right(changes, iteration.end, key=lambda one: one.since):
+        return None
+    return changes[before - 1]
+
+
+def _periods(
+    number: int, points: Sequence[EnergyPoint], since: int, iteration: AssembledIteration
+) -> list[RankEnergy]:
+    """Periods between points that end in the iteration, with its clock from their start."""
+    return [
+        RankEnergy(
+            number, one.at / SECOND, other.at / SECOND, (other.energy - one.energy) / 1_000_000
+        )
+        for one, other in pairwise(points)
+        if iteration.start < other.at <= iteration.end and one.at >= since
+    ]
