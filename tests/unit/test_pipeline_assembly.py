@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from support.pipelines import backward, forward
+from support.pipelines import WATTS, RunningPipeline, backward, forward
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.assembly import (
@@ -18,6 +18,8 @@ from wattspan.tuning.pipeline.assembly import (
     RankUnit,
     finished,
 )
+from wattspan.tuning.pipeline.session import add_iteration, use_plan
+from wattspan.tuning.pipeline.session_state import PipelinePolicy, begin_session
 
 
 def unit(rank: int, iteration: int, late: int = 0) -> RankUnit:
@@ -142,3 +144,38 @@ def test_pipelines_wait_for_the_last_one() -> None:
     assert finished(slower, {}, {}, [one]).waited == 0.0
     assert finished(one, {}, {}, [iteration(5)]).waited == 0.0
     assert finished(one, {}, {}).waited == 0.0
+
+
+def test_session_plans_from_assembled_spans() -> None:
+    pipeline = RunningPipeline((0.1, 0.06, 0.1))
+    state = begin_session(PipelinePolicy(1600, 800, blocking_watts=WATTS))
+    assembly = IterationAssembly()
+    clocks = {rank: [ClockChange(0, 1600)] for rank in range(3)}
+    energy = {rank: [EnergyPoint(0, 0)] for rank in range(3)}
+    for _ in range(250):
+        executed = pipeline.iteration(state.decision.clocks)
+        spans = [
+            RankInstruction(
+                span.rank, span.instruction, round(span.start * SECOND), round(span.end * SECOND)
+            )
+            for span in executed.spans
+        ]
+        start, end = min(span.start for span in spans), max(span.end for span in spans)
+        for period in executed.energy:
+            points = energy[period.rank]
+            points[:] = [
+                EnergyPoint(start, points[-1].energy),
+                EnergyPoint(end, points[-1].energy + round(period.joules * 1e6)),
+            ]
+        units = [RankUnit(rank, start, end) for rank in range(3)]
+        assembly, found = assembly.add(units, spans)
+        for one in found:
+            state = add_iteration(state, finished(one, clocks, energy))
+            if state.task is not None:
+                state = use_plan(state, state.task.solved())
+        requested = state.decision.clocks or pipeline.original
+        clocks = {rank: [ClockChange(end, mhz)] for rank, mhz in enumerate(requested)}
+    assert state.plan
+    assert state.settings[state.plan - 1][1] < 1600
+    assert state.saving is not None
+    assert state.saving > 0.05

@@ -1,0 +1,54 @@
+"""Sessions of noisy pipelines keep the slowdown budget, whatever iterations report."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.pipelines import RunningPipeline
+from wattspan.tuning.pipeline.session import add_iteration, use_plan
+from wattspan.tuning.pipeline.session_state import PipelinePolicy, begin_session
+
+ITERATIONS = 250
+FLOOR = 800
+BASES = st.lists(st.sampled_from([0.04, 0.07, 0.1]), min_size=2, max_size=3)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    BASES,
+    st.sampled_from([0.01, 0.05]),
+    st.sampled_from([0.0, 0.01]),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 2**16),
+)
+def test_session_keeps_the_budget(
+    bases: list[float], budget: float, noise: float, unknown: float, seed: int
+) -> None:
+    """Noise of whole iterations, and unknown clocks and energies in some of them."""
+    chance = random.Random(seed)
+    pipeline, usual = RunningPipeline(bases, 3), RunningPipeline(bases, 3)
+    state = begin_session(PipelinePolicy(1600, FLOOR, max_slowdown=budget))
+    lost = elapsed = 0.0
+    for number in range(ITERATIONS):
+        longer = 1 + noise * chance.gauss(0, 1)
+        one = pipeline.iteration(
+            state.decision.clocks,
+            reported=chance.random() >= unknown,
+            longer=longer,
+            metered=chance.random() >= unknown,
+        )
+        lost += one.seconds - usual.iteration(longer=longer).seconds
+        elapsed += one.seconds
+        state = add_iteration(state, one)
+        if state.task is not None:
+            state = use_plan(state, state.task.solved())
+        clocks = state.decision.clocks
+        assert all(FLOOR <= mhz <= 1600 for mhz in clocks)
+        assert len(clocks) in (0, len(bases))
+        assert state.account.elapsed / 1e9 <= elapsed + 1e-3
+        if number > ITERATIONS // 2:
+            # A noisy estimate may be wrong by a fifth of the budget for a short time.
+            assert lost <= 1.2 * budget * elapsed
