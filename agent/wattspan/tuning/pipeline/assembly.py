@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model import SECOND
@@ -137,12 +138,14 @@ def finished(
     clocks: Mapping[int, Sequence[ClockChange]],
     energy: Mapping[int, Sequence[EnergyPoint]],
     others: Iterable[AssembledIteration] = (),
+    after: Mapping[int, int] = MappingProxyType({}),
 ) -> PipelineIteration:
     """The iteration as a session uses it; its ranks are numbered from 0 in their order.
 
     ``clocks`` and ``energy`` are those of each rank's device, sorted by time; ``energy`` are
-    cumulative microjoules. ``others`` are iterations of other data-parallel pipelines of the job:
-    all wait for the last one at the same time.
+    cumulative microjoules; points before the iteration are used if they are later than that of the
+    rank in ``after``. ``others`` are iterations of other data-parallel pipelines of the job: all
+    wait for the last one at the same time.
     """
     ranks = [unit.rank for unit in iteration.units]
     numbers = {rank: number for number, rank in enumerate(ranks)}
@@ -175,7 +178,13 @@ def finished(
             period
             for number, (rank, change) in enumerate(zip(ranks, steady, strict=True))
             if complete and change is not None
-            for period in _periods(number, energy.get(rank, ()), change.since, iteration)
+            for period in _periods(
+                number,
+                energy.get(rank, ()),
+                change.since,
+                after.get(rank, iteration.start),
+                iteration.end,
+            )
         ),
         max(latest - computed, 0) / SECOND,
     )
@@ -190,13 +199,13 @@ def _steady(changes: Sequence[ClockChange], iteration: AssembledIteration) -> Cl
 
 
 def _periods(
-    number: int, points: Sequence[EnergyPoint], since: int, iteration: AssembledIteration
+    number: int, points: Sequence[EnergyPoint], since: int, after: int, end: int
 ) -> list[RankEnergy]:
-    """Periods between points that end in the iteration, with its clock from their start."""
+    """Periods between points that end within ``after`` and ``end``, and begin from ``since``."""
     return [
         RankEnergy(
             number, one.at / SECOND, other.at / SECOND, (other.energy - one.energy) / 1_000_000
         )
         for one, other in pairwise(points)
-        if iteration.start < other.at <= iteration.end and one.at >= since
+        if after < other.at <= end and one.at >= since
     ]

@@ -34,9 +34,9 @@ class PipelineIteration(NamedTuple):
 
     ``spans`` are its instructions, ``clocks`` the SM clock of each rank in MHz, None unless they
     are known and did not change in the iteration. ``energy`` has consecutive periods of each rank
-    that end in the iteration, in which the clocks did not change; the first may begin in the
-    iteration before. ``waited`` are the seconds after the last instruction for which
-    all ranks waited for other data-parallel pipelines.
+    in which the clocks did not change; the first ones may be in the iteration before. ``waited``
+    are the seconds after the last instruction for which all ranks waited for other data-parallel
+    pipelines.
     """
 
     spans: tuple[InstructionSpan, ...]
