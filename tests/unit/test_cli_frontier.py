@@ -15,10 +15,12 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from rich.progress import Progress, TimeRemainingColumn
 
 import wattspan
 from support.studies import power_settings, study, trial
 from wattspan.cli import cli
+from wattspan.cli.frontier import carry_out
 from wattspan.cli.frontier.measurement import (
     AgentTrialMeter,
     SettableDevices,
@@ -26,9 +28,11 @@ from wattspan.cli.frontier.measurement import (
     described,
     hold_settings,
 )
+from wattspan.cli.frontier.progress import time_left
 from wattspan.cli.frontier.tables import autotune_lines, configuration_lines
 from wattspan.config import load
 from wattspan.frontier.runner import HeldLimits
+from wattspan.frontier.schedule import Planned, TrialSchedule
 from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import Study, StudyFile, Trial
 from wattspan.frontier.work import SteadyWindow
@@ -254,6 +258,7 @@ def test_python_has_the_same_recommendation(file: Path) -> None:
         (["--power", "70"], "write a limit such as"),
         (["--power", "80%", "--window", "2s"], "5 s at least"),
         (["--power", "80%", "--trial-limit", "6s"], "above --warm-up and --window"),
+        (["--power", "80%", "--time-budget", "29s"], "two trials need 30s"),
         (["--param", "x=1,2"], "--param x has no effect"),
         ([], "nothing to compare"),
     ],
@@ -261,6 +266,58 @@ def test_python_has_the_same_recommendation(file: Path) -> None:
 def test_invalid_options_are_refused_first(options: list[str], cause: str, tmp_path: Path) -> None:
     words = ["run", *options, "--unit", "stdout:x", "-o", tmp_path / "f.json", "--", "true"]
     assert cause in run(*words, code=2).output
+
+
+# ------------------------------------------------------------------------------- a time budget
+
+
+def run_trials(begun: Study, kept: Path, budget: float | None, seconds: float = 25.0) -> Study:
+    """The study with trials of ``seconds`` each."""
+
+    def attempt(planned: Planned) -> Trial:
+        done = trial(planned.setting, planned.block, *CURVE[planned.setting])
+        return msgspec.structs.replace(done, elapsed_seconds=seconds)
+
+    schedule = TrialSchedule(time_budget=budget, resumed=len(begun.trials))
+    return carry_out(begun, schedule, attempt, StudyFile(kept))
+
+
+def test_study_ends_with_its_time_budget_and_is_resumed_with_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "frontier.json"
+    first = run_trials(study(list(CURVE)), path, 110.0)
+    assert len(first.trials) == 4
+    assert "5 of 9 trials were not run" in capsys.readouterr().err
+    assert StudyFile(path).read() == first
+    assert run_trials(first, path, 110.0) == first
+    capsys.readouterr()
+    second = run_trials(first, path, 160.0)
+    assert len(second.trials) == 6
+    assert second.trials[:4] == first.trials
+    assert "3 of 9 trials were not run" in capsys.readouterr().err
+    whole = run_trials(second, path, None)
+    assert {(one.setting, one.block) for one in whole.trials} == {
+        (setting, block) for setting in CURVE for block in range(3)
+    }
+    assert len(whole.trials) == 9
+    assert "not run" not in capsys.readouterr().err
+
+
+def test_progress_shows_the_rest_of_the_time_budget() -> None:
+    now = 1000.0
+    begun = study([FULL], trials=[msgspec.structs.replace(trial(FULL, 0, 1.0, 1.0),
+                                                          elapsed_seconds=30.0)])  # fmt: skip
+    column = time_left(begun, 300.0)
+    progress = Progress(column, get_time=lambda: now, auto_refresh=False, disable=True)
+    progress.add_task("")
+    (task,) = progress.tasks
+    assert str(column(task)) == "4m 30s of the budget left"
+    now += 265.0
+    assert str(column(task)) == "5.0 s of the budget left"
+    now += 60.0
+    assert str(column(task)) == "0.0 s of the budget left"
+    assert isinstance(time_left(begun, None), TimeRemainingColumn)
 
 
 # -------------------------------------------------------------------------- devices and limits

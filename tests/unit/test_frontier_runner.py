@@ -104,6 +104,7 @@ def test_trial_has_time_and_energy_of_whole_units() -> None:
     found = trial("sh", "-c", STEPS, limits=limits, shown=shown.append)
     assert (found.setting, found.block, found.failure, found.taint) == (SETTING, 2, "", "")
     assert 0.1 <= found.seconds < 20
+    assert found.elapsed_seconds > found.seconds  # with the warm-up
     assert found.units > 10
     assert found.joules == pytest.approx(100 * found.seconds)
     assert found.unit_seconds == pytest.approx(found.seconds / found.units)
@@ -155,6 +156,7 @@ def test_command_without_units_is_stopped_at_the_limit() -> None:
     found = trial(*shell("while :; do echo epoch; done"), durations=quick)
     assert "was stopped" in found.failure
     assert "check --unit" in found.failure
+    assert found.elapsed_seconds >= 0.3
 
 
 def test_unknown_energy_is_a_failed_trial() -> None:

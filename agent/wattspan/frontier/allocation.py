@@ -88,8 +88,12 @@ class TrialAllocation:
         return _error(self.estimates.time, number, 0)
 
 
-def _error(model: BlockModel, one: int, other: int) -> float:
+def trial_variance(model: BlockModel) -> float:
+    """The variance of one trial's logarithm: the estimate, with the assumed one for few trials."""
     freedom = max(0, model.freedom)
     known = freedom * model.variance if freedom else 0.0
-    variance = (_PRIOR_FREEDOM * _PRIOR_NOISE**2 + known) / (_PRIOR_FREEDOM + freedom)
-    return sqrt(variance * model.contrast(one, other)[1])
+    return (_PRIOR_FREEDOM * _PRIOR_NOISE**2 + known) / (_PRIOR_FREEDOM + freedom)
+
+
+def _error(model: BlockModel, one: int, other: int) -> float:
+    return sqrt(trial_variance(model) * model.contrast(one, other)[1])

@@ -165,10 +165,12 @@ class TrialRunner:
             block=planned.block,
             started_unix=self.clock.now().wall / SECOND,
         )
-        units = self.units
+        units, begin = self.units, self.clock.monotonic()
         receiving = units.open() if isinstance(units, SpanReceiver) else nullcontext()
         with receiving as spans, self.hold(planned.setting) as held:
-            return self._measure(trial, held, spans)
+            trial = self._measure(trial, held, spans)
+        elapsed = (self.clock.monotonic() - begin) / SECOND
+        return msgspec.structs.replace(trial, elapsed_seconds=elapsed)
 
     # --------------------------------------------------------------------------- inner workings
 

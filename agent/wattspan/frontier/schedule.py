@@ -7,6 +7,8 @@ all settings of a block alike.
 
 For a known slowdown budget, a descent also ends beyond the budget, and the other blocks repeat only
 the settings that may be recommended: the same number of trials as without it at most.
+
+With a time budget, the trial with the most expected gain is next (time_budget.py).
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import random
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import log, sqrt
 from typing import NamedTuple
 
 from wattspan.frontier.allocation import TrialAllocation
 from wattspan.frontier.estimates import SettingEstimates
+from wattspan.frontier.hypervolume import LogPoint
 from wattspan.frontier.pareto import dominated
 from wattspan.frontier.settings import Setting
+from wattspan.frontier.time_budget import GainOrder, affordable_trials
 from wattspan.frontier.trials import Study, Trial
 
 DEFAULT_LONGEST = 1.5
@@ -58,7 +62,9 @@ class TrialSchedule:
 
     With ``max_slowdown``, the first block is followed by blocks of the settings that may be
     recommended for it, until the recommendation is decided or ``study.repeat`` times the number of
-    settings is reached. ``seed`` fixes the random order: a resumed study continues the same one.
+    settings is reached. With ``time_budget``, in seconds of all trials, the same trials are ordered
+    by their expected gain, until the budget has no room for another one; a setting that failed gets
+    no further trial. ``seed`` fixes the random order: a resumed study continues the same one.
     Of the first ``resumed`` trials, those that failed or do not count are tried again.
     """
 
@@ -66,14 +72,30 @@ class TrialSchedule:
     seed: int = 0
     max_slowdown: float | None = None
     resumed: int = 0
+    time_budget: float | None = None
 
     def next(self, study: Study) -> Planned | None:
-        """The next trial, None when the study is complete."""
-        return next(self._missing(study), None)
+        """The next trial, None when the study is complete or its time budget is spent."""
+        if self.time_budget is None:
+            return next(self._missing(study), None)
+        if not affordable_trials(study, self.time_budget):
+            return None
+        seed = f"{self.seed}:{len(study.trials)}"
+        found = self._gain_order(study).next(random.Random(seed))  # noqa: S311 - no secret
+        return None if found is None else Planned(study.settings[found[0]], found[1])
 
     def remaining(self, study: Study) -> int:
         """Trials to go, if no further setting is left out; of further blocks, one is counted."""
-        return sum(1 for _ in self._missing(study))
+        missing = self.missing(study)
+        if self.time_budget is None:
+            return missing
+        return min(missing, affordable_trials(study, self.time_budget))
+
+    def missing(self, study: Study) -> int:
+        """As ``remaining``, with those for which the time budget does not suffice."""
+        if self.time_budget is None:
+            return sum(1 for _ in self._missing(study))
+        return self._gain_order(study).to_do
 
     def pruned(self, study: Study) -> list[tuple[Setting, str]]:
         """The settings that need no further trial, with the reason, besides those of before."""
@@ -95,6 +117,16 @@ class TrialSchedule:
                     yield Planned(setting, block)
         if complete and self.max_slowdown is not None:
             yield from self._next_block(study, self.max_slowdown, out)
+
+    def _gain_order(self, study: Study) -> GainOrder:
+        failed = {trial.setting for trial in study.trials[self.resumed :] if trial.failure}
+        slowest = self.longest if self.max_slowdown is None else 1 + self.max_slowdown
+        return GainOrder(
+            study,
+            self._done(study),
+            failed.union(setting for setting, _ in study.pruned),
+            LogPoint(log(slowest), log(self.longest)),
+        )
 
     def _done(self, study: Study) -> set[tuple[Setting, int]]:
         return {
@@ -138,7 +170,7 @@ class TrialSchedule:
         if base is None:
             return
         for chain in _descents(study.settings):
-            yield from self._end_of(chain, means, base, study)
+            yield from self._end_of(chain, means, base)
         for one in dominated(SettingEstimates(study.settings, trials)):
             better = study.settings[one.by]
             yield study.settings[one.setting], f"slower and more energy than {better}"
@@ -148,7 +180,6 @@ class TrialSchedule:
         chain: Sequence[Setting],
         means: Mapping[Setting, _SettingMean],
         base: _SettingMean,
-        study: Study,
     ) -> Iterator[tuple[Setting, str]]:
         """The settings of one knob's descent that lie behind its end."""
         least: _SettingMean | None = None
@@ -159,9 +190,7 @@ class TrialSchedule:
                 continue
             mean = means.get(setting)
             if mean is None:
-                if any(trial.setting == setting for trial in study.trials):
-                    continue  # its trial failed; the settings below are tried
-                return
+                continue  # its trial failed, or is not due yet
             excess = self._excess(mean, base)
             beyond = beyond + 1 if excess > 0 else 0
             if mean.seconds / base.seconds > self.longest * (1 + _margin(mean, base)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -117,6 +117,22 @@ def grid(
     if len(found) < 2:
         raise ConfigError("There is nothing to compare: give --power, --clock or --param.")
     return found
+
+
+def places(settings: Sequence[Setting]) -> list[tuple[float, ...]]:
+    """The place of each setting on every knob that varies: from 0, its first value, to 1."""
+    names = dict.fromkeys(name for one in settings for name, _ in one.parameters)
+    knobs: list[Sequence[Hashable]] = [
+        [one.power for one in settings],
+        [one.clock for one in settings],
+        *([dict(one.parameters).get(name) for one in settings] for name in names),
+    ]
+    columns: list[list[float]] = []
+    for values in knobs:
+        ranks = {value: rank for rank, value in enumerate(dict.fromkeys(values))}
+        if len(ranks) > 1:
+            columns.append([ranks[value] / (len(ranks) - 1) for value in values])
+    return list(zip(*columns, strict=True)) if columns else [()] * len(settings)
 
 
 def substituted(command: Sequence[str], parameters: Mapping[str, str]) -> list[str]:

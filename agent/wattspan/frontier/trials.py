@@ -35,7 +35,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     device during the window, ``watts`` the mean power of all measured devices together and
     ``device_watts`` that of each. A trial with a ``failure`` has no figures; one with a ``taint``
     has figures that are not used. ``unsteady`` says in a sentence how the speed changed inside the
-    window; such figures are used.
+    window; such figures are used. ``elapsed_seconds`` is the time of the whole trial with its
+    start, warm-up and end; 0 in files of older releases.
     """
 
     setting: Setting
@@ -51,6 +52,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     taint: str = ""
     device_watts: dict[str, float] = {}
     unsteady: str = ""
+    elapsed_seconds: float = 0.0
 
     @property
     def usable(self) -> bool:

@@ -120,6 +120,12 @@ def command() -> None:
     help="Spend the trials on the settings that may be recommended for this slowdown: 0.05 is 5 %.",
 )
 @click.option(
+    "--time-budget",
+    type=DurationType(),
+    help="Time for all trials of the study. Those with the most expected gain are run first. "
+    "[default: all trials]",
+)
+@click.option(
     "--device",
     "devices",
     multiple=True,
@@ -158,6 +164,7 @@ def run(
     trial_limit: Duration,
     longest: float,
     max_slowdown: float | None,
+    time_budget: Duration | None,
     devices: tuple[str, ...],
     file: Path,
     resume: bool,
@@ -184,6 +191,11 @@ def run(
         raise ConfigError(f"--window {window}: a window has {MIN_WINDOW // SECOND} s at least.")
     if trial_limit <= warm_up + window:
         raise ConfigError(f"--trial-limit {trial_limit}: it is above --warm-up and --window.")
+    if time_budget is not None and time_budget < 2 * (warm_up + window):
+        raise ConfigError(
+            f"--time-budget {time_budget}: two trials need {Duration(2 * (warm_up + window))} at"
+            " least, that of the baseline and another one. Give more, or a shorter --window."
+        )
     kept = StudyFile(file)
     if not resume and file.exists():
         raise StudyFileError(
@@ -221,7 +233,12 @@ def run(
         trial_limit=trial_limit,
         echo=_echo_output if verbose else _drop_output,
     )
-    schedule = TrialSchedule(longest, max_slowdown=max_slowdown, resumed=len(study.trials))
+    schedule = TrialSchedule(
+        longest,
+        max_slowdown=max_slowdown,
+        resumed=len(study.trials),
+        time_budget=None if time_budget is None else time_budget / SECOND,
+    )
     study = carry_out(study, schedule, runner.run, kept)
     from wattspan.cli.frontier.tables import study_lines
 
@@ -235,21 +252,17 @@ def run(
 def carry_out(
     study: Study, schedule: TrialSchedule, attempt: Callable[..., Trial], kept: StudyFile
 ) -> Study:
-    """Run the trials of the schedule, and keep each; returns the complete study."""
+    """Run the trials of the schedule, and keep each; returns the study at its end."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from wattspan.cli.frontier.progress import time_left
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        time_left(study, schedule.time_budget),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, speed_estimate_period=3600) as progress:
@@ -268,6 +281,12 @@ def carry_out(
             done += 1
             total = done + schedule.remaining(study)
             progress.update(task, completed=done, total=total)
+    if missing := schedule.missing(study):
+        echo_error(
+            f"The time budget has no room for another trial; {missing} of"
+            f" {len(study.trials) + missing} trials were not run. To run more, use --resume with a"
+            " larger --time-budget, or without one."
+        )
     return study
 
 

@@ -253,8 +253,8 @@ def _numbers(interval: ConfidenceInterval) -> dict[str, float | None]:
 def trial_rows(study: Study) -> Iterator[tuple[object, ...]]:
     """The trials as a table, with its head."""
     yield ("setting", "block", "started_unix", "seconds", "units", "joules", "watts", "failure",
-           "taint", "unsteady", "disobeyed")  # fmt: skip
+           "taint", "unsteady", "disobeyed", "elapsed_seconds")  # fmt: skip
     for one in study.trials:
         yield (str(one.setting), one.block, one.started_unix, one.seconds, one.units, one.joules,
                one.watts, one.failure, one.taint, one.unsteady,
-               " ".join(one.disobeyed))  # fmt: skip
+               " ".join(one.disobeyed), one.elapsed_seconds)  # fmt: skip
