@@ -23,10 +23,13 @@ from wattspan.cli import cli
 from wattspan.cli.frontier import carry_out
 from wattspan.cli.frontier.measurement import (
     AgentTrialMeter,
+    MeasuredHost,
     SettableDevices,
     check_permission,
     described,
     hold_settings,
+    idle_warning,
+    without_idle_power,
 )
 from wattspan.cli.frontier.progress import time_left
 from wattspan.cli.frontier.tables import autotune_lines, configuration_lines
@@ -412,6 +415,29 @@ def taint(own: float, board: Device = BOARD) -> str:
 def test_trial_beside_other_programs_is_tainted() -> None:
     assert taint(380.0) == ""  # 20 of 400 J above idle are of others
     assert "used 50% of the active energy" in taint(200.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [("gpu", "end all programs on the GPU"), ("cpu", "[processes] cpu_idle_watts"),
+     ("memory", "[processes] memory_idle_watts"), ("enclosure", "name other devices")],
+)  # fmt: skip
+def test_unknown_idle_power_is_warned_of_with_its_remedy(kind: str, remedy: str) -> None:
+    device = BOARD._replace(kind=kind)
+    sentence = idle_warning(MeasuredHost("host", "", False, [device, BOARD], [device]))
+    assert sentence.startswith("The idle power of GPU 0 is unknown")
+    assert remedy in sentence
+
+
+def test_device_without_a_known_idle_power_is_found() -> None:
+    others = [BOARD._replace(id="gpu:1"), BOARD._replace(id="gpu:2")]
+    domains = [{"hw_id": "gpu:0", "idle_power_watts": 60.0},
+               {"hw_id": "gpu:1", "idle_power_watts": None}]  # fmt: skip
+    assert without_idle_power([BOARD, *others], domains) == others
+
+
+def test_known_idle_power_needs_no_warning() -> None:
+    assert idle_warning(MeasuredHost("host", "", False, [BOARD])) == ""
 
 
 def test_unknown_idle_power_taints_nothing() -> None:

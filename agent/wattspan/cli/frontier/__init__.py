@@ -201,7 +201,7 @@ def run(
         raise StudyFileError(
             f"{file} exists. Continue it with --resume, or name another file with --output."
         )
-    from wattspan.cli.frontier.measurement import described, measured_host
+    from wattspan.cli.frontier.measurement import described, idle_warning, measured_host
     from wattspan.service.configuration import agent_directories
 
     config = configuration.load_without_plugins()
@@ -223,6 +223,8 @@ def run(
     )
     if resume:
         study = kept.read().continued(study)
+    if sentence := idle_warning(host):
+        echo_error(f"warning: {sentence}")
     runner = _runner(
         configuration,
         study,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wattspan.capper.fixed_lease import FixedLease
 from wattspan.cli.measure import MeasurementClient
@@ -35,12 +35,16 @@ _POWER_KNOBS = {HwType.GPU: Knob.GPU_POWER, HwType.CPU: Knob.CPU_POWER}
 
 
 class MeasuredHost(NamedTuple):
-    """The devices to measure, as the agent knows them."""
+    """The devices to measure, as the agent knows them.
+
+    ``idle_unknown`` are those without an idle power: the agent cannot divide their energy.
+    """
 
     name: str
     driver: str
     emulated: bool
     devices: Sequence[Device]
+    idle_unknown: Sequence[Device] = ()
 
 
 def measured_host(names: Sequence[str], clock: Clock, directories: tuple[str, ...]) -> MeasuredHost:
@@ -63,11 +67,44 @@ def measured_host(names: Sequence[str], clock: Clock, directories: tuple[str, ..
     drivers = {
         one["gpu"]["driver"] for one in snapshot["domains"] if (one.get("gpu") or {}).get("driver")
     }
+    selected = _selected(devices, names)
     return MeasuredHost(
         str(snapshot["host_name"]),
         ", ".join(sorted(drivers)),
         bool(answer["emulated"]),
-        _selected(devices, names),
+        selected,
+        without_idle_power(selected, snapshot["domains"]),
+    )
+
+
+def without_idle_power(
+    devices: Sequence[Device], domains: Sequence[Mapping[str, Any]]
+) -> list[Device]:
+    """The devices whose idle power is unknown in the ``domains`` of a snapshot."""
+    known = {one["hw_id"] for one in domains if one["idle_power_watts"] is not None}
+    return [device for device in devices if device.id not in known]
+
+
+_IDLE_REMEDIES: Mapping[str, str] = {
+    HwType.GPU: "end all programs on the GPU for some seconds",
+    HwType.CPU: "leave the host at rest for some seconds, or set [processes] cpu_idle_watts",
+    HwType.MEMORY: "leave the host at rest for some seconds, or set [processes] memory_idle_watts",
+}
+
+
+def idle_warning(host: MeasuredHost) -> str:
+    """A sentence if other programs cannot be found on some devices; "" if they can."""
+    if not host.idle_unknown:
+        return ""
+    names = ", ".join(device.name for device in host.idle_unknown)
+    remedies = dict.fromkeys(
+        _IDLE_REMEDIES.get(device.kind, "name other devices with --device")
+        for device in host.idle_unknown
+    )
+    return (
+        f"The idle power of {names} is unknown, so that trials beside other programs are not found"
+        f" and count like the others. To find them, end this study, {'; '.join(remedies)}; then"
+        " start it again."
     )
 
 
