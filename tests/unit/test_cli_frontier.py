@@ -145,6 +145,25 @@ def test_recommendation_is_a_configuration_of_the_tuner(
 
 
 @pytest.mark.parametrize(
+    ("unit", "span", "work"),
+    [("span:train_step", "train_step", ""), ("span:chat:gen_ai.usage.output_tokens", "chat",
+     "gen_ai.usage.output_tokens"), ('span:a"\n[b]:c:', 'a"\n[b]:c', "")],
+)  # fmt: skip
+def test_units_that_are_spans_are_a_job_of_the_tuner(
+    file: Path, unit: str, span: str, work: str
+) -> None:
+    changed(file, unit=unit)
+    path = file.with_name("config.toml")
+    path.write_text(run("recommend", file, *AS_TUNED).output)
+    (job,) = load(path, environ={}, flags={}).autotune.job
+    assert (job.span, job.work, job.service) == (span, work, "")
+
+
+def test_units_of_the_output_are_no_job_of_the_tuner(file: Path) -> None:
+    assert "[[autotune.job]]" not in run("recommend", file, *AS_TUNED).output.splitlines()
+
+
+@pytest.mark.parametrize(
     ("options", "cause"),
     [((), "needs --max-slowdown"), (("--max-slowdown", "0"), "above 0"),
      (("--max-slowdown", "2"), "at most 1"),

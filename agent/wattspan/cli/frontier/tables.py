@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from wattspan.cli.formatting import UNKNOWN, table_lines
+from wattspan.config.writing import value_text
 from wattspan.frontier.estimates import ConfidenceInterval, SettingEstimates
 from wattspan.frontier.recommendation import Recommendation
 from wattspan.frontier.result import Frontier
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.trials import MeasuredDevice, Study
+from wattspan.frontier.work import UnitSpan, parse_unit
 from wattspan.model import HwType, Knob
 
 _HEADINGS = ("setting", "trials", "s/unit", "J/unit", "W", "time", "energy", "")
@@ -201,7 +203,18 @@ def autotune_lines(
         )
     if eta is not None:
         lines += ['objective = "cost"', f"eta = {eta:g}"]
-    return lines
+    return [*lines, *_job_lines(study)]
+
+
+def _job_lines(study: Study) -> Iterator[str]:
+    """The tuning job of a study whose units of work are spans."""
+    unit = parse_unit(study.unit)
+    if isinstance(unit, UnitSpan):
+        yield ""
+        yield "[[autotune.job]]"
+        yield f"span = {value_text(unit.name)}"
+        if unit.attribute:
+            yield f"work = {value_text(unit.attribute)}"
 
 
 def _power_knob(device: MeasuredDevice) -> Knob:
