@@ -14,6 +14,7 @@ from wattspan.config import (
     load,
 )
 from wattspan.config.writing import to_toml
+from wattspan.emulation.control import HOST_VARIABLE
 from wattspan.model.settings import Listen, Table, about
 from wattspan.ports import ConfigError
 
@@ -113,6 +114,11 @@ def test_variables_of_options_and_of_broken_plugins_are_no_strangers() -> None:
     schema = ConfigSchema(TABLES, frozenset({"sources.odd-one"}))
     environ = {"WATTSPAN_CONFIG": "x", "WATTSPAN_DEBUG": "1", "WATTSPAN_SOURCES_ODD_ONE_KEY": "x"}
     assert read(environ=environ, schema=schema).warnings == ()
+
+
+def test_variables_of_applications_and_emulated_hosts_are_no_strangers() -> None:
+    names = ("WATTSPAN_RUN_DIR", "WATTSPAN_DISABLED", HOST_VARIABLE)
+    assert read(environ=dict.fromkeys(names, "x")).warnings == ()
 
 
 def test_name_of_a_variable() -> None:

@@ -377,8 +377,8 @@ ENVIRONMENT_PREFIX = "WATTSPAN_"
 OPTION_VARIABLES = {"WATTSPAN_CONFIG": "--config", "WATTSPAN_DEBUG": "--debug"}
 """Variables of command line options; they are not configuration keys."""
 
-APPLICATION_VARIABLES = ("WATTSPAN_RUN_DIR",)
-"""Variables for instrumented applications; the agent ignores them."""
+APPLICATION_VARIABLES = ("WATTSPAN_RUN_DIR", "WATTSPAN_DISABLED", "WATTSPAN_EMULATED_HOST")
+"""Variables for instrumented applications and programs on emulated devices; no settings."""
 
 
 def environment_variable(dotted: str) -> str:
