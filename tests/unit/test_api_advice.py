@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from support.constant_history import OURS, OURSELVES, ROOTS, Asked
 from wattspan.api.service import QueryService
 from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
@@ -104,9 +102,17 @@ def test_lines_have_joules_confidence_and_provenance() -> None:
     assert any("less than a minute with waiting spans" in line for line in lines)
 
 
-@pytest.mark.parametrize("boards", [[], [{}]])
-def test_no_advice_says_so(boards: list[dict[str, Any]]) -> None:
-    _, found = ask(Peer(uid=0), service="nobody")
-    found["boards"] = found["boards"][: len(boards)]
+def test_missing_advice_has_its_reasons_for_people_and_programs() -> None:
+    _, found = ask(Peer(uid=12345))  # sees no process
+    assert [(one["reason"], one["hw_id"], one["service"]) for one in found["no_advice"]] == [
+        ("no_use", "gpu:0", None), ("idle_unknown", "gpu:1", None), ("no_use", "gpu:1", None),
+    ]  # fmt: skip
     lines = list(advice_lines(found | {"emulated": False}))
     assert lines[0].startswith("No advice")
+    assert lines[1:4] == [f"  {one['sentence']}" for one in found["no_advice"]]
+    assert lines[4] == ""
+
+
+def test_advice_needs_no_reasons() -> None:
+    _, found = ask(Peer(uid=0))
+    assert found["no_advice"] == []

@@ -16,8 +16,10 @@ from wattspan.spans.advice import (
     BoardUse,
     ClockSample,
     Confidence,
+    NoAdviceReason,
     UseFacts,
     advise,
+    reasons_for_none,
 )
 
 MINUTES = 60 * SECOND
@@ -193,3 +195,58 @@ def test_most_energy_is_first() -> None:
         board="gpu:1", uses=(), in_use=False, unused=20 * MINUTES, unused_energy=72_000 * 10**6
     )
     assert kinds(board(), idle) == [AdviceKind.IDLE_BOARD, AdviceKind.OVERLAP]
+
+
+# --------------------------------------------------------------------------- reasons for no advice
+
+
+def reasons(*boards: BoardFacts, service: str | None = None) -> list[NoAdviceReason]:
+    assert advise(boards, service) == []
+    return [one.reason for one in reasons_for_none(boards, service)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"windows": 0, "waiting": 0}, NoAdviceReason.NO_WAITING_SPANS, "[spans] waiting"),
+        ({"windows": 59 * SECOND}, NoAdviceReason.FEW_WINDOWS, "59 s of train on A100 0"),
+        ({"waiting": 6 * SECOND}, NoAdviceReason.NOTHING_WAITS, "train waits 1.0% of its time"),
+    ],
+)
+def test_service_without_advice_has_its_first_reason(
+    changes: dict[str, int], reason: NoAdviceReason, words: str
+) -> None:
+    facts = board(uses=(UseFacts("train", use(**changes)),))
+    assert reasons(facts) == [reason]
+    (one,) = reasons_for_none([facts])
+    assert (one.service, one.board, one.name) == ("train", "gpu:0", "A100 0")
+    assert words in one.sentence
+
+
+@pytest.mark.parametrize("static", [None, StaticPower(Milliwatts(60_000), StaticBasis.LOWER_BOUND)])
+def test_waiting_service_without_a_static_power_has_that_reason(static: StaticPower | None) -> None:
+    assert reasons(board(static=static)) == [NoAdviceReason.STATIC_UNKNOWN]
+
+
+def test_board_without_advice_has_all_its_reasons() -> None:
+    facts = board(observed=59 * SECOND, idle_power=None, uses=(UseFacts("", use()),))
+    assert reasons(facts) == [
+        NoAdviceReason.SHORT_OBSERVATION, NoAdviceReason.IDLE_UNKNOWN, NoAdviceReason.NO_USE,
+    ]  # fmt: skip
+    texts = [one.sentence for one in reasons_for_none([facts])]
+    assert "observed for 59 s" in texts[0]
+    assert "idle power of A100 0 is unknown" in texts[1]
+    assert "No service with spans has used A100 0" in texts[2]
+
+
+def test_host_without_a_gpu_has_that_reason() -> None:
+    assert reasons() == [NoAdviceReason.NO_GPU]
+
+
+def test_reasons_are_restricted_to_a_service_and_its_boards() -> None:
+    quiet = use(waiting=0)
+    one = board(uses=(UseFacts("train", quiet), UseFacts("eval", quiet)))
+    other = board(board="gpu:1", uses=(UseFacts("eval", quiet),))
+    found = list(reasons_for_none([one, other], "train"))
+    assert [(each.service, each.board) for each in found] == [("train", "gpu:0")]
+    assert reasons(one, other) == 3 * [NoAdviceReason.NOTHING_WAITS]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from wattspan.api.requests import Parameter
 from wattspan.attribution.static_power import StaticPowerFit
 from wattspan.model import Consumer, Provenance
-from wattspan.spans.advice import Advice, BoardFacts, advise
+from wattspan.spans.advice import Advice, BoardFacts, NoAdvice, advise, reasons_for_none
 
 ADVICE_PATH = "/v1/advice"
 
@@ -26,11 +26,14 @@ class AdviceFacts(Protocol):
 
 
 def advice_response(boards: Iterable[BoardFacts], service: str | None) -> dict[str, Any]:
-    """All advice, most energy first, and the static power of each board."""
+    """All advice, most energy first, or the reasons for none; the static power of each board."""
     known = tuple(boards)
+    advice = advise(known, service)
+    reasons = [] if advice else reasons_for_none(known, service)
     return {
         "emulated": Provenance.EMULATED in {board.provenance for board in known},
-        "advice": [_advice(one) for one in advise(known, service)],
+        "advice": [_advice(one) for one in advice],
+        "no_advice": [_no_advice(one) for one in reasons],
         "boards": [_board(board) for board in known],
         "services": sorted({name for board in known for name, _ in board.uses if name}),
     }
@@ -50,6 +53,16 @@ def _advice(one: Advice) -> dict[str, Any]:
         "share": one.share,
         "static_basis": one.basis,
         "provenance": one.provenance,
+        "sentence": one.sentence,
+    }
+
+
+def _no_advice(one: NoAdvice) -> dict[str, Any]:
+    return {
+        "reason": one.reason,
+        "service": one.service or None,
+        "hw_id": one.board or None,
+        "hw_name": one.name or None,
         "sentence": one.sentence,
     }
 

@@ -17,11 +17,6 @@ from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
 from wattspan.util.text import printable
 
-_NOTHING = (
-    "No advice: in the observed time nothing waited, no limit varied a clock, and no board was"
-    " unused; or a figure is not known yet (see below)."
-)
-
 _REFUSALS = {
     "few_windows": "less than a minute with waiting spans of the board's only user",
     "no_spread": "the share of waiting time hardly varies",
@@ -38,7 +33,8 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
     """Advise what would save GPU energy, with joules and a confidence.
 
     From the facts of the running agent since its start. With SERVICE only advice about this
-    service. Nothing is advised where a figure is not known.
+    service. Nothing is advised where a figure is not known; the reasons are listed if there is no
+    advice at all.
     """
     run_dir = configuration.load().config.agent.run_dir
     parameters = {"service": service} if service else {}
@@ -64,7 +60,9 @@ def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "EMULATED: these are figures of an emulated host, not of real hardware."
         yield ""
     if not found["advice"]:
-        yield _NOTHING
+        yield "No advice since the start of the agent:"
+        for reason in found["no_advice"]:
+            yield f"  {printable(reason['sentence'])}"
     for one in found["advice"]:
         joules = joules_text(one["joules"])
         low, high = joules_text(one["low_joules"]), joules_text(one["high_joules"])

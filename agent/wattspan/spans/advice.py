@@ -159,13 +159,34 @@ class Advice(NamedTuple):
     sentence: str
 
 
+class NoAdviceReason(ModelEnum):
+    """A figure that advice would need, or a condition that is not met."""
+
+    NO_GPU = "no_gpu"
+    SHORT_OBSERVATION = "short_observation"
+    IDLE_UNKNOWN = "idle_unknown"
+    NO_USE = "no_use"  # by a service with spans
+    NO_WAITING_SPANS = "no_waiting_spans"
+    FEW_WINDOWS = "few_windows"
+    NOTHING_WAITS = "nothing_waits"
+    STATIC_UNKNOWN = "static_unknown"
+
+
+class NoAdvice(NamedTuple):
+    """A reason for no advice about a board, or about the use of it by a service; "" for none."""
+
+    reason: NoAdviceReason
+    service: str
+    board: str
+    name: str
+    sentence: str
+
+
 def advise(boards: Iterable[BoardFacts], service: str | None = None) -> list[Advice]:
     """All advice, the most energy first; with ``service`` only that for its use of boards."""
     found: list[Advice] = []
     for board in boards:
-        uses: dict[str, BoardUse] = defaultdict(BoardUse)
-        for name, use in board.uses:
-            uses[name].add(use)
+        uses = _uses_by_service(board)
         for name, use in uses.items():
             if name and service in (None, name):
                 found += _overlap(board, name, use)
@@ -175,6 +196,78 @@ def advise(boards: Iterable[BoardFacts], service: str | None = None) -> list[Adv
         if service is None:
             found += _idle(board)
     return sorted(found, key=lambda one: (-one.energy, one.board, one.kind))
+
+
+def reasons_for_none(
+    boards: Sequence[BoardFacts], service: str | None = None
+) -> Iterator[NoAdvice]:
+    """The reasons, where ``advise`` has nothing; with ``service`` only those for its boards."""
+    if not boards:
+        yield NoAdvice(NoAdviceReason.NO_GPU, "", "", "", "No GPU is measured, and advice is about"
+                       " GPUs only.")  # fmt: skip
+    for board in boards:
+        uses = _uses_by_service(board)
+        if service is None or service in uses:
+            yield from _missing_facts(board, any(uses))
+            for name, use in sorted(uses.items()):
+                if name and service in (None, name):
+                    yield _no_overlap(board, name, use)
+
+
+def _uses_by_service(board: BoardFacts) -> dict[str, BoardUse]:
+    uses: dict[str, BoardUse] = defaultdict(BoardUse)
+    for name, use in board.uses:
+        uses[name].add(use)
+    return uses
+
+
+def _missing_facts(board: BoardFacts, used: bool) -> Iterator[NoAdvice]:
+    """The reasons that apply to the board as a whole."""
+    found: list[tuple[NoAdviceReason, str]] = []
+    if board.observed < MIN_OBSERVED:
+        seconds = board.observed / SECOND
+        found.append((NoAdviceReason.SHORT_OBSERVATION,
+                      f"{board.name} has been observed for {seconds:.0f} s, and advice needs"
+                      f" {MIN_OBSERVED // SECOND} s."))  # fmt: skip
+    if board.idle_power is None:
+        found.append((NoAdviceReason.IDLE_UNKNOWN,
+                      f"The idle power of {board.name} is unknown. The agent learns it once no"
+                      " program uses the board for some seconds."))  # fmt: skip
+    if not used:
+        found.append((NoAdviceReason.NO_USE,
+                      f"No service with spans has used {board.name} alone."))  # fmt: skip
+    for reason, sentence in found:
+        yield NoAdvice(reason, "", board.board, board.name, sentence)
+
+
+def _no_overlap(board: BoardFacts, service: str, use: BoardUse) -> NoAdvice:
+    """The first condition of advice on waiting that a service does not meet."""
+    share = use.waiting / use.windows if use.windows else 0.0
+    if not use.windows:
+        reason = NoAdviceReason.NO_WAITING_SPANS
+        sentence = (
+            f"No waiting of {service} on {board.name} is known: it sent no span that is named in"
+            " [spans] waiting while it was the only user of the board."
+        )
+    elif use.windows < MIN_OBSERVED:
+        reason = NoAdviceReason.FEW_WINDOWS
+        sentence = (
+            f"{use.windows / SECOND:.0f} s of {service} on {board.name} are evaluated for waiting,"
+            f" and advice needs {MIN_OBSERVED // SECOND} s."
+        )
+    elif share < MIN_WAITING:
+        reason = NoAdviceReason.NOTHING_WAITS
+        sentence = (
+            f"{service} waits {share:.1%} of its time on {board.name}, and advice begins at"
+            f" {MIN_WAITING:.0%}."
+        )
+    else:
+        reason = NoAdviceReason.STATIC_UNKNOWN
+        sentence = (
+            f"{service} waits {share:.1%} of its time on {board.name}, and the static power of the"
+            " board is neither fitted nor configured. Set [sources.nvml] static_watts."
+        )
+    return NoAdvice(reason, service, board.board, board.name, sentence)
 
 
 def _overlap(board: BoardFacts, service: str, use: BoardUse) -> Iterator[Advice]:
