@@ -7,26 +7,36 @@ learning included, relative to the same steps at the original limit. The oracle 
 with the least energy within the budget, among those that the tuner may set. At the end the job is
 killed, and the limit must be the original one.
 
+The real optimizer of Zeus runs on the same boards with the same steps and its constraint for the
+same slowdown, if `scripts/test-tools all` has installed it and PyTorch; ``--zeus`` runs it alone.
+
     PYTHONPATH=tests .venv/bin/python -m benchmarks.declared_training --processes 2
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import random
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
+from support.apps import app_environment
+from support.requirements import APPS, CLIENTS, ROOT, TORCH
 from support.tuned_host import DEFAULT, Gpu, Host
+from support.tuned_host import Job as SimulatedJob
 from wattspan.config import AutotuneSettings
 
 BUDGET, LOWEST = 0.05, 0.6
 NOISES, SLOPES = (0.01, 0.03), (0.1, 0.25)
+WATTSPAN, ZEUS = "wattspan", "Zeus 0.16"
 
 
 class Outcome(NamedTuple):
@@ -54,8 +64,38 @@ def oracle(gpu: Gpu) -> float:
     )
 
 
+def case(seed: int) -> tuple[float, float]:
+    """The noise of a step, and the slope of the board."""
+    return NOISES[seed % 2], SLOPES[seed // 2 % 2]
+
+
+def zeus(seeds: Sequence[int], hours: float) -> Iterator[Outcome]:
+    """The same boards and steps under the optimizer of Zeus."""
+    jobs = [
+        {"seed": seed, "noise": noise, "slope": slope, "step": SimulatedJob.step}
+        for seed in seeds
+        for noise, slope in [case(seed)]
+    ]
+    plan = {"factor": 1 + BUDGET, "seconds": hours * 3600, "runs": jobs}
+    places = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [str(APPS), "-m", "benchmarks.tuner.zeus_optimizer"],
+        input=json.dumps(plan) + "\n",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=app_environment(PYTHONPATH=places, PYTHONWARNINGS="ignore"),
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found = json.loads(line)
+            noise, slope = case(found["seed"])
+            possible = oracle(Gpu("oracle", slope=slope))
+            yield Outcome(noise=noise, possible=possible, **found)
+
+
 def run(seed: int, hours: float) -> Outcome:
-    noise, slope = NOISES[seed % 2], SLOPES[seed // 2 % 2]
+    noise, slope = case(seed)
     host = Host(settings=AutotuneSettings(mode="apply", declared="allow"))
     (gpu,) = host.gpus
     gpu.slope = slope
@@ -80,35 +120,45 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--hours", type=float, default=2.0, help="simulated time of each run")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--zeus", action="store_true", help="only the optimizer of Zeus")
     options = parser.parse_args(words)
-    with ProcessPoolExecutor(options.processes) as pool:
-        found = list(pool.map(partial(run, hours=options.hours), range(1, options.runs + 1)))
+    if options.zeus and not (CLIENTS.exists() and TORCH.exists()):
+        parser.error("Zeus or PyTorch is missing: run `scripts/test-tools all` first.")
+    seeds = range(1, options.runs + 1)
+    found: dict[str, list[Outcome]] = {}
+    if not options.zeus:
+        with ProcessPoolExecutor(options.processes) as pool:
+            found[WATTSPAN] = list(pool.map(partial(run, hours=options.hours), seeds))
+    if CLIENTS.exists() and TORCH.exists():
+        found[ZEUS] = list(zeus(seeds, options.hours))
     print(f"{describe()}; simulated, {options.hours:g} hours a run.\n")
     print(
-        "| noise of a step | runs | over the budget | largest slowdown | saving | oracle | share |"
+        "| tuned by | noise of a step | runs | over the budget | largest slowdown | saving "
+        "| oracle | share | original limit after the kill |"
     )
-    print("|---|---|---|---|---|---|---|")
-    for noise in NOISES:
-        print(_row(f"{noise:.0%}", [one for one in found if one.noise == noise]))
-    print(_row("all", found))
-    over = sum(one.slowdown > BUDGET for one in found)
-    restored = sum(one.restored for one in found)
-    print(
-        f"\nOver the budget of {BUDGET:.0%}: {over} of {len(found)} runs (95 % bound "
-        f"{clopper_pearson(over, len(found))[1]:.0%}). The original limit was in force again after "
-        f"the kill in {restored} of {len(found)}."
-    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, outcomes in found.items():
+        for noise in NOISES:
+            print(_row(name, f"{noise:.0%}", [one for one in outcomes if one.noise == noise]))
+        print(_row(name, "all", outcomes))
+    for name, outcomes in found.items():
+        over = sum(one.slowdown > BUDGET for one in outcomes)
+        print(
+            f"\n{name}, over the budget of {BUDGET:.0%}: {over} of {len(outcomes)} runs "
+            f"(95 % bound {clopper_pearson(over, len(outcomes))[1]:.0%})."
+        )
 
 
-def _row(name: str, found: Sequence[Outcome]) -> str:
+def _row(tuned_by: str, name: str, found: Sequence[Outcome]) -> str:
     if not found:
-        return f"| {name} | 0 | | | | | |"
+        return f"| {tuned_by} | {name} | 0 | | | | | | |"
     over = sum(one.slowdown > BUDGET for one in found)
     return (
-        f"| {name} | {len(found)} | {over} | {max(one.slowdown for one in found):.2%} "
+        f"| {tuned_by} | {name} | {len(found)} | {over} | {max(one.slowdown for one in found):.2%} "
         f"| {mean([one.saving for one in found]):.1%} "
         f"| {mean([one.possible for one in found]):.1%} "
-        f"| {mean([one.share for one in found]):.0%} |"
+        f"| {mean([one.share for one in found]):.0%} "
+        f"| {sum(one.restored for one in found)} of {len(found)} |"
     )
 
 
