@@ -24,10 +24,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--profile", help="a file for the limits that were tried")
     options = parser.parse_args()
 
     monitor = ZeusMonitor(gpu_indices=[0])
-    optimizer = GlobalPowerLimitOptimizer(monitor, MaxSlowdownConstraint(factor=1.1))
+    optimizer = GlobalPowerLimitOptimizer(
+        monitor, MaxSlowdownConstraint(factor=1.1), profile_path=options.profile
+    )
     for epoch in range(options.epochs):
         optimizer.on_epoch_begin()
         monitor.begin_window("epoch", sync_execution=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import pytest
 from benchmarks.spans.agent import SpanAgent
 
 from nvml_library import build, environment
+from support.apps import app_environment
 from support.program import ENVIRONMENT
-from support.requirements import CLIENTS, ROOT
+from support.requirements import APPS, CLIENTS, ROOT
 from support.waiting import eventually
 from wattspan.compat.zeus.aliases import ALIASES
 
@@ -22,7 +24,9 @@ ZEUS_MODULE = {
     name: module for module, parts in ALIASES.items() for names in parts.values() for name in names
 }
 METRICS = "metrics.py"  # its figures are in the scrape of the agent
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != METRICS)
+HUGGING_FACE = "power_limit_huggingface.py"  # needs the training frameworks
+SELECTOR = "power_limit_selector.py"
+SCRIPTS = sorted({path.name for path in EXAMPLES.glob("*.py")} - {METRICS, HUGGING_FACE})
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,39 @@ def test_script_prints_energies_of_the_agent(agent: SpanAgent, script: str) -> N
     figures = [float(one) for one in re.findall(r"(\d+\.\d+) (?:J|W|g)\b", printed)]
     assert figures, printed
     assert all(one > 0 for one in figures), printed
+
+
+def test_selector_of_a_script_chooses_from_a_profile(agent: SpanAgent, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    # Least energy: 300 W; least time: 700 W; least product of both: 500 W.
+    tried = {700: (4000.0, 10.0), 500: (3200.0, 10.5), 300: (3000.0, 13.0)}
+    measurements = [
+        {"power_limit": watts, "energy": energy, "time": seconds}
+        for watts, (energy, seconds) in tried.items()
+    ]
+    profile.write_text(json.dumps({"measurements": measurements}))
+    printed = on_agent(agent, SELECTOR, "--steps", "3", "--profile", str(profile))
+    first, *epochs = printed.splitlines()
+    assert first == "500 W is the choice from 3 limits"
+    assert len(epochs) == 2
+    assert json.loads(profile.read_text()) == {"measurements": measurements}
+
+
+@pytest.mark.needs_apps
+@pytest.mark.needs_training
+@pytest.mark.exhaustive
+def test_hugging_face_script_reports_each_step(agent: SpanAgent) -> None:
+    environ = app_environment(
+        WATTSPAN_RUN_DIR=str(agent.run_dir), HF_HUB_OFFLINE="1", PYTHONWARNINGS="ignore"
+    )
+    printed = ran([str(APPS), str(EXAMPLES / HUGGING_FACE), "--steps", "30"], environ)
+    steps, energy = re.fullmatch(r"(?:\{.*\}\n)*(\d+) steps: (\d+\.\d) J\n", printed).groups()
+    assert int(steps) == 30
+    assert float(energy) > 0
+    step = {"service_name": "power_limit_huggingface", "span_name": "train_step"}
+    eventually(
+        lambda: agent.samples("wattspan_spans_total", **step) == [30], "all steps are counted"
+    )
 
 
 def test_metrics_of_a_script_are_scraped_from_the_agent(agent: SpanAgent) -> None:
