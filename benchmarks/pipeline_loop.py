@@ -40,7 +40,8 @@ CODE = ("agent/wattspan/tuning/pipeline", "agent/wattspan/tuning/decisions", "be
 BUDGET = 0.01
 STEP = 15
 FIXED_ITERATIONS = 200
-SIMULATED, MEASURED, STRAGGLING = "simulated", "A40 GPT-3", "simulated, with a straggler"
+SIMULATED, LONG = "simulated", "simulated, long"
+MEASURED, STRAGGLING = "A40 GPT-3", "simulated, with a straggler"
 
 
 class Group(NamedTuple):
@@ -53,9 +54,10 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group(SIMULATED, 3000, 1.0),
-    Group(MEASURED, 6000, 0.02),
-    Group(STRAGGLING, 1500, 0.1, Straggler(900, 1200, 1.2)),
+    Group(SIMULATED, 1000, 1.0),
+    Group(LONG, 3000, 0.1),
+    Group(MEASURED, 6000, 0.01),
+    Group(STRAGGLING, 1000, 0.05, Straggler(500, 800, 1.2)),
 )
 
 

@@ -94,6 +94,12 @@ def test_units_without_instructions_are_no_iterations() -> None:
     assert assembly.number == 0
 
 
+def test_instructions_without_a_duration_are_ignored() -> None:
+    one = instructions(0, 0)[0]
+    _, found = IterationAssembly().add([unit(0, 0)], [one._replace(end=one.start)])
+    assert found == ()
+
+
 def test_instructions_wait_for_their_unit() -> None:
     assembly, found = IterationAssembly().add([], instructions(0, 0))
     assert found == ()

@@ -88,7 +88,8 @@ class IterationAssembly:
         for unit in units:
             waiting.setdefault(unit.rank, []).append(unit)
         for one in instructions:
-            pending.setdefault(one.rank, []).append(one)
+            if one.start < one.end:
+                pending.setdefault(one.rank, []).append(one)
         for of_rank in waiting.values():
             of_rank.sort(key=lambda unit: unit.start)
         found: list[AssembledIteration] = []

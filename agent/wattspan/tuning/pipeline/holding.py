@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from wattspan.model import Move
+from wattspan.model import SECOND, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import ORIGINAL_RUN, plan_run
 from wattspan.tuning.pipeline.dag import PipelineDag
 from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
-from wattspan.tuning.pipeline.probes import PROBE_EXECUTIONS
+from wattspan.tuning.pipeline.probes import PROBE_EXECUTIONS, probe_iterations
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
     MODEL_ERROR,
@@ -47,7 +47,7 @@ _DRIFT = 0.05
 _DRIFT_DEVIATIONS = 6.0
 _MOST_NOISE = 0.02  # a change of the job raises the noise too
 
-_REFINED = (30, -30, -60)
+_REFINED = (30, -30)
 """Distances in MHz from the clocks of a plan that are measured too."""
 
 
@@ -68,7 +68,7 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     if state.run.iterations < ORIGINAL_RUN or not state.may_resume:
         return state
     if state.refining:
-        return _refine(state)
+        return _refine(state, dag)
     noise = min(state.noise, _MOST_NOISE)
     if abs(state.comparison.drifted(state.run)) > max(_DRIFT, _DRIFT_DEVIATIONS * noise):
         sentence = "The iteration time at the original clocks has changed: it is measured again."
@@ -124,15 +124,19 @@ def refined_settings(state: PipelineState) -> tuple[tuple[int, ...], ...]:
         )
         for by in _REFINED
     )
-    return tuple(one for one in near if one != clocks)
+    return tuple(dict.fromkeys(one for one in near if one not in (clocks, state.original)))
 
 
-def _refine(state: PipelineState) -> PipelineState:
-    """Request the next setting near the plan."""
+def _refine(state: PipelineState, dag: PipelineDag) -> PipelineState:
+    """Request the next setting near the plan, once the allowance can pay it."""
     clocks = state.settings[state.plan - 1]
     setting = state.refining[0]
     longer = max(before / mhz for before, mhz in zip(clocks, setting, strict=True))
-    state, level = with_setting(state, setting, state.predicted + max(math.log(longer), 0.0))
+    slower = state.predicted + max(math.log(longer), 0.0)
+    cost = probe_iterations(dag) * math.expm1(slower) * state.original_seconds * SECOND
+    if state.lost_bound + cost > state.allowed:
+        return request_original(state, PipelineReason.BASELINE)
+    state, level = with_setting(state, setting, slower)
     sentence = "Ranks have clocks near those of the plan, which measures their costs."
     return request(state, level, Move.PROBE, PipelineReason.SCREENING, sentence)
 
@@ -145,9 +149,7 @@ def _refined(state: PipelineState, dag: PipelineDag) -> PipelineState:
     state = replace(state, refining=state.refining[1:])
     if not state.refining:
         return request_corrected_plan(request_original(state, PipelineReason.SENTINEL), dag)
-    if state.may_resume:
-        return _refine(state)
-    return request_original(state, PipelineReason.BASELINE)
+    return _refine(state, dag)
 
 
 # ------------------------------------------------------------------------------------ comparison

@@ -37,6 +37,11 @@ def next_probe(
     return _Probes(state, dag).next(limit, free)
 
 
+def probe_iterations(dag: PipelineDag) -> int:
+    """The iterations of a probe, that in which the clocks change included."""
+    return 1 + math.ceil(PROBE_EXECUTIONS / dag.microbatch_count)
+
+
 def probe_completed(state: PipelineState, dag: PipelineDag) -> bool:
     """True if the present clocks of all ranks were measured often enough."""
     clocks = state.settings[state.level - 1]

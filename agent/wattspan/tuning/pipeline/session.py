@@ -36,7 +36,7 @@ from wattspan.tuning.pipeline.iterations import (
 )
 from wattspan.tuning.pipeline.observation import VERIFIED_ITERATIONS, observed, require_same
 from wattspan.tuning.pipeline.plan import RankClockPlan
-from wattspan.tuning.pipeline.probes import PROBE_EXECUTIONS, next_probe, probe_completed
+from wattspan.tuning.pipeline.probes import next_probe, probe_completed, probe_iterations
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
     PipelineReason,
@@ -206,8 +206,7 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
     if probe is None:
         state = request_original(state, PipelineReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
-    iterations = 1 + math.ceil(PROBE_EXECUTIONS / dag.microbatch_count)
-    cost = iterations * probe.slowdown * state.original_seconds * SECOND
+    cost = probe_iterations(dag) * probe.slowdown * state.original_seconds * SECOND
     if state.lost + cost > _EXPLORATION_PART * state.allowed:
         return request_original(state, PipelineReason.BASELINE)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
