@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from support.otlp import Receiver, request, span
 from support.otlp_reference import expected, json_of
 from wattspan.http.sockets import Peer
-from wattspan.ingest.export_request import WorkAttribute
+from wattspan.ingest.export_request import LatencyReport, WorkAttribute
 from wattspan.ingest.otlp_json import JsonTraceDecoder
 from wattspan.ingest.trace_decoder import DecoderSettings
 
@@ -87,3 +87,40 @@ def test_request_in_json_is_forwarded_as_the_same_request(
     message = JsonTraceDecoder(settings).decode(json_of(whole)).message
     assert message is not None
     assert ExportTraceServiceRequest.FromString(message) == whole
+
+
+event_names = st.sampled_from(["first", "token", ""]) | st.text(max_size=5)
+LATENCIES = [
+    LatencyReport("", "idle", "w", "first", "other", "token"),
+    LatencyReport("", "late", "", "token", "w", ""),
+]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            spans(all_values),
+            st.sampled_from(["idle", "late", "x"]),
+            st.lists(st.tuples(st.integers(0, 2**64 - 1), event_names), max_size=5),
+        ),
+        max_size=4,
+    )
+)
+def test_latencies_are_equal_in_both_encodings(
+    chosen: list[tuple[object, str, list[tuple[int, str]]]],
+) -> None:
+    for one, name, events in chosen:
+        one.name = name  # type: ignore[attr-defined]
+        for at, title in events:
+            one.events.add(time_unix_nano=at, name=title)  # type: ignore[attr-defined]
+    whole = request(*(one for one, _, _ in chosen))  # type: ignore[arg-type]
+    found = []
+    for json, body in ((False, whole.SerializeToString()), (True, json_of(whole))):
+        receiver = Receiver(latencies=LATENCIES)
+        receiver.take(body, NOBODY, json=json)
+        parts = [part for delivery in receiver.sink.deliveries for part in delivery.parts]
+        told = [(one.name, one.latency) for part in parts for one in part.spans]
+        assert all((latency is None) == (name not in ("idle", "late")) for name, latency in told)
+        assert all(time is None or time >= 0 for _, each in told if each for time in each)
+        found.append(told)
+    assert found[0] == found[1]

@@ -56,12 +56,23 @@ class ResourceClaim(NamedTuple):
     model: str = ""  # gen_ai.request.model: of requests whose spans name no model
 
 
+class RequestLatency(NamedTuple):
+    """Latencies that a request reports in nanoseconds; None where it reports none.
+
+    ``first`` is the time to the first token, ``between`` the mean time between tokens.
+    """
+
+    first: int | None = None
+    between: int | None = None
+
+
 class SpanRecord(NamedTuple):
     """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
 
     ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
     occur; None where it reports none or no setting asks for it. ``inference`` is the report of an
-    engine for language models about a request; None for other spans.
+    engine for language models about a request; None for other spans. ``latency`` is None where no
+    setting asks for it.
     """
 
     trace: bytes
@@ -75,6 +86,7 @@ class SpanRecord(NamedTuple):
     tokens_out: int = 0
     work: float | None = None
     inference: InferenceDetails | None = None
+    latency: RequestLatency | None = None
 
 
 class SpanRecordColumns(Columns[SpanRecord]):
@@ -94,6 +106,7 @@ class SpanRecordColumns(Columns[SpanRecord]):
     tokens_out: Sequence[int]
     work: Sequence[float | None]
     inference: Sequence[InferenceDetails | None]
+    latency: Sequence[RequestLatency | None]
 
 
 class WorkAttribute(NamedTuple):
@@ -102,6 +115,40 @@ class WorkAttribute(NamedTuple):
     attribute: str
     service: str = ""
     span: str = ""
+
+
+class LatencyReport(NamedTuple):
+    """The spans of requests that report latencies, in attributes or events; "" for none.
+
+    An event gives its time since the start of the span as ``first``, and the mean time between
+    events of the name as ``between``.
+    """
+
+    service: str
+    span: str
+    first_attribute: str = ""
+    first_event: str = ""
+    between_attribute: str = ""
+    between_event: str = ""
+
+    def of_events(self, start: int, events: Sequence[tuple[int, str]]) -> RequestLatency:
+        """The latencies in the events of a span, each with its time and name."""
+        times = [at for at, name in events if name == self.first_event and at >= start]
+        first = min(times) - start if self.first_event and times else None
+        times = [at for at, name in events if name == self.between_event]
+        between = None
+        if self.between_event and len(times) > 1:
+            between = (max(times) - min(times)) // (len(times) - 1)
+        return RequestLatency(first, between)
+
+    def latency(
+        self, attributes: RequestLatency, start: int, events: Sequence[tuple[int, str]]
+    ) -> RequestLatency:
+        """The latencies in attributes and events; an attribute counts before an event."""
+        of_events = self.of_events(start, events)
+        first = of_events.first if attributes.first is None else attributes.first
+        between = of_events.between if attributes.between is None else attributes.between
+        return RequestLatency(first, between)
 
 
 WorkAttributes = Callable[[], Sequence[WorkAttribute]]

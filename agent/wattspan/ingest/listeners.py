@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warn
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
-from wattspan.ingest.export_request import SpanSink, WorkAttributes
+from wattspan.ingest.export_request import LatencyReport, SpanSink, WorkAttributes
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model.settings import Listen
@@ -42,11 +42,13 @@ def open_receivers(
     is_set: Callable[[str], bool],
     log: Log,
     work: WorkAttributes = tuple,
+    latencies: Sequence[LatencyReport] = (),
     refusals: RejectionCounter | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
-    ``work`` returns the spans that report work. ``is_set`` returns True if the operator set a key:
+    ``work`` returns the spans that report work, ``latencies`` are those that report latencies.
+    ``is_set`` returns True if the operator set a key:
     a failure to listen is a ListenError for such a key, and else logged. ConfigError if gRPC is
     not installed, or for invalid files of TLS or tokens. Unix sockets need neither TLS nor
     tokens, because the kernel identifies the sender. ``refusals`` counts rejected connections.
@@ -59,6 +61,7 @@ def open_receivers(
         max_request=settings.max_request,
         weight="" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
         work=work,
+        latencies=latencies,
         presets=settings.presets,
         keep=bool(settings.forward),
     )

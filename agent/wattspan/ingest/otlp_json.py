@@ -20,17 +20,20 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from wattspan.ingest.export_request import (
     MAX_NAME,
+    LatencyReport,
     MalformedRequestError,
+    RequestLatency,
     ResourceSpanRecords,
     SpanRecord,
     SpanRecordColumns,
     too_many_fields,
     too_many_spans,
 )
-from wattspan.ingest.inference_attributes import InferenceFigure, Scalar
+from wattspan.ingest.inference_attributes import InferenceFigure, Scalar, as_nanoseconds
 from wattspan.ingest.trace_decoder import (
     COLUMNS,
     MAX_ATTRIBUTES,
+    MAX_EVENTS,
     MAX_FIELDS,
     TOKENS_IN,
     TOKENS_OUT,
@@ -222,6 +225,7 @@ class JsonTraceDecoder:
             attributes = (resource.attributes or [])[:MAX_ATTRIBUTES]
             claim = resource_claim(_scalars(attributes))
             work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
+            latencies = [one.report for one in self._settings.latencies_of(claim.service)]
             records: list[SpanRecord] = []
             for scope_number, scope in enumerate(each.scope_spans or ()):
                 scope_place = f"{place}.scopeSpans[{scope_number}]"
@@ -233,7 +237,7 @@ class JsonTraceDecoder:
                     self._place = f"{scope_place}.spans[{span_number}]"
                     span = self._parse(_SPAN, raw, "a Span")
                     inner.append((2, self._protobuf(trace_pb2.Span, span)))
-                    record = self._record(span, work)
+                    record = self._record(span, work, latencies)
                     if record is None:
                         decoded.skipped.append(position)
                     else:
@@ -267,7 +271,9 @@ class JsonTraceDecoder:
         if len(resources) + len(scopes) + spans > self._settings.max_spans:
             raise too_many_spans(self._settings.max_spans)
 
-    def _record(self, span: _Span, work: Sequence[tuple[bytes, str]]) -> SpanRecord | None:
+    def _record(
+        self, span: _Span, work: Sequence[tuple[bytes, str]], latencies: Sequence[LatencyReport]
+    ) -> SpanRecord | None:
         """The record of a span; None if its ids are invalid."""
         trace, own, above = (
             bytes(each or b"") for each in (span.trace_id, span.span_id, span.parent_span_id)
@@ -304,6 +310,7 @@ class JsonTraceDecoder:
             columns[TOKENS_OUT] or 0,
             as_decimal(amount),
             None if report is None else report[0],
+            _latency(latencies, name, start, values, span.events),
         )
 
     def _protobuf(self, kind: Any, message: _Message) -> bytes:
@@ -328,6 +335,28 @@ class JsonTraceDecoder:
         cause, _, path = error.partition(" - at `$")
         place = f"{self._place}{path.rstrip('`')}".lstrip(".")
         return MalformedRequestError(f"{place or 'the request'} is invalid: {cause}")
+
+
+def _latency(
+    reports: Sequence[LatencyReport],
+    name: str,
+    start: int,
+    values: Mapping[bytes, Scalar],
+    events: Sequence[_Event] | None,
+) -> RequestLatency | None:
+    """The latencies that a span of this name reports; None where no setting asks for them."""
+    report = next((one for one in reports if one.span == name), None)
+    if report is None:
+        return None
+    first, between = (
+        as_nanoseconds(values.get(attribute.encode())) if attribute else None
+        for attribute in (report.first_attribute, report.between_attribute)
+    )
+    named = [
+        (one.time_unix_nano or 0, printable((one.name or "").encode(), MAX_NAME))
+        for one in (events or ())[:MAX_EVENTS]
+    ]
+    return report.latency(RequestLatency(first, between), start, named)
 
 
 def count_values(raw: bytes, limit: int) -> int:

@@ -22,7 +22,9 @@ from google.protobuf.message import DecodeError
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.ingest.export_request import (
     MAX_NAME,
+    LatencyReport,
     MalformedRequestError,
+    RequestLatency,
     RequestTooLargeError,
     ResourceClaim,
     ResourceSpanRecords,
@@ -36,6 +38,7 @@ from wattspan.ingest.inference_attributes import (
     INFERENCE_MARKS,
     InferenceFigure,
     Scalar,
+    as_nanoseconds,
     inference_attributes,
     inference_details,
 )
@@ -48,6 +51,9 @@ MAX_FIELDS = 1 << 17
 MAX_ATTRIBUTES = 1024
 """Attributes of one span or resource that are searched."""
 
+MAX_EVENTS = 4096
+"""Events of one span that are searched."""
+
 _MAX_ID = 128  # characters of a container id or of a time
 _LARGEST_PID = 1 << 22
 _LARGEST = (1 << 63) - 1
@@ -58,6 +64,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206
 _Request, _ResourceSpans = message_class("FlatRequest"), message_class("FlatResourceSpans")
 _ScopeSpans, _ScopeSpanFields = message_class("ScopeSpans"), message_class("ScopeSpanFields")
 _SpanAttributes, _Resource = message_class("SpanAttributes"), message_class("Resource")
+_SpanEvents = message_class("SpanEvents")
 _KeyValue, _AnyValue = message_class("KeyValue"), message_class("AnyValue")
 
 WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 3)
@@ -94,12 +101,29 @@ def _work_keys(attributes: Iterable[WorkAttribute]) -> list[_WorkKey]:
     return [_WorkKey(each, AttributeKey.of(0, each.attribute)) for each in attributes]
 
 
+class _LatencyKeys(NamedTuple):
+    """A report of latencies, and its attributes on the wire: of the first token, and between."""
+
+    report: LatencyReport
+    keys: list[AttributeKey]
+
+    @classmethod
+    def of(cls, report: LatencyReport) -> _LatencyKeys:
+        names = report.first_attribute, report.between_attribute
+        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(names) if name])
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self.report.first_event or self.report.between_event)
+
+
 class DecoderSettings:
     """The attributes to read, and the limits of a request.
 
     ``weight`` names the attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose reports of requests are recognised. A request has at most
+    engines whose reports of requests are recognised, ``latencies`` the spans that report latencies,
+    of which the first matching entry counts. A request has at most
     ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the fields that the decoder
     inspects, and so the CPU time of a request: a field costs less than a microsecond. With
     ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
@@ -113,6 +137,7 @@ class DecoderSettings:
         weight: str = "",
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
+        latencies: Sequence[LatencyReport] = (),
         keep_message: bool = False,
     ) -> None:
         self.max_spans, self.max_fields = max_spans, max_fields
@@ -122,6 +147,7 @@ class DecoderSettings:
         self.inference = [
             AttributeKey.of(each.column, each.name) for each in inference_attributes(presets)
         ]
+        self.latencies = [_LatencyKeys.of(each) for each in latencies]
         self._work_attributes, self._work_keys_of = work, work()
         self._work = _work_keys(self._work_keys_of)
 
@@ -130,6 +156,9 @@ class DecoderSettings:
         if attributes is not self._work_keys_of:
             self._work_keys_of, self._work = attributes, _work_keys(attributes)
         return [each for each in self._work if each.spans.service in ("", service)]
+
+    def latencies_of(self, service: str) -> list[_LatencyKeys]:
+        return [each for each in self.latencies if each.report.service in ("", service)]
 
 
 class DecodedRequest(NamedTuple):
@@ -435,6 +464,7 @@ class TraceDecoder:
         self._settings, self._limit = settings, settings.max_spans
         self._counts, self._amounts = _AttributeFinder(as_count), _AttributeFinder(as_decimal)
         self._reports: _AttributeFinder[Scalar] = _AttributeFinder(lambda value: value)
+        self._times: _AttributeFinder[int] = _AttributeFinder(as_nanoseconds)
 
     def decode(self, body: bytes) -> DecodedRequest:
         """The spans of a request; MalformedRequestError or RequestTooLargeError."""
@@ -470,6 +500,7 @@ class TraceDecoder:
             attributes = _pairs(_attributes_of(resource, _Resource))
             claim = resource_claim({name: _scalar(value) for name, value in attributes})
             work = self._settings.work_of(claim.service)
+            latencies = self._settings.latencies_of(claim.service)
             records: list[SpanRecordColumns] = []
             for raw in scopes:
                 inner = self._parse(raw, _ScopeSpans, budget)
@@ -477,7 +508,10 @@ class TraceDecoder:
                 del inner
                 _check_fields(scope, SCOPE, "a scope", budget)
                 seen = self._checked(seen, spans)
-                records.append(self._records(raw, spans, keys, work, position, skipped, budget))
+                columns = self._records(
+                    raw, spans, keys, work, latencies, position, skipped, budget
+                )
+                records.append(columns)
                 position += len(spans)
             joined = SpanRecordColumns.joined(records)
             if joined:
@@ -502,6 +536,7 @@ class TraceDecoder:
         spans: Sequence[bytes],
         keys: Sequence[AttributeKey],
         work: Sequence[_WorkKey],
+        latencies: Sequence[_LatencyKeys],
         position: int,
         skipped: list[int],
         budget: FieldBudget,
@@ -541,6 +576,7 @@ class TraceDecoder:
             *([count or 0 for count in column] for column in tokens),
             self._work(spans, names, work, budget),
             inference,
+            self._latencies(spans, names, starts, latencies, budget),
         )
 
     def _inference(
@@ -575,3 +611,31 @@ class TraceDecoder:
             for i, amount in zip(matching, found, strict=True):
                 amounts[i] = amount
         return amounts
+
+    def _latencies(
+        self,
+        spans: Sequence[bytes],
+        names: Sequence[str],
+        starts: Sequence[int],
+        latencies: Sequence[_LatencyKeys],
+        budget: FieldBudget,
+    ) -> list[RequestLatency | None]:
+        """The latencies that each span reports."""
+        found: list[RequestLatency | None] = [None] * len(spans)
+        left: Sequence[int] = range(len(spans))
+        for each in latencies:
+            matching = [i for i in left if each.report.span == names[i]]
+            left = [i for i in left if each.report.span != names[i]]
+            raw = [spans[i] for i in matching]
+            times = self._times.columns(raw, each.keys, 2, budget)
+            for i, span, first, between in zip(matching, raw, *times, strict=True):
+                events = _events(span, budget) if each.has_events else ()
+                found[i] = each.report.latency(RequestLatency(first, between), starts[i], events)
+        return found
+
+
+def _events(span: bytes, budget: FieldBudget) -> list[tuple[int, str]]:
+    """Time and name of each event of a span, at most ``MAX_EVENTS`` of them."""
+    events = _SpanEvents.FromString(span).events[:MAX_EVENTS]
+    budget.spend(len(events))
+    return [(each.time, printable(each.name, MAX_NAME)) for each in events]

@@ -9,7 +9,7 @@ a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
+    LatencyReport,
     ReceiverBusyError,
     RequestTooLargeError,
     SpanSink,
@@ -87,8 +88,8 @@ class TraceReceiver:
 
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose requests are recognised. With ``keep``, requests are passed on with their message,
-    to be forwarded.
+    engines whose requests are recognised, ``latencies`` the spans that report latencies. With
+    ``keep``, requests are passed on with their message, to be forwarded.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class TraceReceiver:
         weight: str = "",
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
+        latencies: Sequence[LatencyReport] = (),
         keep: bool = False,
     ) -> None:
         self.sink, self._clock = sink, clock
@@ -114,6 +116,7 @@ class TraceReceiver:
                 weight=weight,
                 work=work,
                 presets=presets,
+                latencies=latencies,
                 keep_message=keep,
             )
 

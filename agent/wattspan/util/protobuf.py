@@ -43,6 +43,8 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
         "optional fixed64 end = 8",
     ],
     "SpanAttributes": ["repeated bytes attributes = 9"],
+    "SpanEvents": ["repeated Event events = 11"],
+    "Event": ["optional fixed64 time = 1", "optional bytes name = 2"],
     "Resource": ["repeated bytes attributes = 1"],
     "KeyValue": ["optional bytes key = 1", "optional bytes value = 2"],
     "AnyValue": [
