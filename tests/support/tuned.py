@@ -15,9 +15,11 @@ from wattspan.model import (
     Instant,
     Knob,
     KnobState,
+    LoadFigures,
     Microjoules,
     Move,
     Nanoseconds,
+    ObjectiveFigures,
     RecordedDecision,
     RequestedTerms,
     SettingResult,
@@ -123,6 +125,40 @@ PROBED = replace(
     allowance=None,
     original={"GPU-2": 300 * W},
     declared=DECLARED,
+)
+
+TRACKED = replace(
+    PROBED,
+    job="llm/POST /chat",
+    span="POST /chat",
+    knob=Knob.GPU_CLOCK,
+    state=TuningState.HOLDING,
+    decision=Decision(
+        Move.HOLD,
+        DecisionReason.CERTIFIED,
+        "Hold 1590 MHz: 11.3 requests in flight, load bin up to 16, certified up to 2.8 times the "
+        "load; 0.5 % of 1200 requests over the limit ttft_p99.",
+        {"GPU-2": 1590},
+    ),
+    budget=0.0,
+    slowdown=None,
+    saving=0.21,
+    saved=Microjoules(900 * J),
+    pairs=0,
+    units=1210,
+    tried=(),
+    original={"GPU-2": 1980},
+    declared=None,
+    load=LoadFigures(
+        11.3,
+        4,
+        16.0,
+        2.8,
+        (
+            ObjectiveFigures("ttft_p99", 0.4, 0.01, 1200, 6),
+            ObjectiveFigures("tbt_p99", 0.1, 0.01),
+        ),
+    ),
 )
 
 DECLINED = replace(

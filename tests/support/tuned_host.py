@@ -236,7 +236,7 @@ class MemoryCapper:
                 gpu.cap,
             ),
             original=self.originals.get(gpu.device),
-            wanted=self.wanted[gpu.device] if held else None,
+            wanted=self.wanted.get(gpu.device) if held else None,
             ceiling=self.ceilings.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
@@ -301,7 +301,7 @@ class Host:
         ]
         self.groups: dict[Consumer, tuple[Group, ...]] = {}
         self.jobs: list[Job] = []
-        self.tap, self.device_users = ReceivedSpanQueue(), DeviceUsers()
+        self.tap, self.device_users = ReceivedSpanQueue(announced=True), DeviceUsers()
         self.capper = MemoryCapper(self) if capper else None
         self.memory, self.book = Memory(), Book()
         self.logged: list[str] = []

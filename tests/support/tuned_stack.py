@@ -93,19 +93,20 @@ class Limited:
 
 
 class TunedHost(Limited, Closeable):
-    """An emulated host whose trainer runs as long as the host.
+    """An emulated host whose trainer runs as long as the host, unless ``trains`` is False.
 
     The agent listening in ``sockets`` receives its steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, trains: bool = True) -> None:
         self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
         self.sockets = Path(self._sockets.name)
         self.emulated: EmulatedHost = FaultyHost(profile_named(PROFILE))
         self.gpu = Gpu(self.emulated)
         self.gpu.set(ORIGINAL)
-        self.emulated.start_jobs(self.sockets / "otlp.sock")
-        self.emulated.ask(do="steer", job="trainer", **QUICK)
+        if trains:
+            self.emulated.start_jobs(self.sockets / "otlp.sock")
+            self.emulated.ask(do="steer", job="trainer", **QUICK)
 
     def fault(self, fault: str, on: object) -> None:
         self.emulated.ask(do="fault", gpu=0, fault=fault, on=on)
@@ -174,12 +175,15 @@ class Tuned:
         capper: str = "true",
         block: str = "500ms",
         floor: float = 0.5,
+        config: str = CONFIG,
+        job: str = JOB,
     ) -> None:
-        self.host, self.folder = host, folder
+        """``config`` is a template of the configuration, in which ``job`` is tuned."""
+        self.host, self.folder, self._job = host, folder, job
         self.state_dir = folder / "state"
         self.config = folder / "config.toml"
         self.config.write_text(
-            CONFIG.format(
+            config.format(
                 state=self.state_dir, sockets=host.sockets, capper=capper, block=block, floor=floor
             )
         )
@@ -218,7 +222,7 @@ class Tuned:
         """The agent's report of its job; empty while the agent does not respond."""
         with suppress(MeasurementError, KeyError):
             rows = request_json("/v1/tuning", {}, directories=(str(self.host.sockets),))["jobs"]
-            return next((row for row in rows if row["job"] == JOB), {})
+            return next((row for row in rows if row["job"] == self._job), {})
         return {}
 
     def reason(self) -> str:

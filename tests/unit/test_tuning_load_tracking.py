@@ -17,6 +17,8 @@ from wattspan.tuning.decisions.load_tracking import (
     TrackingState,
     begin_tracking,
     headroom,
+    release,
+    resume_tracking,
     track,
 )
 
@@ -296,3 +298,45 @@ def test_request_that_was_told_late_counts_without_its_energy() -> None:
     server.state = track(server.state, LoadObservation(server.now, requests=[late]))
     assert server.state.totals.requests == before + 1
     assert server.state.meters[-1].tokens == tokens
+
+
+def test_external_reason_restores_the_original_and_keeps_the_evidence() -> None:
+    server = NumberedServer().tuned()
+    before, number = server.state, server.state.bin
+    observation = LoadObservation(server.now + SECOND)
+    after = release(before, observation, DecisionReason.SHARED)
+    assert (after.setting, after.reason, after.trial) == (0, DecisionReason.SHARED, False)
+    assert after.cells.lowest(number) == 2
+    assert after.may_lower_at == observation.now + after.dwell
+    assert after.totals.alarms == before.totals.alarms
+    server.state = after
+    assert server.run(300, until=lambda: server.state.setting == 2) < 300
+
+
+def test_requests_while_an_external_reason_lasts_count_for_the_original() -> None:
+    server = NumberedServer().tuned()
+    state, number = server.state, server.state.bin
+    for second in range(22):
+        start, now = server.now + second * SECOND, server.now + (second + 1) * SECOND
+        ttft = (500 if second > 1 else 50) * MILLISECOND  # the first began at the lower setting
+        requests = [RequestTimes(start, now, ttft, 10 * MILLISECOND, 500, 10)] * 8
+        observation = LoadObservation(now, LoadSample(start, now, 8.0, 8, 8), requests)
+        state = release(state, observation, DecisionReason.THROTTLED)
+    assert state.cells.cell(number, 0).counts[0].missed.misses > 100
+    assert state.cells.cell(number, 2).counts[0].missed.misses == 0
+    assert state.cells.lowest(number) == 2
+
+
+def test_resumed_tracking_has_the_evidence_and_no_open_requests() -> None:
+    server = NumberedServer().tuned()
+    before = server.state
+    after = resume_tracking(before, server.now + 100 * SECOND)
+    assert after.setting == 0
+    assert (after.cells, after.totals, after.committed) == (
+        before.cells,
+        before.totals,
+        before.committed,
+    )
+    assert (after.marks, after.meters, after.points, dict(after.tallies)) == ((), (), (), {})
+    server.now, server.state = server.now + 100 * SECOND, after
+    assert server.run(300, until=lambda: server.state.setting == 2) < 300

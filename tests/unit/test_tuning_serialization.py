@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.tuned import ACCOUNTS, HELD, HOLD, NOW, RELEASE, decided
+from support.tuned import ACCOUNTS, HELD, HOLD, NOW, RELEASE, TRACKED, decided
 from wattspan.model import (
     Decision,
     DecisionReason,
@@ -89,3 +89,16 @@ def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
 def test_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
     text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}
+
+
+def test_load_of_a_tracked_job_round_trips() -> None:
+    accounts = TuningAccounts("apply", (TRACKED,))
+    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
+    told = row_to_json(TRACKED)
+    assert told["load"]["objectives"][0] == {
+        "name": "ttft_p99",
+        "limit_seconds": 0.4,
+        "allowed": 0.01,
+        "requests": 1200,
+        "misses": 6,
+    }

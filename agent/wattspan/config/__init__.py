@@ -14,7 +14,13 @@ from wattspan.config.settings import (
     SpansSettings,
     StoreSettings,
 )
-from wattspan.config.tuning_settings import AutotuneSettings, CapsSettings, TunedJobSettings
+from wattspan.config.tuning_settings import (
+    AutotuneSettings,
+    CapsSettings,
+    LatencyPercentile,
+    LatencySource,
+    TunedJobSettings,
+)
 
 __all__ = [
     "TABLES",
@@ -28,6 +34,8 @@ __all__ = [
     "CostSettings",
     "EmulationSettings",
     "FlagValue",
+    "LatencyPercentile",
+    "LatencySource",
     "SettingOrigin",
     "SpansSettings",
     "StoreSettings",

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from wattspan.config.footprint import relative_paths
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Size, Table, about, quoted
 
 BoolOrAuto = bool | Literal["auto"]
+
+
+class LatencyPercentile(NamedTuple):
+    """A limit in nanoseconds that at most a ratio ``allowed`` of the requests may exceed.
+
+    ``first`` is true for the time to the first token, false for the time between tokens. ``name``
+    is the key of the configuration.
+    """
+
+    name: str
+    first: bool
+    limit: int
+    allowed: float
+
+
+class LatencySource(NamedTuple):
+    """The place of a latency in the spans of a request; all are "" for the engine's own report.
+
+    At most one of the names of a span attribute, an event and a child span is given.
+    """
+
+    attribute: str = ""
+    event: str = ""
+    child: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> LatencySource:
+        kind, colon, name = text.partition(":")
+        if colon and kind in ("event", "span"):
+            return cls(event=name) if kind == "event" else cls(child=name)
+        return cls(attribute=text)
+
+
+_PERCENTILE = re.compile(r"(ttft|tbt)_p([5-9][0-9]{0,3})")
 
 
 class TunedJobSettings(Table, frozen=True):
@@ -48,6 +83,55 @@ class TunedJobSettings(Table, frozen=True):
             hint="0.99 is the 99th percentile",
         ),
     ] = 0.99
+    control: Annotated[
+        Literal["search", "track"],
+        about(
+            "`search` looks for one setting for all loads within the slowdown budget. `track`, for "
+            "requests: the setting follows the load of a server, within the latency limits `slo`."
+        ),
+    ] = "search"
+    slo: Annotated[
+        dict[str, Duration],
+        about(
+            'With `track`: latency limits, such as `{ttft_p99 = "400ms", tbt_p99 = "100ms"}`: time '
+            "to the first token, and time between tokens, at a percentile from 50 (`p999` is the "
+            "99.9th)."
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    period: Annotated[
+        Duration,
+        about(
+            "With `track`: time over which the load is averaged; the original setting is restored "
+            "within about a period of a rise.",
+            least="1s",
+            most="10m",
+        ),
+    ] = Duration.parse("5s")
+    ttft: Annotated[
+        str,
+        about(
+            "With `track`: the time to the first token. A span attribute (seconds, or text with a "
+            'unit such as `340ms`); "event:NAME", the time of the first such event; "span:NAME", '
+            'the end of the first such child span; "": the report of an engine (`presets` in '
+            "`[spans]`)."
+        ),
+    ] = ""
+    tbt: Annotated[
+        str,
+        about(
+            "With `track`: the mean time between tokens. A span attribute as in `ttft`; "
+            '"event:NAME", the mean time between such events; "span:NAME", the duration of such '
+            'child spans per further output token; "": the time after the first token per further '
+            "output token."
+        ),
+    ] = ""
+    classes: Annotated[
+        Literal["", "length"],
+        about(
+            "With `track`: `length` requires the limits of short (below 256 prompt tokens), medium "
+            "and long (from 1024) requests separately."
+        ),
+    ] = ""
     max_slowdown: Annotated[
         float | None,
         about(
@@ -65,6 +149,69 @@ class TunedJobSettings(Table, frozen=True):
     def __post_init__(self) -> None:
         if not self.service and not self.span:
             raise ValueError("a job needs `service` or `span` to identify its spans")
+
+    @property
+    def tracked(self) -> bool:
+        """True if its setting follows its load."""
+        return self.control == "track"
+
+    @property
+    def objectives(self) -> tuple[LatencyPercentile, ...]:
+        """The valid entries of ``slo``."""
+        found = []
+        for name, limit in self.slo.items():
+            matched = _PERCENTILE.fullmatch(name)
+            if matched is not None:
+                kind, digits = matched.groups()
+                whole = 10 ** len(digits)
+                allowed = (whole - int(digits)) / whole
+                found.append(LatencyPercentile(name, kind == "ttft", int(limit), allowed))
+        return tuple(found)
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if not self.tracked:
+            yield from self._without_tracking()
+            return
+        if self.kind != "requests":
+            yield "control", 'load tracking is for requests. Set kind = "requests".'
+        if not self.span:
+            yield "span", "load tracking needs the name of the span that is one request."
+        if not self.slo:
+            yield (
+                "slo",
+                "load tracking needs a latency limit. Set one, such as "
+                'slo = {ttft_p99 = "400ms", tbt_p99 = "100ms"}.',
+            )
+        known = {one.name for one in self.objectives}
+        for name, limit in self.slo.items():
+            if name not in known:
+                yield (
+                    "slo",
+                    f"{quoted(name)} is not a latency at a percentile. Write ttft_p99 or tbt_p99, "
+                    "with a percentile from 50 to 99.99.",
+                )
+            elif not limit:
+                yield "slo", f"a limit of 0 for {name} allows no request. Set a longer time."
+        for key in ("ttft", "tbt"):
+            text: str = getattr(self, key)
+            if text and not any(LatencySource.parse(text)):
+                yield key, f"{quoted(text)} names nothing. Write event:NAME or span:NAME."
+        for key, instead in (("latency", "slo"), ("max_slowdown", "slo"), ("compute", "ranks")):
+            if getattr(self, key) not in ("", 0, None):
+                cause = (
+                    "load tracking does not divide a server into ranks"
+                    if instead == "ranks"
+                    else "the latency limits in slo replace it"
+                )
+                yield key, f'has no effect with control = "track": {cause}. Remove it.'
+
+    def _without_tracking(self) -> Iterator[tuple[str, str]]:
+        for key in ("slo", "ttft", "tbt", "classes"):
+            if getattr(self, key):
+                yield (
+                    key,
+                    'has no effect without load tracking. Set control = "track", or remove it.',
+                )
 
 
 class AutotuneSettings(Table, frozen=True):

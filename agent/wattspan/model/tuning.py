@@ -280,12 +280,56 @@ class DeclaredTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectiveFigures:
+    """A latency limit, and the requests since the start of the job that are known to exceed it.
+
+    ``name`` is its key in the configuration, such as ``ttft_p99``. At most ``allowed`` (a ratio) of
+    the requests may exceed the limit. ``requests`` are those with a known latency.
+    """
+
+    name: str
+    limit_seconds: float
+    allowed: float
+    requests: int = 0
+    misses: int = 0
+
+    @property
+    def miss_ratio(self) -> float | None:
+        return self.misses / self.requests if self.requests else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Load tracking of a server. ``load`` is in requests in flight.
+
+    The load bin ends at ``bin_bound`` requests in flight. ``headroom`` is the largest load at which
+    the present setting is certified, relative to the present load; None at the original setting,
+    which is permitted at every load, and without a load.
+    """
+
+    load: float
+    bin: int
+    bin_bound: float
+    headroom: float | None = None
+    objectives: tuple[ObjectiveFigures, ...] = ()
+
+    @property
+    def used(self) -> float | None:
+        """The present load relative to the largest one at which the present setting is certified.
+
+        None as for ``headroom``, and if the setting is certified at no load yet.
+        """
+        return 1 / self.headroom if self.headroom else None
+
+
+@dataclass(frozen=True, slots=True)
 class TuningRow(TuningFigures):
     """The state of one job and one knob.
 
     ``exploration`` and ``units`` are totals over all tuners of the job; ``saved_surely``, the
     maximum of ``saved_low``, never falls. ``original`` are the original settings by device.
-    ``declared`` is None for a job that no application has declared.
+    ``declared`` is None for a job that no application has declared. ``load`` is None for a job
+    without load tracking; a job with it has no slowdown budget, and ``budget`` is 0.
     """
 
     job: str
@@ -303,6 +347,7 @@ class TuningRow(TuningFigures):
     decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
     original: Mapping[str, int] = field(default_factory=dict)
     declared: DeclaredTerms | None = None
+    load: LoadFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,8 @@ class SpanJoiner:
                 continue
             process = self._process(consumer, now)
             process.last_seen = now
+            if self._tap is not None:
+                self._tap.announce(consumer, report.records)
             process.announces = process.announces or bool(report.records)
             process.exited = process.exited or report.gone
             room = self._open_spans - self._open

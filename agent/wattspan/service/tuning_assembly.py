@@ -88,7 +88,7 @@ class TuningAssembly:
         if settings.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
-            self.tap = ReceivedSpanQueue()
+            self.tap = ReceivedSpanQueue(announced=any(job.tracked for job in settings.job))
         if self._needs_capper or self.tap is not None:
             self._add_records()
         if self._needs_capper:

@@ -39,7 +39,7 @@ from wattspan.tuning.decisions.values import (
 )
 from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.permissions import JobTerms, slowdown_budget
-from wattspan.tuning.work_units import JobUnits, ReceivedSpans
+from wattspan.tuning.work_units import AnnouncedSpans, JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
 
 _FINAL_REASONS = frozenset(
@@ -161,7 +161,9 @@ class TuningJob:
         self.ranks: dict[Consumer, int] = {}
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._members_read_at = 0
-        self._position = self._first = 0  # in ``knobs``: the present one, the first worth trying
+        self._position = self._first = (
+            self._preferred_knob
+        )  # in ``knobs``: the present one, the first worth trying
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
@@ -199,7 +201,7 @@ class TuningJob:
             self.terms = terms
             return
         self._set_terms(terms)
-        self._use_knob(0)
+        self._use_knob(self._preferred_knob)
 
     def _set_terms(self, terms: JobTerms) -> None:
         self.terms = terms
@@ -215,6 +217,9 @@ class TuningJob:
         self._units.add(received, rank, now)
         if self._units:
             self._last_alive = now
+
+    def add_announced(self, announced: AnnouncedSpans, now: int) -> None:
+        """Add announced starts and ends of spans, which only a tracked job needs."""
 
     def remove_ranks(self, consumers: Collection[Consumer]) -> None:
         """Remove processes, whose spans are those of another job from now on."""
@@ -238,9 +243,19 @@ class TuningJob:
         return self._host_settings.knobs[self._position]
 
     @property
+    def _preferred_knob(self) -> int:
+        """The position of the knob to try first."""
+        return 0
+
+    @property
     def exploring(self) -> bool:
         """True if it needs the host's permission to explore."""
         return self._state is not None and self._state.exploring
+
+    @property
+    def _running(self) -> bool:
+        """True while a tuner decides for the job's devices."""
+        return self._state is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -299,17 +314,25 @@ class TuningJob:
         if not self.ended:
             self._update_members(host)
             declined = self._blocked(refusal, host) or self._prepare(host)
-        if declined is not None or self._state is None:
-            self._units.drain()
+        if declined is not None or not self._running:
+            self._discard_work()
             self._set_decision(declined or self.decision, host.now)
             return
-        self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
-        self._report = report(self._state)
+        decision, self._report = self._advance(host, may_explore=may_explore)
         self.savings.update(self._report)
         self.store_account(host.now.mono)
         if decision.reason is DecisionReason.ADVICE:
             decision = self._explain_advice(decision, host)
         self._set_decision(decision, host.now)
+
+    def _advance(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
+        """One step of the running tuner: its decision and its figures."""
+        assert self._state is not None  # noqa: S101 - it is running
+        self._state, decision = step(self._state, self._observe(host, may_explore=may_explore))
+        return decision, report(self._state)
+
+    def _discard_work(self) -> None:
+        self._units.drain()
 
     def fail(
         self, reason: DecisionReason, sentence: str, now: Instant, *, back_off: bool = False
@@ -386,12 +409,12 @@ class TuningJob:
         if not self._refusals.is_due(host.now.mono):
             return self.decision
         if 0 < self._round_ends <= host.now.mono:
-            self._use_knob(0)  # the job's power may have changed since
+            self._use_knob(self._preferred_knob)  # the job's power may have changed since
         return None
 
     def _prepare(self, host: HostView) -> Decision | None:
         """Create a tuner for the job's devices, if they have changed; or the reason against it."""
-        if self._state is None and not self.ranks:
+        if not self._running and not self.ranks:
             return self.decision
         settings = self._host_settings
         used = host.users.used_by(self._members, host.now.mono)
@@ -415,7 +438,7 @@ class TuningJob:
         ceilings = tuple(map(host.imposed_limit, keys))
         chosen = position, tuple(devices), apply, ceilings
         present = self._position, self.devices, self.applied, self._ceilings
-        if devices and self._state is not None and chosen == present:
+        if devices and self._running and chosen == present:
             return None
         known = [self._range(host, key, used) for key in keys]
         ranges = tuple(one for one in known if one is not None)
@@ -429,11 +452,21 @@ class TuningJob:
         self._position, self._ranges, self._ceilings = position, ranges, ceilings
         now, settled = host.now.mono, host.energies.settled()
         self._sampler = DeviceSampler(self.knob, ranges, now, settled)
+        return self._begin(host, ranges, apply=apply)
+
+    def _begin(
+        self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool
+    ) -> Decision | None:
+        """Start a tuner for the present devices; or the reason against it."""
         policy = self._policy(ranges, apply=apply)
         if self._account is None and self._context.accounts is not None:
             self._account = self._context.accounts.recall(self.name, self.ranks)
         self._state = begin(
-            policy, ranges, now=now, remembered=self._recall(host), account=self._account
+            policy,
+            ranges,
+            now=host.now.mono,
+            remembered=self._recall(host),
+            account=self._account,
         )
         return None
 
@@ -556,15 +589,20 @@ class TuningJob:
 
     # --------------------------------------------------------------------------- observation
 
-    def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
+    def _vetoes(self, host: HostView) -> set[DecisionReason]:
+        """External reasons not to tune the job's devices now."""
         vetoes = host.vetoes(self.knob, self.devices)
-        if self._units.invalid:
-            vetoes.add(DecisionReason.BAD_WORK)
         keys = [CapKey(self.knob, one) for one in self.devices]
         if any(host.is_shared(key, self._members) for key in keys):
             vetoes.add(DecisionReason.SHARED)
         if self.terms.may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
+        return vetoes
+
+    def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
+        vetoes = self._vetoes(host)
+        if self._units.invalid:
+            vetoes.add(DecisionReason.BAD_WORK)
         self._sampler.read_caps(host)
         return Observation(
             now=host.now.mono,

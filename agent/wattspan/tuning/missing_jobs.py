@@ -94,7 +94,7 @@ class MissingJobs:
             state=state,
             decision=decision,
             since=self.started,
-            budget=slowdown_budget(host, job),
+            budget=0.0 if job.tracked else slowdown_budget(host, job),
             confidence=host.confidence,
             declared=declared,
         )

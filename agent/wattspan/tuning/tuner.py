@@ -40,6 +40,7 @@ from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import AccountStore, CertifiedStore, TuningContext, TuningJob
 from wattspan.tuning.missing_jobs import MissingJobs
 from wattspan.tuning.permissions import JobTerms, TuningPermissions
+from wattspan.tuning.tracked_job import TrackedJob
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
 
@@ -152,7 +153,12 @@ class Tuner:
         """One pass over every job."""
         now = self._clock.now()
         self._update_declared()
-        for received in self._spans.drain():
+        received_spans = self._spans.drain()
+        # After the spans: every announcement of these spans is in the queue.
+        for announced in self._spans.drain_announced():
+            for job in self._jobs.values():
+                job.add_announced(announced, now.mono)
+        for received in received_spans:
             try:
                 self._add_spans(received, now)
             except Exception as error:  # noqa: BLE001 - one sender must not affect other jobs
@@ -264,11 +270,13 @@ class Tuner:
         previous = self._jobs.get(name)
         if not name or (previous is None and not self._has_room(name)):
             return
-        self._jobs[name] = TuningJob(
+        terms = self._terms(owner, service, span)
+        tracked = terms.job is not None and terms.job.tracked
+        self._jobs[name] = (TrackedJob if tracked else TuningJob)(
             name,
             service,
             span,
-            self._terms(owner, service, span),
+            terms,
             self._context,
             kind=kind,
             now=now,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from wattspan.config import TunedJobSettings
 from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
 from wattspan.model import SECOND, Consumer
-from wattspan.spans.values import Span, SpanColumns
+from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
 from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
 
@@ -51,13 +51,25 @@ class ReceivedSpans(NamedTuple):
     records: SpanRecordColumns
 
 
-class ReceivedSpanQueue:
-    """From the joiner's thread to the tuner's; ``lost`` counts dropped spans."""
+class AnnouncedSpans(NamedTuple):
+    """Starts and ends of spans that one process has announced, in order."""
 
-    def __init__(self) -> None:
+    consumer: Consumer
+    records: Sequence[SpanStart | SpanEnd]
+
+
+class ReceivedSpanQueue:
+    """From the joiner's thread to the tuner's; ``lost`` counts dropped spans.
+
+    ``announced``: the tuner needs announced starts and ends, too.
+    """
+
+    def __init__(self, *, announced: bool = False) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[ReceivedSpans] = deque()
-        self._count = 0
+        self._announced: deque[AnnouncedSpans] = deque()
+        self._needs_announced = announced
+        self._count = self._announced_count = 0
         self.lost = 0
 
     def append(
@@ -72,11 +84,57 @@ class ReceivedSpanQueue:
                 self._count -= dropped
                 self.lost += dropped
 
+    def announce(self, consumer: Consumer, records: Sequence[SpanStart | SpanEnd]) -> None:
+        """Append the announced starts and ends of one process, if the tuner needs them."""
+        if not (self._needs_announced and records):
+            return
+        with self._lock:
+            self._announced.append(AnnouncedSpans(consumer, records))
+            self._announced_count += len(records)
+            while self._announced_count > MAX_WAITING_SPANS and len(self._announced) > 1:
+                dropped = len(self._announced.popleft().records)
+                self._announced_count -= dropped
+                self.lost += dropped
+
     def drain(self) -> Sequence[ReceivedSpans]:
-        """Remove and return everything in the queue, in order."""
+        """Remove and return all spans in the queue, in order."""
         with self._lock:
             drained, self._waiting, self._count = self._waiting, deque(), 0
         return drained
+
+    def drain_announced(self) -> Sequence[AnnouncedSpans]:
+        """Remove and return all announcements in the queue, in order.
+
+        Those of spans that were drained before are among them, or were drained earlier.
+        """
+        with self._lock:
+            drained, self._announced, self._announced_count = self._announced, deque(), 0
+        return drained
+
+
+class RepeatedSpans:
+    """Recognises spans that were received before: senders repeat requests without an answer."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, consumer: Consumer, span: Span) -> bool:
+        """True if the span was received before.
+
+        Ranks, and runs of a program, that seed their random numbers alike have equal ids.
+        """
+        key = hash((consumer, span.trace, span.id))
+        if key in self._recent:
+            return True
+        self._recent[key] = None
+        if len(self._recent) > _MAX_RECENT_UNITS:
+            self._recent.popitem(last=False)
+        return False
+
+
+def has_ended(span: Span, now: int) -> bool:
+    """True if the times of a span are possible."""
+    return span.start < span.end <= now + _MAX_FUTURE
 
 
 class JobUnits:
@@ -87,7 +145,7 @@ class JobUnits:
         self._units: list[WorkUnit] = []
         # by process and id of the unit's span
         self._compute_times: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
-        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._repeated = RepeatedSpans()
         self._invalid: deque[bool] = deque(maxlen=_WORK_COUNT_UNITS)
 
     def __len__(self) -> int:
@@ -104,11 +162,9 @@ class JobUnits:
                 if span.name == compute_name:
                     self._add_compute_time(received.consumer, span)
         for span, record in zip(received.spans, received.records, strict=True):
-            if span.name != self._span:
+            if span.name != self._span or not has_ended(span, now):
                 continue
-            if not span.start < span.end <= now + _MAX_FUTURE:
-                continue
-            if self._is_repeated(received.consumer, span):
+            if self._repeated.add(received.consumer, span):
                 continue
             work = self._work(span, record)
             if work is not None:
@@ -131,19 +187,6 @@ class JobUnits:
         times[key] = times.pop(key, 0) + span.end - span.start
         if len(times) > _MAX_COMPUTE_SPANS:
             times.popitem(last=False)
-
-    def _is_repeated(self, consumer: Consumer, span: Span) -> bool:
-        """True if the span was received before; senders repeat requests that were not answered.
-
-        Ranks, and runs of a program, that seed their random numbers alike have equal ids.
-        """
-        key = hash((consumer, span.trace, span.id))
-        if key in self._recent:
-            return True
-        self._recent[key] = None
-        if len(self._recent) > _MAX_RECENT_UNITS:
-            self._recent.popitem(last=False)
-        return False
 
     def _work(self, span: Span, record: SpanRecord) -> int | None:
         """The work of one unit, at least 1; None if its span has no valid count.

@@ -185,6 +185,24 @@ def begin_tracking(policy: TrackingPolicy, now: int) -> TrackingState:
     )
 
 
+def resume_tracking(state: TrackingState, now: int) -> TrackingState:
+    """Continue an ended tracking of the same server, with its evidence, at the original setting.
+
+    Requests and energy from before the first new observation are ignored.
+    """
+    return begin_tracking(state.policy, now)._replace(
+        load=state.load,
+        cells=state.cells,
+        failed=state.failed,
+        doublings=state.doublings,
+        alarmed_at=state.alarmed_at,
+        may_lower_at=now + state.dwell,
+        begun=state.begun,
+        totals=state.totals,
+        committed=state.committed,
+    )
+
+
 def track(state: TrackingState, observation: LoadObservation) -> TrackingState:
     """The next state; ``setting`` is its decision."""
     state = _observe(state, observation)
@@ -193,6 +211,16 @@ def track(state: TrackingState, observation: LoadObservation) -> TrackingState:
     if alarm is not None:
         return _restore(state, now, alarm)
     return _choose(state, now)
+
+
+def release(
+    state: TrackingState, observation: LoadObservation, reason: DecisionReason
+) -> TrackingState:
+    """Restore the original for an external reason. Evidence stays; the dwell begins anew."""
+    state = _observe(state, observation)
+    now = observation.now
+    state = _set(state, now, 0, reason)
+    return state._replace(may_lower_at=now + state.dwell, quiet_since=now)
 
 
 def headroom(state: TrackingState) -> float | None:

@@ -1,0 +1,138 @@
+"""Reports of load tracking: settings to track, figures, and decisions as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wattspan.model import (
+    Decision,
+    DecisionReason,
+    Knob,
+    LoadFigures,
+    Microjoules,
+    Move,
+    ObjectiveFigures,
+    TuningFigures,
+)
+from wattspan.tuning.decisions.load import bin_bound
+from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
+from wattspan.tuning.decisions.report import CAUSES
+from wattspan.tuning.decisions.values import LevelLadder
+
+SETTING_RATIO = 0.8
+"""Ratio of two neighbouring settings: each must be certified by some hundred requests."""
+
+_LEAST_RATIO = 0.9  # of the last setting to the one above
+_MAX_SETTINGS = 8
+
+_ALARMS = {
+    LoadAlarm.MISSES.value: "too many requests exceed a latency limit",
+    LoadAlarm.GROWTH.value: "more requests arrive than end",
+    LoadAlarm.SILENCE.value: "no request has begun or ended for a long time",
+}
+
+
+def tracked_settings(ladder: LevelLadder) -> tuple[int, ...]:
+    """The settings to track, from the original downwards."""
+    settings = [ladder.top]
+    while len(settings) < _MAX_SETTINGS:
+        level = ladder.level(settings[-1] * SETTING_RATIO)
+        if level > settings[-1] * _LEAST_RATIO:
+            break
+        settings.append(level)
+    return tuple(settings)
+
+
+def load_figures(state: TrackingState, names: Sequence[str]) -> LoadFigures:
+    """The load, and the misses of each objective, whose names are given in order."""
+    totals = state.totals
+    each = zip(names, state.policy.objectives, totals.counted, totals.misses, strict=True)
+    return LoadFigures(
+        state.load.load,
+        state.bin,
+        bin_bound(state.bin),
+        headroom(state),
+        tuple(
+            ObjectiveFigures(name, one.limit / 1e9, one.allowed, counted, missed)
+            for name, one, counted, missed in each
+        ),
+    )
+
+
+def tracking_figures(state: TrackingState) -> TuningFigures:
+    """Figures of the job. Savings are relative to the original setting in the same load bins.
+
+    ``saving`` is that of the energy per generated token in the present bin.
+    """
+    totals, number = state.totals, state.load.usual_bin
+    original = state.cells.cell(number, 0).energy_per_token
+    held = state.cells.cell(number, state.setting).energy_per_token if state.setting else None
+    return TuningFigures(
+        saving=None if held is None or original is None else 1 - held / original,
+        saved=Microjoules(round(totals.saved)) if totals.metered else None,
+        units=totals.requests,
+        committed=state.committed,
+    )
+
+
+def tracking_decision(
+    state: TrackingState, knob: Knob, ladder: LevelLadder, figures: LoadFigures
+) -> Decision:
+    """The decision of a state: the setting, its reason, and a sentence."""
+    level = state.policy.settings[state.setting]
+    load = _load_text(figures)
+    shown = {"load": figures.load, "setting": float(level)}
+    if not state.setting:
+        if state.reason in _ALARMS:
+            sentence = f"Restore the original setting: {_ALARMS[state.reason]}; {load}."
+            return Decision(Move.RELEASE, state.reason, sentence, {}, shown)
+        if state.reason is DecisionReason.BASELINE:
+            requests = f"{state.totals.requests} requests so far"
+            sentence = f"Learn the original setting: {load}, {requests}."
+            return Decision(Move.PROBE, state.reason, sentence, {}, shown)
+        waits = state.cells.lowest(state.bin) > 0
+        why = "the next step down waits" if waits else "no lower one is certified for this load"
+        sentence = f"Hold the original setting: {why}; {load}."
+        return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, {}, shown)
+    name = tracked_setting_text(knob, level)
+    caps = ladder.caps(level)
+    if state.trial:
+        sentence = f"Certify {name} at this load: {load}."
+        return Decision(Move.PROBE, DecisionReason.CERTIFYING, sentence, caps, shown)
+    sentence = f"Hold {name}: {load}{_headroom_text(figures)}; {_misses_text(figures)}."
+    return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, caps, shown)
+
+
+def refused_decision(
+    state: TrackingState, knob: Knob, before: int, reason: DecisionReason, cause: str = ""
+) -> Decision:
+    """Restore the original, or leave it, for an external reason; ``before`` was the setting."""
+    clause = cause or CAUSES.get(reason, reason.value.replace("_", " "))
+    if before:
+        name = tracked_setting_text(knob, state.policy.settings[before])
+        return Decision(Move.RELEASE, reason, f"Release {name}: {clause}.")
+    return Decision(Move.DECLINE, reason, f"Keep the original setting: {clause}.")
+
+
+def tracked_setting_text(knob: Knob, level: int) -> str:
+    """``"1590 MHz"``, ``"560 W"``."""
+    return f"{level} MHz" if knob is Knob.GPU_CLOCK else f"{level / 1000:.0f} W"
+
+
+def _load_text(figures: LoadFigures) -> str:
+    return f"{figures.load:.1f} requests in flight, load bin up to {figures.bin_bound:g}"
+
+
+def _headroom_text(figures: LoadFigures) -> str:
+    if figures.headroom is None:
+        return ""
+    return f", certified up to {figures.headroom:.1f} times the load"
+
+
+def _misses_text(figures: LoadFigures) -> str:
+    known = [
+        f"{100 * ratio:.2g} % of {one.requests} requests over the limit {one.name}"
+        for one in figures.objectives
+        if (ratio := one.miss_ratio) is not None
+    ]
+    return ", ".join(known) or "no request has ended yet"

@@ -1,0 +1,182 @@
+"""A server whose limit follows its load: a real process with announced spans, on an emulated board.
+
+The server's requests take a fixed time, so that only the machine's own delays can exceed the limits
+of seconds. A capper writes the limits of a board that outlives the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.program import ENVIRONMENT, wattspan
+from support.tuned_stack import ORIGINAL, Tuned, TunedHost
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
+
+JOB = "llm/chat"
+CONFIG = """\
+[agent]
+state_dir = "{state}"
+run_dir = "{sockets}"
+[spans]
+http = "127.0.0.1:0"
+[exporters.prometheus]
+listen = "127.0.0.1:0"
+[caps]
+users = []
+lease = "2s"
+largest_step = 1.0
+capper = {capper}
+[autotune]
+mode = "apply"
+knobs = ["gpu_power"]
+floor = {floor}
+dwell = "3s"
+block = "{block}"
+[[autotune.job]]
+service = "llm"
+span = "chat"
+kind = "requests"
+control = "track"
+slo = {{ttft_p90 = "20s", tbt_p90 = "20s"}}
+period = "1s"
+ttft = "event:first_token"
+tbt = "span:decode"
+"""
+SERVER = """
+import sys, threading, time
+from pathlib import Path
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+import wattspan.otel
+from wattspan.emulation.control import EmulatedGpu
+
+provider = TracerProvider(resource=Resource({"service.name": "llm"}))
+exporter = OTLPSpanExporter(sys.argv[2])
+provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=300))
+trace.set_tracer_provider(provider)
+assert wattspan.otel.instrument()
+tracer = trace.get_tracer("server")
+board = EmulatedGpu(0, host=Path(sys.argv[1]))
+
+def client():
+    while True:
+        with tracer.start_as_current_span("chat") as request, board.busy(0.02):
+            request.set_attribute("gen_ai.usage.input_tokens", 100)
+            request.set_attribute("gen_ai.usage.output_tokens", 20)
+            time.sleep(0.05)
+            request.add_event("first_token")
+            with tracer.start_as_current_span("decode"):
+                time.sleep(0.1)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        threading.Thread(target=client, daemon=True).start()
+"""
+
+
+class Server:
+    """The server's process; ``clients`` adds concurrent clients."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def clients(self, number: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """A hang: no request begins or ends."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+@contextmanager
+def serving(agent: Tuned, host: TunedHost) -> Iterator[Server]:
+    endpoint = agent.until(lambda: _endpoint(agent), "the agent receives spans")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(host.emulated.directory), endpoint],
+        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(host.sockets)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Server(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _endpoint(agent: Tuned) -> str:
+    """The address of the agent's receiver."""
+    words = (word.rstrip(".,") for word in agent.said.split())
+    return next((w for w in words if w.startswith("http://") and w.endswith("/v1/traces")), "")
+
+
+@contextmanager
+def tracked(folder: Path) -> Iterator[tuple[TunedHost, Tuned, Server]]:
+    """A server whose limit has been lowered."""
+    with (
+        TunedHost(trains=False) as host,
+        Tuned(host, folder, config=CONFIG, job=JOB) as agent,
+        serving(agent, host) as server,
+    ):
+        server.clients(6)
+        agent.until(host.capped, "a lower limit is in force", within=120)
+        yield host, agent, server
+
+
+def test_limit_of_a_server_follows_its_load_and_ends_with_it(tmp_path: Path) -> None:
+    with tracked(tmp_path) as (host, agent, server):
+        agent.until(lambda: agent.told()["decision"]["move"] == "hold", "it is certified", 120)
+        load = agent.told()["load"]
+        assert 2 < load["load"] <= load["bin_bound"] <= 32
+        first, between = load["objectives"]
+        assert (first["name"], first["misses"]) == ("ttft_p90", 0)
+        assert (between["name"], between["misses"]) == ("tbt_p90", 0)
+        assert first["requests"] >= 30
+        assert between["requests"] >= 30
+        misses = agent.metrics("wattspan_autotune_slo_miss_ratio")
+        assert {labels.split()[-1]: ratio for labels, ratio in misses.items()} == {
+            "ttft_p90": 0.0,
+            "tbt_p90": 0.0,
+        }
+        agent.until(lambda: agent.metrics("wattspan_autotune_load_ratio"), "a load ratio")
+        status = wattspan("tune", "status", "--config", str(agent.config)).stdout
+        assert "HEADROOM" in status
+        server.clients(40)
+        agent.until(host.restored, "a rise of the load restores the original")
+        agent.until(host.capped, "a lower limit is certified at the higher load", 180)
+        server.kill()
+        agent.until(host.restored, "the end of the server restores the original")
+
+
+def test_limit_of_a_hanging_server_is_restored(tmp_path: Path) -> None:
+    with tracked(tmp_path) as (host, agent, server):
+        server.stop()
+        agent.until(host.restored, "silence restores the original")
+        agent.until(lambda: agent.reason() == "paused", "the alarm is reported")
+
+
+def test_limit_of_a_tracked_server_is_restored_when_the_agent_is_killed(tmp_path: Path) -> None:
+    with tracked(tmp_path) as (host, agent, _):
+        agent.restoring(lambda: os.kill(agent.process.pid, signal.SIGKILL))
+        assert host.limit == ORIGINAL

@@ -1,0 +1,109 @@
+"""The keys of load tracking in ``[[autotune.job]]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wattspan.config import Config, LatencyPercentile, LatencySource, TunedJobSettings, load
+from wattspan.config.writing import to_toml
+from wattspan.model import MILLISECOND, SECOND
+from wattspan.model.settings import SettingError, convert
+from wattspan.ports import ConfigError
+
+TRACKED = {
+    "service": "llm",
+    "span": "chat",
+    "kind": "requests",
+    "control": "track",
+    "slo": {"ttft_p99": "400ms", "tbt_p999": "100ms"},
+}
+
+
+def faults(**more: object) -> str:
+    with pytest.raises(SettingError) as caught:
+        convert(TRACKED | more, TunedJobSettings, "autotune.job[0]")
+    return str(caught.value)
+
+
+def read(text: str, folder: Path) -> Config:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return load(path, environ={})
+
+
+def test_latency_limits_are_read_with_their_percentiles() -> None:
+    job = convert(TRACKED, TunedJobSettings, "autotune.job[0]")
+    assert job.tracked
+    assert job.period == 5 * SECOND
+    assert job.objectives == (
+        LatencyPercentile("ttft_p99", True, 400 * MILLISECOND, 0.01),
+        LatencyPercentile("tbt_p999", False, 100 * MILLISECOND, 0.001),
+    )
+
+
+def test_tracked_job_survives_writing(tmp_path: Path) -> None:
+    config = read(
+        '[autotune]\nmode = "apply"\n[[autotune.job]]\nservice = "llm"\nspan = "chat"\n'
+        'kind = "requests"\ncontrol = "track"\nperiod = "2s"\nttft = "event:first"\n'
+        'slo = {ttft_p99 = "400ms", tbt_p99 = "100ms"}\nclasses = "length"\n',
+        tmp_path,
+    )
+    assert config.autotune.job[0].slo == {"ttft_p99": 400 * MILLISECOND, "tbt_p99": 10**8}
+    assert read(to_toml(config), tmp_path).autotune == config.autotune
+
+
+@pytest.mark.parametrize(
+    ("more", "cause", "remedy"),
+    [
+        ({"kind": "steps"}, "load tracking is for requests", 'Set kind = "requests"'),
+        ({"kind": "auto"}, "load tracking is for requests", 'Set kind = "requests"'),
+        ({"span": ""}, "needs the name of the span", ""),
+        ({"slo": {}}, "needs a latency limit", "slo = {ttft_p99"),
+        ({"slo": {"ttft_99": "1s"}}, '"ttft_99" is not a latency', "Write ttft_p99 or tbt_p99"),
+        ({"slo": {"tbt_p20": "1s"}}, '"tbt_p20" is not a latency', "from 50"),
+        ({"slo": {"tbt_p99": "0s"}}, "allows no request", "Set a longer time"),
+        ({"slo": {"tbt_p99": 3}}, "expected a duration", "100ms"),
+        ({"ttft": "event:"}, '"event:" names nothing', "Write event:NAME"),
+        ({"tbt": "span:"}, '"span:" names nothing', "Write event:NAME or span:NAME"),
+        ({"latency": "1s"}, "the latency limits in slo replace it", "Remove it"),
+        ({"max_slowdown": 0.05}, "the latency limits in slo replace it", "Remove it"),
+        ({"compute": "step"}, "does not divide a server into ranks", "Remove it"),
+        ({"period": "1ms"}, "out of bounds", '"1s"'),
+        ({"control": "search"}, "has no effect without load tracking", 'Set control = "track"'),
+    ],
+)
+def test_invalid_key_is_an_error_with_cause_and_remedy(
+    more: dict[str, object], cause: str, remedy: str
+) -> None:
+    sentences = faults(**more)
+    key = {"kind": "control", "control": "slo"}.get(*[next(iter(more))] * 2)
+    assert f"Bad value for 'autotune.job[0].{key}': " in sentences
+    assert cause in sentences
+    assert remedy in sentences
+
+
+@pytest.mark.parametrize("key", ["slo", "ttft", "tbt", "classes"])
+def test_key_without_tracking_is_an_error(key: str, tmp_path: Path) -> None:
+    value = '{ttft_p99 = "1s"}' if key == "slo" else '"length"'
+    text = f'[[autotune.job]]\nspan = "a"\n{key} = {value}\n'
+    with pytest.raises(ConfigError, match=r"has no effect without load tracking"):
+        read(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("", LatencySource()),
+        ("llm.ttft", LatencySource(attribute="llm.ttft")),
+        ("event:first", LatencySource(event="first")),
+        ("span:prefill", LatencySource(child="prefill")),
+        ("app:ttft", LatencySource(attribute="app:ttft")),
+        ("event", LatencySource(attribute="event")),
+    ],
+)
+def test_latency_source_is_an_attribute_unless_it_names_another(
+    text: str, source: LatencySource
+) -> None:
+    assert LatencySource.parse(text) == source
