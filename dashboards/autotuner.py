@@ -339,6 +339,8 @@ def _grounds() -> tuple[Place, ...]:
     pairs = series("wattspan_autotune_pairs", TUNED)
     exploring = series("wattspan_autotune_exploration_seconds_total", TUNED)
     units = series("wattspan_autotune_units_total", TUNED)
+    loads = series("wattspan_autotune_load_ratio", TUNED)
+    misses = series("wattspan_autotune_slo_miss_ratio", TUNED)
     return (
         Place(
             graph(
@@ -357,6 +359,25 @@ def _grounds() -> tuple[Place, ...]:
                 Ask(_closest(by(ONE, rate(units))), f"units a second: {LEGEND}"),
                 Ask(_closest(by(ONE, rate(exploring))), f"exploring: {LEGEND}"),
                 legend="list", empty="no tuned jobs",
+            ), 12, 8,
+        ),
+        Place(
+            graph(
+                "Load of tracked servers",
+                "Load relative to the largest one at which the present setting is certified. "
+                "Above 100 % the setting is raised. No line at the original setting. Of more than "
+                f"{MANY} servers, those with the highest load.",
+                palette.SHARE, Ask(f"topk({MANY}, {loads})", LEGEND), legend="list",
+                empty="no lower setting of a tracked server",
+            ), 12, 8,
+        ),
+        Place(
+            graph(
+                "Requests over a latency limit",
+                "Part of the requests of each tracked server over a limit of `slo`, of all since "
+                f"its start. Of more than {MANY}, the highest.",
+                palette.SHARE, Ask(f"topk({MANY}, {misses})", f"{{{{slo}}}}: {LEGEND}"),
+                legend="list", empty="no tracked servers",
             ), 12, 8,
         ),
     )  # fmt: skip

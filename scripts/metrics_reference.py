@@ -187,6 +187,7 @@ ATTRIBUTES = {
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",
     "quality": "`baseline_learned`, `baseline_remembered` or `baseline_unknown`",
     "reason": "reason, one of a fixed set of each metric",
+    "slo": "key of a latency limit in `slo`, such as `ttft_p99`",
     "resolution": "update interval of the counter",
     "service.name": "`service.name` of the spans' resource; with `span_name`, `other` for all "
     "names beyond the limit",

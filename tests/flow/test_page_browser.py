@@ -476,6 +476,38 @@ def test_declared_job_shows_asked_and_given_terms(browser: Browser) -> None:
     assert "declared" not in released
 
 
+def test_tracked_server_has_load_headroom_and_misses(browser: Browser) -> None:
+    told = page_worlds.world()
+    load = {
+        "load": 11.34,
+        "bin": 4,
+        "bin_bound": 16.0,
+        "headroom": 1.41,
+        "objectives": [
+            {"name": "ttft_p99", "limit_seconds": 0.4, "allowed": 0.01, "requests": 0, "misses": 0},
+            {
+                "name": "tbt_p99",
+                "limit_seconds": 0.1,
+                "allowed": 0.01,
+                "requests": 400,
+                "misses": 3,
+            },
+        ],
+    }
+    server_job = page_worlds.job("llm/chat", "holding", "Hold 560 W.", load=load, budget=0.0)
+    told["snapshot"]["tuning"]["jobs"] = [server_job]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        (text,) = tab.texts("#tuner .job")
+    assert "Load\n11.3 requests in flight, bin up to 16" in text
+    assert "Headroom\n1.4 times the load" in text
+    assert "Over ttft_p99\n–" in text
+    assert "Over tbt_p99\n0.8\u00a0% of 400, 1.0\u00a0% permitted" in text
+    assert "OVER" not in text
+    told["snapshot"]["tuning"]["jobs"] = [server_job | {"load": load | {"headroom": None}}]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        assert "Headroom\n–" in tab.texts("#tuner .job")[0]
+
+
 def test_trace_id_can_be_copied(browser: Browser) -> None:
     permitted = {"permissions": ["clipboard-read", "clipboard-write"]}
     with PageServer(page_worlds.world()) as server, opened(browser, server.url, **permitted) as tab:

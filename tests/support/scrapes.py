@@ -35,10 +35,12 @@ from wattspan.model import (
     Instant,
     Knob,
     KnobState,
+    LoadFigures,
     Microjoules,
     Milliwatts,
     Move,
     Nanoseconds,
+    ObjectiveFigures,
     PayerInfo,
     PowerLimits,
     ProcessRow,
@@ -217,7 +219,7 @@ def spans() -> SpanAccounts:
 
 
 def tuning() -> TuningAccounts:
-    """A job that is held, one with an awkward name that is declined, and caps of every kind."""
+    """Jobs that are held, declined (with an awkward name) and tracked, and caps of every kind."""
     at = Instant(10**12, NOON)
     hold = Decision(Move.HOLD, DecisionReason.CERTIFIED, "Hold 560 W.", {"GPU-0": 560_000})
     held = TuningRow(
@@ -237,6 +239,11 @@ def tuning() -> TuningAccounts:
         'quo"te\\back\nline' + "é" * 200, "llm", "", Knob.CPU_POWER, TuningState.DECLINED, decline,
         at, 0.02, 0.95, decisions={(Move.DECLINE, DecisionReason.NO_SIGNAL): 1},
     )  # fmt: skip
+    learn = Decision(Move.PROBE, DecisionReason.CERTIFYING, "Certify 1590 MHz at this load.")
+    tracked = TuningRow(
+        "llm/chat", "llm", "chat", Knob.GPU_CLOCK, TuningState.EXPLORING, learn, at, 0.0, 0.95,
+        load=LoadFigures(12.5, 4, 16.0, 1.25, (ObjectiveFigures("ttft_p99", 0.4, 0.01, 400, 3),)),
+    )  # fmt: skip
     power, clock, package = (
         CapKey(Knob.GPU_POWER, "GPU-0"),
         CapKey(Knob.GPU_CLOCK, "GPU-0"),
@@ -244,7 +251,7 @@ def tuning() -> TuningAccounts:
     )
     return TuningAccounts(
         "apply",
-        (held, declined),
+        (held, declined, tracked),
         (
             CapRow(
                 KnobState(power, "H100 #0", 200_000, 700_000, 700_000, 560_000, 560_000),

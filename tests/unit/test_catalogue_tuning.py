@@ -9,6 +9,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from support.scrapes import full_host, parse, value
 from support.snapshots import GPU, account
+from support.tuned import TRACKED
 from wattspan.model import (
     CapKey,
     CapRow,
@@ -86,7 +87,7 @@ def test_held_job_has_budget_slowdown_and_bounds() -> None:
 
 
 def test_unknown_job_values_are_absent() -> None:
-    (_, declined) = full_host().tuning.rows
+    (_, declined, _) = full_host().tuning.rows
     for name in ("slowdown_ratio", "slowdown_bound_ratio", "saving_ratio", "saved_estimate_joules",
                  "lost_seconds", "commit_seconds"):  # fmt: skip
         jobs = {labels[0] for labels in drawn(f"wattspan_autotune_{name}", full_host())}
@@ -135,7 +136,11 @@ def test_release_is_counted_from_zero_so_that_the_first_is_seen() -> None:
 
 def test_current_decision_has_a_reason_label() -> None:
     told = drawn("wattspan_autotune_decision_info", full_host())
-    assert {labels[2:] for labels in told} == {("hold", "certified"), ("decline", "no_signal")}
+    assert {labels[2:] for labels in told} == {
+        ("hold", "certified"),
+        ("decline", "no_signal"),
+        ("probe", "certifying"),
+    }
 
 
 def test_two_knobs_of_one_job_are_two_series_of_everything() -> None:
@@ -250,5 +255,26 @@ def test_awkward_job_can_be_read_back_from_a_scrape() -> None:
         if "job" in sample.labels
     }
     awkward = name_label(full_host().tuning.rows[1].job)
-    assert jobs == {HELD, awkward}
+    assert jobs == {HELD, awkward, "llm/chat"}
     assert awkward.startswith('quo"te\\back\ufffdline')
+
+
+# ------------------------------------------------------------------------------- load tracking
+
+
+def test_tracked_job_has_its_load_and_misses_and_no_slowdown_budget() -> None:
+    snapshot = with_rows(held(), TRACKED)
+    labels = TRACKED.job, Knob.GPU_CLOCK
+    misses = drawn("wattspan_autotune_slo_miss_ratio", snapshot)
+    assert misses == {(*labels, "ttft_p99"): 0.005}  # no latency between tokens is known yet
+    loads = drawn("wattspan_autotune_load_ratio", snapshot)
+    assert loads == {labels: pytest.approx(1 / 2.8)}
+    assert drawn("wattspan_autotune_budget_ratio", snapshot) == {(HELD, POWER): 0.05}
+
+
+def test_original_setting_of_a_tracked_job_has_no_load_ratio() -> None:
+    assert TRACKED.load is not None
+    for headroom in (None, 0.0):
+        load = replace(TRACKED.load, headroom=headroom)
+        snapshot = with_rows(replace(TRACKED, load=load))
+        assert drawn("wattspan_autotune_load_ratio", snapshot) == {}

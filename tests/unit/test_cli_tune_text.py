@@ -8,9 +8,22 @@ from dataclasses import replace
 import pytest
 
 from support.requirements import ROOT
-from support.tuned import ACCOUNTS, DECLARED, DECLINED, HELD, NOW, PROBED, RELEASE, W, cap, decided
+from support.tuned import (
+    ACCOUNTS,
+    DECLARED,
+    DECLINED,
+    HELD,
+    NOW,
+    PROBED,
+    RELEASE,
+    TRACKED,
+    W,
+    cap,
+    decided,
+)
 from wattspan.cli.tune.explanation import (
     REASON_EXPLANATIONS,
+    TRACKING_EXPLANATIONS,
     cap_text,
     explain_facts,
     explain_lines,
@@ -22,6 +35,7 @@ from wattspan.cli.tune.text import (
     against_original,
     budget_text,
     history_lines,
+    load_sentences,
     percent,
     saved_text,
     signed_joules,
@@ -324,3 +338,50 @@ def test_long_explanation_is_wrapped_below() -> None:
     lines = list(history_lines([decided(1, HELD.decision)], 80))
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)
+
+
+# ------------------------------------------------------------------------------- load tracking
+
+
+def test_status_of_a_tracked_job_has_load_and_headroom() -> None:
+    lines = list(status_lines(TuningAccounts("apply", (HELD, TRACKED)), NOW, None))
+    (header,) = [line for line in lines if line.startswith("JOB")]
+    (line,) = [line for line in lines if line.startswith(TRACKED.job)]
+    assert "LOAD" in header
+    assert "11.3 of 16" in line
+    assert "2.8x" in line
+    assert "1590 of 1980 MHz" in line
+    assert TRACKED.decision.sentence in line
+    (other,) = [line for line in lines if line.startswith(HELD.job)]
+    assert "5%" in other
+    assert not any("LOAD" in one for one in status_lines(ACCOUNTS, NOW, None))
+
+
+def test_narrow_status_of_a_tracked_job_fits() -> None:
+    for width, shown in ((80, True), (68, False)):
+        lines = list(status_lines(TuningAccounts("apply", (TRACKED,)), NOW, width))
+        assert max(map(len, lines)) <= width
+        assert any("LOAD" in line for line in lines) is shown
+
+
+def test_load_of_a_tracked_job_is_explained() -> None:
+    text = "\n".join(explain_lines(TRACKED, TuningAccounts("apply", (TRACKED,)), NOW, None))
+    assert "11.3 requests in flight; the load bin ends at 16." in text
+    assert "certified up to 2.8 times the present load" in text
+    assert "ttft_p99: 0.5% of 1200 requests took longer than 0.4 s, of 1.0% permitted." in text
+    assert "tbt_p99: no request has reported this latency yet." in text
+    assert "lowered by one step a minute" in text
+    assert "Not lower" not in text
+    assert "Not higher" not in text
+    assert TRACKED.load is not None
+    original = replace(TRACKED, load=replace(TRACKED.load, headroom=None))
+    assert "certified up to" not in "\n".join(load_sentences(original))
+    assert load_sentences(HELD) == []
+
+
+@pytest.mark.parametrize("reason", TRACKING_EXPLANATIONS)
+def test_every_reason_of_load_tracking_is_explained_in_sentences(reason: DecisionReason) -> None:
+    explained = TRACKING_EXPLANATIONS[reason]
+    for sentence in filter(None, explained):
+        assert sentence[0].isupper()
+        assert sentence.endswith(".")

@@ -96,10 +96,10 @@ def test_prometheus_has_the_same_series_of_a_push_and_of_a_scrape(metric: Metric
     assert stored == {scraped_into_prometheus(one): value for one, value in scraped.items()}
 
 
-def test_two_tuned_jobs_of_one_host_are_two_series_in_prometheus() -> None:
-    received = [one for one in pushed(full_host()) if one.name == "wattspan.autotune.budget"]
+def test_each_tuned_job_of_a_host_is_a_series_in_prometheus() -> None:
+    received = [one for one in pushed(full_host()) if one.name == "wattspan.autotune.confidence"]
     tuned = {dict(labels)["exported_job"] for _, labels in (one.stored for one in received)}
-    assert len(tuned) == len(full_host().tuning.rows) == 2
+    assert len(tuned) == len(full_host().tuning.rows) == 3
     assert {dict(labels)["job"] for _, labels in (one.stored for one in received)} == {"wattspan"}
 
 

@@ -106,6 +106,26 @@ def job_info(snapshot: Snapshot) -> Iterator[Sample]:
         yield (*_labels(row), name_label(row.service), name_label(row.span), applied), 1
 
 
+def budgets(snapshot: Snapshot) -> Iterator[Sample]:
+    """Of the jobs with a slowdown budget: tracked ones have latency limits instead."""
+    for row in snapshot.tuning.rows:
+        if row.load is None:
+            yield _labels(row), row.budget
+
+
+def slo_misses(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.tuning.rows:
+        for one in row.load.objectives if row.load is not None else ():
+            if one.miss_ratio is not None:
+                yield (*_labels(row), one.name), one.miss_ratio
+
+
+def loads(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.tuning.rows:
+        if row.load is not None and row.load.used is not None:
+            yield _labels(row), row.load.used
+
+
 # --------------------------------------------------------------------------------------- caps
 
 
@@ -194,7 +214,8 @@ TUNING = (
     Metric("wattspan.autotune.decisions", COUNTER, "{decision}",
            "Decisions that differed from the previous one, by move and reason.",
            (*JOB_ATTRIBUTES, "move", "reason"), decisions),
-    _job("budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).", "budget"),
+    Metric("wattspan.autotune.budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).",
+           JOB_ATTRIBUTES, budgets),
     _job("confidence", GAUGE, "1", "Configured confidence level (0–1).", "confidence"),
     _job("slowdown", GAUGE, "1", "Slowdown of the whole run (ratio).", "slowdown"),
     _job("slowdown.bound", GAUGE, "1",
@@ -220,6 +241,13 @@ TUNING = (
     _job("units", COUNTER, "{unit}", "Observed units of work.", "units"),
     _job("commit", GAUGE, "s",
          "Time from the first unit of work to the first certified setting.", "committed"),
+    Metric("wattspan.autotune.slo.miss", GAUGE, "1",
+           "Requests of a tracked job over a latency limit, of all since its start (ratio).",
+           (*JOB_ATTRIBUTES, "slo"), slo_misses),
+    Metric("wattspan.autotune.load", GAUGE, "1",
+           "Load of a tracked job relative to the largest one at which its present setting is "
+           "certified (ratio); absent at the original setting.",
+           JOB_ATTRIBUTES, loads),
     Metric("wattspan.cap.power", GAUGE, "W", "Power cap of a device, by holder.",
            (*CAP_ATTRIBUTES, "holder"), active_power_limits),
     Metric("wattspan.cap.clock", GAUGE, "Hz", "Clock cap of a device, by holder.",

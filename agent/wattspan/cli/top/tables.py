@@ -25,8 +25,8 @@ from wattspan.cli import formatting
 from wattspan.cli.top.controls import SortKey, ViewOptions
 from wattspan.cli.tune.text import (
     against_original,
-    budget_text,
     decision_text,
+    job_budget_text,
     percent,
     signed_joules,
     state_text,
@@ -394,7 +394,7 @@ def tuning_table(
             ),
             number_field("slower", _slowdown, 6),
             number_field("bound", lambda row: percent(row.slowdown_bound), 6),
-            number_field("budget", lambda row: budget_text(row.budget), 6),
+            number_field("budget", job_budget_text, 6),
             number_field("saving", _saving, 6),
             number_field("saved", _saved, 9) if wide else None,
             number_field("pairs", lambda row: str(row.pairs), 5) if wide else None,

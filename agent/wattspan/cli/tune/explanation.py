@@ -12,6 +12,7 @@ from wattspan.cli.tune.text import (
     budget_text,
     caps_of,
     declaration_sentences,
+    load_sentences,
     originals,
     percent,
     saved_text,
@@ -172,6 +173,48 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
 """For every reason. The table of ``docs/explanation/how-the-tuner-decides.md`` is made of them."""
 
 
+TRACKING_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
+    DecisionReason.BASELINE: ReasonExplanation(
+        "A lower setting is tried where latencies leave room for it.",
+        means="The tuner observes latencies and energy at the original setting, by load.",
+    ),
+    DecisionReason.CERTIFYING: ReasonExplanation(
+        "The setting is held at this load once enough requests keep the limits, and left at the "
+        "first sign of misses.",
+        means="The tuner tries a setting below the certified ones at this load.",
+    ),
+    DecisionReason.CERTIFIED: ReasonExplanation(
+        "A rise of the load raises the setting at once; it is lowered by one step a minute.",
+        means="It is the lowest setting with certified latencies at this load and the projected "
+        "one.",
+    ),
+    DecisionReason.CHANGED: ReasonExplanation(
+        "The setting is lowered again after the dwell time, which doubles with each alarm.",
+        means="More requests arrived than ended in two periods.",
+    ),
+    DecisionReason.PAUSED: ReasonExplanation(
+        "The setting is lowered again after the dwell time, which doubles with each alarm.",
+        means="Requests are in flight, and none has begun or ended for a long time.",
+    ),
+    DecisionReason.TAIL: ReasonExplanation(
+        "The setting is certified again after the dwell time, which doubles with each alarm.",
+        "Check `slo` of the job in the configuration.",
+    ),
+    DecisionReason.NO_SIGNAL: ReasonExplanation(
+        "Load tracking starts when requests are announced as they begin, with their latencies.",
+        "Check `span`, `ttft` and `tbt` of the job: docs/how-to/track-the-load-of-a-server.md.",
+    ),
+}
+"""For reasons with another meaning in the decisions of load tracking."""
+
+
+def explanation(row: TuningRow) -> ReasonExplanation:
+    """The explanation of the reason of a job's decision."""
+    reason = row.decision.reason
+    tracking = TRACKING_EXPLANATIONS if row.load is not None else {}
+    return tracking.get(reason) or REASON_EXPLANATIONS[reason]
+
+
 def meaning(reason: DecisionReason) -> str:
     """A sentence."""
     cause = CAUSES.get(reason, "")
@@ -183,10 +226,10 @@ def meaning(reason: DecisionReason) -> str:
 
 def explain_facts(row: TuningRow, accounts: TuningAccounts, now: Instant) -> dict[str, Any]:
     """The row as JSON, with its explanation."""
-    explained = REASON_EXPLANATIONS[row.decision.reason]
+    explained = explanation(row)
     return {
         **row_to_json(row),
-        "means": meaning(row.decision.reason),
+        "means": explained.means or meaning(row.decision.reason),
         "then": explained.then,
         "remedy": explained.do,
         "not_lower": why_not_lower(row),
@@ -208,7 +251,7 @@ def explain_all(accounts: TuningAccounts, now: Instant, width: int | None) -> It
 def explain_lines(
     row: TuningRow, accounts: TuningAccounts, now: Instant, width: int | None
 ) -> Iterator[str]:
-    explained = REASON_EXPLANATIONS[row.decision.reason]
+    explained = explanation(row)
     age = duration_text(max(0, now.mono - row.since.mono))
     since = f"{local_time(row.since.wall // 10**9)} ({age})"
     yield f"{printable(row.job)}, {row.knob}: {state_text(row)} since {since}"
@@ -216,6 +259,7 @@ def explain_lines(
     for title, sentences in (
         ("Declaration", list(map(printable, declaration_sentences(row)))),
         ("Observations", _observation_lines(row)),
+        ("Load", load_sentences(row)),
         ("Setting", _setting_lines(row, accounts)),
         ("Ledger", _cost_lines(row)),
         ("Why this setting", [explained.means, why_not_lower(row), why_not_higher(row, accounts)]),
@@ -338,7 +382,9 @@ _TRIAL_REASONS = frozenset(
 
 
 def why_not_lower(row: TuningRow) -> str:
-    """Reason against a lower setting; "" if none is relevant."""
+    """Reason against a lower setting; "" if none is relevant, as for a tracked job."""
+    if row.load is not None:
+        return ""
     held = _current_setting(row)
     if held is None and row.decision.reason not in _TRIAL_REASONS:
         return ""
@@ -350,9 +396,9 @@ def why_not_lower(row: TuningRow) -> str:
 
 
 def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
-    """Reason against a higher setting; "" at the original setting."""
+    """Reason against a higher setting; "" at the original setting, and for a tracked job."""
     held = _current_setting(row)
-    if held is None:
+    if held is None or row.load is not None:
         return ""
     higher = [one for one in row.tried if one.setting > held]
     if higher:

@@ -13,6 +13,7 @@ from wattspan.model import (
     Instant,
     Knob,
     Move,
+    ObjectiveFigures,
     RecordedDecision,
     RequestedTerms,
     TuningAccounts,
@@ -38,6 +39,11 @@ def percent(ratio: float | None) -> str:
 def budget_text(budget: float) -> str:
     """``"5%"``, without needless digits."""
     return f"{100 * budget:.4g}%"
+
+
+def job_budget_text(row: TuningRow) -> str:
+    """The slowdown budget of a job; a dash for a tracked job, which has latency limits instead."""
+    return budget_text(row.budget) if row.load is None else UNKNOWN
 
 
 def setting_text(knob: Knob, value: int | None) -> str:
@@ -165,7 +171,7 @@ def _terms_text(terms: RequestedTerms | TuningTerms) -> str:
 # --------------------------------------------------------------------------------------- lines
 
 _LEFT_COLUMNS = ("JOB", "STATE", "SETTING", "BETWEEN")
-_OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET")
+_OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM", "LOAD")
 """Columns that narrow terminals omit, in this order; `explain` shows them."""
 
 
@@ -237,7 +243,8 @@ def _fitting_table(
             "SETTING": against_original(row, accounts.caps),
             "SLOWER": percent(row.slowdown),
             "BOUND": percent(row.slowdown_bound),
-            "BUDGET": budget_text(row.budget),
+            "BUDGET": job_budget_text(row),
+            **(_load_cells(row) if any(one.load for one in rows) else {}),
             "SAVING": percent(row.saving),
             "SAVED": UNKNOWN if row.saved is None else signed_joules(row.saved),
             "BETWEEN": _saved_interval(row),
@@ -253,7 +260,44 @@ def _fitting_table(
         lines = table_lines([[line[title] for title in shown] for line in cells], left=left)
         if width is None or not omitted or max(map(len, lines)) <= width:
             return lines
-        shown.remove(omitted.pop(0))
+        column = omitted.pop(0)
+        if column in shown:
+            shown.remove(column)
+
+
+def _load_cells(row: TuningRow) -> dict[str, str]:
+    """The load in requests in flight, with the end of its bin, and the headroom of the setting."""
+    load = row.load
+    if load is None:
+        return {"LOAD": UNKNOWN, "HEADROOM": UNKNOWN}
+    return {
+        "LOAD": f"{load.load:.1f} of {load.bin_bound:g}",
+        "HEADROOM": UNKNOWN if load.headroom is None else f"{load.headroom:.1f}x",
+    }
+
+
+def load_sentences(row: TuningRow) -> list[str]:
+    """Load, headroom and misses of a tracked job."""
+    load = row.load
+    if load is None:
+        return []
+    found = [
+        f"{load.load:.1f} requests in flight; the load bin ends at {load.bin_bound:g}.",
+    ]
+    if load.headroom is not None:
+        found.append(
+            f"The present setting is certified up to {load.headroom:.1f} times the present load."
+        )
+    return found + [_misses_sentence(one) for one in load.objectives]
+
+
+def _misses_sentence(one: ObjectiveFigures) -> str:
+    if one.miss_ratio is None:
+        return f"{one.name}: no request has reported this latency yet."
+    return (
+        f"{one.name}: {percent(one.miss_ratio)} of {one.requests} requests took longer than "
+        f"{one.limit_seconds:g} s, of {percent(one.allowed)} permitted."
+    )
 
 
 def _with_sentences(

@@ -104,10 +104,25 @@ function facts(job) {
   return [
     ["Work", job.span ? `${figures.name(job.service, 60)} › ${figures.name(job.span, 60)}` : figures.name(job.service, 60)],
     ["Setting", setting === null ? "–" : original === null ? whole(setting) : `${whole(setting)} of ${whole(original)}`],
+    ...load(job.load),
     ["Saving", job.saving === null ? "–" : figures.percent(job.saving)],
     ["Surely saved", figures.joules(job.saved_surely_joules)],
     ["Saved, as an estimate", figures.joules(job.saved_joules)],
     ["Decided", figures.clock(job.since_unix_ns / 1e9, true)],
+  ];
+}
+
+/** Load bin, headroom and misses of a job whose setting follows its load. */
+function load(tracked) {
+  if (!tracked) return [];
+  const { load: requests, bin_bound: bound, headroom, objectives } = tracked;
+  return [
+    ["Load", `${requests.toFixed(1)} requests in flight, bin up to ${bound}`],
+    ["Headroom", headroom === null ? "–" : `${headroom.toFixed(1)} times the load`],
+    ...objectives.map(({ name, requests: known, misses, allowed }) => [
+      `Over ${name}`,
+      known ? `${figures.percent(misses / known)} of ${known}, ${figures.percent(allowed)} permitted` : "–",
+    ]),
   ];
 }
 
