@@ -498,7 +498,7 @@ def test_tracked_server_has_load_headroom_and_misses(browser: Browser) -> None:
     told["snapshot"]["tuning"]["jobs"] = [server_job]
     with PageServer(told) as server, opened(browser, server.url) as tab:
         (text,) = tab.texts("#tuner .job")
-    assert "Load\n11.3 requests in flight, bin up to 16" in text
+    assert "Load\n11.3, bin up to 16 requests in flight" in text
     assert "Headroom\n1.4 times the load" in text
     assert "Over ttft_p99\n–" in text
     assert "Over tbt_p99\n0.8\u00a0% of 400, 1.0\u00a0% permitted" in text

@@ -136,7 +136,7 @@ TRACKED = replace(
     decision=Decision(
         Move.HOLD,
         DecisionReason.CERTIFIED,
-        "Hold 1590 MHz: 11.3 requests in flight, load bin up to 16, certified up to 2.8 times the "
+        "Hold 1590 MHz: load 11.3, load bin up to 16, certified up to 2.8 times the "
         "load; 0.5 % of 1200 requests over the limit ttft_p99.",
         {"GPU-2": 1590},
     ),

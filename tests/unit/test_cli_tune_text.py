@@ -366,7 +366,7 @@ def test_narrow_status_of_a_tracked_job_fits() -> None:
 
 def test_load_of_a_tracked_job_is_explained() -> None:
     text = "\n".join(explain_lines(TRACKED, TuningAccounts("apply", (TRACKED,)), NOW, None))
-    assert "11.3 requests in flight; the load bin ends at 16." in text
+    assert "Load 11.3; the load bin ends at 16 requests in flight." in text
     assert "certified up to 2.8 times the present load" in text
     assert "ttft_p99: 0.5% of 1200 requests took longer than 0.4 s, of 1.0% permitted." in text
     assert "tbt_p99: no request has reported this latency yet." in text
@@ -376,6 +376,8 @@ def test_load_of_a_tracked_job_is_explained() -> None:
     assert TRACKED.load is not None
     original = replace(TRACKED, load=replace(TRACKED.load, headroom=None))
     assert "certified up to" not in "\n".join(load_sentences(original))
+    trial = replace(TRACKED, load=replace(TRACKED.load, headroom=0.0))
+    assert "not certified at any load yet" in "\n".join(load_sentences(trial))
     assert load_sentences(HELD) == []
 
 

@@ -39,7 +39,7 @@ def test_setting_is_lowered_once_enough_requests_keep_the_limit() -> None:
     assert 30 <= row.load.objectives[0].requests == row.units <= len(server.latencies)
     assert row.load.objectives[0].misses == sum(one > 0.4 for one in server.latencies) == 0
     assert row.load.bin_bound / 2 < row.load.load <= row.load.bin_bound
-    assert "requests in flight" in row.decision.sentence
+    assert f"load {row.load.load:.1f}" in row.decision.sentence
 
 
 def test_saving_is_that_of_the_energy_per_token() -> None:
@@ -222,7 +222,7 @@ def test_tracking_in_advice_mode_writes_no_limit() -> None:
     row = host.row(JOB)
     assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.ADVICE)
-    assert "requests in flight" in row.decision.sentence
+    assert "track the load, now " in row.decision.sentence
     assert host.gpus[0].cap == DEFAULT
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.model import SECOND, DecisionReason, Knob, LoadFigures, Move, ObjectiveFigures
+from wattspan.model import (
+    SECOND,
+    DecisionReason,
+    Knob,
+    LoadFigures,
+    Move,
+    Nanoseconds,
+    ObjectiveFigures,
+)
 from wattspan.tuning.decisions.load_cells import LatencyObjective, LoadCells
 from wattspan.tuning.decisions.load_tracking import (
     LoadAlarm,
@@ -79,7 +87,7 @@ def test_lower_setting_is_held_or_certified() -> None:
         {"GPU-0": 1590},
     )
     assert held.sentence == (
-        "Hold 1590 MHz: 11.3 requests in flight, load bin up to 16, certified up to 2.8 times the "
+        "Hold 1590 MHz: load 11.3, load bin up to 16, certified up to 2.8 times the "
         "load; 0.5 % of 1200 requests over the limit ttft_p99."
     )
     trial = tracking_decision(
@@ -90,9 +98,7 @@ def test_lower_setting_is_held_or_certified() -> None:
         DecisionReason.CERTIFYING,
         {"GPU-0": 1185},
     )
-    assert trial.sentence == (
-        "Certify 1185 MHz at this load: 3.0 requests in flight, load bin up to 4."
-    )
+    assert trial.sentence == ("Certify 1185 MHz at this load: load 3.0, load bin up to 4.")
     unknown = tracking_decision(state(setting=1), Knob.GPU_CLOCK, LADDER, LoadFigures(3.0, 2, 4.0))
     assert "no request has ended yet" in unknown.sentence
 
@@ -104,13 +110,19 @@ def test_original_setting_is_learned_or_held_or_restored() -> None:
         DecisionReason.BASELINE,
         {},
     )
-    raised = state(reason=DecisionReason.CERTIFIED)
+    left_trial = state(reason=DecisionReason.CERTIFIED)
+    again = tracking_decision(left_trial, Knob.GPU_CLOCK, LADDER, FIGURES)
+    assert (again.move, again.reason) == (Move.PROBE, DecisionReason.BASELINE)
+    raised = state(reason=DecisionReason.CERTIFIED, committed=Nanoseconds(SECOND))
     held = tracking_decision(raised, Knob.GPU_CLOCK, LADDER, FIGURES)
     assert (held.move, held.reason, held.caps) == (Move.HOLD, DecisionReason.CERTIFIED, {})
     assert "no lower one is certified for this load" in held.sentence
     cells = LoadCells(state().cells.gates, certified={0: 1})
     after_veto = tracking_decision(
-        state(reason=DecisionReason.SHARED, cells=cells), Knob.GPU_CLOCK, LADDER, FIGURES
+        state(reason=DecisionReason.SHARED, cells=cells, committed=Nanoseconds(SECOND)),
+        Knob.GPU_CLOCK,
+        LADDER,
+        FIGURES,
     )
     assert (after_veto.move, after_veto.reason) == (Move.HOLD, DecisionReason.CERTIFIED)
     assert "the next step down waits" in after_veto.sentence

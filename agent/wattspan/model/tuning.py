@@ -300,7 +300,10 @@ class ObjectiveFigures:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Load tracking of a server. ``load`` is in requests in flight.
+    """Load tracking of a server.
+
+    ``load`` is the averaged number of requests in flight, larger where these are heavier than
+    usual, and projected during a rise.
 
     The load bin ends at ``bin_bound`` requests in flight. ``headroom`` is the largest load at which
     the present setting is certified, relative to the present load; None at the original setting,

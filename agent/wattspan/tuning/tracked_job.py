@@ -195,8 +195,7 @@ class TrackedJob(TuningJob):
             decision = tracking_decision(state, self.knob, ladder, load)
         else:
             sentence = (
-                f"Advice: track the load, now {load.load:.1f} requests in flight, with lower "
-                f"settings of {self.knob}."
+                f"Advice: track the load, now {load.load:.1f}, with lower settings of {self.knob}."
             )
             shown = {"load": load.load}
             decision = Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, shown)

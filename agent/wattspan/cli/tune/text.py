@@ -266,7 +266,7 @@ def _fitting_table(
 
 
 def _load_cells(row: TuningRow) -> dict[str, str]:
-    """The load in requests in flight, with the end of its bin, and the headroom of the setting."""
+    """The load with the end of its bin, and the headroom of the setting."""
     load = row.load
     if load is None:
         return {"LOAD": UNKNOWN, "HEADROOM": UNKNOWN}
@@ -282,9 +282,11 @@ def load_sentences(row: TuningRow) -> list[str]:
     if load is None:
         return []
     found = [
-        f"{load.load:.1f} requests in flight; the load bin ends at {load.bin_bound:g}.",
+        f"Load {load.load:.1f}; the load bin ends at {load.bin_bound:g} requests in flight.",
     ]
-    if load.headroom is not None:
+    if load.headroom == 0:
+        found.append("The present setting is not certified at any load yet.")
+    elif load.headroom is not None:
         found.append(
             f"The present setting is certified up to {load.headroom:.1f} times the present load."
         )

@@ -86,10 +86,10 @@ def tracking_decision(
         if state.reason in _ALARMS:
             sentence = f"Restore the original setting: {_ALARMS[state.reason]}; {load}."
             return Decision(Move.RELEASE, state.reason, sentence, {}, shown)
-        if state.reason is DecisionReason.BASELINE:
+        if state.committed is None:
             requests = f"{state.totals.requests} requests so far"
             sentence = f"Learn the original setting: {load}, {requests}."
-            return Decision(Move.PROBE, state.reason, sentence, {}, shown)
+            return Decision(Move.PROBE, DecisionReason.BASELINE, sentence, {}, shown)
         waits = state.cells.lowest(state.bin) > 0
         why = "the next step down waits" if waits else "no lower one is certified for this load"
         sentence = f"Hold the original setting: {why}; {load}."
@@ -120,7 +120,7 @@ def tracked_setting_text(knob: Knob, level: int) -> str:
 
 
 def _load_text(figures: LoadFigures) -> str:
-    return f"{figures.load:.1f} requests in flight, load bin up to {figures.bin_bound:g}"
+    return f"load {figures.load:.1f}, load bin up to {figures.bin_bound:g}"
 
 
 def _headroom_text(figures: LoadFigures) -> str:

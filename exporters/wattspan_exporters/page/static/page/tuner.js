@@ -117,7 +117,7 @@ function load(tracked) {
   if (!tracked) return [];
   const { load: requests, bin_bound: bound, headroom, objectives } = tracked;
   return [
-    ["Load", `${requests.toFixed(1)} requests in flight, bin up to ${bound}`],
+    ["Load", `${requests.toFixed(1)}, bin up to ${bound} requests in flight`],
     ["Headroom", headroom === null ? "–" : `${headroom.toFixed(1)} times the load`],
     ...objectives.map(({ name, requests: known, misses, allowed }) => [
       `Over ${name}`,
