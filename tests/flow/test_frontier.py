@@ -202,6 +202,27 @@ def test_killed_study_restores_the_limits_and_is_resumed(
     assert gpu.limit == ORIGINAL
 
 
+@pytest.mark.exhaustive
+def test_study_with_a_time_budget_ends_with_it_and_is_completed_without(
+    agent: SpanAgent, gpu: Gpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "frontier.json"
+    limits = ("--power", "100%,60%", "--repeat", "2", *QUICK, "-o", file)
+    training = ("--", sys.executable, "-c", TRAINING, "0.05")
+    _, error = wattspan(agent, "frontier", "run", *limits, "--time-budget", "14s", *training)
+    before = Frontier.load(file).study.trials
+    assert f"{4 - len(before)} of 4 trials were not run" in error
+    assert str(before[0].setting) == "original limits"
+    assert all(one.elapsed_seconds >= one.seconds + 1 for one in before)
+    assert sum(one.elapsed_seconds for one in before[:-1]) <= 14
+    wattspan(agent, "frontier", "run", *limits, "--resume", *training)
+    after = Frontier.load(file).study.trials
+    assert after[: len(before)] == before
+    pairs = {(str(one.setting), one.block) for one in after if one.usable}
+    assert pairs == {(name, block) for name in ("original limits", "60 %") for block in (0, 1)}
+    assert gpu.limit == ORIGINAL
+
+
 def test_unknown_parameter_is_refused_before_anything_runs(
     agent: SpanAgent, tmp_path: Path
 ) -> None:
