@@ -16,7 +16,7 @@ from wattspan.spans.linear_systems import solved
 Place = tuple[float, ...]
 """The position of a setting on each knob, from 0 to 1."""
 
-REACH = 0.5
+REACH = 0.25
 """Length scale of the kernel: figures at half of a knob's range are hardly related."""
 
 PRIOR_SPREAD = 0.2
