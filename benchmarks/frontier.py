@@ -5,6 +5,7 @@ energy of a unit of work of a trial have independent relative noise. The true fr
 setting within a budget are those of the curve itself.
 
     .venv/bin/python -m benchmarks.frontier [--replays N]
+    .venv/bin/python -m benchmarks.frontier --time-budget [--replays N]
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import csv
 import gzip
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, log
 from pathlib import Path
 from statistics import fmean, quantiles
 
@@ -24,16 +25,27 @@ import msgspec
 
 from benchmarks.machine import describe
 from wattspan.frontier.estimates import SettingEstimates
+from wattspan.frontier.hypervolume import LogPoint, hypervolume
 from wattspan.frontier.pareto import frontier
 from wattspan.frontier.recommendation import DEFAULT_TOLERANCE, Constraints, recommend
-from wattspan.frontier.schedule import TrialSchedule
+from wattspan.frontier.schedule import DEFAULT_LONGEST, TrialSchedule
 from wattspan.frontier.settings import PowerLimit, Setting
 from wattspan.frontier.trials import MeasuredDevice, Study, Trial
 
 CURVES = Path("tests/fixtures/power_limit_curves.csv.gz")
 BUDGETS = (0.05, 0.1, 0.2)
+ORDER_NOISES = (0.01, 0.05)
+WINDOW = 10.0  # seconds of a trial
 NOISES = (0.005, 0.01, 0.02, 0.05)
 REPEAT = 3
+SHARES = (1 / 6, 1 / 3, 1 / 2)
+"""Of the time of all trials, for the comparison of orders."""
+
+BATCH_SIZES = 4
+"""Of a workload with many, for settings of two knobs."""
+
+REFERENCE = LogPoint(log(DEFAULT_LONGEST), log(DEFAULT_LONGEST))
+
 TOLERANCES = (0.0, 0.005, 0.01, 0.02, 0.05)
 """Of the second table."""
 
@@ -46,9 +58,13 @@ Curve = Mapping[Setting, tuple[float, float]]
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--replays", type=int, default=3, help="of each curve")
-    replays = options.parse_args().replays
-    curves = list(read_curves(CURVES))
+    options.add_argument("--time-budget", action="store_true", help="compare the orders of trials")
+    arguments = options.parse_args()
+    replays, curves = arguments.replays, list(read_curves(CURVES))
     print(describe())
+    if arguments.time_budget:
+        compare_orders(curves, replays)
+        return
     print(
         f"\n{len(curves)} measured curves of power limits, {replays} replays each,"
         f" {REPEAT} repetitions; time and energy of a trial have the given relative noise. Goals:"
@@ -78,8 +94,128 @@ def main() -> None:
         print(f"| {noise:.1%} | {' | '.join(one.short for one in cells)} |")
 
 
+class RandomOrder(TrialSchedule):
+    """The settings of each block in random order, the baseline first; no descent."""
+
+    def _order(self, study: Study, block: int, settings: Sequence[Setting]) -> Sequence[Setting]:
+        shuffled = super()._order(study, block + 1, settings)
+        return sorted(shuffled, key=lambda one: one != study.baseline)
+
+
+def by_gain(seed: int, trials: int) -> TrialSchedule:
+    return TrialSchedule(seed=seed, time_budget=WINDOW * trials)
+
+
+def random_order(seed: int, trials: int) -> TrialSchedule:
+    return RandomOrder(seed=seed)
+
+
+def descent_first(seed: int, trials: int) -> TrialSchedule:
+    return TrialSchedule(seed=seed)
+
+
+ORDERS = (by_gain, random_order, descent_first)
+"""Each by a seed and the number of trials."""
+
+
+def compare_orders(curves: Sequence[Curve], replays: int) -> None:
+    """Print the hypervolume that each order of the trials reaches in parts of the full time."""
+    grids = list(read_grids(CURVES))
+    print(
+        f"\n{len(curves)} measured curves of power limits and {len(grids)} grids of power limits"
+        f" and up to {BATCH_SIZES} batch sizes, {replays} replays each, {REPEAT} repetitions in the"
+        " full time; the time and the energy of a trial have the given relative noise. Hypervolume"
+        " of the settings that no other one beats by the estimates of a study, by their true"
+        " figures, relative to that of all settings: mean, and 5th percentile. *By gain*: `run"
+        " --time-budget`. *Random*: blocks in random order with the baseline first, ended after as"
+        " many trials. *Descent first*: the order without a time budget, ended likewise.\n"
+    )
+    print("| settings | noise of a trial | part of the full time | by gain | random |"
+          " descent first |")  # fmt: skip
+    print("|---|---|---|---|---|---|")
+    for name, kind, noises in (
+        ("curves", curves, ORDER_NOISES),
+        ("grids", grids, ORDER_NOISES[:1]),
+    ):
+        for noise in noises:
+            for share in SHARES:
+                found = [order_ratios(kind, noise, share, replays, order) for order in ORDERS]
+                cells = [f"{fmean(one):.1%}, {quantiles(one, n=20)[0]:.1%}" for one in found]
+                print(f"| {name} | {noise:.1%} | {share:.0%} | {' | '.join(cells)} |", flush=True)
+
+
+def order_ratios(
+    curves: Sequence[Curve],
+    noise: float,
+    share: float,
+    replays: int,
+    order: Callable[[int, int], TrialSchedule],
+) -> list[float]:
+    """The reached parts of the hypervolume of each curve and replay."""
+    found = []
+    for number, curve in enumerate(curves):
+        trials = round(share * REPEAT * len(curve))
+        for seed in range(replays):
+            rng = random.Random(f"{number}:{seed}")
+            schedule = order(rng.getrandbits(32), trials)
+            found.append(reached(curve, carried_out(curve, noise, rng, schedule, limit=trials)))
+    return found
+
+
+def reached(curve: Curve, study: Study) -> float:
+    """The true hypervolume of the settings that no other one beats by the estimates."""
+    model = estimates(study)
+    points = {n: (model.time.value(n).value, model.energy.value(n).value) for n in model.measured}
+    chosen = [
+        study.settings[n]
+        for n, (time, energy) in points.items()
+        if not any(t < time and e < energy for t, e in points.values())
+    ]
+    true = _log_points(curve)
+    part = hypervolume([true[one] for one in chosen], REFERENCE)
+    return part / hypervolume(true.values(), REFERENCE)
+
+
+def _log_points(curve: Curve) -> dict[Setting, LogPoint]:
+    seconds, joules = next(iter(curve.values()))
+    return {one: LogPoint(log(t / seconds), log(e / joules)) for one, (t, e) in curve.items()}
+
+
 def read_curves(path: Path) -> Iterator[Curve]:
     """The curves of tests/fixtures, with the highest limit first."""
+    for group in _read_groups(path).values():
+        if len(group) >= MIN_LEVELS:
+            yield {
+                Setting(PowerLimit(limit, relative=False) if number else None): group[limit]
+                for number, limit in enumerate(sorted(group, reverse=True))
+            }
+
+
+def read_grids(path: Path) -> Iterator[Curve]:
+    """Power limits and batch sizes of the workloads that were measured at several of both."""
+    by_workload: dict[tuple[str, ...], dict[int, dict[float, tuple[float, float]]]] = {}
+    for (*workload, config), group in _read_groups(path).items():
+        size, _, optimizer = config.partition("-")
+        if size.startswith("bs"):
+            batches = by_workload.setdefault((*workload, optimizer), {})
+            batches[int(size.removeprefix("bs"))] = group
+    for batches in by_workload.values():
+        sizes = sorted(batches)
+        chosen = sizes[:: -(-len(sizes) // BATCH_SIZES)]
+        limits = sorted(set.intersection(*(set(batches[size]) for size in chosen)), reverse=True)
+        if len(limits) >= MIN_LEVELS:
+            yield {
+                Setting(
+                    PowerLimit(limit, relative=False) if number else None,
+                    parameters=(("batch", str(size)),),
+                ): batches[size][limit]
+                for size in chosen
+                for number, limit in enumerate(limits)
+            }
+
+
+def _read_groups(path: Path) -> dict[tuple[str, ...], dict[float, tuple[float, float]]]:
+    """The time and energy by power limit, of each source, GPU, workload and configuration."""
     with gzip.open(path, "rt") as file:
         rows = list(csv.DictReader(file))
     groups: dict[tuple[str, ...], dict[float, tuple[float, float]]] = {}
@@ -87,13 +223,7 @@ def read_curves(path: Path) -> Iterator[Curve]:
         key = row["source"], row["gpu"], row["workload"], row["config"]
         limit, figures = float(row["limit_w"]), (row["time_s"], row["energy_j"])
         groups.setdefault(key, {})[limit] = float(figures[0]), float(figures[1])
-    for group in groups.values():
-        if len(group) >= MIN_LEVELS:
-            limits = sorted(group, reverse=True)
-            yield {
-                Setting(PowerLimit(limit, relative=False) if number else None): group[limit]
-                for number, limit in enumerate(limits)
-            }
+    return groups
 
 
 @dataclass
@@ -211,6 +341,19 @@ def measured(
 ) -> Study:
     """The study of a curve by the real schedule."""
     schedule = TrialSchedule(seed=rng.getrandbits(32), max_slowdown=budget)
+    return carried_out(curve, noise, rng, schedule, prune=prune)
+
+
+def carried_out(
+    curve: Curve,
+    noise: float,
+    rng: random.Random,
+    schedule: TrialSchedule,
+    *,
+    prune: bool = True,
+    limit: int | None = None,
+) -> Study:
+    """The study of a curve by ``schedule``, to its end or for ``limit`` trials."""
     trials: list[Trial] = []
     pruned: list[tuple[Setting, str]] = []
     study = Study(
@@ -222,10 +365,10 @@ def measured(
         devices=[MeasuredDevice(id="gpu", name="GPU", kind="gpu", provenance="emulated")],
         settings=list(curve),
         repeat=REPEAT,
-        window_seconds=10.0,
+        window_seconds=WINDOW,
         warm_up_seconds=0.0,
     )
-    while (planned := schedule.next(study)) is not None:
+    while (planned := schedule.next(study)) is not None and len(trials) != limit:
         seconds, joules = curve[planned.setting]
         trials.append(
             Trial(
@@ -235,6 +378,7 @@ def measured(
                 seconds=seconds * exp(rng.gauss(0, noise)),
                 units=1.0,
                 joules=joules * exp(rng.gauss(0, noise)),
+                elapsed_seconds=WINDOW,
             )
         )
         study = msgspec.structs.replace(study, trials=list(trials))
