@@ -37,6 +37,7 @@ from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build/pipeline_loop.jsonl"
 CODE = ("agent/wattspan/tuning/pipeline", "agent/wattspan/tuning/decisions", "benchmarks")
+KEYS = ("code", "group", "iterations", "seed")
 BUDGET = 0.01
 STEP = 15
 FIXED_ITERATIONS = 200
@@ -55,9 +56,9 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group(SIMULATED, 1000, 1.0),
-    Group(LONG, 3000, 0.1),
-    Group(MEASURED, 6000, 0.01),
     Group(STRAGGLING, 1000, 0.05, Straggler(500, 800, 1.2)),
+    Group(MEASURED, 3000, 0.01),
+    Group(LONG, 3000, 0.05),
 )
 
 
@@ -73,13 +74,14 @@ def main() -> None:
     with KEPT.open("a", encoding="utf-8") as file:
         for group in GROUPS:
             for seed in range(round(group.runs * chosen.runs)):
-                if (digest, group.name, seed) in known:
+                key = digest, group.name, group.iterations, seed
+                if key in known:
                     continue
                 if time.monotonic() - begun > chosen.seconds:
                     complete = False
                     break
-                facts = {"code": digest, "group": group.name, "seed": seed, **measured(group, seed)}
-                known[digest, group.name, seed] = facts
+                facts = dict(zip(KEYS, key, strict=True)) | measured(group, seed)
+                known[key] = facts
                 file.write(json.dumps(facts) + "\n")
                 file.flush()
     print(describe())
@@ -134,7 +136,8 @@ def print_table(results: list[dict[str, Any]]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for group in GROUPS:
-        of = [one for one in results if one["group"] == group.name]
+        known = group.name, group.iterations
+        of = [one for one in results if (one["group"], one["iterations"]) == known]
         if of:
             print("| " + " | ".join(row(group, of)) + " |")
     late = [one for one in results if one["group"] == STRAGGLING]
@@ -178,16 +181,16 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for folder in CODE:
         for path in sorted((ROOT / folder).glob("*.py")):
-            if folder != "benchmarks" or path.name.startswith("pipeline"):
+            if folder != "benchmarks" or path.name in ("pipeline_plant.py", "pipelines.py"):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def kept() -> dict[tuple[str, str, int], dict[str, Any]]:
+def kept() -> dict[tuple[Any, ...], dict[str, Any]]:
     if not KEPT.exists():
         return {}
     lines = KEPT.read_text(encoding="utf-8").splitlines()
-    return {(one["code"], one["group"], one["seed"]): one for one in map(json.loads, lines)}
+    return {tuple(one[key] for key in KEYS): one for one in map(json.loads, lines)}
 
 
 if __name__ == "__main__":

@@ -194,13 +194,12 @@ class PipelineState:
 
     @property
     def lost_bound(self) -> float:
-        """Nanoseconds that the run has lost, with standard errors of independent estimates."""
-        variance = 0.0
-        for level, use in self.account.levels.items():
-            slower = self.slower[level]
-            variance += (use.time * slower.deviation) ** 2 / slower.n
-        uncertain = self.account.closed_bound - self.account.closed_lost
-        return self.lost + uncertain + DEVIATIONS * math.sqrt(variance)
+        """Nanoseconds that the run has lost, with the standard errors of all estimates.
+
+        These add up: one plan's prediction is corrected by the error of another one's, so that the
+        errors of plans are not independent.
+        """
+        return self.account.bound(lambda level: self.slower[level].likely(DEVIATIONS))
 
     @property
     def allowed(self) -> float:
