@@ -131,6 +131,25 @@ def test_shown_configuration_reads_back_unchanged(
     assert again.tables == config.tables
 
 
+TRACKING = {"control", "slo", "ttft", "tbt", "classes"}
+"""Keys of a job that are refused without each other."""
+
+
+@st.composite
+def load_tracking(draw: st.DrawFn) -> dict[str, Any]:
+    """The keys of a job whose setting follows its load."""
+    limits = st.integers(1, 2**63 - 1).map(lambda n: str(Duration(n)))
+    names = st.sampled_from(["ttft_p50", "ttft_p999", "tbt_p99"])
+    return {
+        "kind": "requests",
+        "control": "track",
+        "slo": draw(st.dictionaries(names, limits, min_size=1)),
+        "ttft": draw(TEXT.map("event:{}x".format)),
+        "tbt": draw(st.sampled_from(["", "latency", "span:token"])),
+        "classes": draw(st.sampled_from(["", "length"])),
+    }
+
+
 @st.composite
 def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Some keys of some jobs, no two of which are about the same spans."""
@@ -138,8 +157,13 @@ def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
     for name in draw(st.lists(TEXT.filter(bool), max_size=4, unique=True)):
         row: dict[str, Any] = {"span": name}
         for key in keys(TunedJobSettings).values():
-            if key.name not in {"span", "max_slowdown", "latency"} and draw(st.booleans()):
+            if key.name not in TRACKING | {"span", "max_slowdown", "latency"} and draw(
+                st.booleans()
+            ):
                 row[key.name] = draw(values(key))
+        if draw(st.booleans()):
+            rows.append({**row, **draw(load_tracking()), "compute": ""})
+            continue
         if draw(st.booleans()):
             row["max_slowdown"] = draw(st.floats(1e-6, 1))
         if draw(st.booleans()):
@@ -165,9 +189,11 @@ def test_arrays_of_tables_round_trip(
     config = load(path, environ={}, schema=SCHEMA)
     shown = config.plain()["autotune"]["job"]
     assert [
-        {key: job[key] for key in row if key != "latency"}
+        {key: job[key] for key in row if key not in {"latency", "slo"}}
         for row, job in zip(rows, shown, strict=True)
-    ] == [{key: value for key, value in row.items() if key != "latency"} for row in rows]
+    ] == [
+        {key: value for key, value in row.items() if key not in {"latency", "slo"}} for row in rows
+    ]
     path.write_text(to_toml(config, origins=origins), newline="")
     assert load(path, environ={}, schema=SCHEMA).tables == config.tables
 

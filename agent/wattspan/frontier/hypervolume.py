@@ -64,11 +64,15 @@ def _strips(
     yield left, reference.time, height
 
 
+_LEAST_ERROR = 1e-12
+"""A smaller standard deviation changes nothing, and the quotient by it might be infinite."""
+
+
 def _expected_excess(bound: float, mean: float, error: float) -> float:
     """The expectation of max(0, bound - X) for a normal X."""
     if bound == -inf:
         return 0.0
-    if error <= 0.0:
+    if error < _LEAST_ERROR:
         return max(0.0, bound - mean)
     z = (bound - mean) / error
     below = erfc(-z / sqrt(2)) / 2
