@@ -19,8 +19,8 @@ PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=agent/wattspan/%.py))
 export PYTHON PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check environment tools all-tools lint types contracts format unit inner flow \
-	coverage thorough exhaustive alone search soak docs bench fuzz lock clean
+.PHONY: help demo test test-all check environment tools all-tools lint types contracts format unit inner slow flow \
+	flow-and-slow coverage thorough exhaustive alone search soak docs bench fuzz lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ demo: ## set up and run the agent on an emulated host (needs Python >= 3.11, not
 
 test: environment ## set up and run every check and test of a change (at most 15 minutes on 2 cores)
 	@$(BOTH) tools lint types contracts
-	@$(EACH) inner flow coverage
+	@$(EACH) inner flow-and-slow coverage
 
 test-all: test all-tools ## `make test`, then the exhaustive tests and a soak of ten minutes (over an hour)
 	@$(BOTH) soak exhaustive
@@ -74,7 +74,13 @@ unit: ## unit, property and contract tests, the slow ones left out
 inner:
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m coverage run -m pytest -n logical --hypothesis-profile=fixed -m 'not slow and not exhaustive' $(RECORD) $(INNER)
-	$(PYTEST) --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD:.xml=-slow.xml) $(INNER)
+
+slow:
+	nice $(BIN)/python -m pytest --hypothesis-profile=fixed -m 'slow and not exhaustive' $(RECORD) $(INNER)
+
+# One process simulates while flow tests wait.
+flow-and-slow:
+	@$(BOTH) flow slow
 
 flow:
 	$(PYTEST) -n $(FLOW_WORKERS) $(BY_FILE) -m 'not exhaustive' $(RECORD) tests/flow
