@@ -57,10 +57,16 @@ def caps(
 # ----------------------------------------------------------------------- the capper itself ends
 
 
+def hold(client: CapperClient, gpu: Gpu) -> None:
+    """Have the cap in force: a hold returns after HOLD_TIMEOUT, perhaps before a write."""
+    client.hold("job", {gpu.key: CAP}, "why")
+    eventually(lambda: gpu.limit == CAP, "the limit is set")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_restores_and_ends(capper: CapperProcess, gpu: Gpu, number: int) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     assert gpu.limit == CAP
     assert capper.journal()[0]["original"] == ORIGINAL
     assert capper.end(number) == 0
@@ -72,7 +78,7 @@ def test_signal_restores_and_ends(capper: CapperProcess, gpu: Gpu, number: int) 
 
 def killed_while_it_holds(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     capper.end(signal.SIGKILL)
     client.close()
 
@@ -132,6 +138,7 @@ def test_limit_of_an_earlier_boot_is_restored_if_in_force(capper: CapperProcess,
     left = Journal(
         capper.directory, open_capper_host(capper.state_dir, capper.host.directory).boot_id
     ).entries
+    assert (gpu.limit, list(left)) == (CAP, [gpu.key])
     for path in capper.directory.glob("journal-*"):
         path.unlink()
     Journal(capper.directory, f"earlier {capper.host.directory.name}").save(left)
@@ -189,7 +196,7 @@ def test_capper_restores_and_ends_with_its_standard_input(
     words = ["--follow-stdin"]
     with CapperProcess(host, tmp_path, stdin=subprocess.PIPE, arguments=words) as capper:
         client = capper.ready().client()
-        client.hold("job", {gpu.key: CAP}, "why")
+        hold(client, gpu)
         assert capper.process.stdin is not None
         capper.process.stdin.close()
         assert capper.process.wait(20) == 0
@@ -290,7 +297,7 @@ def fill(path: Path) -> None:
 
 def test_foreign_limit_is_never_overwritten(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     gpu.set(THEIRS)
     eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
     assert capper.row(gpu.key).holder == ""
@@ -310,7 +317,7 @@ def test_foreign_limit_can_be_accepted(
 ) -> None:
     client = capper.client()
     for theirs in (600_000, 580_000):
-        client.hold("job", {gpu.key: CAP}, "why")
+        hold(client, gpu)
         gpu.set(theirs)
         eventually(lambda: capper.row(gpu.key).foreign, "it is noticed")
         if theirs == 600_000:
@@ -326,7 +333,7 @@ def test_lost_gpu_is_restored_on_return(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="lost")
     try:
         with pytest.raises(CapsError) as lost:
@@ -344,7 +351,7 @@ def test_gpu_lost_during_a_kill_is_restored_later(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="lost")
     try:
         assert capper.end() == 6
@@ -362,7 +369,7 @@ def test_reloaded_driver_keeps_its_default(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="reload_driver")
     eventually(lambda: capper.row(gpu.key).holder == "", "it is noticed")
     client.close()
@@ -374,7 +381,7 @@ def test_hung_driver_does_not_lose_the_original_limit(
     capper: CapperProcess, gpu: Gpu, host: EmulatedHost
 ) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     host.ask(do="fault", gpu=0, fault="hang")
     try:
         client._timeout = 0.1
@@ -483,7 +490,7 @@ def test_status_lists_holders_limits_and_reasons(capper: CapperProcess, gpu: Gpu
 
 def test_running_capper_restores_on_request(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
-    client.hold("job", {gpu.key: CAP}, "why")
+    hold(client, gpu)
     done = caps(capper, "restore", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["by"] == "capper"
