@@ -35,12 +35,15 @@ INTERVAL, SPAN, RATE = "1s", 60, "10s"
 WITHIN = 120.0  # seconds; most answers are there within fifteen
 
 NOT_HELD = "there is none before a setting is held, which takes the tuner minutes"
+NOT_TRACKED = "no job here follows the load of a server"
 NEVER_YET = "each reason has a series from its first time on, and here there is none"
 UNANSWERED = {
     "wattspan-autotuner/Clock caps/A": "power limits are turned here, clocks are not",
     "wattspan-autotuner/Decisions/Marks": "a job is released or declined after minutes, if at all",
     "wattspan-autotuner/Jobs/E": NOT_HELD,
+    "wattspan-autotuner/Load of tracked servers/A": NOT_TRACKED,
     "wattspan-autotuner/New caps/Marks": NOT_HELD,
+    "wattspan-autotuner/Requests over a latency limit/A": NOT_TRACKED,
     "wattspan-autotuner/Saving at the held setting/A": NOT_HELD,
     "wattspan-autotuner/Saving of a unit of work/A": NOT_HELD,
     "wattspan-autotuner/Setting and its speed/A": NOT_HELD,

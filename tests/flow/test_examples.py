@@ -151,12 +151,18 @@ def test_unmodified_flask_script_appears_in_metrics_and_in_the_report(
     (tmp_path / "app.py").write_text(FLASK)
     port = free_port()
     command = [INSTRUMENT, "flask", "run", "--port", str(port)]
-    with served(command, tmp_path, port, **three_variables(agent, "sums")) as url:
-        for _ in range(20):
-            assert fetch(f"{url}/sum/100000").startswith("3333")
     name = "GET /sum/<int:n>"
-    come_in(agent, "sums", name, 20)
-    assert joules(agent, "sums", name) > 0
+    with served(command, tmp_path, port, **three_variables(agent, "sums")) as url:
+
+        def charged() -> bool:
+            """More requests: on a full machine the spans of the first may be late."""
+            assert fetch(f"{url}/sum/100000").startswith("3333")
+            return joules(agent, "sums", name) > 0
+
+        for _ in range(20):
+            charged()
+        eventually(charged, "the energy of its requests is charged")
+    come_in(agent, "sums", name, 21)
 
     def reported() -> bool:
         told = wattspan("report", "--by", "span", "--set", f"agent.state_dir={agent.state_dir}")

@@ -71,7 +71,7 @@ def test_page_shows_commands_of_the_whole_way() -> None:
         assert any(words in one for one in commands), words
 
 
-@pytest.mark.exhaustive
+@pytest.mark.alone
 @pytest.mark.slow
 def test_every_command_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
     folder, programs = tmp_path / "examples", tmp_path / "bin"
