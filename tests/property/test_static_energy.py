@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wattspan.attribution.settlement import attribute
@@ -115,6 +115,7 @@ def test_static_and_dynamic_energy_add_up_to_exclusive_energy(
         assert sum(map(sum, row.splits.values())) == known[row.name]
 
 
+@example(spent=[(0, 0, 0, None)] * (TICKS - 1) + [(0, 1, 0, None)], cuts=[0])
 @given(ticks, st.lists(times, min_size=1, max_size=5))
 def test_splits_of_neighbouring_periods_add_up(spent: Ticks, cuts: list[int]) -> None:
     spent = [(cpu, gpu, static, StaticBasis.FITTED) for cpu, gpu, static, _ in spent]

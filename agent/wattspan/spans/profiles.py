@@ -184,7 +184,9 @@ class EnergyProfile:
         for one in bases.values():
             whole = None if whole is None or one is None else whole.worse(one)
         if not self._bases or self._bases[-1][1] is not whole:
-            self._bases.append((start, whole))
+            # Before the first energy of a GPU there was none to divide.
+            since = start if self._bases else self._known[HwType.GPU][0]
+            self._bases.append((since, whole))
             del self._bases[:-_MAX_BASES]
 
     def _add_gap(self, start: int, end: int) -> None:
