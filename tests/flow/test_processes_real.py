@@ -162,7 +162,8 @@ def test_hundreds_of_children_shorter_than_a_poll_are_all_charged_by_name() -> N
         parent, truth = brief_lives(watch)
         named = [p for p in watch.spent if watch.infos[p].parent == parent]
         assert 10 <= len(named) < 250  # siblings that end in one poll share an account
-        assert watch.of_children(parent) == pytest.approx(truth, rel=0.1)
+        # The costs of exits are charged as well. The truth lacks them; a busy machine raises them.
+        assert 0.9 * truth <= watch.of_children(parent) <= 1.5 * truth
 
 
 @rooted
