@@ -22,10 +22,6 @@ LEAST_BLOCK = 3
 """Settings besides the baseline that a block has before it may end."""
 
 
-def least_trial_seconds(study: Study) -> float:
-    return study.warm_up_seconds + study.window_seconds
-
-
 def spent_seconds(study: Study) -> float:
     """The wall time of all trials so far."""
     return sum(trial.elapsed_seconds for trial in study.trials)
@@ -34,7 +30,8 @@ def spent_seconds(study: Study) -> float:
 def affordable_trials(study: Study, budget: float) -> int:
     """The trials for which the rest of ``budget`` seconds suffices, by their mean time so far."""
     past = [trial.elapsed_seconds for trial in study.trials if trial.elapsed_seconds > 0]
-    expected = max(least_trial_seconds(study), sum(past) / len(past) if past else 0.0)
+    least = study.warm_up_seconds + study.window_seconds
+    expected = max(least, sum(past) / len(past) if past else 0.0)
     return max(0, floor((budget - spent_seconds(study)) / expected))
 
 
@@ -70,8 +67,10 @@ class GainOrder:
         """A setting's number and its block; None if nothing is to do."""
         blocks, newest = self._to_do, self._newest
         candidates = [number for number in blocks if number and blocks[number]]
-        if newest in blocks[0] or not candidates:
-            return (0, blocks[0][0] if newest not in blocks[0] else newest) if blocks[0] else None
+        if newest in blocks[0]:
+            return 0, newest
+        if not candidates:
+            return (0, blocks[0][0]) if blocks[0] else None
         lacking = [number for number in candidates if newest in blocks[number]]
         begins = newest + 1 in blocks[0]  # a further block is possible
         if begins:

@@ -145,18 +145,15 @@ class SettableDevices:
 
     def original_watts(self, device: str) -> float | None:
         """The power limit of a device before the study."""
-        for key in self._power:
-            if key.device == device and (limit := self._original(key)) is not None:
-                return limit / 1000
-        return None
+        return self._watts(device, self._original)
 
     def default_watts(self, device: str) -> float | None:
         """The power limit of a device by its maker."""
-        for key in self._power:
-            limit = self._rows[key].state.default
-            if key.device == device and limit is not None:
-                return limit / 1000
-        return None
+        return self._watts(device, lambda key: self._rows[key].state.default)
+
+    def _watts(self, device: str, limit_of: Callable[[CapKey], int | None]) -> float | None:
+        limits = (limit_of(key) for key in self._power if key.device == device)
+        return next((limit / 1000 for limit in limits if limit is not None), None)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """CapsError if a setting needs a knob that no measured device has."""
