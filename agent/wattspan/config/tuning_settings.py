@@ -196,13 +196,13 @@ class TunedJobSettings(Table, frozen=True):
             text: str = getattr(self, key)
             if text and not any(LatencySource.parse(text)):
                 yield key, f"{quoted(text)} names nothing. Write event:NAME or span:NAME."
-        for key, instead in (("latency", "slo"), ("max_slowdown", "slo"), ("compute", "ranks")):
+        replaced = "the latency limits in slo replace it"
+        for key, cause in (
+            ("latency", replaced),
+            ("max_slowdown", replaced),
+            ("compute", "load tracking does not divide a server into ranks"),
+        ):
             if getattr(self, key) not in ("", 0, None):
-                cause = (
-                    "load tracking does not divide a server into ranks"
-                    if instead == "ranks"
-                    else "the latency limits in slo replace it"
-                )
                 yield key, f'has no effect with control = "track": {cause}. Remove it.'
 
     def _without_tracking(self) -> Iterator[tuple[str, str]]:
