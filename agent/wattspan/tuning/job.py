@@ -161,9 +161,8 @@ class TuningJob:
         self.ranks: dict[Consumer, int] = {}
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
         self._members_read_at = 0
-        self._position = self._first = (
-            self._preferred_knob
-        )  # in ``knobs``: the present one, the first worth trying
+        # In ``knobs``: the present one, the first worth trying.
+        self._position = self._first = self._preferred_knob
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)

@@ -134,7 +134,7 @@ class TrackedJob(TuningJob):
 
     @property
     def _preferred_knob(self) -> int:
-        """That of clocks: a power limit rarely binds while tokens are generated."""
+        """The position of the clock knob: a power limit rarely binds while tokens are generated."""
         knobs = self._host_settings.knobs
         return knobs.index(Knob.GPU_CLOCK) if Knob.GPU_CLOCK in knobs else 0
 

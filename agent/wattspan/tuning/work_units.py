@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
 from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
@@ -16,6 +16,8 @@ from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
 from wattspan.tuning.decisions.values import WorkloadKind, WorkUnit
+
+T = TypeVar("T")
 
 _MAX_COMPUTE_SPANS = 4096
 """Compute spans of ranks that wait for their unit of work."""
@@ -58,6 +60,30 @@ class AnnouncedSpans(NamedTuple):
     records: Sequence[SpanStart | SpanEnd]
 
 
+class _BoundedBatches(Generic[T]):
+    """Batches of spans in order: the oldest are dropped beyond MAX_WAITING_SPANS spans."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[T, int]] = deque()
+        self._count = 0
+
+    def append(self, batch: T, spans: int) -> int:
+        """Append a batch of so many spans; returns the number of dropped ones."""
+        self._batches.append((batch, spans))
+        self._count += spans
+        lost = 0
+        while self._count > MAX_WAITING_SPANS and len(self._batches) > 1:
+            dropped = self._batches.popleft()[1]
+            self._count -= dropped
+            lost += dropped
+        return lost
+
+    def drain(self) -> list[T]:
+        """Remove and return all batches."""
+        drained, self._batches, self._count = self._batches, deque(), 0
+        return [batch for batch, _ in drained]
+
+
 class ReceivedSpanQueue:
     """From the joiner's thread to the tuner's; ``lost`` counts dropped spans.
 
@@ -66,41 +92,30 @@ class ReceivedSpanQueue:
 
     def __init__(self, *, announced: bool = False) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[ReceivedSpans] = deque()
-        self._announced: deque[AnnouncedSpans] = deque()
+        self._received = _BoundedBatches[ReceivedSpans]()
+        self._announced = _BoundedBatches[AnnouncedSpans]()
         self._needs_announced = announced
-        self._count = self._announced_count = 0
         self.lost = 0
 
     def append(
         self, consumer: Consumer, service: str, spans: SpanColumns, records: SpanRecordColumns
     ) -> None:
         """Append the spans of one process."""
+        received = ReceivedSpans(consumer, service, spans, records)
         with self._lock:
-            self._waiting.append(ReceivedSpans(consumer, service, spans, records))
-            self._count += len(spans)
-            while self._count > MAX_WAITING_SPANS and len(self._waiting) > 1:
-                dropped = len(self._waiting.popleft().spans)
-                self._count -= dropped
-                self.lost += dropped
+            self.lost += self._received.append(received, len(spans))
 
     def announce(self, consumer: Consumer, records: Sequence[SpanStart | SpanEnd]) -> None:
         """Append the announced starts and ends of one process, if the tuner needs them."""
         if not (self._needs_announced and records):
             return
         with self._lock:
-            self._announced.append(AnnouncedSpans(consumer, records))
-            self._announced_count += len(records)
-            while self._announced_count > MAX_WAITING_SPANS and len(self._announced) > 1:
-                dropped = len(self._announced.popleft().records)
-                self._announced_count -= dropped
-                self.lost += dropped
+            self.lost += self._announced.append(AnnouncedSpans(consumer, records), len(records))
 
     def drain(self) -> Sequence[ReceivedSpans]:
         """Remove and return all spans in the queue, in order."""
         with self._lock:
-            drained, self._waiting, self._count = self._waiting, deque(), 0
-        return drained
+            return self._received.drain()
 
     def drain_announced(self) -> Sequence[AnnouncedSpans]:
         """Remove and return all announcements in the queue, in order.
@@ -108,8 +123,7 @@ class ReceivedSpanQueue:
         Those of spans that were drained before are among them, or were drained earlier.
         """
         with self._lock:
-            drained, self._announced, self._announced_count = self._announced, deque(), 0
-        return drained
+            return self._announced.drain()
 
 
 class RepeatedSpans:

@@ -129,18 +129,24 @@ CAUSES = {
 }
 
 
-def _cause(reason: DecisionReason) -> str:
+def cause_text(reason: DecisionReason) -> str:
+    """The reason as a clause."""
     return CAUSES.get(reason, reason.value.replace("_", " "))
 
 
 def setting_text(state: TunerState, level: int) -> str:
     """``"320 W"``, ``"1410 MHz"``; the lowest setting too where settings differ."""
-    if state.policy.knob is Knob.GPU_CLOCK:
-        return f"{level} MHz"
-    if level in state.ladder.lowered:
+    knob = state.policy.knob
+    if knob is not Knob.GPU_CLOCK and level in state.ladder.lowered:
         base, settings = state.ladder.lowered[level]
-        return f"{base / 1000:.0f} W, {min(settings.values()) / 1000:.0f} W where ranks wait"
-    return f"{level / 1000:.0f} W"
+        lowest = level_text(knob, min(settings.values()))
+        return f"{level_text(knob, base)}, {lowest} where ranks wait"
+    return level_text(knob, level)
+
+
+def level_text(knob: Knob, level: int) -> str:
+    """``"320 W"``, ``"1410 MHz"``."""
+    return f"{level} MHz" if knob is Knob.GPU_CLOCK else f"{level / 1000:.0f} W"
 
 
 def slowdown_text(ratio: float) -> str:
@@ -212,13 +218,13 @@ def _noise(state: TunerState) -> str:
 
 def release_decision(state: TunerState, reason: DecisionReason, level: int) -> Decision:
     """Restore the original setting now."""
-    sentence = f"Release {setting_text(state, level)}: {_cause(reason)}."
+    sentence = f"Release {setting_text(state, level)}: {cause_text(reason)}."
     return Decision(Move.RELEASE, reason, sentence, {}, _figures(state, level))
 
 
 def decline_decision(reason: DecisionReason, cause: str = "") -> Decision:
     """Keep the original setting; ``cause`` replaces the usual clause of the reason."""
-    sentence = f"Keep the original setting: {cause or _cause(reason)}."
+    sentence = f"Keep the original setting: {cause or cause_text(reason)}."
     return Decision(Move.DECLINE, reason, sentence)
 
 

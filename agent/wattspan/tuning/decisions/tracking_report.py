@@ -16,7 +16,7 @@ from wattspan.model import (
 )
 from wattspan.tuning.decisions.load import bin_bound
 from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
-from wattspan.tuning.decisions.report import CAUSES
+from wattspan.tuning.decisions.report import cause_text, level_text
 from wattspan.tuning.decisions.values import LevelLadder
 
 SETTING_RATIO = 0.8
@@ -94,7 +94,7 @@ def tracking_decision(
         why = "the next step down waits" if waits else "no lower one is certified for this load"
         sentence = f"Hold the original setting: {why}; {load}."
         return Decision(Move.HOLD, DecisionReason.CERTIFIED, sentence, {}, shown)
-    name = tracked_setting_text(knob, level)
+    name = level_text(knob, level)
     caps = ladder.caps(level)
     if state.trial:
         sentence = f"Certify {name} at this load: {load}."
@@ -107,16 +107,11 @@ def refused_decision(
     state: TrackingState, knob: Knob, before: int, reason: DecisionReason, cause: str = ""
 ) -> Decision:
     """Restore the original, or leave it, for an external reason; ``before`` was the setting."""
-    clause = cause or CAUSES.get(reason, reason.value.replace("_", " "))
+    clause = cause or cause_text(reason)
     if before:
-        name = tracked_setting_text(knob, state.policy.settings[before])
+        name = level_text(knob, state.policy.settings[before])
         return Decision(Move.RELEASE, reason, f"Release {name}: {clause}.")
     return Decision(Move.DECLINE, reason, f"Keep the original setting: {clause}.")
-
-
-def tracked_setting_text(knob: Knob, level: int) -> str:
-    """``"1590 MHz"``, ``"560 W"``."""
-    return f"{level} MHz" if knob is Knob.GPU_CLOCK else f"{level / 1000:.0f} W"
 
 
 def _load_text(figures: LoadFigures) -> str:

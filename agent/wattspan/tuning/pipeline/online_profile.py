@@ -155,9 +155,9 @@ class OnlineProfile:
 
         Between measured clocks, time and power are linear. ``step`` is the least difference of
         clocks in MHz, ``wanted`` are further clocks between them. ``blocking_watts`` replaces the
-        fitted power of waiting. None before the
-        duration and the power of every instruction are known. Below the lowest measured clock of
-        an instruction, its time rises in proportion to the clock, and its energy does not fall.
+        fitted power of waiting. None before the duration and the power of every instruction are
+        known. Below the lowest measured clock of an instruction, its time rises in inverse
+        proportion to the clock, and its energy does not fall.
         """
         waiting, powers = self.powers(blocking_watts)
         ranks = dag.stage_ranks()
