@@ -17,30 +17,14 @@ from pathlib import Path
 import pytest
 
 from support.program import ENVIRONMENT, wattspan
-from support.tuned_stack import ORIGINAL, Tuned, TunedHost
+from support.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
 
 JOB = "llm/chat"
-CONFIG = """\
-[agent]
-state_dir = "{state}"
-run_dir = "{sockets}"
-[spans]
-http = "127.0.0.1:0"
-[exporters.prometheus]
-listen = "127.0.0.1:0"
-[caps]
-users = []
-lease = "2s"
-largest_step = 1.0
-capper = {capper}
-[autotune]
-mode = "apply"
-knobs = ["gpu_power"]
-floor = {floor}
+CONFIG = stack_config(
+    """\
 dwell = "3s"
-block = "{block}"
 [[autotune.job]]
 service = "llm"
 span = "chat"
@@ -50,7 +34,9 @@ slo = {{ttft_p90 = "20s", tbt_p90 = "20s"}}
 period = "1s"
 ttft = "event:first_token"
 tbt = "span:decode"
-"""
+""",
+    http="127.0.0.1:0",
+)
 SERVER = """
 import sys, threading, time
 from pathlib import Path

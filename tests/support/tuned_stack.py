@@ -39,12 +39,12 @@ PROFILE, ORIGINAL, THEIRS = "one-socket-h100", 650_000, 333_000
 JOB = "trainer/train_step"
 LEASE = 2.0  # seconds
 QUICK = {"step": 0.04, "noise": 0.003}  # settings of a short training job
-CONFIG = """\
+_STACK = """\
 [agent]
 state_dir = "{state}"
 run_dir = "{sockets}"
 [spans]
-http = ""
+http = "HTTP"
 [exporters.prometheus]
 listen = "127.0.0.1:0"
 [caps]
@@ -55,10 +55,19 @@ capper = {capper}
 [autotune]
 mode = "apply"
 knobs = ["gpu_power"]
-max_slowdown = 0.15
 floor = {floor}
-confidence = 0.9
 block = "{block}"
+"""
+
+
+def stack_config(tuning: str, *, http: str = "") -> str:
+    """The configuration of a stack; ``tuning`` is the rest of [autotune], with its jobs."""
+    return _STACK.replace("HTTP", http) + tuning
+
+
+CONFIG = stack_config("""\
+max_slowdown = 0.15
+confidence = 0.9
 block_units = 5
 settle = "100ms"
 settle_units = 1
@@ -67,7 +76,7 @@ dwell = "1s"
 service = "trainer"
 span = "train_step"
 kind = "steps"
-"""
+""")
 
 
 class Limited:
