@@ -27,7 +27,7 @@ WAITS = (0.2, 0.4, 0.8, 1.2)  # seconds for the slowest rank, which differ from 
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 240.0
     provider = TracerProvider(resource=Resource.create({"service.name": "rank-0"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=1000))
     trace.set_tracer_provider(provider)
