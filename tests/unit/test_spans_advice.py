@@ -12,9 +12,9 @@ from wattspan.model import SECOND, Milliwatts, Provenance, StaticBasis, StaticPo
 from wattspan.spans.advice import (
     MIN_CLOCK_SAMPLES,
     AdviceKind,
+    BoardClockSample,
     BoardFacts,
     BoardUse,
-    ClockSample,
     Confidence,
     NoAdviceReason,
     UseFacts,
@@ -129,14 +129,14 @@ def test_no_larger_batch_is_advised_otherwise(changes: dict[str, Any]) -> None:
 # -------------------------------------------------------------------------------------- clocks
 
 
-def varying(spread: float, *, noise: float = 0.0, count: int = 200) -> list[ClockSample]:
+def varying(spread: float, *, noise: float = 0.0, count: int = 200) -> list[BoardClockSample]:
     """A clock around 1.5 GHz, and a power that rises with its third power."""
     chance = random.Random(3)
     found = []
     for _ in range(count):
         ratio = 1 + chance.uniform(-spread, spread)
         power = 100_000 + 300_000 * ratio**3 + chance.gauss(0, noise * 400_000)
-        found.append(ClockSample(round(1.5e9 * ratio), round(power), capped=ratio < 1))
+        found.append(BoardClockSample(round(1.5e9 * ratio), round(power), capped=ratio < 1))
     return found
 
 
@@ -157,11 +157,11 @@ def test_varying_clock_under_a_limit_suggests_its_mean() -> None:
         varying(0.1, noise=0.5),
         [one._replace(capped=False) for one in varying(0.3)],
         [one._replace(power=400_000) for one in varying(0.3)],
-        [ClockSample(10**9 * (1 + i % 2), 10**5 * (1 + i % 2), True) for i in range(100)],
+        [BoardClockSample(10**9 * (1 + i % 2), 10**5 * (1 + i % 2), True) for i in range(100)],
     ],
     ids=["few", "steady", "noisy", "no limit", "power at the limit", "two clocks"],
 )
-def test_no_clock_is_advised_otherwise(samples: list[ClockSample]) -> None:
+def test_no_clock_is_advised_otherwise(samples: list[BoardClockSample]) -> None:
     assert kinds(board(samples=samples, uses=(UseFacts("", use()),))) == []
 
 

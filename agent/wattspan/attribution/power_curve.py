@@ -185,7 +185,7 @@ class PowerCurve:
         inflation = _inflation(correlation * self._loads.value)
         freedom = self._count - _PARAMETERS
         least = freedom * (_NOISE * self._mean[last]) ** 2
-        line = _Line(sums.up / sums.uu, 0.0, 0.0, 0.0, 1.0)
+        line = _CurveSolution(sums.up / sums.uu, 0.0, 0.0, 0.0, 1.0)
         if line.slope <= 0:
             return None
         for _ in range(_ITERATIONS):  # the prior of the curvature is scaled by the slope
@@ -235,7 +235,7 @@ class _Autocorrelation:
         return min(_MAX_CORRELATION, max(0.0, found))
 
 
-class _Line(NamedTuple):
+class _CurveSolution(NamedTuple):
     """A solution of the normal equations: power is ``slope`` × load + ``turn`` × bend + idle."""
 
     slope: float
@@ -255,20 +255,20 @@ class _CurveMoments(NamedTuple):
     vp: float
     pp: float
 
-    def squares(self, line: _Line) -> float:
+    def squares(self, line: _CurveSolution) -> float:
         """The sum of the squares of the residuals."""
         slope, turn = line.slope, line.turn
         explained = 2 * (slope * self.up + turn * self.vp) - 2 * slope * turn * self.uv
         return self.pp - explained + slope * slope * self.uu + turn * turn * self.vv
 
-    def solve(self, prior: _Prior, slope: float, variance: float) -> _Line:
+    def solve(self, prior: _Prior, slope: float, variance: float) -> _CurveSolution:
         """The posterior mean with a prior of ``turn`` around ``prior.mean`` × ``slope``."""
         information = variance / (prior.deviation * slope) ** 2
         known = self.vv + information
         aimed = self.vp + information * prior.mean * slope
         # At least the second by the Cauchy-Schwarz inequality, but for rounding.
         determinant = max(self.uu * known - self.uv * self.uv, self.uu * information)
-        return _Line(
+        return _CurveSolution(
             max(_TINY, (self.up * known - self.uv * aimed) / determinant),
             (self.uu * aimed - self.uv * self.up) / determinant,
             variance,

@@ -115,7 +115,7 @@ def fit_static_power(windows: Sequence[WaitingWindow]) -> StaticPowerFit | Stati
     weighted: list[tuple[float, float]] = []
     for _ in range(_ITERATIONS):
         weighted = line.weighted(windows)
-        better = _Line.of(windows, [weight for weight, _ in weighted])
+        better = _WaitingLine.of(windows, [weight for weight, _ in weighted])
         if better is None:  # the spread was that of windows without weight
             return StaticPowerRefusal.NO_SPREAD
         line = better
@@ -135,7 +135,7 @@ def fit_static_power(windows: Sequence[WaitingWindow]) -> StaticPowerFit | Stati
     )
 
 
-class _Line(NamedTuple):
+class _WaitingLine(NamedTuple):
     """Power over the share of waiting time; ``moment`` is the weighted one around ``mean``."""
 
     base: float
@@ -145,7 +145,7 @@ class _Line(NamedTuple):
     moment: float = 0.0
 
     @classmethod
-    def of(cls, windows: Sequence[WaitingWindow], weights: Sequence[float]) -> _Line | None:
+    def of(cls, windows: Sequence[WaitingWindow], weights: Sequence[float]) -> _WaitingLine | None:
         """The weighted regression; None without enough spread of windows with weight."""
         weight = sum(weights)
         pairs = list(zip(weights, windows, strict=True))
@@ -186,7 +186,7 @@ class _Line(NamedTuple):
         return _TWO_SIDED * sqrt(variance * leverage * _inflation(weighted))
 
 
-def _first_line(windows: Sequence[WaitingWindow], spread: float) -> _Line:
+def _first_line(windows: Sequence[WaitingWindow], spread: float) -> _WaitingLine:
     """The line by the median of pairwise slopes, of windows with all shares."""
     some = sorted(windows, key=_WAITING)[:: len(windows) // _PAIRED + 1]
     slopes = [
@@ -195,7 +195,7 @@ def _first_line(windows: Sequence[WaitingWindow], spread: float) -> _Line:
         if abs(other.waiting - one.waiting) >= spread / 4
     ]
     slope = median(slopes)
-    return _Line(median(window.power - slope * window.waiting for window in windows), slope)
+    return _WaitingLine(median(window.power - slope * window.waiting for window in windows), slope)
 
 
 def _trust(deviation: float) -> float:

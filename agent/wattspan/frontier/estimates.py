@@ -104,7 +104,7 @@ class BlockModel:
         return ConfidenceInterval(value, exp(effect - half), exp(effect + half))
 
 
-class _Fit(NamedTuple):
+class _BlockFit(NamedTuple):
     effects: Sequence[float]
     covariance: Sequence[Sequence[float]]  # relative to the variance of one trial
     freedom: int
@@ -113,7 +113,7 @@ class _Fit(NamedTuple):
 
 def _fitted(
     columns: Mapping[int, int], figures: Sequence[tuple[int, int, float]], blocks: Sequence[int]
-) -> _Fit:
+) -> _BlockFit:
     """The least squares of settings and ``blocks``."""
     # The blocks' effects sum up to 0 by one column less, so the settings' ones are absolute.
     last = max(0, len(blocks) - 1)
@@ -138,10 +138,10 @@ def _fitted(
         for row, value in zip(rows, values, strict=True)
     )
     squares = sum(residual * residual for residual in residuals)
-    return _Fit(effects, covariance, len(rows) - size, squares)
+    return _BlockFit(effects, covariance, len(rows) - size, squares)
 
 
-def _as_good(plain: _Fit, fit: _Fit) -> bool:
+def _as_good(plain: _BlockFit, fit: _BlockFit) -> bool:
     """True if the blocks of ``fit`` explain no more than chance."""
     blocks = plain.freedom - fit.freedom
     if blocks <= 0 or fit.freedom <= 0:

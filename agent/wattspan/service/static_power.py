@@ -36,7 +36,7 @@ from wattspan.model import (
     StaticPower,
     Tick,
 )
-from wattspan.spans.advice import BoardFacts, BoardUse, ClockSample, UseFacts
+from wattspan.spans.advice import BoardClockSample, BoardFacts, BoardUse, UseFacts
 from wattspan.spans.values import SpanColumns
 
 WINDOW = 4 * SECOND
@@ -117,7 +117,7 @@ class _Board:
     fits: BoardStaticPower = field(default_factory=BoardStaticPower)
     intervals: deque[_BoardInterval] = field(default_factory=deque)
     clocks: deque[int] = field(default_factory=lambda: deque(maxlen=_STEADY_CLOCKS))
-    samples: deque[ClockSample] = field(default_factory=lambda: deque(maxlen=_MAX_CLOCKS))
+    samples: deque[BoardClockSample] = field(default_factory=lambda: deque(maxlen=_MAX_CLOCKS))
     status: GpuStatus | None = None
     uses: dict[Payer, BoardUse] = field(default_factory=dict)
     unused_energy: int = 0
@@ -273,7 +273,7 @@ class StaticPowerLearner:
             power = status.power_instant or (None if account is None else account.power)
             if power is not None:
                 capped = "power_cap" in (status.throttling or ())
-                board.samples.append(ClockSample(status.sm_clock_hz, power, capped))
+                board.samples.append(BoardClockSample(status.sm_clock_hz, power, capped))
 
     def _evaluate(self, board: _Board, now: int, idle: Milliwatts | None) -> None:
         """Make windows of the intervals whose spans have been received."""

@@ -75,7 +75,7 @@ class Confidence(ModelEnum):
     LOW = "low"  # it assumes how the job reacts
 
 
-class ClockSample(NamedTuple):
+class BoardClockSample(NamedTuple):
     """The SM clock and the power in mW of a busy board at one time.
 
     ``capped``: the power limit held the clock down.
@@ -133,7 +133,7 @@ class BoardFacts(NamedTuple):
     static: StaticPower | None
     fit: StaticPowerFit | StaticPowerRefusal
     idle_power: Milliwatts | None
-    samples: Sequence[ClockSample]
+    samples: Sequence[BoardClockSample]
     uses: Sequence[UseFacts]
 
 

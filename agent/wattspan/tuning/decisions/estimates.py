@@ -300,7 +300,7 @@ POWER_CAP_PRIOR = CurvePrior(
 """
 
 
-class _Fit(NamedTuple):
+class _ParabolaFit(NamedTuple):
     """A parabola of the depth, and its corrections at each of the curve's levels.
 
     ``covariance`` is that of the coefficients: both variances, and the mixed one.
@@ -321,8 +321,8 @@ class ResponseCurve:
 
     origin: float
     levels: tuple[float, ...]  # ascending, the origin last
-    slowdown: _Fit
-    relief: _Fit
+    slowdown: _ParabolaFit
+    relief: _ParabolaFit
 
     def time(self, level: float) -> float:
         """The predicted log ratio of time per work."""
@@ -338,7 +338,7 @@ class ResponseCurve:
         """The predicted log ratio of mean power."""
         return -self._at(self.relief, level)
 
-    def _at(self, fit: _Fit, level: float) -> float:
+    def _at(self, fit: _ParabolaFit, level: float) -> float:
         if level >= self.origin:
             return 0.0
         x = (self.origin - level) / self.origin
@@ -376,7 +376,7 @@ def _fit(
     values: Sequence[float],
     variances: Sequence[float],
     prior: Prior | None,
-) -> _Fit:
+) -> _ParabolaFit:
     terms = list(zip(depths, values, variances, strict=True))
     covariance = 0.0, 0.0, 0.0
     if prior is None:
@@ -391,7 +391,7 @@ def _fit(
         * (value - linear * x - square * x * x)
         for x, value, variance in terms
     ]
-    return _Fit(linear, square, (*bends, 0.0), covariance)
+    return _ParabolaFit(linear, square, (*bends, 0.0), covariance)
 
 
 def _posterior(

@@ -104,12 +104,12 @@ def _rows(path: Path, left_out: dict[str, None]) -> Iterator[ProfileRow]:
             left_out[str(line.row["instruction"])] = None
 
 
-class _Line(NamedTuple):
+class _CsvLine(NamedTuple):
     number: int
     row: dict[str, str]
 
 
-def _lines(path: Path, columns: Sequence[str]) -> Iterator[_Line]:
+def _lines(path: Path, columns: Sequence[str]) -> Iterator[_CsvLine]:
     """The lines of a table, by the names of its columns."""
     try:
         text = _content(path).decode("utf-8-sig")
@@ -121,14 +121,14 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[_Line]:
                 f" {', '.join(columns)}."
             )
         for row in reader:
-            yield _Line(reader.line_num, row)
+            yield _CsvLine(reader.line_num, row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise PipelineFileError(
             f"Cannot read {path}: it is no table of comma-separated values ({error})."
         ) from None
 
 
-def _parsed(path: Path, line: _Line, parse: Callable[[dict[str, str]], T], needed: str) -> T:
+def _parsed(path: Path, line: _CsvLine, parse: Callable[[dict[str, str]], T], needed: str) -> T:
     try:
         return parse(line.row)
     except (TypeError, ValueError) as error:
