@@ -1,6 +1,36 @@
 # Two commands set everything up: `make demo` and `make test`. The rest is for working on it.
 
-PURE := model/* attribution/* spans/* tuning/decisions/* tuning/serialization footprint/cost http/rate_limiter training/units recurring/search recurring/jobs frontier/hypervolume frontier/selection frontier/steadiness frontier/student_t frontier/surrogate tuning/pipeline/costs tuning/pipeline/critical_flow tuning/pipeline/dag tuning/pipeline/frontier tuning/pipeline/observation tuning/pipeline/plan tuning/pipeline/assembly tuning/pipeline/comparison tuning/pipeline/control tuning/pipeline/holding tuning/pipeline/iterations tuning/pipeline/online_profile tuning/pipeline/probes tuning/pipeline/session tuning/pipeline/session_state tuning/pipeline/schedules
+PURE := model/* \
+	attribution/* \
+	spans/* \
+	tuning/decisions/* \
+	tuning/serialization \
+	footprint/cost \
+	http/rate_limiter \
+	training/units \
+	recurring/search \
+	recurring/jobs \
+	frontier/hypervolume \
+	frontier/selection \
+	frontier/steadiness \
+	frontier/student_t \
+	frontier/surrogate \
+	tuning/pipeline/costs \
+	tuning/pipeline/critical_flow \
+	tuning/pipeline/dag \
+	tuning/pipeline/frontier \
+	tuning/pipeline/observation \
+	tuning/pipeline/plan \
+	tuning/pipeline/assembly \
+	tuning/pipeline/comparison \
+	tuning/pipeline/control \
+	tuning/pipeline/holding \
+	tuning/pipeline/iterations \
+	tuning/pipeline/online_profile \
+	tuning/pipeline/probes \
+	tuning/pipeline/session \
+	tuning/pipeline/session_state \
+	tuning/pipeline/schedules
 BIN := .venv/bin
 INNER := tests/unit tests/property tests/contract
 PYTEST := $(BIN)/python -m pytest -n logical
