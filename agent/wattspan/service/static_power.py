@@ -54,7 +54,10 @@ PAUSE = 3 * SECOND
 """A user that does not use its board for this time has left it."""
 
 _ALONE = 0.95
-"""The least share of a board's active energy of its only user."""
+"""The least share of a board's energy of its idle power and its only user.
+
+Not a share of the active energy alone: at little power that is smaller than its own noise.
+"""
 
 _IDLE_NOISE = 0.1  # unattributed part of the energy of a board without a user
 _MAX_WAITS = 4096  # periods of a process that are kept until their windows are evaluated
@@ -203,13 +206,12 @@ class StaticPowerLearner:
 
     def _add(self, board: _Board, attribution: Attribution, now: int) -> None:
         interval = attribution.interval
-        active = interval.energy - attribution.idle
         board.observed_time += interval.duration
         user: Payer | None = None
         if attribution.shares:
             user, energy = max(attribution.shares, key=lambda share: share.energy)
             board.last_user = now
-            if energy < _ALONE * active:
+            if attribution.idle + energy < _ALONE * interval.energy:
                 user = None
             board.user = user
         elif now - board.last_user < PAUSE:  # the host prepares the next step
