@@ -183,6 +183,33 @@ def test_descent_ends_beyond_the_budget() -> None:
     assert LEVELS[1] not in reasons
 
 
+def linear(setting: Setting) -> tuple[float, float]:
+    """3 % more time for each tenth of the limit."""
+    return 1.0 + 0.3 * (1 - share(setting)), 300 * share(setting)
+
+
+def test_descent_of_a_budget_takes_every_second_setting_first() -> None:
+    done = carried_out(study(LEVELS), linear, schedule=TrialSchedule(max_slowdown=0.1))
+    first = [one.setting for one in done.trials if one.block == 0]
+    assert first == [*LEVELS[0:7:2], LEVELS[3], LEVELS[5]]  # 60 % may keep the budget within noise
+    assert dict(done.pruned)[LEVELS[1]] == "not beside the best setting within the slowdown budget"
+
+
+def test_descent_of_a_budget_measures_both_sides_of_the_least_energy() -> None:
+    def least_at_80(setting: Setting) -> tuple[float, float]:
+        return 1.0, 300 * (1 + 2 * abs(share(setting) - 0.8))
+
+    done = carried_out(study(LEVELS), least_at_80, schedule=TrialSchedule(max_slowdown=0.5))
+    assert {LEVELS[1], LEVELS[3]} <= {one.setting for one in done.trials}
+
+
+def test_failed_trial_of_the_coarse_descent_leaves_its_neighbours() -> None:
+    failed = Trial(setting=LEVELS[2], block=0, started_unix=0.0, failure="exit code 1")
+    begun = study(LEVELS, trials=[trial(LEVELS[0], 0, *linear(LEVELS[0])), failed])
+    done = carried_out(begun, linear, schedule=TrialSchedule(max_slowdown=0.1))
+    assert LEVELS[3] in {one.setting for one in done.trials}
+
+
 def test_resumed_study_of_a_budget_goes_on_in_the_same_order() -> None:
     schedule = TrialSchedule(max_slowdown=0.05)
     whole = carried_out(study(LEVELS[:4]), near_budget, 0.0, schedule=schedule)

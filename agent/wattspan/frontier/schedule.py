@@ -5,8 +5,9 @@ once energy has risen twice beyond noise or time exceeds the longest one. The ot
 remaining settings in random order, with the baseline in each, so that a drift of the machine shifts
 all settings of a block alike.
 
-For a known slowdown budget, a descent also ends beyond the budget, and the other blocks repeat only
-the settings that may be recommended: the same number of trials as without it at most.
+For a known slowdown budget, a long descent takes every second setting first and then the ones beside
+the best setting, and it also ends beyond the budget. The other blocks repeat only the settings that
+may be recommended: the same number of trials as without it at most.
 
 With a time budget, the trial with the most expected gain is next (time_budget.py).
 """
@@ -14,12 +15,12 @@ With a time budget, the trial with the most expected gain is next (time_budget.p
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 from typing import NamedTuple
 
-from wattspan.frontier.allocation import TrialAllocation
+from wattspan.frontier.allocation import INDIFFERENCE, TrialAllocation
 from wattspan.frontier.estimates import SettingEstimates
 from wattspan.frontier.hypervolume import LogPoint
 from wattspan.frontier.pareto import dominated
@@ -39,7 +40,10 @@ FIRST_NOISE = 0.05
 _MARGIN = 2.0
 """Standard errors beyond which a difference is not noise, in the first block."""
 
-_BEYOND = 3
+_COARSE_FROM = 5
+"""Settings of a knob from which a descent for a slowdown budget takes every second one first."""
+
+_BEYOND = 2
 """Settings in a row beyond the slowdown budget, after which a knob ends: time has inversions."""
 
 _FAR_BEYOND = 0.1
@@ -111,7 +115,10 @@ class TrialSchedule:
         out = {setting for setting, _ in study.pruned}
         complete = True
         for block in range(study.repeat if self.max_slowdown is None else 1):
-            for setting in self._order(study, block, study.settings):
+            order = self._order(study, block, study.settings)
+            if self.max_slowdown is not None:
+                order = _coarse_first(order)
+            for setting in order:
                 if setting not in out and (setting, block) not in done:
                     complete = False
                     yield Planned(setting, block)
@@ -169,8 +176,11 @@ class TrialSchedule:
         base = means.get(study.baseline)
         if base is None:
             return
-        for chain in _descents(study.settings):
-            yield from self._end_of(chain, means, base)
+        ended = [one for knob in _descents(study.settings) for one in self._end_of(knob, means, base)]
+        yield from ended
+        if self.max_slowdown is not None and self.time_budget is None:
+            out = {setting for setting, _ in (*study.pruned, *ended)}
+            yield from self._passed_over(study, means, base, out)
         for one in dominated(SettingEstimates(study.settings, trials)):
             better = study.settings[one.by]
             yield study.settings[one.setting], f"slower and more energy than {better}"
@@ -209,6 +219,30 @@ class TrialSchedule:
                 if least is None or mean.joules < least.joules:
                     least = mean
 
+    def _passed_over(
+        self,
+        study: Study,
+        means: Mapping[Setting, _SettingMean],
+        base: _SettingMean,
+        out: Container[Setting],
+    ) -> Iterator[tuple[Setting, str]]:
+        """The settings of long knobs that are not beside the best one of every second setting."""
+        done = self._done(study)
+        for knob in _long_knobs(study.settings):
+            if any(one not in out and (one, 0) not in done for one in knob[::2]):
+                continue  # the coarse descent goes on
+            kept = {
+                number: means[one].joules
+                for number, one in enumerate(knob)
+                if number % 2 == 0 and one in means and self._excess(means[one], base) <= 0
+            }
+            most = min(kept.values(), default=0.0) * (1 + INDIFFERENCE)
+            near = {number for number, joules in kept.items() if joules <= most}
+            near.update(sorted(kept)[-1:])  # the next one may still keep the budget
+            for number, one in enumerate(knob):
+                if number % 2 and one not in means and near.isdisjoint((number - 1, number + 1)):
+                    yield one, "not beside the best setting within the slowdown budget"
+
     def _excess(self, mean: _SettingMean, base: _SettingMean) -> float:
         """Relative time beyond the slowdown budget and noise; below 0 within it."""
         if self.max_slowdown is None:
@@ -243,10 +277,35 @@ def _means(trials: Iterable[Trial]) -> dict[Setting, _SettingMean]:
 
 def _descents(settings: Sequence[Setting]) -> Iterator[list[Setting]]:
     """The settings that differ in the power limit only, or in the clock only, from the highest."""
-    by_rest: dict[tuple[object, ...], list[Setting]] = {}
+    for knob in (*_by_power(settings), *_by_clock(settings)):
+        if len(knob) > 1:
+            yield knob
+
+
+def _by_power(settings: Sequence[Setting]) -> Collection[list[Setting]]:
+    groups: dict[tuple[object, ...], list[Setting]] = {}
     for setting in settings:
-        by_rest.setdefault(("power", setting.clock, setting.parameters), []).append(setting)
-        by_rest.setdefault(("clock", setting.power, setting.parameters), []).append(setting)
-    for chain in by_rest.values():
-        if len(chain) > 1:
-            yield chain
+        groups.setdefault((setting.clock, setting.parameters), []).append(setting)
+    return groups.values()
+
+
+def _by_clock(settings: Sequence[Setting]) -> Collection[list[Setting]]:
+    groups: dict[tuple[object, ...], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault((setting.power, setting.parameters), []).append(setting)
+    return groups.values()
+
+
+def _long_knobs(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """The descents whose coarse ones come first: of power limits if there are any, else clocks."""
+    for knobs in (_by_power(settings), _by_clock(settings)):
+        found = [knob for knob in knobs if len(knob) >= _COARSE_FROM]
+        if found:
+            return found
+    return []
+
+
+def _coarse_first(settings: Sequence[Setting]) -> list[Setting]:
+    """Every second setting of long knobs and the settings of short ones, then the others."""
+    fine = {one for knob in _long_knobs(settings) for one in knob[1::2]}
+    return sorted(settings, key=fine.__contains__)
