@@ -43,6 +43,7 @@ from wattspan.ports import Caps, CapsError, CapTotals, Clock
 from wattspan.spans.values import IntervalEnergy, Span, SpanColumns
 from wattspan.testing import ManualClock
 from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers, HostView
@@ -272,6 +273,29 @@ class MemoryAccounts:
         self.kept[job] = frozenset(processes), account
 
 
+class MemoryEvidence:
+    """Evidence about the loads of running servers, by name and processes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[frozenset[Consumer], TrackingPolicy, TrackingEvidence]] = {}
+
+    def recall(
+        self, job: str, processes: Collection[Consumer], policy: TrackingPolicy
+    ) -> TrackingEvidence | None:
+        known = self.kept.get(job)
+        same = known is not None and known[0].intersection(processes) and known[1] == policy
+        return known[2] if known is not None and same else None
+
+    def store(
+        self,
+        job: str,
+        processes: Collection[Consumer],
+        policy: TrackingPolicy,
+        evidence: TrackingEvidence,
+    ) -> None:
+        self.kept[job] = frozenset(processes), policy, evidence
+
+
 class Book:
     def __init__(self) -> None:
         self.decided: list[RecordedDecision] = []
@@ -311,7 +335,7 @@ class Host:
         self.users: dict[Consumer, int] = {}
         permissions = GpuPermissions(settings.gpus, self.host_view)
         self.declared = DeclaredJobs(settings, self, "instance", permissions)
-        self.accounts = MemoryAccounts()
+        self.accounts, self.evidence = MemoryAccounts(), MemoryEvidence()
         self._settings, self._caps = settings, caps
         self.restart()
         self._record()
@@ -331,6 +355,7 @@ class Host:
             decisions=self.book,
             certified=self.memory,
             accounts=self.accounts,
+            evidence=self.evidence,
             declared=self.declared.tuned,
             user_of=self.users.get,
             command=lambda consumer: "python train.py",

@@ -63,6 +63,17 @@ def test_headroom_ends_at_the_load_that_was_certified() -> None:
     assert row.load.headroom * row.load.load == pytest.approx(row.load.bin_bound)
 
 
+def test_certified_settings_continue_after_a_restart_of_the_agent() -> None:
+    host, _ = lowered()
+    host.run(65)  # the evidence is stored every minute
+    host.restart()
+    host.book.decided.clear()
+    host.run(60, until=lambda: bool((row := host.row(JOB)) and row.decision.caps))
+    assert decided(host) == (Move.HOLD, DecisionReason.CERTIFIED)
+    reasons = {one.decision.reason for one in host.book.decided}
+    assert DecisionReason.CERTIFYING not in reasons
+
+
 def test_rise_of_the_load_restores_the_original_within_a_few_periods() -> None:
     host, server = lowered()
     server.rate *= 4

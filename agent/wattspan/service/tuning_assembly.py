@@ -235,8 +235,8 @@ class TuningAssembly:
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
+        from wattspan.storage.running_jobs import RunningAccounts, RunningEvidence
         from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
-        from wattspan.storage.tuning_accounts import RunningAccounts
         from wattspan.tuning.tuner import Tuner
 
         settings = self.core.config.autotune
@@ -266,6 +266,7 @@ class TuningAssembly:
             else ForwardedDecisions(decisions, self.records.offer),
             certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
             accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
+            evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
             declared=self.declared.tuned,
             user_of=owner_of,
             command=job_command,

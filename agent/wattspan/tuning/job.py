@@ -25,6 +25,7 @@ from wattspan.model import (
 )
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import TunerState, closed_account
 from wattspan.tuning.decisions.step import begin, step
@@ -96,6 +97,22 @@ class AccountStore(Protocol):
     ) -> None: ...
 
 
+class EvidenceStore(Protocol):
+    """Stores the evidence about the loads of running servers by name and processes."""
+
+    def recall(
+        self, job: str, processes: Collection[Consumer], policy: TrackingPolicy
+    ) -> TrackingEvidence | None: ...
+
+    def store(
+        self,
+        job: str,
+        processes: Collection[Consumer],
+        policy: TrackingPolicy,
+        evidence: TrackingEvidence,
+    ) -> None: ...
+
+
 ACCOUNT_INTERVAL = 10 * SECOND
 """Interval of storing a job's account, and the time of work that a crash can lose from it."""
 
@@ -110,6 +127,7 @@ class TuningContext:
 
     certified: CertifiedStore
     accounts: AccountStore | None
+    evidence: EvidenceStore | None
     command: Callable[[Consumer], str]
     floor: int
     seed: int

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wattspan.model import (
+    SECOND,
     Decision,
     DecisionReason,
     Knob,
@@ -24,6 +25,7 @@ from wattspan.tuning.decisions.load_tracking import (
     TrackingPolicy,
     TrackingState,
     begin_tracking,
+    collected_evidence,
     release,
     resume_tracking,
     track,
@@ -43,6 +45,9 @@ from wattspan.tuning.permissions import JobTerms
 from wattspan.tuning.tracked_requests import InFlightRequests, JobRequests
 from wattspan.tuning.work_units import AnnouncedSpans, ReceivedSpans
 
+EVIDENCE_INTERVAL = 60 * SECOND
+"""Interval of storing the evidence, and the time from which a crash can lose it."""
+
 _TOO_FEW = "too few requests have ended to know if they are announced as they begin"
 _NOT_ANNOUNCED = (
     "its requests are not announced as they begin, so its load is known too late; let the server's "
@@ -59,6 +64,7 @@ class TrackedJob(TuningJob):
     _in_flight: InFlightRequests | None = None
     _requests: JobRequests
     _apply = False
+    _stored_at = 0
 
     def _set_terms(self, terms: JobTerms) -> None:
         super()._set_terms(terms)
@@ -163,7 +169,9 @@ class TrackedJob(TuningJob):
         if ended is not None and ended.policy == policy:
             self._tracking = resume_tracking(ended, now)
         else:
-            self._tracking = begin_tracking(policy, now)
+            store = self._context.evidence
+            known = None if store is None else store.recall(self.name, self.ranks, policy)
+            self._tracking = begin_tracking(policy, now, known)
         self._apply = apply
         return None
 
@@ -190,6 +198,8 @@ class TrackedJob(TuningJob):
                 decision = self.decision  # the release, until its reason ends
             return decision, tracking_figures(self._tracking)
         self._tracking = state = track(state, observation)
+        if now - self._stored_at >= EVIDENCE_INTERVAL:
+            self._store_evidence(now)
         load = self.load
         if self._apply:
             decision = tracking_decision(state, self.knob, ladder, load)
@@ -223,7 +233,14 @@ class TrackedJob(TuningJob):
     # ------------------------------------------------------------------ certified settings
 
     def store_certified(self) -> None:
-        """Nothing: the evidence of load bins is not stored."""
+        """Store the evidence of load bins, which a restarted agent continues."""
+        self._store_evidence(self._stored_at)
 
     def store_result(self) -> None:
         """Nothing: see :meth:`store_certified`."""
+
+    def _store_evidence(self, now: int) -> None:
+        store, state = self._context.evidence, self._tracking
+        self._stored_at = now
+        if store is not None and state is not None and self._apply and self.ranks:
+            store.store(self.name, self.ranks, state.policy, collected_evidence(state))

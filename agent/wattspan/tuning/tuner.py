@@ -37,7 +37,7 @@ from wattspan.ports import (
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, JobOwners, UserOf
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import AccountStore, CertifiedStore, TuningContext, TuningJob
+from wattspan.tuning.job import AccountStore, CertifiedStore, EvidenceStore, TuningContext, TuningJob
 from wattspan.tuning.missing_jobs import MissingJobs
 from wattspan.tuning.permissions import JobTerms, TuningPermissions
 from wattspan.tuning.tracked_job import TrackedJob
@@ -85,6 +85,7 @@ class Tuner:
         decisions: DecisionStore,
         certified: CertifiedStore,
         accounts: AccountStore | None = None,
+        evidence: EvidenceStore | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
         user_of: UserOf = lambda _: None,
         command: Callable[[Consumer], str] = lambda _: "",
@@ -99,7 +100,7 @@ class Tuner:
         self._decisions, self._log = decisions, log
         self._declared, self._owners = declared, JobOwners(user_of)
         self._searches: dict[int | None, UnitSearch] = {None: UnitSearch(settings.job)}
-        self._context = TuningContext(certified, accounts, command, floor, seed)
+        self._context = TuningContext(certified, accounts, evidence, command, floor, seed)
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
@@ -187,7 +188,7 @@ class Tuner:
         self._update_accounts()
 
     def finish(self) -> None:
-        """Restore every original limit, and store the certified settings."""
+        """Restore every original limit, and store certified settings and evidence."""
         for job in self._jobs.values():
             job.store_certified()
             job.held = {}

@@ -10,7 +10,7 @@ sign of misses. Misses, growth of the queue or silence restore the original and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from wattspan.model import SECOND, DecisionReason, Nanoseconds
 from wattspan.tuning.decisions.load import LoadSample, LoadTracker, bin_bound, load_bin
 from wattspan.tuning.decisions.load_cells import (
     LatencyObjective,
+    LoadCell,
     LoadCells,
     MissTally,
     RequestTimes,
@@ -158,8 +159,30 @@ class TrackingState(NamedTuple):
         return self.policy.dwell << self.doublings
 
 
-def begin_tracking(policy: TrackingPolicy, now: int) -> TrackingState:
-    """The state of a server that is not known yet, at the original setting.
+class TrackingEvidence(NamedTuple):
+    """The part of a state with which a later tracking of the same server processes continues.
+
+    Cells are by bin and setting, certified settings by bin; ``failed`` has the time until which a
+    setting is not tried again in a bin.
+    """
+
+    cells: Mapping[tuple[int, int], LoadCell]
+    certified: Mapping[int, int]
+    failed: Mapping[tuple[int, int], int]
+    doublings: int
+
+
+def collected_evidence(state: TrackingState) -> TrackingEvidence:
+    """The evidence of a state."""
+    return TrackingEvidence(
+        state.cells.cells, state.cells.certified, state.failed, state.doublings
+    )
+
+
+def begin_tracking(
+    policy: TrackingPolicy, now: int, evidence: TrackingEvidence | None = None
+) -> TrackingState:
+    """The state of a server at the original setting, with the ``evidence`` of an earlier tracking.
 
     ValueError: no objective, no setting, or settings that do not fall.
     """
@@ -171,17 +194,26 @@ def begin_tracking(policy: TrackingPolicy, now: int) -> TrackingState:
     near = max((high / low for high, low in steps), default=1.0) ** _STRETCH
     each = gates(policy.objectives, by_length=policy.by_length, near=near)
     zeros = (0,) * len(policy.objectives)
+    cells, failed, doublings = LoadCells(each, 1 - policy.confidence), dict[tuple[int, int], int](), 0
+    if evidence is not None:
+        cells = replace(cells, cells=evidence.cells, certified=evidence.certified)
+        failed = dict(evidence.failed)
+        doublings = min(evidence.doublings, _MAX_DOUBLINGS)
     return TrackingState(
         policy,
         LoadTracker(policy.period),
-        LoadCells(each, 1 - policy.confidence),
+        cells,
         begun=now,
         changed_at=now,
         lowered_at=now,
-        may_lower_at=now + policy.dwell,
+        may_lower_at=now + (policy.dwell << doublings),
+        doublings=doublings,
+        alarmed_at=now if doublings else 0,
         quiet_since=now,
+        failed=failed,
         tallied_at=now,
         totals=TrackingTotals(misses=zeros, counted=zeros),
+        committed=Nanoseconds(0) if any(cells.certified.values()) else None,
     )
 
 

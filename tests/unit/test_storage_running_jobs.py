@@ -1,15 +1,24 @@
-"""The slowdown account of a run survives its tuner and the agent."""
+"""Slowdown accounts and evidence about loads survive their tuner and the agent."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.tuned_host import Host
 from wattspan.model import Consumer, DecisionReason, Move
-from wattspan.storage.tuning_accounts import MAX_ACCOUNTS, RunningAccounts
+from wattspan.storage.running_jobs import MAX_JOBS, RunningAccounts, RunningEvidence
 from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.tuning.decisions.load_cells import LatencyObjective, MissTally
+from wattspan.tuning.decisions.load_tracking import (
+    TrackingEvidence,
+    TrackingPolicy,
+    begin_tracking,
+    collected_evidence,
+)
 
 ACCOUNT = SlowdownAccount(
     elapsed=3_000_000_000,
@@ -62,10 +71,65 @@ def test_unwritable_accounts_are_reported_once(tmp_path: Path) -> None:
 
 def test_accounts_are_bounded(tmp_path: Path) -> None:
     accounts = RunningAccounts(tmp_path / "accounts.json", {}, [].append)
-    for number in range(MAX_ACCOUNTS + 2):
+    for number in range(MAX_JOBS + 2):
         accounts.store(f"{number}/step", [PROCESS], ACCOUNT)
     assert accounts.recall("1/step", [PROCESS]) is None
     assert accounts.recall("2/step", [PROCESS]) == ACCOUNT
+
+
+POLICY = TrackingPolicy((LatencyObjective(True, 400_000_000, 0.01),), (1980, 1590, 1185))
+
+
+def evidence() -> TrackingEvidence:
+    """1590 MHz are certified in two load bins, and 1185 MHz have failed in one."""
+    state = begin_tracking(POLICY, 0)
+    cells = state.cells.add_energy(3, 0, 9e6, 400.0)
+    for _ in range(40):
+        cells = cells.add_tally(2, 1, MissTally(((20, 0, 0),)))
+        cells = cells.add_tally(3, 1, MissTally(((20, 0, 1),)))
+    found = collected_evidence(state._replace(cells=cells, failed={(3, 2): 77}, doublings=2))
+    assert found.certified == {2: 1, 3: 1}
+    return found
+
+
+def opened_evidence(path: Path) -> RunningEvidence:
+    return RunningEvidence.open(path, emulated=True, log=[].append)
+
+
+def test_evidence_of_a_running_server_survives_the_agent(tmp_path: Path) -> None:
+    opened_evidence(tmp_path).store("llm/chat", [PROCESS], POLICY, evidence())
+    again = opened_evidence(tmp_path)
+    assert again.recall("llm/chat", [PROCESS, Consumer(9, 1)], POLICY) == evidence()
+    assert again.recall("llm/chat", [Consumer(7, 101)], POLICY) is None
+    assert again.recall("llm/chat", [PROCESS], replace(POLICY, settings=(1980, 1590))) is None
+    assert again.recall("llm/chat", [PROCESS], replace(POLICY, by_length=True)) is None
+    stricter = (LatencyObjective(True, 300_000_000, 0.01),)
+    assert again.recall("llm/chat", [PROCESS], replace(POLICY, objectives=stricter)) is None
+
+
+def test_recalled_evidence_needs_no_new_certification() -> None:
+    state = begin_tracking(POLICY, 1000, evidence())
+    assert (state.cells.lowest(2), state.cells.lowest(4)) == (1, 0)
+    assert state.setting == 0
+    assert state.may_lower_at == 1000 + (POLICY.dwell << 2)
+    assert state.committed is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cells", [[2, 7, [[], 0.0, 0.0, 0]]]), ("cells", [[99, 1, [[], 0.0, 0.0, 0]]]),
+     ("cells", [[2, 1, [[], 0.0, 0.0, 0]]]), ("certified", [[2, 3]]), ("failed", [[2, 3, 1]]),
+     ("cells", [[2, 1, [[[{"requests": 1, "misses": 2}, {}]], 0.0, 0.0, 0]]]),
+     ("doublings", -1), ("settings", "all"), ("processes", [[-7, 100]])],
+)  # fmt: skip
+def test_inconsistent_evidence_is_ignored(tmp_path: Path, field: str, value: object) -> None:
+    opened_evidence(tmp_path).store("llm/chat", [PROCESS], POLICY, evidence())
+    (path,) = (tmp_path / "tuning").iterdir()
+    assert path.name == "load-evidence-emulated.json"
+    content = msgspec.json.decode(path.read_bytes())
+    content["llm/chat"][field] = value
+    path.write_bytes(msgspec.json.encode(content))
+    assert opened_evidence(tmp_path).recall("llm/chat", [PROCESS], POLICY) is None
 
 
 def learned(host: Host) -> bool:
