@@ -15,6 +15,7 @@ from wattspan.model import (
     Instant,
     Knob,
     KnobState,
+    LoadBinFigures,
     LoadFigures,
     Microjoules,
     Move,
@@ -157,6 +158,13 @@ TRACKED = replace(
         (
             ObjectiveFigures("ttft_p99", 0.4, 0.01, 1200, 6),
             ObjectiveFigures("tbt_p99", 0.1, 0.01),
+        ),
+        (
+            LoadBinFigures(2, 4.0, 1185, 900, True, 1.6, 1.9),
+            LoadBinFigures(3, 8.0, 1185, 2000, True, 1.1, 1.4),
+            LoadBinFigures(4, 16.0, 1590, 1200, True, 0.8, 1.0),
+            LoadBinFigures(5, 32.0, 1590, 600, True, 0.6, 0.75),
+            LoadBinFigures(6, 64.0, 1980, 40, False, 0.5, 0.5),
         ),
     ),
 )

@@ -31,6 +31,7 @@ from wattspan.cli.tune.explanation import (
     why_not_higher,
     why_not_lower,
 )
+from wattspan.cli.tune.instances import NOT_TRACKED, recommendation_facts, recommendation_lines
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
@@ -379,6 +380,47 @@ def test_load_of_a_tracked_job_is_explained() -> None:
     trial = replace(TRACKED, load=replace(TRACKED.load, headroom=0.0))
     assert "not certified at any load yet" in "\n".join(load_sentences(trial))
     assert load_sentences(HELD) == []
+
+
+def test_recommendation_compares_numbers_of_instances() -> None:
+    lines = list(recommendation_lines(TuningAccounts("apply", (HELD, TRACKED)), 4))
+    assert lines[0] == "llm/POST /chat: 4 instances of load 11.3"
+    assert lines[1].split() == "INSTANCES LOAD OF EACH SETTING LIMITS REQUESTS J/TOKEN ENERGY".split()
+    (best,) = [line for line in lines[2:-1] if line.startswith("*")]
+    assert best.split() == "* 2 22.6 1590 MHz kept 600 0.6 -25.0%".split()
+    assert "3 to 5  9.0 to 15.1  1590 MHz  kept         1200      0.8     0.0%" in "\n".join(lines)
+    assert lines[2].split()[-5:] == ["MHz", "missed", "40", "0.5", "-37.5%"]
+    assert "INSTANCES 2, ENERGY -25.0%. Nothing is changed" in lines[-1]
+
+
+def test_recommendation_names_what_is_missing() -> None:
+    assert list(recommendation_lines(ACCOUNTS, 1)) == [NOT_TRACKED]
+    assert TRACKED.load is not None
+    silent = replace(TRACKED, load=replace(TRACKED.load, bins=()))
+    first, second = recommendation_lines(TuningAccounts("apply", (silent,)), 1)
+    assert first == "llm/POST /chat: 1 instance of load 11.3"
+    assert second.startswith("No figure yet")
+    bins = [replace(one, kept=None) for one in TRACKED.load.bins]
+    uncertain = replace(TRACKED, load=replace(TRACKED.load, bins=tuple(bins)))
+    *_, last = recommendation_lines(TuningAccounts("apply", (uncertain,)), 1)
+    assert last.startswith("No recommendation")
+
+
+def test_recommendation_facts_have_the_best_range() -> None:
+    facts = recommendation_facts(TRACKED, 4)
+    assert facts is not None
+    assert facts["recommended"] == facts["ranges"][1]
+    assert facts["ranges"][1] == {
+        "least_instances": 2,
+        "most_instances": 2,
+        "bin_bound": 32.0,
+        "setting": 1590.0,
+        "kept": True,
+        "requests": 600,
+        "joules_per_token": 0.6,
+        "energy_change": pytest.approx(-0.25),
+    }
+    assert recommendation_facts(HELD, 4) is None
 
 
 @pytest.mark.parametrize("reason", TRACKING_EXPLANATIONS)

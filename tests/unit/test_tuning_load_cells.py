@@ -165,6 +165,17 @@ def test_misses_of_the_original_are_permitted_too() -> None:
     assert fed(cells, 4, 1, 4000, 100).lowest(4) == 1
 
 
+def test_limits_of_a_bin_are_kept_or_missed_or_unknown() -> None:
+    few, enough = fed(LoadCells(GATES), 1, 0, 20), fed(LoadCells(GATES), 1, 0, 2000)
+    assert few.keeps(1, 0) is few.keeps(2, 0) is None
+    assert enough.keeps(1, 0) is True
+    assert enough.keeps(0, 0) is True  # evidence of a higher load
+    missed = fed(LoadCells(GATES), 1, 0, 400, misses=40)
+    lower = fed(missed, 1, 1, 2000, misses=40)
+    assert missed.keeps(1, 0) is False
+    assert lower.keeps(1, 1) is False  # permitted beside the original's misses, but not kept
+
+
 def test_lower_setting_needs_room_in_the_latencies() -> None:
     cells = fed(LoadCells(GATES), 4, 0, 80)
     assert not cells.may_try(4, 0)

@@ -66,6 +66,7 @@ from wattspan.model.tuning import DeclarationOutcome as DeclarationOutcome
 from wattspan.model.tuning import DeclaredTerms as DeclaredTerms
 from wattspan.model.tuning import Knob as Knob
 from wattspan.model.tuning import KnobState as KnobState
+from wattspan.model.tuning import LoadBinFigures as LoadBinFigures
 from wattspan.model.tuning import LoadFigures as LoadFigures
 from wattspan.model.tuning import Move as Move
 from wattspan.model.tuning import ObjectiveFigures as ObjectiveFigures

@@ -299,6 +299,24 @@ class ObjectiveFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadBinFigures:
+    """A load bin that was met, at the setting that is chosen for it.
+
+    The bin ends at ``bin_bound`` requests in flight. ``setting`` is in milliwatts or megahertz.
+    ``kept`` is True if the latency limits are certainly kept, False if they are certainly not, and
+    None if ``requests`` are too few to know. Energies are per output token, None where unknown.
+    """
+
+    bin: int
+    bin_bound: float
+    setting: int
+    requests: int = 0
+    kept: bool | None = None
+    joules_per_token: float | None = None
+    original_joules_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFigures:
     """Load tracking of a server.
 
@@ -307,7 +325,7 @@ class LoadFigures:
 
     The load bin ends at ``bin_bound`` requests in flight. ``headroom`` is the largest load at which
     the present setting is certified, relative to the present load; None at the original setting,
-    which is permitted at every load, and without a load.
+    which is permitted at every load, and without a load. ``bins`` are in ascending order.
     """
 
     load: float
@@ -315,6 +333,7 @@ class LoadFigures:
     bin_bound: float
     headroom: float | None = None
     objectives: tuple[ObjectiveFigures, ...] = ()
+    bins: tuple[LoadBinFigures, ...] = ()
 
     @property
     def used(self) -> float | None:

@@ -7,7 +7,7 @@ seconds, slowdowns and savings in ratios. Unknown values are null.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -89,6 +89,8 @@ def row_to_json(row: TuningRow) -> JsonObject:
         facts[key] = _divided(facts.pop(name), scale)
     for tried in facts["tried"]:
         tried["setting"] = setting_number(knob, tried["setting"])
+    for one in facts["load"]["bins"] if facts["load"] else ():
+        one["setting"] = setting_number(knob, one["setting"])
     return facts | {
         "unit": unit(knob),
         "since_unix_ns": row.since.wall,
@@ -105,17 +107,21 @@ def row_to_json(row: TuningRow) -> JsonObject:
 def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
     knob = Knob(facts["knob"])
     scaled = {name: _multiplied(facts[key], scale) for name, (key, scale) in _SCALED.items()}
-    converted = {
+    converted: JsonObject = {
         "since": (facts["since_mono_ns"], facts["since_unix_ns"]),
         "decision": _decision_from_json(knob, facts["decision"]),
         "original": _settings_from_json(knob, facts["original"]),
-        "tried": [
-            tried | {"setting": _setting_from_json(knob, tried["setting"])}
-            for tried in facts["tried"]
-        ],
+        "tried": _with_settings(knob, facts["tried"]),
         "decisions": {(one["move"], one["reason"]): one["count"] for one in facts["decisions"]},
     }
+    load = facts.get("load")
+    if load is not None:
+        converted["load"] = load | {"bins": _with_settings(knob, load.get("bins", ()))}
     return msgspec.convert({**facts, **scaled, **converted}, TuningRow)
+
+
+def _with_settings(knob: Knob, facts: Iterable[JsonObject]) -> list[JsonObject]:
+    return [one | {"setting": _setting_from_json(knob, one["setting"])} for one in facts]
 
 
 def _cap_to_json(row: CapRow) -> JsonObject:

@@ -80,6 +80,37 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
 
 @command.command()
 @click.option(
+    "--instances",
+    type=click.IntRange(min=1, max=10_000),
+    default=1,
+    show_default=True,
+    help="Present number of instances of the server, each with the load of the one on this host.",
+)
+@_options
+def recommend(
+    job: str, instances: int, configuration: ConfigurationOptions, as_json: bool
+) -> None:
+    """Compare numbers of instances of a server by their energy within its latency limits.
+
+    For jobs whose load is tracked. The figures are those of one instance at the load that each of
+    them would have, at the setting that is chosen for this load; only loads that were met have
+    figures. LIMITS tells if the latency limits are kept there. ENERGY is relative to the present
+    number of instances. Nothing is changed: another program sets the number of instances.
+    """
+    from wattspan.cli.tune.instances import recommendation_facts, recommendation_lines
+
+    config = configuration.load().config
+    _show(
+        config,
+        job,
+        as_json,
+        lambda row, *_: recommendation_facts(row, instances),
+        lambda accounts, *_: recommendation_lines(accounts, instances),
+    )
+
+
+@command.command()
+@click.option(
     "--since",
     default="",
     metavar="TIME",
@@ -175,7 +206,7 @@ def _show(
     config: Config,
     job: str,
     as_json: bool,
-    facts: Callable[[TuningRow, TuningAccounts, Instant], dict[str, Any]],
+    facts: Callable[[TuningRow, TuningAccounts, Instant], dict[str, Any] | None],
     lines: Callable[[TuningAccounts, Instant, int | None], Iterable[str]],
 ) -> None:
     """Print the matching jobs; then, so that programs have the JSON, refuse if tuning is off."""
@@ -191,7 +222,8 @@ def _show(
     accounts = replace(accounts, rows=tuple(row for row in accounts.rows if row.job in matching))
     now = SystemClock().now()
     if as_json:
-        echo_json(answer | {"jobs": [facts(row, accounts, now) for row in accounts.rows]})
+        found = [facts(row, accounts, now) for row in accounts.rows]
+        echo_json(answer | {"jobs": [one for one in found if one is not None]})
     elif not off:
         _echo(answer, lines(accounts, now, _width()))
     if off:

@@ -227,6 +227,18 @@ class LoadCells:
             for pool in self._pools(number, setting)
         )
 
+    def keeps(self, number: int, setting: int) -> bool | None:
+        """True if a setting certainly keeps the objective in a bin, False if certainly not.
+
+        None: there are too few requests. Where the original itself misses too often the objective
+        is not kept, although lower settings are permitted to miss as often (:meth:`allowed`).
+        """
+        for level in (0, setting):
+            for gate, one in zip(self.gates, self.cell(number, level).counts, strict=True):
+                if one.missed.at_least(self.error) > gate.objective.allowed:
+                    return False
+        return True if self.proves(number, setting) else None
+
     def may_try(self, number: int, setting: int) -> bool:
         """True if latencies at ``setting`` leave room for the next lower setting in a bin."""
         general = [place for place, gate in enumerate(self.gates) if gate.length_class is None]

@@ -8,6 +8,7 @@ from wattspan.model import (
     Decision,
     DecisionReason,
     Knob,
+    LoadBinFigures,
     LoadFigures,
     Microjoules,
     Move,
@@ -15,6 +16,7 @@ from wattspan.model import (
     TuningFigures,
 )
 from wattspan.tuning.decisions.load import bin_bound
+from wattspan.tuning.decisions.load_cells import LoadCell
 from wattspan.tuning.decisions.load_tracking import LoadAlarm, TrackingState, headroom
 from wattspan.tuning.decisions.report import cause_text, level_text
 from wattspan.tuning.decisions.values import LevelLadder
@@ -44,7 +46,7 @@ def tracked_settings(ladder: LevelLadder) -> tuple[int, ...]:
 
 
 def load_figures(state: TrackingState, names: Sequence[str]) -> LoadFigures:
-    """The load, and the misses of each objective, whose names are given in order."""
+    """The load, the bins that were met, and the misses of each objective, by ``names`` in order."""
     totals = state.totals
     each = zip(names, state.policy.objectives, totals.counted, totals.misses, strict=True)
     return LoadFigures(
@@ -56,7 +58,26 @@ def load_figures(state: TrackingState, names: Sequence[str]) -> LoadFigures:
             ObjectiveFigures(name, one.limit / 1e9, one.allowed, counted, missed)
             for name, one, counted, missed in each
         ),
+        tuple(_bin_figures(state, number) for number in sorted(state.cells.met)),
     )
+
+
+def _bin_figures(state: TrackingState, number: int) -> LoadBinFigures:
+    cells = state.cells
+    setting = cells.cheapest(number, cells.lowest(number))
+    return LoadBinFigures(
+        number,
+        bin_bound(number),
+        state.policy.settings[setting],
+        max(one.missed.requests for one in cells.cell(number, setting).counts),
+        cells.keeps(number, setting),
+        _joules_per_token(cells.cell(number, setting)),
+        _joules_per_token(cells.cell(number, 0)),
+    )
+
+
+def _joules_per_token(cell: LoadCell) -> float | None:
+    return None if cell.energy_per_token is None else cell.energy_per_token / 1e6
 
 
 def tracking_figures(state: TrackingState) -> TuningFigures:
