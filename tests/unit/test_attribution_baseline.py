@@ -38,6 +38,16 @@ def test_slope_corrects_the_idle_power_of_a_nearly_quiet_host() -> None:
     assert model.power == pytest.approx(40_000, rel=0.01)
 
 
+@pytest.mark.parametrize("loads", [[0.0] * 3, [0.03] * 3, QUIET * 20, BUSY * 10, [0.04, 0.5] * 10])
+def test_idle_power_is_within_its_error(loads: list[float]) -> None:
+    model = LoadIntercept()
+    assert model.error == 0
+    watch(model, loads)
+    assert model.power is not None
+    assert abs(model.power - 40_000) <= model.error + 1
+    assert model.error <= 3_000
+
+
 def test_constant_full_load_gives_no_idle_power() -> None:
     model = LoadIntercept()
     watch(model, [1.0] * 100)

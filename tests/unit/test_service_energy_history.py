@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -33,8 +34,12 @@ TICK = 100 * MILLISECOND
 class Host:
     """Two domains whose energy is settled tick by tick; each process spends 1 mJ a tick."""
 
-    def __init__(self, *domains: Domain, span: int = 300 * SECOND) -> None:
-        self.past = EnergyHistory(AttributionHistory(span, 10**7))
+    def __init__(
+        self, *domains: Domain, span: int = 300 * SECOND, errors: Mapping[str, float] | None = None
+    ) -> None:
+        self.past = EnergyHistory(
+            AttributionHistory(span, 10**7), baseline_errors=lambda: errors or {}
+        )
         self.domains = domains
         self.now = 1000 * SECOND
         self.past.apply(Tick(Instant(self.now, 0), domains={"fake": domains}), ())
@@ -69,6 +74,17 @@ def family() -> list[PayerInfo]:
         PayerInfo(GRANDCHILD, "cc", parent=CHILD.pid),
         PayerInfo(STRANGER, "top", parent=1),
     ]
+
+
+def test_error_of_the_idle_power_is_that_of_the_payers_by_their_shares() -> None:
+    """Half of 0.05 W is the error of each of two processes with equal energy."""
+    host = Host(CPU)
+    start = host.run(20, (SHELL, STRANGER))
+    sure = host.past.process(SHELL, start, start + 20 * TICK).uncertainty[HwType.CPU]
+    host = Host(CPU, errors={CPU.id: 50.0})
+    start = host.run(20, (SHELL, STRANGER))
+    unsure = host.past.process(SHELL, start, start + 20 * TICK).uncertainty[HwType.CPU]
+    assert unsure**2 - sure**2 == pytest.approx(50_000.0**2, rel=0.2)
 
 
 def test_process_energy_is_equal_with_and_without_a_profile() -> None:

@@ -257,6 +257,27 @@ def test_uncertainty_of_unequal_shares_grows_over_time() -> None:
     assert short < long
 
 
+def test_error_of_the_idle_power_grows_with_the_period() -> None:
+    certain, doubtful = EnergyProfile(), EnergyProfile()
+    for begin in range(0, 10_000, 100):
+        certain.add("cpu", CPU, interval(begin, begin + 100), 10_000, 0)
+        doubtful.add("cpu", CPU, interval(begin, begin + 100), 10_000, 0, baseline=200.0)
+    for length in (1_000, 8_000):
+        period = 500 * MS, (500 + length) * MS
+        sure, unsure = (p.between(*period).uncertainty[CPU] for p in (certain, doubtful))
+        assert unsure**2 - sure**2 == pytest.approx((2 * length) ** 2, rel=0.3)
+    assert certain.between(*period).energy == doubtful.between(*period).energy
+
+
+def test_thinning_keeps_the_error_of_the_idle_power() -> None:
+    profile = EnergyProfile(limit=64)
+    for begin in range(0, 100_000, 100):
+        profile.add("cpu", CPU, interval(begin, begin + 100), 10_000, 0, baseline=200.0)
+    assert profile.thinned > 0
+    stated = profile.between(1_000 * MS, 90_000 * MS).uncertainty[CPU]
+    assert stated >= 0.9 * 2 * 89_000
+
+
 def test_uncertainty_inside_a_slice_shrinks_with_the_length() -> None:
     profile = EnergyProfile()
     tell(profile, 1_000_000, 3_000_000, 1_000_000, noise=100_000)

@@ -39,6 +39,8 @@ _BINS = 20
 _LOW_LOAD = 0.05  # below this load the intercept is observed, not extrapolated
 _MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
 _MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
+_TANGENT_ERROR = 0.5  # of the rise of power from zero load to the lowest one, as its curve is unknown
+_UNKNOWN_SLOPE = 2.0  # power above idle at full load, relative to the power at the lowest load
 _STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
 
 
@@ -78,6 +80,7 @@ class LoadIntercept:
         self._began: float | None = None
         self._power = remembered
         self._upper = math.inf
+        self._error = 0.0
         self._observed = 0  # nanoseconds
         self._rested = False  # the bin near zero load has full confidence
         self.remembered = remembered is not None
@@ -86,6 +89,11 @@ class LoadIntercept:
     def power(self) -> Milliwatts | None:
         """The idle power; None while it is unknown."""
         return self._power
+
+    @property
+    def error(self) -> float:
+        """Half-width in milliwatts of the 95 % range of the idle power; 0 before it is learned."""
+        return self._error
 
     @property
     def upper(self) -> Milliwatts | None:
@@ -135,6 +143,7 @@ class LoadIntercept:
             return
         if learned is None and found is not None:  # an earlier result that may be out of date
             idle = min(max(idle, found.idle - found.half_width), found.idle + found.half_width)
+            self._error = found.half_width
         self._power = Milliwatts(round(max(0.0, idle - _excess(idle, seen))))
         self.remembered = self.remembered and learned is None
 
@@ -144,12 +153,17 @@ class LoadIntercept:
         quiet = lowest.weight if lowest.load < _LOW_LOAD else 0.0
         self._rested = quiet >= FULL_CONFIDENCE_WEIGHT
         narrow = found is not None and found.narrow
-        corrected = lowest.power - (found.slope * lowest.load if found and narrow else 0.0)
+        slope = _UNKNOWN_SLOPE * lowest.power if found is None else found.slope
+        rise = slope * lowest.load
+        corrected = lowest.power - (rise if narrow else 0.0)
+        error = rise * (_TANGENT_ERROR if narrow else 1.0)
         if quiet >= FULL_CONFIDENCE_WEIGHT or (quiet >= _MIN_WEIGHT and not narrow):
+            self._error = error
             return corrected
         if found is None or not narrow:
             return None
         rest = max(0.0, FULL_CONFIDENCE_WEIGHT - quiet)
+        self._error = (quiet * error + rest * found.half_width) / (quiet + rest)
         return (quiet * corrected + rest * found.idle) / (quiet + rest)
 
 
@@ -203,6 +217,9 @@ class UnusedDevicePower:
     @property
     def power(self) -> Milliwatts | None:
         return Milliwatts(round(self._mean)) if self._seen >= 1 else None
+
+    error = 0.0
+    """As that of a LoadIntercept: a mean of the power at rest, whose error is negligible."""
 
     @property
     def upper(self) -> Milliwatts:

@@ -323,6 +323,12 @@ class Ledger:
             inference_idle=snapshot.spans.inference_idle,
         )
 
+    def baseline_errors(self) -> dict[str, float]:
+        """Half-widths of the 95 % ranges of idle powers in milliwatts, by domain."""
+        if self._settings.idle is not IdlePolicy.SEPARATE:
+            return {}
+        return {key: state.idle_model.error for key, state in self._domains.items()}
+
     @property
     def late_usages(self) -> int:
         """Number of usages that arrived after the settlement of their interval."""

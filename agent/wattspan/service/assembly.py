@@ -160,6 +160,7 @@ def build_agent(
         history = EnergyHistory(
             AttributionHistory(config.agent.history, config.agent.history_bytes),
             static_powers.powers,
+            ledger.baseline_errors,
         )
         devices = DeviceHistory(
             config.agent.interval, LedgerSettings().absence, config.agent.api_resolution

@@ -80,17 +80,20 @@ class EnergyHistory:
     """Implements ports.EnergyQueries over the recent attributions.
 
     ``static_powers`` are those of the GPUs, by domain; profiles have the static part of GPU energy
-    while it is known.
+    while it is known. ``baseline_errors`` are the half-widths of the 95 % ranges of idle powers in
+    milliwatts, by domain; it is called in the poller's thread.
     """
 
     def __init__(
         self,
         attributions: AttributionHistory,
         static_powers: Callable[[], Mapping[str, StaticPower]] = dict,
+        baseline_errors: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.lock = threading.RLock()
         self._attributions = attributions
-        self._static_powers = static_powers
+        self._static_powers, self._read_baseline_errors = static_powers, baseline_errors
+        self._baseline_errors: Mapping[str, float] = {}
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
         self._watched: dict[Consumer, _WatchedProcess] = {}
@@ -121,6 +124,7 @@ class EnergyHistory:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
                     containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
                     self._add_process(info.payer, info.parent, next(containers, ""))
+            self._baseline_errors = self._read_baseline_errors()
             for watched in self._watched.values():
                 watched.sample()
             for attribution in settled:
@@ -162,11 +166,13 @@ class EnergyHistory:
         divided = interval.energy - attribution.idle - attribution.withheld
         powers = self._static_powers()
         static = _static_share(domain, interval, attribution.idle, powers, self._dividers)
+        error = self._baseline_errors.get(domain.id, 0.0)
         for consumer, watched in self._watched.items():
-            _add_share(watched.own, domain, interval, divided, shares.get(consumer, 0), static)
+            share = shares.get(consumer, 0)
+            _add_share(watched.own, domain, interval, divided, share, error, static)
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
-                _add_share(watched.descended, domain, interval, divided, own, static)
+                _add_share(watched.descended, domain, interval, divided, own, error, static)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -328,7 +334,8 @@ class EnergyHistory:
         return found
 
     def _profile(self, found: _MatchedEntries) -> EnergyProfile:
-        """A profile of past entries; their static parts are those by the present static powers."""
+        """A profile of past entries, with the present static powers and errors of idle powers."""
+        errors = self._baseline_errors
         powers, dividers = self._static_powers(), dict[str, StaticDivider]()
         profile = EnergyProfile()
         for domain, since in found.expected:
@@ -339,7 +346,8 @@ class EnergyHistory:
             divided = entry.interval.energy - entry.idle - entry.withheld
             own = _share_of(entry, found.numbers)
             static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
-            _add_share(profile, domain, entry.interval, divided, own, static)
+            error = errors.get(domain.id, 0.0)
+            _add_share(profile, domain, entry.interval, divided, own, error, static)
         return profile
 
 
@@ -386,9 +394,13 @@ def _add_share(
     interval: Interval,
     divided: int,
     own: int,
+    baseline_error: float,
     static: tuple[StaticShare, StaticBasis] | None = None,
 ) -> None:
-    """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its edge errors."""
+    """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its errors.
+
+    Too much or too little idle energy is an error of the payers by their shares.
+    """
     active = max(1, divided)
     noise = _counter_edge_error(domain, interval) * own // active
     if own < active and domain.usage_step:
@@ -397,7 +409,8 @@ def _add_share(
         exchanged = own * (active - own) // active
         noise += exchanged * 3 * domain.usage_step // max(1, interval.duration)
     part = None if static is None else (static[0].of(own), static[1])
-    profile.add(domain.id, domain.hw_type, interval, own, noise, part)
+    baseline = baseline_error * interval.duration / 1e6 * own / active
+    profile.add(domain.id, domain.hw_type, interval, own, noise, part, baseline)
 
 
 def _counter_edge_error(domain: Domain, interval: Interval) -> int:

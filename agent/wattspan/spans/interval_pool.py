@@ -94,7 +94,8 @@ class EnergySlice(NamedTuple):
     counter's step and of ``curve`` from the unknown power curve; a period inside the slice has one
     of ``rate`` microjoules per nanosecond. ``walk`` is the variance of all energy that steps have
     moved between intervals: moved energy is an error of the payer if its shares of the two
-    intervals differ. ``static`` is the cumulative static part of a GPU's energy.
+    intervals differ. ``static`` is the cumulative static part of a GPU's energy, ``baseline`` the
+    cumulative error of the energy by that of the idle power, which is the same in all intervals.
     """
 
     end: int
@@ -104,6 +105,7 @@ class EnergySlice(NamedTuple):
     rate: float = 0.0
     walk: float = 0.0
     static: int = 0
+    baseline: float = 0.0
 
 
 class CounterStep(NamedTuple):
@@ -124,7 +126,9 @@ def _is_blurred(noise: int, energy: int) -> bool:
 
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
     """A slice without energy from ``last`` to ``end``."""
-    return EnergySlice(end, last.energy, walk=last.walk, static=last.static)
+    return EnergySlice(
+        end, last.energy, walk=last.walk, static=last.static, baseline=last.baseline
+    )
 
 
 class IntervalPool:
@@ -139,7 +143,7 @@ class IntervalPool:
         self.steps: list[CounterStep] = []  # of a GPU, from the first energy on
         self.pool_start = start
         self._pool: list[tuple[int, int, int]] = []  # (end, energy, noise)
-        self._static = 0  # in the pool
+        self._static, self._baseline = 0, 0.0  # in the pool
         self._power: float | None = None  # of the last slice
         self._peak = 0.0  # the highest recent power of a slice of a GPU
         self._noise: int | None = None  # of the last interval
@@ -157,10 +161,12 @@ class IntervalPool:
         noise: int,
         clock: CpuTimeCurve,
         static: int = 0,
+        baseline: float = 0.0,
     ) -> None:
         """Append an interval to the pool; time between it and its predecessor is a gap.
 
-        ``static`` is the static part of the energy.
+        ``static`` is the static part of the energy, ``baseline`` its error by that of the idle
+        power.
         """
         if start > self.known:
             self.release(clock)
@@ -169,6 +175,7 @@ class IntervalPool:
         self.known = end
         self._pool.append((end, energy, noise))
         self._static += static
+        self._baseline += baseline
 
     def cut(self, knots: Sequence[int]) -> Iterator[EnergySlice]:
         """For each knot the energy there, with the uncertainties of the slice around it."""
@@ -186,7 +193,10 @@ class IntervalPool:
                 part, whole = knot - left.end, right.end - left.end
                 rise = (right.energy - left.energy) * part // whole
                 static = left.static + (right.static - left.static) * part // whole
-                yield right._replace(end=knot, energy=left.energy + rise, static=static)
+                baseline = left.baseline + (right.baseline - left.baseline) * part / whole
+                yield right._replace(
+                    end=knot, energy=left.energy + rise, static=static, baseline=baseline
+                )
 
     def trim(self, until: int) -> None:
         """Remove the slices before ``until``, the new end of the rows."""
@@ -250,7 +260,7 @@ class IntervalPool:
                 del self.steps[:_MAX_STEPS]
         self._append(times, sums, noise, walk, _SPREAD if samples is None else _FOLLOWED)
         self._pool.clear()
-        self._static = 0
+        self._static, self._baseline = 0, 0.0
         self.pool_start = self.known
 
     def _append(
@@ -264,7 +274,8 @@ class IntervalPool:
         least, factor = changes
         base, walked = self.slices[-1].energy, self.slices[-1].walk
         static, whole = self.slices[-1].static, times[-1] - times[0]
-        within = _EDGE_WITHIN * noise / (times[-1] - times[0])
+        baseline, drift = self.slices[-1].baseline, self._baseline / whole
+        within = _EDGE_WITHIN * noise / whole
         powers = [(e - d) / (t - s) for (s, d), (t, e) in pairwise(zip(times, sums, strict=True))]
         before = powers[0] if self._power is None else self._power
         for i, power in enumerate(powers):
@@ -289,9 +300,10 @@ class IntervalPool:
                     base + sums[i + 1],
                     _EDGE * noise,
                     curve * length,
-                    hypot(within, unknown),
+                    hypot(within, unknown) + drift,
                     walked + walk * (i + 1) / len(powers),
                     static + self._static * (times[i + 1] - times[0]) // whole,
+                    baseline + drift * (times[i + 1] - times[0]),
                 )
             )
             before = power

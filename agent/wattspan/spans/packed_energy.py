@@ -133,11 +133,13 @@ class RowUncertainties(NamedTuple):
     curve: array[float]
     rate: array[float]
     walk: array[float]
+    baseline: array[float]
 
 
 def empty_uncertainties() -> tuple[RowUncertainties, ...]:
     return tuple(
-        RowUncertainties(array("f"), array("f"), array("f"), array("d")) for _ in range(LANES)
+        RowUncertainties(array("f"), array("f"), array("f"), array("d"), array("d"))
+        for _ in range(LANES)
     )
 
 
@@ -176,8 +178,8 @@ def merged_uncertainties(
             offset = max(offset, abs(energies[i - left] - line))
             rise = energies[i - left + 1] - energies[i - left]
             slope = max(slope, abs(rise / (old.times[i + 1] - old.times[i]) - power))
-        step, curve, rate, walk = (max(values[left:right]) for values in errors[lane])
-        merged.append((step, offset + curve, slope + rate, walk))
+        step, curve, rate, *sums = (max(values[left:right]) for values in errors[lane])
+        merged.append((step, offset + curve, slope + rate, *sums))
     return merged
 
 
@@ -207,9 +209,10 @@ def uncertainty_between(
     until = last - 1 if last == newest > first else last
     edges, rates = [], []
     for lane in lanes.measured:
-        steps, curves, slopes, walks = errors[lane]
+        steps, curves, slopes, walks, baselines = errors[lane]
         walked = sqrt(max(0.0, walks[until] - walks[first]))
-        step = hypot(steps[first], steps[until], walked)
+        baseline = baselines[until] - (baselines[first - 1] if first else 0.0)
+        step = hypot(steps[first], steps[until], walked, baseline)
         # One microjoule more, for rounding.
         edges.append(ceil(hypot(step, curves[first] + curves[until])) + 1)
         rates.append(ceil(max(slopes[first], slopes[until]) * 2**32) + 1)

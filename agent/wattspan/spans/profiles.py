@@ -110,12 +110,14 @@ class EnergyProfile:
         energy: int,
         noise: int,
         static: tuple[int, StaticBasis] | None = None,
+        baseline: float = 0.0,
     ) -> None:
         """Add the payer's ``energy`` (also 0) in the next settled interval of a domain.
 
         ``noise`` is the error at the interval's edges in microjoules. Intervals of one domain come
         in order of time; energy of a time that is already known counts as ``lost``. ``static`` is
-        the static part of a GPU's energy, with its basis; None if it is unknown.
+        the static part of a GPU's energy, with its basis; None if it is unknown. ``baseline`` is
+        the error of the energy by that of the idle power, in microjoules.
         """
         start, end = interval.start.mono, interval.end.mono
         track = self._tracks.get(domain_id)
@@ -130,6 +132,7 @@ class EnergyProfile:
             self.lost += energy - rest
             if static is not None:
                 static = static[0] * (end - track.known) // (end - start), static[1]
+            baseline *= (end - track.known) / (end - start)
             start, energy = track.known, rest
         if start > track.known or track.gone_since is not None:
             since = track.known if track.gone_since is None else track.gone_since
@@ -138,7 +141,8 @@ class EnergyProfile:
         self._extend(kind, start, end)
         if energy and kind is HwType.GPU:
             self._update_basis(domain_id, None if static is None else static[1], start)
-        track.add(start, end, energy, noise, self._clock, static[0] if static is not None else 0)
+        part = static[0] if static is not None else 0
+        track.add(start, end, energy, noise, self._clock, part, baseline)
         together = [one for one in self._tracks.values() if one.kind is kind and not one.gone]
         for complete in complete_pools(together, self._clock, start, end):
             complete.release(self._clock)
@@ -227,8 +231,9 @@ class EnergyProfile:
         static_sums = sums[-1]
         for track in tracks:
             lane = LANE_OF[track.kind]
-            steps, curves, rates, walks = errors[lane]
-            for i, (_, energy, step, curve, rate, walk, static) in enumerate(track.cut(knots)):
+            steps, curves, rates, walks, baselines = errors[lane]
+            for i, one in enumerate(track.cut(knots)):
+                _, energy, step, curve, rate, walk, static, baseline = one
                 sums[lane][i] += energy
                 static_sums[i] += static
                 # Errors of different counters are independent.
@@ -236,6 +241,7 @@ class EnergyProfile:
                 curves[i] = hypot(curves[i], curve)
                 rates[i] = hypot(rates[i], rate)
                 walks[i] += walk
+                baselines[i] += baseline  # the load of one host shows in all of its domains
             track.trim(until)
         for i, knot in enumerate(knots):
             self._row(
@@ -350,7 +356,7 @@ class EnergyProfile:
         for lane in self._errors:
             for values in lane:
                 values[kept:until] = array(values.typecode, [values[row] for row in sources])
-        _, curves, rates, _ = self._errors[gpu]
+        _, curves, rates, *_ = self._errors[gpu]
         for i, (curve, rate) in enumerate(errors, kept):
             curves[i], rates[i] = curve, rate
         rows.times[kept:until] = begins
