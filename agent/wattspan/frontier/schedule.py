@@ -5,9 +5,9 @@ once energy has risen twice beyond noise or time exceeds the longest one. The ot
 remaining settings in random order, with the baseline in each, so that a drift of the machine shifts
 all settings of a block alike.
 
-For a known slowdown budget, a long descent takes every second setting first and then the ones beside
-the best setting, and it also ends beyond the budget. The other blocks repeat only the settings that
-may be recommended: the same number of trials as without it at most.
+For a known slowdown budget, a long descent takes every second setting first and then the ones
+beside the best setting, and it also ends beyond the budget. The other blocks repeat only the
+settings that may be recommended: the same number of trials as without it at most.
 
 With a time budget, the trial with the most expected gain is next (time_budget.py).
 """
@@ -176,7 +176,9 @@ class TrialSchedule:
         base = means.get(study.baseline)
         if base is None:
             return
-        ended = [one for knob in _descents(study.settings) for one in self._end_of(knob, means, base)]
+        ended = [
+            one for knob in _descents(study.settings) for one in self._end_of(knob, means, base)
+        ]
         yield from ended
         if self.max_slowdown is not None and self.time_budget is None:
             out = {setting for setting, _ in (*study.pruned, *ended)}

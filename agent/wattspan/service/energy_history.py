@@ -169,10 +169,10 @@ class EnergyHistory:
         error = self._baseline_errors.get(domain.id, 0.0)
         for consumer, watched in self._watched.items():
             share = shares.get(consumer, 0)
-            _add_share(watched.own, domain, interval, divided, share, error, static)
+            _add_share(watched.own, domain, interval, divided, share, static, error)
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
-                _add_share(watched.descended, domain, interval, divided, own, error, static)
+                _add_share(watched.descended, domain, interval, divided, own, static, error)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -347,7 +347,7 @@ class EnergyHistory:
             own = _share_of(entry, found.numbers)
             static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
             error = errors.get(domain.id, 0.0)
-            _add_share(profile, domain, entry.interval, divided, own, error, static)
+            _add_share(profile, domain, entry.interval, divided, own, static, error)
         return profile
 
 
@@ -394,8 +394,8 @@ def _add_share(
     interval: Interval,
     divided: int,
     own: int,
-    baseline_error: float,
     static: tuple[StaticShare, StaticBasis] | None = None,
+    baseline_error: float = 0.0,
 ) -> None:
     """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its errors.
 

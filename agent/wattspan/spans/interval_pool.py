@@ -126,9 +126,7 @@ def _is_blurred(noise: int, energy: int) -> bool:
 
 def _flat_slice(last: EnergySlice, end: int) -> EnergySlice:
     """A slice without energy from ``last`` to ``end``."""
-    return EnergySlice(
-        end, last.energy, walk=last.walk, static=last.static, baseline=last.baseline
-    )
+    return EnergySlice(end, last.energy, walk=last.walk, static=last.static, baseline=last.baseline)
 
 
 class IntervalPool:

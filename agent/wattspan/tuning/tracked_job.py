@@ -9,7 +9,6 @@ from wattspan.model import (
     SECOND,
     Decision,
     DecisionReason,
-    Knob,
     LoadFigures,
     Move,
     ObjectiveFigures,
@@ -141,8 +140,7 @@ class TrackedJob(TuningJob):
     @property
     def _preferred_knob(self) -> int:
         """The position of the clock knob: a power limit rarely binds while tokens are generated."""
-        knobs = self._host_settings.knobs
-        return knobs.index(Knob.GPU_CLOCK) if Knob.GPU_CLOCK in knobs else 0
+        return self._clock_knob
 
     # ---------------------------------------------------------------------------- decisions
 

@@ -87,9 +87,7 @@ def explain(job: str, configuration: ConfigurationOptions, as_json: bool) -> Non
     help="Present number of instances of the server, each with the load of the one on this host.",
 )
 @_options
-def recommend(
-    job: str, instances: int, configuration: ConfigurationOptions, as_json: bool
-) -> None:
+def recommend(job: str, instances: int, configuration: ConfigurationOptions, as_json: bool) -> None:
     """Compare numbers of instances of a server by their energy within its latency limits.
 
     For jobs whose load is tracked. The figures are those of one instance at the load that each of

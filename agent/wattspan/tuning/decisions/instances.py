@@ -43,8 +43,8 @@ def instance_ranges(load: LoadFigures, instances: int) -> list[InstanceRange]:
         least = max(1, math.ceil(total / one.bin_bound - _ROUNDING))
         most = math.ceil(total / one.bin_bound * BIN_RATIO - _ROUNDING) - 1 if one.bin else None
         if most is None or most >= least:
-            known = now and one.joules_per_token is not None
-            change = one.joules_per_token / now - 1 if known else None
+            energy = one.joules_per_token
+            change = energy / now - 1 if energy is not None and now else None
             found.append(InstanceRange(least, most, one, change))
     return found
 

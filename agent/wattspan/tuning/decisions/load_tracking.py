@@ -174,9 +174,7 @@ class TrackingEvidence(NamedTuple):
 
 def collected_evidence(state: TrackingState) -> TrackingEvidence:
     """The evidence of a state."""
-    return TrackingEvidence(
-        state.cells.cells, state.cells.certified, state.failed, state.doublings
-    )
+    return TrackingEvidence(state.cells.cells, state.cells.certified, state.failed, state.doublings)
 
 
 def begin_tracking(
@@ -194,7 +192,11 @@ def begin_tracking(
     near = max((high / low for high, low in steps), default=1.0) ** _STRETCH
     each = gates(policy.objectives, by_length=policy.by_length, near=near)
     zeros = (0,) * len(policy.objectives)
-    cells, failed, doublings = LoadCells(each, 1 - policy.confidence), dict[tuple[int, int], int](), 0
+    cells, failed, doublings = (
+        LoadCells(each, 1 - policy.confidence),
+        dict[tuple[int, int], int](),
+        0,
+    )
     if evidence is not None:
         cells = replace(cells, cells=evidence.cells, certified=evidence.certified)
         failed = dict(evidence.failed)
