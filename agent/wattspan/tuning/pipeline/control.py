@@ -1,8 +1,8 @@
 """One step of a pipeline's control: spans, clocks and energies become iterations of its session.
 
 Clocks are read at each step, so that the time of a change is known only as that between two steps:
-an iteration that overlaps it has unknown clocks. Energies arrive later than spans and are used with
-the next iteration.
+an iteration that overlaps it has unknown clocks. Energies may arrive later than spans: an iteration
+waits for a while until the energy up to its end is known.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.assembly import (
     AssembledIteration,
@@ -23,6 +24,9 @@ from wattspan.tuning.pipeline.assembly import (
 )
 from wattspan.tuning.pipeline.session import add_iteration
 from wattspan.tuning.pipeline.session_state import PipelineState
+
+ENERGY_PATIENCE = 5 * SECOND
+"""An iteration waits for its energy for at most this time after its end."""
 
 _KEPT_CHANGES = 16
 _KEPT_POINTS = 512
@@ -48,8 +52,9 @@ class PipelineObservation(NamedTuple):
 class PipelineControl:
     """The session of one pipeline, and the spans, clocks and energies that wait for it.
 
-    ``latest`` are the iterations of the last step. ``stepped`` is its time, ``reported`` that of
-    each rank's latest energy that was used.
+    ``latest`` are the iterations that the last step added to the session, ``waiting`` complete
+    ones without their energy. ``stepped`` is the time of the last step, ``reported`` that of each
+    rank's latest energy that was used.
     """
 
     session: PipelineState
@@ -59,9 +64,10 @@ class PipelineControl:
     latest: tuple[AssembledIteration, ...] = ()
     stepped: int = 0
     reported: Mapping[int, int] = field(default_factory=dict)
+    waiting: tuple[AssembledIteration, ...] = ()
 
     def step(self, observation: PipelineObservation) -> PipelineControl:
-        """Add the observation, and every iteration that it completes, to the session."""
+        """Add the observation, and every iteration whose energy is known, to the session."""
         assembly, found = self.assembly.add(observation.units, observation.instructions)
         clocks = {**self.clocks}
         for rank, mhz in observation.clocks.items():
@@ -70,6 +76,10 @@ class PipelineControl:
         for rank, point in observation.energy.items():
             energy[rank] = (*energy.get(rank, ())[1 - _KEPT_POINTS :], point)
         session, reported = self.session, {**self.reported}
+        known = min((points[-1].at for points in energy.values()), default=observation.now)
+        ready = max(known, observation.now - ENERGY_PATIENCE)
+        every = (*self.waiting, *found)
+        found = tuple(one for one in every if one.end <= ready)
         for one in found:
             iteration = finished(one, clocks, energy, observation.others, reported)
             session = add_iteration(session, iteration)
@@ -85,6 +95,7 @@ class PipelineControl:
             latest=found,
             stepped=observation.now,
             reported=reported,
+            waiting=every[len(found) :],
         )
 
 

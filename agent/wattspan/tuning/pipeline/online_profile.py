@@ -106,12 +106,14 @@ class _Measured(NamedTuple):
 class OnlineProfile:
     """Durations by instruction and clock, and sums of the regression by rank and clock.
 
-    ``latest`` are the spans of the latest iteration by rank: a period may have begun in it.
+    ``latest`` are the spans of the iteration ``number``, the latest one, by rank: a period may have
+    begun in it.
     """
 
     durations: Mapping[tuple[CostKey, int], _Durations] = field(default_factory=dict)
     sums: Mapping[tuple[int, int], _PowerSums] = field(default_factory=dict)
     latest: Mapping[int, tuple[InstructionSpan, ...]] = field(default_factory=dict)
+    number: int = -1
 
     def add(self, iteration: PipelineIteration) -> OnlineProfile:
         """Add an iteration; one whose clocks are unknown is ignored."""
@@ -129,11 +131,15 @@ class OnlineProfile:
             rank: tuple(sorted(spans, key=lambda one: one.start)) for rank, spans in of_rank.items()
         }
         near = {rank: (*self.latest.get(rank, ()), *spans) for rank, spans in latest.items()}
+        begun = min(span.start for span in iteration.spans)
+        follows = iteration.number == self.number + 1
         for period in iteration.energy:
+            if not follows and period.start < begun:
+                continue  # its first instructions are not known
             place = period.rank, clocks[period.rank]
             parts = _parts(period, near[period.rank])
             sums[place] = sums.get(place, _PowerSums()).add(*parts, period.joules)
-        return replace(self, durations=durations, sums=sums, latest=latest)
+        return replace(self, durations=durations, sums=sums, latest=latest, number=iteration.number)
 
     def executions(self, key: CostKey, mhz: int) -> int:
         """The measured executions of an instruction at a clock."""
