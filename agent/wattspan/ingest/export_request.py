@@ -66,13 +66,24 @@ class RequestLatency(NamedTuple):
     between: int | None = None
 
 
+class ReportedInstruction(NamedTuple):
+    """The pass of one micro-batch through one stage of a pipeline; both are numbered from 0.
+
+    ``kind`` is ``forward`` or ``backward``.
+    """
+
+    stage: int
+    microbatch: int
+    kind: str
+
+
 class SpanRecord(NamedTuple):
     """One received span. Times are Unix nanoseconds; ``parent`` is b"" for none.
 
     ``work`` is the amount of work that the span reports, as reported, so 0 and negative numbers
     occur; None where it reports none or no setting asks for it. ``inference`` is the report of an
-    engine for language models about a request; None for other spans. ``latency`` is None where no
-    setting asks for it.
+    engine for language models about a request; None for other spans. ``latency`` and
+    ``instruction`` are None where no setting asks for them.
     """
 
     trace: bytes
@@ -87,6 +98,7 @@ class SpanRecord(NamedTuple):
     work: float | None = None
     inference: InferenceDetails | None = None
     latency: RequestLatency | None = None
+    instruction: ReportedInstruction | None = None
 
 
 class SpanRecordColumns(Columns[SpanRecord]):
@@ -107,6 +119,7 @@ class SpanRecordColumns(Columns[SpanRecord]):
     work: Sequence[float | None]
     inference: Sequence[InferenceDetails | None]
     latency: Sequence[RequestLatency | None]
+    instruction: Sequence[ReportedInstruction | None]
 
 
 class WorkAttribute(NamedTuple):
@@ -149,6 +162,15 @@ class LatencyReport(NamedTuple):
         first = of_events.first if attributes.first is None else attributes.first
         between = of_events.between if attributes.between is None else attributes.between
         return RequestLatency(first, between)
+
+
+class InstructionReport(NamedTuple):
+    """The attributes by which spans of a service report instructions; "" matches every service."""
+
+    service: str
+    stage: str
+    microbatch: str
+    instruction: str
 
 
 WorkAttributes = Callable[[], Sequence[WorkAttribute]]

@@ -11,7 +11,12 @@ from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warn
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
 from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
-from wattspan.ingest.export_request import LatencyReport, SpanSink, WorkAttributes
+from wattspan.ingest.export_request import (
+    InstructionReport,
+    LatencyReport,
+    SpanSink,
+    WorkAttributes,
+)
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model.settings import Listen
@@ -43,11 +48,13 @@ def open_receivers(
     log: Log,
     work: WorkAttributes = tuple,
     latencies: Sequence[LatencyReport] = (),
+    instructions: Sequence[InstructionReport] = (),
     refusals: RejectionCounter | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
-    ``work`` returns the spans that report work, ``latencies`` are those that report latencies.
+    ``work`` returns the spans that report work, ``latencies`` are those that report latencies and
+    ``instructions`` those that report instructions of a pipeline.
     ``is_set`` returns True if the operator set a key:
     a failure to listen is a ListenError for such a key, and else logged. ConfigError if gRPC is
     not installed, or for invalid files of TLS or tokens. Unix sockets need neither TLS nor
@@ -62,6 +69,7 @@ def open_receivers(
         weight="" if settings.weight in _BUILTIN_WEIGHTS else settings.weight,
         work=work,
         latencies=latencies,
+        instructions=instructions,
         presets=settings.presets,
         keep=bool(settings.forward),
     )

@@ -41,11 +41,13 @@ from wattspan.ingest.trace_decoder import (
     DecodedRequest,
     DecoderSettings,
     FieldBudget,
+    InstructionKeys,
     as_count,
     as_decimal,
     invalid_ids,
     printable,
     reported,
+    reported_instruction,
     resource_claim,
     valid_parents,
 )
@@ -226,6 +228,7 @@ class JsonTraceDecoder:
             claim = resource_claim(_scalars(attributes))
             work = [(key.name, spans.span) for spans, key in self._settings.work_of(claim.service)]
             latencies = [one.report for one in self._settings.latencies_of(claim.service)]
+            instructions = self._settings.instructions_of(claim.service)
             records: list[SpanRecord] = []
             for scope_number, scope in enumerate(each.scope_spans or ()):
                 scope_place = f"{place}.scopeSpans[{scope_number}]"
@@ -237,7 +240,7 @@ class JsonTraceDecoder:
                     self._place = f"{scope_place}.spans[{span_number}]"
                     span = self._parse(_SPAN, raw, "a Span")
                     inner.append((2, self._protobuf(trace_pb2.Span, span)))
-                    record = self._record(span, work, latencies)
+                    record = self._record(span, work, latencies, instructions)
                     if record is None:
                         decoded.skipped.append(position)
                     else:
@@ -272,7 +275,11 @@ class JsonTraceDecoder:
             raise too_many_spans(self._settings.max_spans)
 
     def _record(
-        self, span: _Span, work: Sequence[tuple[bytes, str]], latencies: Sequence[LatencyReport]
+        self,
+        span: _Span,
+        work: Sequence[tuple[bytes, str]],
+        latencies: Sequence[LatencyReport],
+        instructions: InstructionKeys | None,
     ) -> SpanRecord | None:
         """The record of a span; None if its ids are invalid."""
         trace, own, above = (
@@ -311,6 +318,9 @@ class JsonTraceDecoder:
             as_decimal(amount),
             None if report is None else report[0],
             _latency(latencies, name, start, values, span.events),
+            None
+            if instructions is None
+            else reported_instruction([values.get(key.name) for key in instructions.keys]),
         )
 
     def _protobuf(self, kind: Any, message: _Message) -> bytes:

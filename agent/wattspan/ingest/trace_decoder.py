@@ -22,8 +22,10 @@ from google.protobuf.message import DecodeError
 from wattspan.config.settings import SPAN_PRESETS
 from wattspan.ingest.export_request import (
     MAX_NAME,
+    InstructionReport,
     LatencyReport,
     MalformedRequestError,
+    ReportedInstruction,
     RequestLatency,
     RequestTooLargeError,
     ResourceClaim,
@@ -68,6 +70,10 @@ _SpanEvents = message_class("SpanEvents")
 _KeyValue, _AnyValue = message_class("KeyValue"), message_class("AnyValue")
 
 WEIGHT, TOKENS_IN, TOKENS_OUT = range(COLUMNS := 3)
+_INSTRUCTION_KINDS = {
+    **dict.fromkeys(("forward", "fwd", "f"), "forward"),
+    **dict.fromkeys(("backward", "bwd", "b"), "backward"),
+}
 _COLUMN_NAMES = (
     (TOKENS_IN, "gen_ai.usage.input_tokens"),
     (TOKENS_IN, "gen_ai.usage.prompt_tokens"),  # the name until 2024
@@ -117,16 +123,28 @@ class _LatencyKeys(NamedTuple):
         return bool(self.report.first_event or self.report.between_event)
 
 
+class InstructionKeys(NamedTuple):
+    """A report of instructions, and its attributes on the wire: stage, micro-batch and kind."""
+
+    report: InstructionReport
+    keys: list[AttributeKey]
+
+    @classmethod
+    def of(cls, report: InstructionReport) -> InstructionKeys:
+        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(report[1:])])
+
+
 class DecoderSettings:
     """The attributes to read, and the limits of a request.
 
     ``weight`` names the attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose reports of requests are recognised, ``latencies`` the spans that report latencies,
-    of which the first matching entry counts. A request has at most
-    ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the fields that the decoder
-    inspects, and so the CPU time of a request: a field costs less than a microsecond. With
-    ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
+    engines whose reports of requests are recognised, ``latencies`` the spans that report latencies
+    and ``instructions`` those that report instructions of a pipeline; of both the first matching
+    entry counts. A request has at most ``max_spans`` spans, scopes and resources. ``max_fields``
+    bounds the fields that the decoder inspects, and so the CPU time of a request: a field costs
+    less than a microsecond. With ``keep_message`` decoded requests contain their protobuf bytes, to
+    be forwarded.
     """
 
     def __init__(
@@ -138,6 +156,7 @@ class DecoderSettings:
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
         latencies: Sequence[LatencyReport] = (),
+        instructions: Sequence[InstructionReport] = (),
         keep_message: bool = False,
     ) -> None:
         self.max_spans, self.max_fields = max_spans, max_fields
@@ -148,6 +167,7 @@ class DecoderSettings:
             AttributeKey.of(each.column, each.name) for each in inference_attributes(presets)
         ]
         self.latencies = [_LatencyKeys.of(each) for each in latencies]
+        self.instructions = [InstructionKeys.of(each) for each in instructions]
         self._work_attributes, self._work_keys_of = work, work()
         self._work = _work_keys(self._work_keys_of)
 
@@ -159,6 +179,10 @@ class DecoderSettings:
 
     def latencies_of(self, service: str) -> list[_LatencyKeys]:
         return [each for each in self.latencies if each.report.service in ("", service)]
+
+    def instructions_of(self, service: str) -> InstructionKeys | None:
+        found = (each for each in self.instructions if each.report.service in ("", service))
+        return next(found, None)
 
 
 class DecodedRequest(NamedTuple):
@@ -304,6 +328,18 @@ def as_decimal(value: Scalar) -> float | None:
     if value is None or isinstance(value, int):
         return value
     return round(value, 9) if -_LARGEST <= value <= _LARGEST else None  # None for NaN
+
+
+def reported_instruction(values: Sequence[Scalar]) -> ReportedInstruction | None:
+    """The instruction in stage, micro-batch and kind; None if one is missing or invalid."""
+    stage, microbatch, kind = values
+    if not isinstance(kind, bytes):
+        return None
+    found = _INSTRUCTION_KINDS.get(printable(kind, MAX_NAME).lower())
+    numbers = as_count(stage), as_count(microbatch)
+    if found is None or numbers[0] is None or numbers[1] is None:
+        return None
+    return ReportedInstruction(numbers[0], numbers[1], found)
 
 
 def reported(
@@ -501,6 +537,7 @@ class TraceDecoder:
             claim = resource_claim({name: _scalar(value) for name, value in attributes})
             work = self._settings.work_of(claim.service)
             latencies = self._settings.latencies_of(claim.service)
+            instructions = self._settings.instructions_of(claim.service)
             records: list[SpanRecordColumns] = []
             for raw in scopes:
                 inner = self._parse(raw, _ScopeSpans, budget)
@@ -509,7 +546,7 @@ class TraceDecoder:
                 _check_fields(scope, SCOPE, "a scope", budget)
                 seen = self._checked(seen, spans)
                 columns = self._records(
-                    raw, spans, keys, work, latencies, position, skipped, budget
+                    raw, spans, keys, work, latencies, instructions, position, skipped, budget
                 )
                 records.append(columns)
                 position += len(spans)
@@ -537,6 +574,7 @@ class TraceDecoder:
         keys: Sequence[AttributeKey],
         work: Sequence[_WorkKey],
         latencies: Sequence[_LatencyKeys],
+        instructions: InstructionKeys | None,
         position: int,
         skipped: list[int],
         budget: FieldBudget,
@@ -577,6 +615,7 @@ class TraceDecoder:
             self._work(spans, names, work, budget),
             inference,
             self._latencies(spans, names, starts, latencies, budget),
+            self._instructions(spans, instructions, budget),
         )
 
     def _inference(
@@ -632,6 +671,15 @@ class TraceDecoder:
                 events = _events(span, budget) if each.has_events else ()
                 found[i] = each.report.latency(RequestLatency(first, between), starts[i], events)
         return found
+
+    def _instructions(
+        self, spans: Sequence[bytes], asked: InstructionKeys | None, budget: FieldBudget
+    ) -> list[ReportedInstruction | None]:
+        """The instruction of a pipeline that each span reports."""
+        if asked is None:
+            return [None] * len(spans)
+        columns = self._reports.columns(spans, asked.keys, len(asked.keys), budget)
+        return [reported_instruction(values) for values in zip(*columns, strict=True)]
 
 
 def _events(span: bytes, budget: FieldBudget) -> list[tuple[int, str]]:

@@ -18,6 +18,7 @@ from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import (
     ExportRequest,
+    InstructionReport,
     LatencyReport,
     ReceiverBusyError,
     RequestTooLargeError,
@@ -88,7 +89,8 @@ class TraceReceiver:
 
     ``weight`` names the span attribute with the weight of a span, "" for none. ``work`` returns
     the spans that report work; the first entry that matches a span counts. ``presets`` name the
-    engines whose requests are recognised, ``latencies`` the spans that report latencies. With
+    engines whose requests are recognised, ``latencies`` the spans that report latencies and
+    ``instructions`` those that report instructions of a pipeline. With
     ``keep``, requests are passed on with their message, to be forwarded.
     """
 
@@ -102,6 +104,7 @@ class TraceReceiver:
         work: WorkAttributes = tuple,
         presets: Collection[str] = SPAN_PRESETS,
         latencies: Sequence[LatencyReport] = (),
+        instructions: Sequence[InstructionReport] = (),
         keep: bool = False,
     ) -> None:
         self.sink, self._clock = sink, clock
@@ -117,6 +120,7 @@ class TraceReceiver:
                 work=work,
                 presets=presets,
                 latencies=latencies,
+                instructions=instructions,
                 keep_message=keep,
             )
 

@@ -1,0 +1,81 @@
+"""Instructions of pipelines that spans report in attributes, in both encodings."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from support.otlp import Receiver, request, span
+from support.otlp_reference import json_of
+from wattspan.http.sockets import Peer
+from wattspan.ingest.export_request import InstructionReport, ReportedInstruction
+
+REPORT = InstructionReport("gpt", "stage", "microbatch", "instruction")
+OTHER = InstructionReport("", "pp.stage", "pp.batch", "pp.pass")
+
+
+def told(
+    *spans: Span, reports: tuple[InstructionReport, ...] = (REPORT, OTHER), service: str = "gpt"
+) -> list[ReportedInstruction | None]:
+    """The instructions of the spans; the same in both encodings."""
+    whole = request(*spans, resource={"service.name": service})
+    found = []
+    for json in (False, True):
+        receiver = Receiver(instructions=reports)
+        body = json_of(whole) if json else whole.SerializeToString()
+        receiver.take(body, Peer(), json=json)
+        found.append([one.instruction for one in receiver.sink.deliveries[0].parts[0].spans])
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind"),
+    [
+        ("forward", "forward"),
+        ("FWD", "forward"),
+        ("f", "forward"),
+        ("Backward", "backward"),
+        ("bwd", "backward"),
+        ("b", "backward"),
+        ("weight", None),
+        ("", None),
+        (1, None),
+    ],
+)
+def test_instruction_has_its_kind(instruction: str | int, kind: str | None) -> None:
+    expected = None if kind is None else ReportedInstruction(2, 7, kind)
+    assert told(span(1, stage=2, microbatch=7, instruction=instruction)) == [expected]
+
+
+def test_numbers_may_be_texts() -> None:
+    assert told(span(1, stage="2", microbatch="7", instruction="f")) == [
+        ReportedInstruction(2, 7, "forward")
+    ]
+
+
+@pytest.mark.parametrize("stage", [-1, "first", float("nan"), True])
+def test_invalid_stage_is_no_instruction(stage: object) -> None:
+    assert told(span(1, stage=stage, microbatch=7, instruction="f")) == [None]
+
+
+def test_missing_attribute_is_no_instruction() -> None:
+    assert (
+        told(
+            span(1, stage=2, microbatch=7),
+            span(2, stage=2, instruction="f"),
+            span(3, microbatch=7, instruction="f"),
+            span(4),
+        )
+        == [None] * 4
+    )
+
+
+def test_first_report_of_a_service_counts() -> None:
+    spans = (
+        span(1, stage=0, microbatch=0, instruction="f"),
+        span(2, pp__stage=1, pp__batch=1, pp__pass="b"),
+    )
+    assert told(*spans) == [ReportedInstruction(0, 0, "forward"), None]
+    assert told(*spans, service="other") == [None, ReportedInstruction(1, 1, "backward")]
+    assert told(*spans, reports=()) == [None, None]
