@@ -94,7 +94,7 @@ class Server:
 
 @contextmanager
 def serving(agent: Tuned, host: TunedHost) -> Iterator[Server]:
-    endpoint = agent.until(lambda: _endpoint(agent), "the agent receives spans")
+    endpoint = agent.until(lambda: agent.endpoint, "the agent receives spans")
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(host.emulated.directory), endpoint],
         env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(host.sockets)},
@@ -109,12 +109,6 @@ def serving(agent: Tuned, host: TunedHost) -> Iterator[Server]:
     finally:
         process.kill()
         process.communicate()
-
-
-def _endpoint(agent: Tuned) -> str:
-    """The address of the agent's receiver."""
-    words = (word.rstrip(".,") for word in agent.said.split())
-    return next((w for w in words if w.startswith("http://") and w.endswith("/v1/traces")), "")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from wattspan.config import (
     load,
 )
 from wattspan.config.loading import parse_toml
+from wattspan.config.tuning_settings import PIPELINE_KEYS
 from wattspan.config.writing import to_toml, value_text
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Listen, SettingKey, Size, Table, about, each_key, keys
@@ -151,19 +152,32 @@ def load_tracking(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def pipeline(draw: st.DrawFn) -> dict[str, Any]:
+    """The keys of a job whose processes are the ranks of a pipeline."""
+    return {
+        "kind": draw(st.sampled_from(["auto", "steps"])),
+        "pipeline": {name: draw(TEXT.filter(bool)) for name in PIPELINE_KEYS},
+        "work": "",
+        "compute": "",
+    }
+
+
+@st.composite
 def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Some keys of some jobs, no two of which are about the same spans."""
     rows = []
     for name in draw(st.lists(TEXT.filter(bool), max_size=4, unique=True)):
         row: dict[str, Any] = {"span": name}
         for key in keys(TunedJobSettings).values():
-            if key.name not in TRACKING | {"span", "max_slowdown", "latency"} and draw(
+            if key.name not in TRACKING | {"span", "max_slowdown", "latency", "pipeline"} and draw(
                 st.booleans()
             ):
                 row[key.name] = draw(values(key))
         if draw(st.booleans()):
             rows.append({**row, **draw(load_tracking()), "compute": ""})
             continue
+        if draw(st.booleans()):
+            row |= draw(pipeline())
         if draw(st.booleans()):
             row["max_slowdown"] = draw(st.floats(1e-6, 1))
         if draw(st.booleans()):
@@ -185,7 +199,8 @@ def test_arrays_of_tables_round_trip(
     rows: list[dict[str, Any]], origins: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "jobs.toml"
-    path.write_text(file_of(rows), newline="")
+    clocks = '[autotune]\nknobs = ["gpu_clock"]\n' if any("pipeline" in row for row in rows) else ""
+    path.write_text(clocks + file_of(rows), newline="")
     config = load(path, environ={}, schema=SCHEMA)
     shown = config.plain()["autotune"]["job"]
     assert [

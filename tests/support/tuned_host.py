@@ -10,6 +10,7 @@ import math
 import random
 from bisect import bisect
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
@@ -48,6 +49,8 @@ from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
+from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.session_state import PlanTask
 from wattspan.tuning.tuner import Tuner
 from wattspan.tuning.work_units import ReceivedSpanQueue
 
@@ -138,6 +141,7 @@ class MemoryCapper:
         self.holders: dict[str, str] = {}
         self.wanted: dict[str, int] = {}
         self.clocks, self.clocked = False, dict[str, int]()
+        self.deaf = False  # clocks are accepted, and not written
         self.largest = DEFAULT
         self.ceilings: dict[str, int] = {}
         self.foreign: set[str] = set()
@@ -163,7 +167,9 @@ class MemoryCapper:
             if self.holders.get(key.device, job) != job:
                 raise CapsError(f"{key.device} is held by another tuner.", "held", key.device)
             if key.knob is Knob.GPU_CLOCK:
-                self.clocked[key.device], self.holders[key.device] = value, job
+                self.holders[key.device] = job
+                if not self.deaf:
+                    self.clocked[key.device] = value
                 continue
             gpu = self._host.gpu(key.device)
             self.originals.setdefault(key.device, gpu.cap)
@@ -203,7 +209,7 @@ class MemoryCapper:
 
     def _give_back(self, device: str) -> None:
         del self.holders[device]
-        if self.clocked.pop(device, None) is not None:
+        if self.clocked.pop(device, None) is not None or device not in self.originals:
             return
         original = self.originals.pop(device)
         if device not in self.foreign:
@@ -296,6 +302,19 @@ class MemoryEvidence:
         self.kept[job] = frozenset(processes), policy, evidence
 
 
+class InlineSearches:
+    """Plans for pipelines, searched at once; ``begun`` counts them."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]:
+        self.begun += 1
+        future: Future[RankClockPlan | None] = Future()
+        future.set_result(task.solved())
+        return future
+
+
 class Book:
     def __init__(self) -> None:
         self.decided: list[RecordedDecision] = []
@@ -336,6 +355,7 @@ class Host:
         permissions = GpuPermissions(settings.gpus, self.host_view)
         self.declared = DeclaredJobs(settings, self, "instance", permissions)
         self.accounts, self.evidence = MemoryAccounts(), MemoryEvidence()
+        self.plans = InlineSearches()
         self._settings, self._caps = settings, caps
         self.restart()
         self._record()
@@ -356,6 +376,7 @@ class Host:
             certified=self.memory,
             accounts=self.accounts,
             evidence=self.evidence,
+            plans=self.plans,
             declared=self.declared.tuned,
             user_of=self.users.get,
             command=lambda consumer: "python train.py",

@@ -107,10 +107,10 @@ class TunedHost(Limited, Closeable):
     The agent listening in ``sockets`` receives its steps.
     """
 
-    def __init__(self, *, trains: bool = True) -> None:
+    def __init__(self, *, trains: bool = True, profile: str = PROFILE) -> None:
         self._sockets = tempfile.TemporaryDirectory(prefix="wattspan-", ignore_cleanup_errors=True)
         self.sockets = Path(self._sockets.name)
-        self.emulated: EmulatedHost = FaultyHost(profile_named(PROFILE))
+        self.emulated: EmulatedHost = FaultyHost(profile_named(profile))
         self.gpu = Gpu(self.emulated)
         self.gpu.set(ORIGINAL)
         if trains:
@@ -186,6 +186,7 @@ class Tuned:
         floor: float = 0.5,
         config: str = CONFIG,
         job: str = JOB,
+        profile: str = PROFILE,
     ) -> None:
         """``config`` is a template of the configuration, in which ``job`` is tuned."""
         self.host, self.folder, self._job = host, folder, job
@@ -202,7 +203,7 @@ class Tuned:
             program = [sys.executable, "-m", "support.agent_on_host", str(host.emulated.directory)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*within, *program, "run", "--emulate", PROFILE, "--config", str(self.config)],
+                [*within, *program, "run", "--emulate", profile, "--config", str(self.config)],
                 env={**ENVIRONMENT, "PYTHONPATH": str(ROOT / "tests"), **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -217,6 +218,13 @@ class Tuned:
     def said(self) -> str:
         """Log of the agent and its cappers."""
         return self._log.read_bytes()[self._begins :].decode()
+
+    @property
+    def endpoint(self) -> str:
+        """The HTTP address of the agent's receiver; "" before it listens."""
+        words = (word.rstrip(".,") for word in self.said.split())
+        found = (w for w in words if w.startswith("http://") and w.endswith("/v1/traces"))
+        return next(found, "")
 
     @property
     def kept(self) -> Path:

@@ -23,6 +23,43 @@ def fault(text: str, tmp_path: Path, **environ: str) -> str:
     return line.removeprefix(f"{tmp_path}/")
 
 
+PIPELINE = f"{JOB}pipeline = {{stage = 's', microbatch = 'm', instruction = 'i'}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            f"{JOB}pipeline = {{stage = 's', microbatch = 'm'}}",
+            "it names the attributes stage, microbatch, instruction, each of them and no others",
+        ),
+        (
+            f"{JOB}pipeline = {{stage = '', microbatch = 'm', instruction = 'i'}}",
+            "it names the attributes stage, microbatch, instruction, each of them and no others",
+        ),
+        (
+            PIPELINE.replace('span = "step"', 'service = "gpt"'),
+            "a pipeline needs the name of the span that is one iteration of a rank",
+        ),
+        (f'{PIPELINE}kind = "requests"', "iterations of a pipeline are steps"),
+        (f'{PIPELINE}work = "tokens"', "has no effect in a pipeline"),
+        (PIPELINE, "a pipeline is tuned by the clocks of its GPUs. Add gpu_clock"),
+    ],
+)
+def test_contradiction_of_a_pipeline_is_named(text: str, expected: str, tmp_path: Path) -> None:
+    clocks = "" if text == PIPELINE else '[autotune]\nknobs = ["gpu_clock"]\n'
+    assert expected in fault(clocks + text, tmp_path)
+
+
+def test_pipeline_names_the_attributes_of_its_instructions(tmp_path: Path) -> None:
+    config = read(f'[autotune]\nknobs = ["gpu_clock"]\n{PIPELINE}', tmp_path)
+    assert dict(config.autotune.job[0].pipeline) == {
+        "stage": "s",
+        "microbatch": "m",
+        "instruction": "i",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from support.pipelines import RunningPipeline
-from wattspan.model import Move
+from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import PlanComparison
 from wattspan.tuning.pipeline.holding import refined_settings
@@ -17,7 +17,6 @@ from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
     PipelinePolicy,
-    PipelineReason,
     PipelineState,
     PlanTask,
     begin_session,
@@ -51,7 +50,7 @@ def held(bases: tuple[float, ...] = UNEQUAL, policy: PipelinePolicy = POLICY) ->
 
 def with_plan(state: PipelineState, clocks: tuple[int, ...]) -> PipelineState:
     state, level = with_setting(state, clocks, 0.01)
-    state = request(state, level, Move.PROBE, PipelineReason.CERTIFYING, "")
+    state = request(state, level, Move.PROBE, DecisionReason.CERTIFYING, "")
     return replace(state, plan=level, predicted=0.01, comparison=PlanComparison())
 
 
@@ -61,7 +60,7 @@ def with_plan(state: PipelineState, clocks: tuple[int, ...]) -> PipelineState:
 def test_session_waits_for_22_iterations() -> None:
     states = list(RunningPipeline().drive(begun(), 22))
     assert {state.phase for state in states[:21]} == {PipelinePhase.OBSERVE}
-    assert states[20].decision.reason is PipelineReason.NO_SIGNAL
+    assert states[20].decision.reason is DecisionReason.NO_SIGNAL
     assert states[21].phase is PipelinePhase.PROFILE
     assert states[21].dag is not None
     assert len(states[21].baseline) == 20
@@ -84,7 +83,7 @@ def test_changed_order_during_observation_is_declined() -> None:
     assert state.phase is PipelinePhase.DECLINED
     assert (state.decision.move, state.decision.reason) == (
         Move.DECLINE,
-        PipelineReason.BAD_PIPELINE,
+        DecisionReason.BAD_PIPELINE,
     )
     assert "The ranks changed" in state.decision.sentence
 
@@ -94,7 +93,7 @@ def test_changed_ranks_release_a_plan() -> None:
     state = held()
     one = pipeline.iteration(state.decision.clocks)
     state = add_iteration(state, one._replace(spans=one.spans[:-1]))
-    assert state.decision[:2] == (Move.RELEASE, PipelineReason.BAD_PIPELINE)
+    assert state.decision[:2] == (Move.RELEASE, DecisionReason.BAD_PIPELINE)
     assert state.decision.clocks == ()
 
 
@@ -107,7 +106,7 @@ def test_skewed_clocks_of_ranks_are_declined() -> None:
         for span in one.spans
     ]
     state = add_iteration(state, one._replace(spans=tuple(spans)))
-    assert state.decision.reason is PipelineReason.BAD_PIPELINE
+    assert state.decision.reason is DecisionReason.BAD_PIPELINE
     assert "differ by 20 ms" in state.decision.sentence
 
 
@@ -143,7 +142,7 @@ def test_profile_lowers_ranks_with_slack_first() -> None:
     policy = replace(POLICY, max_slowdown=0.01)
     states = RunningPipeline(UNEQUAL).drive(begun(policy), 100)
     first = next(state for state in states if state.level)
-    assert first.decision[:2] == (Move.PROBE, PipelineReason.SCREENING)
+    assert first.decision[:2] == (Move.PROBE, DecisionReason.SCREENING)
     clocks = first.decision.clocks
     assert clocks[1] < 1600
     assert clocks[0] == clocks[2] == 1600
@@ -153,7 +152,7 @@ def test_profile_waits_for_the_allowance() -> None:
     states = list(RunningPipeline((0.1, 0.1)).drive(begun(replace(POLICY, max_slowdown=0.01)), 120))
     probes = [number for number, state in enumerate(states) if state.level]
     assert probes[0] > 22
-    assert states[21].decision.reason is PipelineReason.BASELINE
+    assert states[21].decision.reason is DecisionReason.BASELINE
     for state in states:
         assert state.lost <= state.allowed
 
@@ -180,12 +179,12 @@ def test_profile_without_energies_is_declined() -> None:
     state = begun(replace(POLICY, floor=1600))
     for _ in range(22):
         state = add_iteration(state, pipeline.iteration(metered=False))
-    assert state.decision.reason is PipelineReason.NO_DEVICE
+    assert state.decision.reason is DecisionReason.NO_DEVICE
 
 
 def test_pipeline_without_lower_clocks_is_declined() -> None:
     state = after(RunningPipeline(UNEQUAL), 22, begun(replace(POLICY, floor=1600)))
-    assert state.decision.reason is PipelineReason.NO_SAVING
+    assert state.decision.reason is DecisionReason.NO_SAVING
     assert state.phase is PipelinePhase.DECLINED
 
 
@@ -216,9 +215,9 @@ def test_plan_lowers_the_ranks_with_slack_and_keeps_the_budget() -> None:
 def test_plan_is_certified_by_comparisons() -> None:
     pipeline = RunningPipeline(UNEQUAL)
     reasons = [state.decision.reason for state in pipeline.drive(begun(), 1000)]
-    assert reasons[-1] in (PipelineReason.CERTIFIED, PipelineReason.SENTINEL)
-    certified = reasons.index(PipelineReason.CERTIFIED)
-    assert reasons.index(PipelineReason.CERTIFYING) < certified
+    assert reasons[-1] in (DecisionReason.CERTIFIED, DecisionReason.SENTINEL)
+    certified = reasons.index(DecisionReason.CERTIFIED)
+    assert reasons.index(DecisionReason.CERTIFYING) < certified
 
 
 def test_plan_is_compared_with_the_original_clocks_again_and_again() -> None:
@@ -240,7 +239,7 @@ def test_slow_plan_is_ended_when_the_allowance_is_used_up() -> None:
     slower = {**state.slower, state.level: Evidence(1, 1.0, 0.0)}
     state = replace(state, slower=slower)
     state = after(pipeline, 1, state)
-    assert state.decision[:2] == (Move.RELEASE, PipelineReason.OVER_BUDGET)
+    assert state.decision[:2] == (Move.RELEASE, DecisionReason.OVER_BUDGET)
     assert after(pipeline, 3, state).level == 0
 
 
@@ -264,7 +263,7 @@ def test_plan_with_higher_energy_is_declined() -> None:
     for state in pipeline.drive(held(), 400, watts=200.0):
         if state.phase is PipelinePhase.DECLINED:
             break
-    assert state.decision.reason is PipelineReason.NO_SAVING
+    assert state.decision.reason is DecisionReason.NO_SAVING
     assert "By measurement" in state.decision.sentence
 
 
@@ -272,7 +271,7 @@ def test_changed_iteration_time_is_observed_anew() -> None:
     pipeline = RunningPipeline(UNEQUAL)
     state = after(pipeline, 30, held())
     states = list(pipeline.drive(state, 200, longer=1.5))
-    changed = next(one for one in states if one.decision.reason is PipelineReason.CHANGED)
+    changed = next(one for one in states if one.decision.reason is DecisionReason.CHANGED)
     assert changed.phase is PipelinePhase.OBSERVE
     assert changed.decision.clocks == ()
     assert states[-1].phase in (PipelinePhase.PROFILE, PipelinePhase.HOLD)
@@ -294,7 +293,7 @@ def test_missing_plan_ends_the_session() -> None:
     model = state.profile.model(state.dag, 15, 70.0)
     assert model is not None
     state = use_plan(replace(state, task=PlanTask(model, 0.0)), None)
-    assert state.decision[:2] == (Move.RELEASE, PipelineReason.NO_SAVING)
+    assert state.decision[:2] == (Move.RELEASE, DecisionReason.NO_SAVING)
 
 
 def test_search_without_a_feasible_clock_finds_no_plan() -> None:
@@ -316,7 +315,7 @@ def test_straggler_permits_lower_clocks_until_it_recovers() -> None:
     followed = [one for one in states if one.phase is PipelinePhase.STRAGGLE]
     assert states.index(followed[0]) >= 19
     last = states[-1]
-    assert last.decision.reason is PipelineReason.STRAGGLER
+    assert last.decision.reason is DecisionReason.STRAGGLER
     assert last.level == last.straggler_plan
     slow = pipeline.iteration(last.decision.clocks)
     assert 1.1 * usual < slow.seconds < 1.3 * usual
@@ -420,7 +419,7 @@ def test_refinement_pauses_without_an_allowance() -> None:
     slower = {**state.slower, 1: Evidence(1, 5.0, 0.0)}
     paused = after(pipeline, 12, replace(state, slower=slower))
     assert paused.level == 0
-    assert paused.decision.reason is PipelineReason.BASELINE
+    assert paused.decision.reason is DecisionReason.BASELINE
     resumed = after(pipeline, 4, replace(paused, slower=state.slower))
     assert resumed.refining
     assert resumed.level not in (0, level)

@@ -44,6 +44,9 @@ class LatencySource(NamedTuple):
         return cls(attribute=text)
 
 
+PIPELINE_KEYS = ("stage", "microbatch", "instruction")
+"""The attributes of an instruction of a pipeline."""
+
 _PERCENTILE = re.compile(r"(ttft|tbt)_p([5-9][0-9]{0,3})")
 
 
@@ -132,6 +135,14 @@ class TunedJobSettings(Table, frozen=True):
             "and long (from 1024) requests separately."
         ),
     ] = ""
+    pipeline: Annotated[
+        dict[str, str],
+        about(
+            "For pipeline-parallel training: names of the span attributes of an instruction, such "
+            'as `{stage = "stage", microbatch = "microbatch", instruction = "instruction"}`. The '
+            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank."
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it
     max_slowdown: Annotated[
         float | None,
         about(
@@ -169,6 +180,7 @@ class TunedJobSettings(Table, frozen=True):
         return tuple(found)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from self._pipeline_contradictions()
         if not self.tracked:
             yield from self._without_tracking()
             return
@@ -204,6 +216,25 @@ class TunedJobSettings(Table, frozen=True):
         ):
             if getattr(self, key) not in ("", 0, None):
                 yield key, f'has no effect with control = "track": {cause}. Remove it.'
+
+    def _pipeline_contradictions(self) -> Iterator[tuple[str, str]]:
+        if not self.pipeline:
+            return
+        if self.pipeline.keys() != set(PIPELINE_KEYS) or not all(self.pipeline.values()):
+            yield (
+                "pipeline",
+                f"it names the attributes {', '.join(PIPELINE_KEYS)}, each of them and no others. "
+                'Write {stage = "stage", microbatch = "microbatch", instruction = "instruction"}.',
+            )
+        if not self.span:
+            yield "span", "a pipeline needs the name of the span that is one iteration of a rank."
+        if self.kind == "requests":
+            yield "kind", 'iterations of a pipeline are steps. Set kind = "steps", or remove it.'
+        for key in ("work", "compute"):
+            if getattr(self, key):
+                yield key, "has no effect in a pipeline: its instructions replace it. Remove it."
+        if self.tracked:
+            yield "control", "a pipeline has no requests whose load could be tracked. Remove it."
 
     def _without_tracking(self) -> Iterator[tuple[str, str]]:
         for key in ("slo", "ttft", "tbt", "classes"):
@@ -326,6 +357,12 @@ class AutotuneSettings(Table, frozen=True):
                 "knobs",
                 "the list is empty. Name a knob, such as "
                 '["gpu_power"], or set [autotune] mode = "off".',
+            )
+        elif Knob.GPU_CLOCK not in self.knobs and any(job.pipeline for job in self.job):
+            yield (
+                "knobs",
+                "a pipeline is tuned by the clocks of its GPUs. Add gpu_clock, or remove "
+                "`pipeline` from the job.",
             )
         for position in _duplicate_positions(self.knobs):
             yield "knobs", f'the list names "{self.knobs[position]}" twice. Remove one.'

@@ -101,6 +101,7 @@ class DecisionReason(ModelEnum):
     RECERTIFYING = "recertifying"  # a remembered setting is certified again
     # holding
     CERTIFIED = "certified"
+    STRAGGLER = "straggler"  # a slower data-parallel pipeline permits lower clocks
     # releasing
     OVER_BUDGET = "over_budget"  # slower than the budget, or probably so
     CHANGED = "changed"  # drift of the job
@@ -129,6 +130,7 @@ class DecisionReason(ModelEnum):
     NO_CAPPER = "no_capper"  # the capper does not respond
     LOST_DEVICE = "lost_device"
     NO_DEVICE = "no_device"  # the job uses no device with a knob
+    BAD_PIPELINE = "bad_pipeline"  # its spans are not those of one pipeline
     HELD = "held"  # another holder has the device's cap
 
 

@@ -183,9 +183,11 @@ class SpanAssembly:
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
+        from wattspan.tuning.rank_instructions import instruction_reports
         from wattspan.tuning.tracked_requests import latency_reports
 
         tuned = self._core.config.autotune
+        jobs = tuned.job if tuned.mode != "off" else ()
         addresses = open_receivers(
             server,
             self._core.config.spans,
@@ -195,7 +197,8 @@ class SpanAssembly:
             is_set=lambda key: f"spans.{key}" in self._core.config.origins,
             log=self._core.log,
             work=self._tuning.declared.work_attributes,
-            latencies=latency_reports(tuned.job) if tuned.mode != "off" else (),
+            latencies=latency_reports(jobs),
+            instructions=instruction_reports(jobs),
             refusals=self._refusals,
         )
         self.services.addresses.extend(addresses)

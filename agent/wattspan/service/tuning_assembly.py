@@ -235,6 +235,7 @@ class TuningAssembly:
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
         from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
+        from wattspan.service.plan_processes import PlanProcesses
         from wattspan.storage.running_jobs import RunningAccounts, RunningEvidence
         from wattspan.storage.tuning import CertificationStore, DecisionLog, decisions_path
         from wattspan.tuning.tuner import Tuner
@@ -267,6 +268,7 @@ class TuningAssembly:
             certified=CertificationStore.open(state_dir, emulated=emulated, log=self.core.log),
             accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
             evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
+            plans=PlanProcesses(),
             declared=self.declared.tuned,
             user_of=owner_of,
             command=job_command,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from wattspan.config import TunedJobSettings
 from wattspan.model import (
@@ -42,6 +43,10 @@ from wattspan.tuning.host_view import DeviceSampler, HostView
 from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.work_units import AnnouncedSpans, JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
+
+if TYPE_CHECKING:
+    from wattspan.tuning.pipeline.plan import RankClockPlan
+    from wattspan.tuning.pipeline.session_state import PlanTask
 
 _FINAL_REASONS = frozenset(
     {
@@ -97,6 +102,12 @@ class AccountStore(Protocol):
     ) -> None: ...
 
 
+class PlanSearches(Protocol):
+    """Searches clocks for the ranks of pipelines, which takes up to seconds each."""
+
+    def submit(self, task: PlanTask) -> Future[RankClockPlan | None]: ...
+
+
 class EvidenceStore(Protocol):
     """Stores the evidence about the loads of running servers by name and processes."""
 
@@ -128,6 +139,7 @@ class TuningContext:
     certified: CertifiedStore
     accounts: AccountStore | None
     evidence: EvidenceStore | None
+    plans: PlanSearches | None
     command: Callable[[Consumer], str]
     floor: int
     seed: int
@@ -263,6 +275,12 @@ class TuningJob:
     def _preferred_knob(self) -> int:
         """The position of the knob to try first."""
         return 0
+
+    @property
+    def _clock_knob(self) -> int:
+        """The position of the knob of GPU clocks; 0 if it is not configured."""
+        knobs = self._host_settings.knobs
+        return knobs.index(Knob.GPU_CLOCK) if Knob.GPU_CLOCK in knobs else 0
 
     @property
     def exploring(self) -> bool:

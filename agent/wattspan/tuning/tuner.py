@@ -37,7 +37,14 @@ from wattspan.ports import (
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, JobOwners, UserOf
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
-from wattspan.tuning.job import AccountStore, CertifiedStore, EvidenceStore, TuningContext, TuningJob
+from wattspan.tuning.job import (
+    AccountStore,
+    CertifiedStore,
+    EvidenceStore,
+    PlanSearches,
+    TuningContext,
+    TuningJob,
+)
 from wattspan.tuning.missing_jobs import MissingJobs
 from wattspan.tuning.permissions import JobTerms, TuningPermissions
 from wattspan.tuning.tracked_job import TrackedJob
@@ -86,6 +93,7 @@ class Tuner:
         certified: CertifiedStore,
         accounts: AccountStore | None = None,
         evidence: EvidenceStore | None = None,
+        plans: PlanSearches | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
         user_of: UserOf = lambda _: None,
         command: Callable[[Consumer], str] = lambda _: "",
@@ -100,7 +108,7 @@ class Tuner:
         self._decisions, self._log = decisions, log
         self._declared, self._owners = declared, JobOwners(user_of)
         self._searches: dict[int | None, UnitSearch] = {None: UnitSearch(settings.job)}
-        self._context = TuningContext(certified, accounts, evidence, command, floor, seed)
+        self._context = TuningContext(certified, accounts, evidence, plans, command, floor, seed)
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}
@@ -272,8 +280,7 @@ class Tuner:
         if not name or (previous is None and not self._has_room(name)):
             return
         terms = self._terms(owner, service, span)
-        tracked = terms.job is not None and terms.job.tracked
-        self._jobs[name] = (TrackedJob if tracked else TuningJob)(
+        self._jobs[name] = _job_type(terms)(
             name,
             service,
             span,
@@ -397,6 +404,14 @@ class Tuner:
             restores=totals.restores,
             ceiling=totals.ceiling,
         )
+
+
+def _job_type(terms: JobTerms) -> type[TuningJob]:
+    if terms.job is not None and terms.job.pipeline:
+        from wattspan.tuning.pipeline_job import PipelineJob
+
+        return PipelineJob
+    return TrackedJob if terms.job is not None and terms.job.tracked else TuningJob
 
 
 def _by_key(rows: Sequence[CapRow]) -> dict[CapKey, CapRow]:

@@ -288,8 +288,9 @@ class UnitSearch:
     ) -> None:
         """Determine the kind of units whose span is configured."""
         service, consumer = received.service, received.consumer
-        if job.kind != "auto":
-            self._set_kind(service, name, WorkloadKind(job.kind))
+        if job.kind != "auto" or job.pipeline:
+            kind = WorkloadKind.STEPS if job.pipeline else WorkloadKind(job.kind)
+            self._set_kind(service, name, kind)
             return
         spans = [span for span in received.spans if span.name == name]
         result = self._detect((service, name, consumer), spans, now)

@@ -79,6 +79,9 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         means="The setting keeps the budget at the declared confidence, and best meets the "
         "`objective`.",
     ),
+    DecisionReason.STRAGGLER: ReasonExplanation(
+        "The original clocks are restored when the other pipeline is no longer slower."
+    ),
     # releasing
     DecisionReason.OVER_BUDGET: ReasonExplanation(
         "After the dwell time a higher setting is certified; frequent releases double the time.",
@@ -119,6 +122,10 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     DecisionReason.BAD_WORK: ReasonExplanation(
         "Tuning starts when units with work arrive.",
         "Correct `work`, or leave it empty to count every span as one.",
+    ),
+    DecisionReason.BAD_PIPELINE: ReasonExplanation(
+        "The pipeline is observed again after 200 iterations, which double each time.",
+        "Check `pipeline` of the job: every forward and backward of an iteration is one span.",
     ),
     DecisionReason.TOO_SHORT: ReasonExplanation("A longer run of the same program is searched."),
     DecisionReason.TOO_NOISY: ReasonExplanation(

@@ -118,6 +118,8 @@ CAUSES = {
     DecisionReason.INERT: "no permitted setting changes time or power",
     DecisionReason.NO_SAVING: "no setting within the budget saves energy",
     DecisionReason.NO_ROOM: "the budget or the range of the knob leaves no setting to try",
+    DecisionReason.BAD_PIPELINE: "its spans are not those of one pipeline",
+    DecisionReason.STRAGGLER: "a slower data-parallel pipeline permits lower clocks",
     DecisionReason.WAITING: "another job of this host explores",
     DecisionReason.FOREIGN_WRITER: "another program sets the device's limits",
     DecisionReason.THROTTLED: "the device throttles itself",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from wattspan.model import SECOND, Move
+from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import ORIGINAL_RUN, plan_run
 from wattspan.tuning.pipeline.dag import PipelineDag
@@ -15,7 +15,6 @@ from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
     MODEL_ERROR,
     PipelinePhase,
-    PipelineReason,
     PipelineState,
     PlanTask,
     decline,
@@ -61,9 +60,9 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     if state.level:
         run = state.comparison.hold(state.run)
         if state.lost_bound > state.allowed:
-            return request_original(replace(state, comparison=run), PipelineReason.OVER_BUDGET)
+            return request_original(replace(state, comparison=run), DecisionReason.OVER_BUDGET)
         if state.run.iterations >= plan_run(state.compared):
-            return request_original(replace(state, comparison=run), PipelineReason.SENTINEL)
+            return request_original(replace(state, comparison=run), DecisionReason.SENTINEL)
         return state
     if state.run.iterations < ORIGINAL_RUN or not state.may_resume:
         return state
@@ -72,14 +71,14 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     noise = min(state.noise, _MOST_NOISE)
     if abs(state.comparison.drifted(state.run)) > max(_DRIFT, _DRIFT_DEVIATIONS * noise):
         sentence = "The iteration time at the original clocks has changed: it is measured again."
-        state = decline(state, PipelineReason.CHANGED, sentence)
+        state = decline(state, DecisionReason.CHANGED, sentence)
         return replace(state, phase=PipelinePhase.OBSERVE, retries=state.retries - 1)
     compared = state.compared
     state = _compare(state)
     energy = state.comparison.energy(state.noise)
     if energy.n >= _LEAST_PAIRS and energy.likely(-DEVIATIONS) > 0:
         sentence = "By measurement, the plan saves no energy."
-        return decline(state, PipelineReason.NO_SAVING, sentence)
+        return decline(state, DecisionReason.NO_SAVING, sentence)
     if compared < state.compared and state.compared in _CORRECTED_AFTER:
         state = request_corrected_plan(state, dag)
     return request(state, state.plan, *_plan_decision(state))
@@ -135,10 +134,10 @@ def _refine(state: PipelineState, dag: PipelineDag) -> PipelineState:
     slower = state.predicted + max(math.log(longer), 0.0)
     cost = probe_iterations(dag) * math.expm1(slower) * state.original_seconds * SECOND
     if state.lost_bound + cost > state.allowed:
-        return request_original(state, PipelineReason.BASELINE)
+        return request_original(state, DecisionReason.BASELINE)
     state, level = with_setting(state, setting, slower)
     sentence = "Ranks have clocks near those of the plan, which measures their costs."
-    return request(state, level, Move.PROBE, PipelineReason.SCREENING, sentence)
+    return request(state, level, Move.PROBE, DecisionReason.SCREENING, sentence)
 
 
 def _refined(state: PipelineState, dag: PipelineDag) -> PipelineState:
@@ -148,7 +147,7 @@ def _refined(state: PipelineState, dag: PipelineDag) -> PipelineState:
     state = with_measured_run(state)
     state = replace(state, refining=state.refining[1:])
     if not state.refining:
-        return request_corrected_plan(request_original(state, PipelineReason.SENTINEL), dag)
+        return request_corrected_plan(request_original(state, DecisionReason.SENTINEL), dag)
     return _refine(state, dag)
 
 
@@ -171,15 +170,15 @@ def _combined(predicted: float, slower: Evidence) -> Evidence:
     return Evidence(1, mean, 1 / math.sqrt(model + compared))
 
 
-def _plan_decision(state: PipelineState) -> tuple[Move, PipelineReason, str]:
+def _plan_decision(state: PipelineState) -> tuple[Move, DecisionReason, str]:
     clocks = " ".join(map(str, state.settings[state.plan - 1]))
     slower = state.comparison.slower(state.noise)
     held = f"The ranks have {clocks} MHz"
     if slower.n < _LEAST_PAIRS:
-        return Move.PROBE, PipelineReason.CERTIFYING, f"{held}, which is compared."
+        return Move.PROBE, DecisionReason.CERTIFYING, f"{held}, which is compared."
     bound = math.expm1(slower.upper(1 - state.policy.confidence))
     if bound > state.policy.max_slowdown:
         known = f"{held}: {math.expm1(slower.mean):+.2%} time per iteration, not proven yet."
-        return Move.PROBE, PipelineReason.CERTIFYING, known
+        return Move.PROBE, DecisionReason.CERTIFYING, known
     known = f"{held}: {math.expm1(slower.mean):+.2%} time per iteration, at most {bound:+.2%}."
-    return Move.HOLD, PipelineReason.CERTIFIED, known
+    return Move.HOLD, DecisionReason.CERTIFIED, known

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from wattspan.model import SECOND, Move
+from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.blocks import LevelTime
 from wattspan.tuning.pipeline.comparison import IterationRun, PlanComparison
 from wattspan.tuning.pipeline.costs import WARM_UP_ITERATIONS
@@ -39,7 +39,6 @@ from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.probes import next_probe, probe_completed, probe_iterations
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
-    PipelineReason,
     PipelineState,
     begin_session,
     decline,
@@ -76,7 +75,7 @@ def add_iteration(state: PipelineState, iteration: PipelineIteration) -> Pipelin
     try:
         require_same(dag, iteration.spans, iteration.number, state.first)
     except BadPipelineError as error:
-        return decline(state, PipelineReason.BAD_PIPELINE, str(error))
+        return decline(state, DecisionReason.BAD_PIPELINE, str(error))
     level = _level_in_force(state, iteration)
     state = _measure(_charge(state, iteration, level), dag, iteration, level)
     if state.phase is PipelinePhase.STRAGGLE:
@@ -100,7 +99,7 @@ def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
         return _request_for_straggler(replace(state, straggler_plan=level), level)
     if plan is None:
         sentence = "No clocks within the slowdown budget save energy."
-        return decline(state, PipelineReason.NO_SAVING, sentence)
+        return decline(state, DecisionReason.NO_SAVING, sentence)
     if state.plan and not is_better(state, task, plan):
         return state
     first = not state.plan
@@ -109,7 +108,7 @@ def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
     state = replace(state, plan=level, predicted=predicted, comparison=PlanComparison())
     if first:
         state = replace(state, refining=refined_settings(state))
-    return request_original(state, PipelineReason.SENTINEL)
+    return request_original(state, DecisionReason.SENTINEL)
 
 
 # --------------------------------------------------------------------------------- observation
@@ -135,7 +134,7 @@ def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineStat
     try:
         dag = observed(spans)
     except BadPipelineError as error:
-        return decline(state, PipelineReason.BAD_PIPELINE, str(error))
+        return decline(state, DecisionReason.BAD_PIPELINE, str(error))
     kept = seen[WARM_UP_ITERATIONS:]
     profile = state.profile
     for one in kept:
@@ -204,15 +203,15 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
     budget = state.policy.max_slowdown
     probe = next_probe(state, dag, budget, TARGET_PART * budget)
     if probe is None:
-        state = request_original(state, PipelineReason.BASELINE)
+        state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
     cost = probe_iterations(dag) * probe.slowdown * state.original_seconds * SECOND
     if state.lost + cost > _EXPLORATION_PART * state.allowed:
-        return request_original(state, PipelineReason.BASELINE)
+        return request_original(state, DecisionReason.BASELINE)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
     lowered = sorted({mhz for mhz in probe.clocks if mhz < state.policy.original})
     sentence = f"Ranks have {', '.join(map(str, lowered))} MHz, which measures their costs."
-    return request(state, level, Move.PROBE, PipelineReason.SCREENING, sentence)
+    return request(state, level, Move.PROBE, DecisionReason.SCREENING, sentence)
 
 
 # ------------------------------------------------------------------------------------- straggler
@@ -243,7 +242,7 @@ def _straggle(state: PipelineState, dag: PipelineDag, level: int | None) -> Pipe
         state = replace(
             state, phase=PipelinePhase.HOLD, straggler=0.0, task=None, comparison=comparison
         )
-        return request_original(state, PipelineReason.SENTINEL)
+        return request_original(state, DecisionReason.SENTINEL)
     if level is None or level != state.level or state.task is not None:
         return state
     if state.level != state.straggler_plan and probe_completed(state, dag):
@@ -260,4 +259,4 @@ def _request_for_straggler(state: PipelineState, level: int) -> PipelineState:
         f"Another pipeline takes {state.straggler:.3g} s per iteration, and this one waits for it:"
         f" its ranks have {clocks} MHz meanwhile."
     )
-    return request(state, level, Move.HOLD, PipelineReason.STRAGGLER, sentence)
+    return request(state, level, Move.HOLD, DecisionReason.STRAGGLER, sentence)

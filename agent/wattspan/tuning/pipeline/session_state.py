@@ -46,28 +46,11 @@ class PipelinePhase(Enum):
     DECLINED = "declined"
 
 
-class PipelineReason(Enum):
-    """The reason of a session's decision: that of a tuner, or one that only pipelines have."""
-
-    NO_SIGNAL = DecisionReason.NO_SIGNAL.value
-    NO_DEVICE = DecisionReason.NO_DEVICE.value
-    NO_SAVING = DecisionReason.NO_SAVING.value
-    BASELINE = DecisionReason.BASELINE.value
-    SCREENING = DecisionReason.SCREENING.value
-    CERTIFYING = DecisionReason.CERTIFYING.value
-    SENTINEL = DecisionReason.SENTINEL.value
-    CERTIFIED = DecisionReason.CERTIFIED.value
-    OVER_BUDGET = DecisionReason.OVER_BUDGET.value
-    CHANGED = DecisionReason.CHANGED.value
-    BAD_PIPELINE = "bad_pipeline"  # the spans are not those of one pipeline
-    STRAGGLER = "straggler"  # lower clocks until a slower data-parallel pipeline has ended
-
-
 _ORIGINAL_SENTENCES = {
-    PipelineReason.BASELINE: "The ranks have the original clocks until the slowdown budget permits"
+    DecisionReason.BASELINE: "The ranks have the original clocks until the slowdown budget permits"
     " to measure lower ones.",
-    PipelineReason.SENTINEL: "The original clocks are measured, for the comparison with a plan.",
-    PipelineReason.OVER_BUDGET: "The run has used up its slowdown budget: the ranks have the"
+    DecisionReason.SENTINEL: "The original clocks are measured, for the comparison with a plan.",
+    DecisionReason.OVER_BUDGET: "The run has used up its slowdown budget: the ranks have the"
     " original clocks until it permits the plan again.",
 }
 
@@ -126,7 +109,7 @@ class PipelineDecision(NamedTuple):
     """As ``Decision``, with the clock of each rank in MHz; none for the original clocks."""
 
     move: Move
-    reason: PipelineReason
+    reason: DecisionReason
     sentence: str
     clocks: tuple[int, ...] = ()
 
@@ -223,30 +206,34 @@ class PipelineState:
         return 1 - math.exp(energy.mean) if energy.n else None
 
 
-def begin_session(policy: PipelinePolicy) -> PipelineState:
-    """The state before the first iteration."""
+def begin_session(policy: PipelinePolicy, account: SlowdownAccount | None = None) -> PipelineState:
+    """The state before the first iteration, with the closed ``account`` of the run so far."""
     wanted = WARM_UP_ITERATIONS + VERIFIED_ITERATIONS
     return PipelineState(
         policy,
         PipelineDecision(
             Move.DECLINE,
-            PipelineReason.NO_SIGNAL,
+            DecisionReason.NO_SIGNAL,
             f"The tuner waits for {wanted} iterations of the pipeline at the original clocks.",
         ),
+        account=account or SlowdownAccount(),
     )
 
 
-def decline(state: PipelineState, reason: PipelineReason, sentence: str) -> PipelineState:
-    """Restore the original clocks, and forget everything but the account of the run."""
+def closed_session_account(state: PipelineState) -> SlowdownAccount:
+    """The account of the run with its present estimates as final figures."""
     lost, bound = state.lost, state.lost_bound
-    account = replace(state.account, levels={}, closed_lost=lost, closed_bound=bound)
+    return replace(state.account, levels={}, closed_lost=lost, closed_bound=bound)
+
+
+def decline(state: PipelineState, reason: DecisionReason, sentence: str) -> PipelineState:
+    """Restore the original clocks, and forget everything but the account of the run."""
     move = Move.RELEASE if state.level else Move.DECLINE
     return replace(
-        begin_session(state.policy),
+        begin_session(state.policy, closed_session_account(state)),
         decision=PipelineDecision(move, reason, sentence),
         phase=PipelinePhase.DECLINED,
         retries=state.retries + 1,
-        account=account,
     )
 
 
@@ -262,7 +249,7 @@ def with_setting(
 
 
 def request(
-    state: PipelineState, level: int, move: Move, reason: PipelineReason, sentence: str
+    state: PipelineState, level: int, move: Move, reason: DecisionReason, sentence: str
 ) -> PipelineState:
     """Request the clocks of a level."""
     clocks = state.settings[level - 1] if level else ()
@@ -272,9 +259,9 @@ def request(
     return replace(state, level=level, previous=state.level, run=IterationRun())
 
 
-def request_original(state: PipelineState, reason: PipelineReason) -> PipelineState:
+def request_original(state: PipelineState, reason: DecisionReason) -> PipelineState:
     """Request the original clocks."""
-    move = Move.RELEASE if reason is PipelineReason.OVER_BUDGET else Move.PROBE
+    move = Move.RELEASE if reason is DecisionReason.OVER_BUDGET else Move.PROBE
     return request(state, 0, move, reason, _ORIGINAL_SENTENCES[reason])
 
 
@@ -289,7 +276,7 @@ def request_plan(
         return replace(state, task=PlanTask(model, max(slowdown, 0.0), wait))
     return decline(
         state,
-        PipelineReason.NO_DEVICE,
+        DecisionReason.NO_DEVICE,
         "The energy of the pipeline's ranks is not known. Each rank needs a GPU of its own with an"
         " energy counter.",
     )

@@ -1,0 +1,51 @@
+"""Instructions of a pipeline's ranks, from the spans of their processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from wattspan.config import TunedJobSettings
+from wattspan.config.tuning_settings import PIPELINE_KEYS
+from wattspan.ingest.export_request import InstructionReport
+from wattspan.model import Consumer
+from wattspan.tuning.pipeline.assembly import RankInstruction
+from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
+from wattspan.tuning.work_units import ReceivedSpans, RepeatedSpans, has_ended
+
+_MAX_WAITING = 1 << 17
+"""Instructions between two steps of the tuner; the oldest are dropped."""
+
+
+def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
+    """The attributes by which the spans of pipelines report instructions."""
+    return tuple(
+        InstructionReport(job.service, *(job.pipeline[key] for key in PIPELINE_KEYS))
+        for job in jobs
+        if job.pipeline
+    )
+
+
+class RankInstructions:
+    """The instructions of one job, from the spans of its processes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[RankInstruction] = deque(maxlen=_MAX_WAITING)
+        self._repeated: dict[Consumer, RepeatedSpans] = {}
+
+    def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
+        """Add the instructions of one rank; those received before are ignored."""
+        if not any(received.records.instruction):
+            return
+        repeated = self._repeated.setdefault(received.consumer, RepeatedSpans())
+        for span, one in zip(received.spans, received.records.instruction, strict=True):
+            if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
+                continue
+            instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)
+            self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
+
+    def drain(self) -> tuple[RankInstruction, ...]:
+        """Remove and return the instructions that have arrived since the last call."""
+        found = tuple(self._waiting)
+        self._waiting.clear()
+        return found

@@ -1,0 +1,160 @@
+"""A pipeline-parallel training on the host of numbers: a process and a GPU for each stage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from support.tuned_host import TICK, Gpu, Host, Job, quick
+from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.ingest.export_request import ReportedInstruction, SpanRecord
+from wattspan.model import Consumer, Knob
+from wattspan.spans.values import Span
+from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
+from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineInstruction
+from wattspan.tuning.pipeline.frontier import PipelineModel
+from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
+
+SERVICE, ITERATION = "gpt", "iteration"
+JOB = f"{SERVICE}/{ITERATION}"
+TOP = 1980  # MHz
+WAITING, COMPUTING = 70.0, 400.0  # watts
+TAIL = 0.02  # seconds of the optimizer's step
+ATTRIBUTES = {"stage": "pp.stage", "microbatch": "pp.microbatch", "instruction": "pp.pass"}
+
+
+def pipelined(**more: object) -> AutotuneSettings:
+    """Settings that tune such a pipeline."""
+    job = TunedJobSettings(service=SERVICE, span=ITERATION, pipeline=ATTRIBUTES)
+    return quick(**({"job": (job,), "knobs": (Knob.GPU_CLOCK,), "floor": 0.5} | more))
+
+
+@dataclass
+class PipelineTraining:
+    """Iterations of 1F1B, each at the clocks of its start. ``bases`` are seconds of a forward."""
+
+    host: Host
+    bases: Sequence[float]
+    microbatches: int = 4
+    noise: float = 0.002
+    wrong_stage: bool = False  # the last rank reports the stage of the first one
+    ranks: list[PipelineRank] = field(default_factory=list)
+    _next: float = 0.0
+    _random: random.Random = field(default_factory=lambda: random.Random(3))
+    _iterations: int = 0
+
+    def __post_init__(self) -> None:
+        self.dag = scheduled(PipelineSchedule.ONE_F_ONE_B, len(self.bases), self.microbatches)
+        self._next = self.host.clock.monotonic() / 1e9
+
+    def cost(self, key: CostKey, mhz: int) -> tuple[float, float]:
+        """True seconds and watts of an instruction."""
+        passes = 1 if key.kind is InstructionKind.FORWARD else 2
+        seconds = passes * self.bases[key.stage] * TOP / mhz
+        return seconds, WAITING + (COMPUTING - WAITING) * (mhz / TOP) ** 3
+
+    def model(self) -> PipelineModel:
+        """The pipeline with its true costs."""
+        points = {
+            CostKey(stage, kind): [
+                ClockPoint(mhz, seconds, seconds * watts)
+                for mhz in range(TOP // 2, TOP + 1, 15)
+                for seconds, watts in (self.cost(CostKey(stage, kind), mhz),)
+            ]
+            for stage in range(len(self.bases))
+            for kind in InstructionKind
+        }
+        return PipelineModel(self.dag, PipelineProfile(points), WAITING)
+
+    def advance(self, until: float) -> None:
+        """Begin the iterations before ``until``."""
+        while self._next < until:
+            self._execute()
+
+    def _execute(self) -> None:
+        clocks = [self.host.capper.clocked.get(one.gpu.device, TOP) for one in self.ranks]
+        starts: list[float] = []
+        ends: list[float] = []
+        begun = self._next
+        for one, rank, before in zip(
+            self.dag.instructions, self.dag.ranks, self.dag.predecessors, strict=True
+        ):
+            seconds, power = self.cost(one.cost_key, clocks[rank])
+            starts.append(max((ends[number] for number in before), default=begun))
+            ends.append(starts[-1] + seconds * (1 + self.noise * self._random.gauss(0, 1)))
+            self.ranks[rank].instructions.append((one, starts[-1], ends[-1], power))
+        self._next = max(ends) + TAIL
+        self._iterations += 1
+        for process in self.ranks:
+            process.iterations.append((begun, self._next))
+
+
+@dataclass
+class PipelineRank(Job):
+    """One process of the training; it reports what has ended."""
+
+    training: PipelineTraining | None = None
+    instructions: list[tuple[PipelineInstruction, float, float, float]] = field(
+        default_factory=list
+    )
+    iterations: list[tuple[float, float]] = field(default_factory=list)
+    number: int = 0
+
+    def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
+        if not self.alive:
+            return []
+        assert self.training is not None
+        since, until = start / 1e9, end / 1e9
+        self.training.advance(until)
+        self.gpu.draw = round(1000 * self._watts(since, until))
+        ended = [one for one in self.instructions if one[2] < until]
+        self.instructions = [one for one in self.instructions if one[2] >= until]
+        done = [self._instruction(*one[:3]) for one in ended]
+        finished = [one for one in self.iterations if one[1] < until]
+        self.iterations = [one for one in self.iterations if one[1] >= until]
+        return [*done, *(self._span(ITERATION, *one, None) for one in finished)]
+
+    def _watts(self, since: float, until: float) -> float:
+        above = sum(
+            max(0.0, min(end, until) - max(start, since)) * (power - WAITING)
+            for _, start, end, power in self.instructions
+        )
+        return WAITING + above / (TICK / 1e9)
+
+    def _instruction(
+        self, one: PipelineInstruction, start: float, end: float
+    ) -> tuple[Span, SpanRecord]:
+        assert self.training is not None
+        stage = 0 if self.training.wrong_stage and one.stage else one.stage
+        reported = ReportedInstruction(stage, one.microbatch, one.kind.value)
+        return self._span("pass", start, end, reported)
+
+    def _span(
+        self, name: str, start: float, end: float, instruction: ReportedInstruction | None
+    ) -> tuple[Span, SpanRecord]:
+        self.steps += 1
+        ident = self.steps.to_bytes(8, "big")
+        times = round(start * 1e9), round(end * 1e9)
+        record = SpanRecord(b"t" * 16, ident, b"", name, *times, instruction=instruction)
+        return Span(b"t" * 16, ident, b"", self.service, name, *times), record
+
+
+def train_pipeline(
+    settings: AutotuneSettings | None = None, bases: Sequence[float] = (0.05, 0.03, 0.05)
+) -> tuple[Host, PipelineTraining]:
+    """A host with a GPU for each of the training's stages."""
+    host = Host(settings=settings or pipelined(), gpus=len(bases))
+    host.capper.clocks = True
+    training = PipelineTraining(host, bases)
+    for rank, gpu in enumerate(host.gpus):
+        training.ranks.append(add_rank(host, training, gpu, rank))
+    return host, training
+
+
+def add_rank(host: Host, training: PipelineTraining, gpu: Gpu, rank: int) -> PipelineRank:
+    one = PipelineRank(
+        SERVICE, gpu, Consumer(400 + rank, 1), span=ITERATION, training=training, number=rank
+    )
+    host.jobs.append(one)
+    return one
