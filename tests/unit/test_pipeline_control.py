@@ -10,7 +10,11 @@ from support.pipelines import WATTS, RunningPipeline
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
-from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
+from wattspan.tuning.pipeline.control import (
+    ENERGY_PATIENCE,
+    PipelineControl,
+    PipelineObservation,
+)
 from wattspan.tuning.pipeline.iterations import PipelineIteration
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePhase, PipelinePolicy, begin_session
@@ -122,6 +126,17 @@ def test_energy_is_used_once(delayed: int) -> None:
     assert all(before.end <= after.start for before, after in pairwise(used))
     assert len({(period.start, period.end) for period in used}) == len(used)
     assert len(used) >= 3
+
+
+def test_iteration_waits_for_its_energy() -> None:
+    pipeline, counters = RunningPipeline(), Counters(3)
+    early, executed = dict(counters.points), pipeline.iteration()
+    one = control().step(observed(executed, pipeline.original)._replace(energy=early))
+    assert (one.latest, len(one.waiting)) == ((), 1)
+    late = PipelineObservation(one.stepped + SECOND, energy=counters.add(executed))
+    assert [found.number for found in one.step(late).latest] == [0]
+    without = one.step(PipelineObservation(one.stepped + ENERGY_PATIENCE + 1))
+    assert [found.number for found in without.latest] == [0]
 
 
 def test_control_keeps_the_iterations_of_its_last_step() -> None:

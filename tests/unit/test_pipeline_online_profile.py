@@ -122,6 +122,15 @@ def test_period_that_began_in_the_iteration_before_counts_its_spans() -> None:
     assert powers[0, 1000][FORWARD] == pytest.approx(100.0)
 
 
+def test_period_that_began_in_an_unknown_iteration_is_not_used() -> None:
+    pipeline = RunningPipeline()
+    first, unknown, last = (pipeline.iteration(reported=known) for known in (True, False, True))
+    early = RankEnergy(1, unknown.spans[0].start, last.spans[0].end, 1e6)
+    profile = OnlineProfile().add(first).add(unknown)
+    with_early = profile.add(last._replace(energy=(early, *last.energy)))
+    assert with_early.powers(WATTS) == profile.add(last).powers(WATTS)
+
+
 def test_periods_without_instructions_have_no_power() -> None:
     one = InstructionSpan(2, 0, forward(0, 0), 0.0, 1.0)
     period = RankEnergy(0, 2.0, 3.0, 50.0)
