@@ -16,6 +16,7 @@ from wattspan.model import (
     GapReason,
     GroupKind,
     HwType,
+    IdlePolicy,
     Instant,
     Microjoules,
     Milliwatts,
@@ -364,6 +365,17 @@ def rested_ledger() -> World:
         host.turn(TICK, {})
     assert host.turn(TICK, {}).account(PACKAGE.id).baseline is BaselineQuality.LEARNED
     return host
+
+
+def test_separate_idle_power_has_an_error() -> None:
+    host = world()
+    host.born(1)
+    for number in range(400):
+        host.turn(TICK, {1: 8 + 60 * (number // 10 % 4)})
+    errors = host.ledger.baseline_errors()
+    assert errors[PACKAGE.id] > 0
+    assert errors[GPU.id] == 0
+    assert world(idle=IdlePolicy.PROPORTIONAL).ledger.baseline_errors() == {}
 
 
 def test_energy_of_a_never_resting_cpu_is_withheld() -> None:
