@@ -119,7 +119,8 @@ def package(folder: Path, *words: str, **environ: str) -> Path:
 @functools.cache
 def the_package() -> Path:
     """The package of the current tree, built once for all concurrent callers."""
-    tree = hashlib.sha256()
+    time = ("git", "-C", ROOT, "log", "-1", "--format=%ct")  # it is in the package
+    tree = hashlib.sha256(subprocess.run(time, capture_output=True, check=False).stdout)
     for folder in _SOURCES:
         for path in sorted((ROOT / folder).rglob("*") if folder else [ROOT / "pyproject.toml"]):
             if path.is_file() and path.suffix != ".pyc":
