@@ -39,9 +39,7 @@ _BINS = 20
 _LOW_LOAD = 0.05  # below this load the intercept is observed, not extrapolated
 _MIN_WEIGHT = 2.5  # windows before the first result: three, slightly decayed
 _MIN_BIN_WEIGHT = 0.25  # bins with less weight are ignored
-_TANGENT_ERROR = (
-    0.5  # of the rise of power from zero load to the lowest one, as its curve is unknown
-)
+_TANGENT_ERROR = 0.5  # part of the rise of power from zero to the lowest load that is unknown
 _UNKNOWN_SLOPE = 2.0  # power above idle at full load, relative to the power at the lowest load
 _STEADY_LOAD_CHANGE = 0.1  # a window with this change of load has half the weight
 
