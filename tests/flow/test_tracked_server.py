@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.program import ENVIRONMENT, wattspan
+from support.program import wattspan
 from support.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
@@ -93,18 +92,9 @@ class Server:
 
 
 @contextmanager
-def serving(agent: Tuned, host: TunedHost) -> Iterator[Server]:
-    endpoint = agent.until(lambda: agent.endpoint, "the agent receives spans")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(host.emulated.directory), endpoint],
-        env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(host.sockets)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def serving(agent: Tuned) -> Iterator[Server]:
+    process = agent.begin(SERVER)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
         yield Server(process)
     finally:
         process.kill()
@@ -117,7 +107,7 @@ def tracked(folder: Path) -> Iterator[tuple[TunedHost, Tuned, Server]]:
     with (
         TunedHost(trains=False) as host,
         Tuned(host, folder, config=CONFIG, job=JOB) as agent,
-        serving(agent, host) as server,
+        serving(agent) as server,
     ):
         server.clients(6)
         agent.until(host.capped, "a lower limit is in force", within=120)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.program import ENVIRONMENT
 from support.tuned_stack import Tuned, TunedHost, stack_config
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
@@ -90,18 +88,9 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def training(agent: Tuned, host: TunedHost) -> Iterator[subprocess.Popen[str]]:
-    endpoint = agent.until(lambda: agent.endpoint, "the agent receives spans")
-    process = subprocess.Popen(
-        [sys.executable, "-c", RANKS, str(host.emulated.directory), endpoint],
-        env=ENVIRONMENT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def training(agent: Tuned) -> Iterator[subprocess.Popen[str]]:
+    process = agent.begin(RANKS)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
         yield process
     finally:
         process.communicate()
@@ -112,7 +101,7 @@ def test_rank_with_slack_gets_a_lower_clock_until_the_training_ends(tmp_path: Pa
         TunedHost(trains=False, profile=PROFILE) as host,
         Tuned(host, tmp_path, config=CONFIG, job=JOB, profile=PROFILE) as agent,
     ):
-        with training(agent, host):
+        with training(agent):
             agent.until(lambda: agent.reason() == "screening", "the profile is measured", 120)
             plan = agent.until(lambda: _plan(agent), "a plan is compared with the original", 300)
             assert agent.told()["slowdown"] <= 0.2

@@ -9,6 +9,8 @@ import re
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from support.otlp import Receiver
+from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import SpanRecord
 
 
@@ -97,6 +99,20 @@ def amount(one: object, name: str) -> float | None:
                     return round(float(text), 9) if "." in text else int(text)
             return None
     return None
+
+
+def records_in_both_encodings(
+    whole: ExportTraceServiceRequest, **options: object
+) -> list[SpanRecord]:
+    """The records of a request's first resource, by a receiver with ``options``."""
+    found = []
+    for json_encoded in (False, True):
+        receiver = Receiver(**options)  # type: ignore[arg-type]
+        body = json_of(whole) if json_encoded else whole.SerializeToString()
+        receiver.take(body, Peer(), json=json_encoded)
+        found.append(list(receiver.sink.deliveries[0].parts[0].spans))
+    assert found[0] == found[1]
+    return found[0]
 
 
 def json_of(message: ExportTraceServiceRequest) -> bytes:

@@ -226,6 +226,20 @@ class Tuned:
         found = (w for w in words if w.startswith("http://") and w.endswith("/v1/traces"))
         return next(found, "")
 
+    def begin(self, script: str) -> subprocess.Popen[str]:
+        """A program with the directory of the host and the receiver, once it has said "ready"."""
+        endpoint = self.until(lambda: self.endpoint, "the agent receives spans")
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(self.host.emulated.directory), endpoint],
+            env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(self.host.sockets)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
     @property
     def kept(self) -> Path:
         """The capper's directory, as the agent sees it."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from support.otlp import Receiver, request, span
-from support.otlp_reference import json_of
-from wattspan.http.sockets import Peer
+from support.otlp import request, span
+from support.otlp_reference import records_in_both_encodings
 from wattspan.ingest.export_request import InstructionReport, ReportedInstruction
 
 REPORT = InstructionReport("gpt", "stage", "microbatch", "instruction")
@@ -19,14 +18,7 @@ def told(
 ) -> list[ReportedInstruction | None]:
     """The instructions of the spans; the same in both encodings."""
     whole = request(*spans, resource={"service.name": service})
-    found = []
-    for json in (False, True):
-        receiver = Receiver(instructions=reports)
-        body = json_of(whole) if json else whole.SerializeToString()
-        receiver.take(body, Peer(), json=json)
-        found.append([one.instruction for one in receiver.sink.deliveries[0].parts[0].spans])
-    assert found[0] == found[1]
-    return found[0]
+    return [one.instruction for one in records_in_both_encodings(whole, instructions=reports)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from support.otlp import BEGIN, Receiver, request, span
-from support.otlp_reference import json_of
-from wattspan.http.sockets import Peer
+from support.otlp import BEGIN, request, span
+from support.otlp_reference import records_in_both_encodings
 from wattspan.ingest.export_request import LatencyReport, RequestLatency, RequestTooLargeError
 from wattspan.ingest.trace_decoder import MAX_EVENTS, DecoderSettings, TraceDecoder
 
@@ -18,14 +17,7 @@ START = BEGIN + 1
 def told(*spans: Span, reports: tuple[LatencyReport, ...] = (REPORT,), service: str = "llm"):
     """The latencies of the spans; the same in both encodings."""
     whole = request(*spans, resource={"service.name": service})
-    found = []
-    for json in (False, True):
-        receiver = Receiver(latencies=reports)
-        body = json_of(whole) if json else whole.SerializeToString()
-        receiver.take(body, Peer(), json=json)
-        found.append([one.latency for one in receiver.sink.deliveries[0].parts[0].spans])
-    assert found[0] == found[1]
-    return found[0]
+    return [one.latency for one in records_in_both_encodings(whole, latencies=reports)]
 
 
 def with_events(one: Span, *events: tuple[int, str]) -> Span:

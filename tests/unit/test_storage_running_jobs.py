@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from support.tuned_host import Host
-from wattspan.model import Consumer, DecisionReason, Move
+from wattspan.model import Consumer, DecisionReason, Move, TuningRow
 from wattspan.storage.running_jobs import MAX_JOBS, RunningAccounts, RunningEvidence
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.load_cells import LatencyObjective, MissTally
@@ -137,13 +137,19 @@ def learned(host: Host) -> bool:
     return row is not None and row.decision.move is Move.PROBE and bool(row.decision.caps)
 
 
-def test_run_keeps_its_account_over_a_restart_of_the_agent() -> None:
+def learned_host() -> tuple[Host, TuningRow]:
+    """A host whose tuner has tried a setting, and the state of its job."""
     host = Host()
     host.train()
     host.run(600, until=lambda: learned(host))
     host.run(30)
     before = host.row()
     assert before is not None
+    return host, before
+
+
+def test_run_keeps_its_account_over_a_restart_of_the_agent() -> None:
+    host, before = learned_host()
     assert before.lost is not None
     assert before.allowance is not None
     host.restart()
@@ -157,12 +163,7 @@ def test_run_keeps_its_account_over_a_restart_of_the_agent() -> None:
 
 
 def test_run_keeps_its_account_when_its_tuner_restarts() -> None:
-    host = Host()
-    host.train()
-    host.run(600, until=lambda: learned(host))
-    host.run(30)
-    before = host.row()
-    assert before is not None
+    host, before = learned_host()
     (job,) = host.tuner._jobs.values()
     job.fail(DecisionReason.CHANGED, "A decision could not be applied.", host.clock.now())
     host.run(5)
