@@ -399,18 +399,28 @@ class TuningJob:
 
     def _drop_tuner(self) -> None:
         """The next tuner continues the account: the budget is the run's."""
-        if self._state is not None:
-            self._account = closed_account(self._state)
+        self._account = self._closed_account() or self._account
         self._state = None
+
+    def _closed_account(self) -> SlowdownAccount | None:
+        """The account of the run with the present estimates; None if no tuner keeps one."""
+        return None if self._state is None else closed_account(self._state)
+
+    def _recalled_account(self) -> SlowdownAccount | None:
+        """The account of the run's earlier tuners, also of those before a restart of the agent."""
+        if self._account is None and self._context.accounts is not None:
+            self._account = self._context.accounts.recall(self.name, self.ranks)
+        return self._account
 
     def store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
         accounts = self._context.accounts
-        if accounts is None or self._state is None or not self.ranks:
+        if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
-        if now - self._account_stored_at >= ACCOUNT_INTERVAL:
+        account = self._closed_account()
+        if account is not None:
             self._account_stored_at = now
-            accounts.store(self.name, self.ranks, closed_account(self._state))
+            accounts.store(self.name, self.ranks, account)
 
     def _explain_advice(self, advice: Decision, host: HostView) -> Decision:
         """The advice with its cause, where the configuration asks for more than advice."""
@@ -494,14 +504,12 @@ class TuningJob:
     ) -> Decision | None:
         """Start a tuner for the present devices; or the reason against it."""
         policy = self._policy(ranges, apply=apply)
-        if self._account is None and self._context.accounts is not None:
-            self._account = self._context.accounts.recall(self.name, self.ranks)
         self._state = begin(
             policy,
             ranges,
             now=host.now.mono,
             remembered=self._recall(host),
-            account=self._account,
+            account=self._recalled_account(),
         )
         return None
 

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from wattspan.model import Decision, DecisionReason, Knob, Move, Nanoseconds, TuningFigures
+from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.report import cause_text
 from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
 from wattspan.tuning.host_view import DeviceSampler, HostView
-from wattspan.tuning.job import ACCOUNT_INTERVAL, TuningJob
+from wattspan.tuning.job import TuningJob
 from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.pipeline.assembly import RankUnit
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
@@ -77,19 +78,11 @@ class PipelineJob(TuningJob):
         return self._clock_knob
 
     def _drop_tuner(self) -> None:
-        """The next session continues the account: the budget is the run's."""
         super()._drop_tuner()
-        if self._control is not None:
-            self._account = closed_session_account(self._control.session)
         self._control = self._search = None
 
-    def store_account(self, now: int) -> None:
-        accounts, control = self._context.accounts, self._control
-        if accounts is None or control is None or not self.ranks:
-            return
-        if now - self._account_stored_at >= ACCOUNT_INTERVAL:
-            self._account_stored_at = now
-            accounts.store(self.name, self.ranks, closed_session_account(control.session))
+    def _closed_account(self) -> SlowdownAccount | None:
+        return None if self._control is None else closed_session_account(self._control.session)
 
     # ---------------------------------------------------------------------------- decisions
 
@@ -99,8 +92,6 @@ class PipelineJob(TuningJob):
         trouble = self._range_trouble(ranges)
         if trouble:
             return self._decline(DecisionReason.NO_DEVICE, f"{self.name} is not tuned: {trouble}")
-        if self._account is None and self._context.accounts is not None:
-            self._account = self._context.accounts.recall(self.name, self.ranks)
         policy = PipelinePolicy(
             ranges[0].original,
             max(one.floor for one in ranges),
@@ -114,7 +105,7 @@ class PipelineJob(TuningJob):
             rank: DeviceSampler(self.knob, (one,), now, settled)
             for rank, one in self._by_rank.items()
         }
-        self._control = PipelineControl(begin_session(policy, self._account))
+        self._control = PipelineControl(begin_session(policy, self._recalled_account()))
         self._apply, self._requested, self._requested_at = apply, (), now
         return None
 
