@@ -183,8 +183,8 @@ class SpanAssembly:
     def _listen_for_spans(self, server: HttpServer, joiner: SpanJoiner) -> None:
         from wattspan.ingest.listeners import open_receivers
         from wattspan.otlp.destination import check_destination
-        from wattspan.tuning.rank_instructions import instruction_reports
         from wattspan.tuning.tracked_requests import latency_reports
+        from wattspan.tuning.work_units import instruction_reports
 
         tuned = self._core.config.autotune
         jobs = tuned.job if tuned.mode != "off" else ()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
-from wattspan.config import TunedJobSettings
-from wattspan.config.tuning_settings import PIPELINE_KEYS
-from wattspan.ingest.export_request import InstructionReport
 from wattspan.model import Consumer
 from wattspan.tuning.pipeline.assembly import RankInstruction
 from wattspan.tuning.pipeline.dag import InstructionKind, PipelineInstruction
@@ -15,15 +11,6 @@ from wattspan.tuning.work_units import ReceivedSpans, RepeatedSpans, has_ended
 
 _MAX_WAITING = 1 << 17
 """Instructions between two steps of the tuner; the oldest are dropped."""
-
-
-def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
-    """The attributes by which the spans of pipelines report instructions."""
-    return tuple(
-        InstructionReport(job.service, *(job.pipeline[key] for key in PIPELINE_KEYS))
-        for job in jobs
-        if job.pipeline
-    )
 
 
 class RankInstructions:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
-from wattspan.ingest.export_request import SpanRecord, SpanRecordColumns
+from wattspan.config.tuning_settings import PIPELINE_KEYS
+from wattspan.ingest.export_request import InstructionReport, SpanRecord, SpanRecordColumns
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
 from wattspan.tuning.decisions.unit_detection import DetectionResult, UnitDetector, majority_result
@@ -217,6 +218,15 @@ class JobUnits:
         millionths = round(work * 1_000_000) if work is not None and valid else 0
         self._invalid.append(not millionths)
         return millionths or None
+
+
+def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
+    """The attributes by which the spans of pipelines report instructions."""
+    return tuple(
+        InstructionReport(job.service, *(job.pipeline[key] for key in PIPELINE_KEYS))
+        for job in jobs
+        if job.pipeline
+    )
 
 
 def matching_job(
