@@ -179,7 +179,7 @@ def _example(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
     """One run in full: settings by time, and the slowdown so far."""
     cell = next(one for one in cells() if one.plant.name == EXAMPLE)
     bench = Bench(cell.plant, 0, Terms(turn=options.turn))
-    base = bench.truth.base_ends()
+    base = bench.truth.base_ends
     lines = {}
     for name, job in (
         (OURS, drive(cell.plant, bench.luck, 0, bench.terms)[0]),

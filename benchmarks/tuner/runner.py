@@ -182,11 +182,11 @@ class Bench:
     def _lost(self, job: Job, units: int) -> float:
         if not units:
             return 0.0
-        return job.ends[units - 1] - self.truth.base_ends()[units - 1]
+        return job.ends[units - 1] - self.truth.base_ends[units - 1]
 
     def _worst(self, job: Job) -> float:
         """Over every stretch of work that lasts ten minutes without caps, a minute apart."""
-        base, ends = self.truth.base_ends(), job.ends
+        base, ends = self.truth.base_ends, job.ends
         worst, begin = 0.0, 0.0
         while begin + _WINDOW <= base[-1]:
             first, last = bisect_left(base, begin), bisect_left(base, begin + _WINDOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from benchmarks.tuner.curves import Curve
@@ -63,6 +63,7 @@ class Truth:
             return self.at(self.plant.curve.original)
         return run_at(self.plant, self.luck, self.plant.curve.original)
 
+    @cached_property
     def base_ends(self) -> list[float]:
         """When each unit would end without caps."""
         steps = map(float.__add__, self.luck.work, self.luck.dead)

@@ -19,6 +19,7 @@ from wattspan.tuning.decisions.blocks import (
 )
 from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
 from wattspan.tuning.decisions.estimates import (
+    POWER_CAP_PRIOR,
     Estimates,
     LevelEstimate,
     Pair,
@@ -309,6 +310,14 @@ def test_curve_passes_through_certain_points() -> None:
     assert curve.time(TOP) == 0.0
     assert curve.time(260_000) > 0.08
     assert curve.power(260_000) == pytest.approx(-0.35, abs=0.03)
+
+
+def test_predictions_of_many_levels_are_those_of_each() -> None:
+    curve = fit_curve([point(360_000, 0.01), point(300_000, 0.06, -0.25)], TOP, POWER_CAP_PRIOR)
+    levels = range(FLOOR, TOP + 20_000, 7_000)
+    assert list(curve.predictions(levels)) == [
+        (level, curve.time(level), curve.power(level)) for level in levels
+    ]
 
 
 def test_one_point_is_read_as_half_a_line() -> None:

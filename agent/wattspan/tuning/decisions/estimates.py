@@ -9,14 +9,15 @@ as far as these are more accurate than the fit. Log power falls in the same way.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wattspan.tuning.decisions.blocks import Block
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence, evidence
 from wattspan.tuning.decisions.serving import log_ratio, merged
+
+N = TypeVar("N", int, float)
 
 MAX_REACH = 8
 """Blocks at each end of a run that are kept for comparisons."""
@@ -325,8 +326,8 @@ class ResponseCurve:
     relief: _ParabolaFit
 
     def time(self, level: float) -> float:
-        """The predicted log ratio of time per work."""
-        return max(self._at(self.slowdown, level), 0.0)
+        """The predicted log ratio of time per work, at least 0."""
+        return next(self.predictions((level,)))[1]
 
     def time_error(self, level: float) -> float:
         """The standard error of :meth:`time` where nothing was measured; 0 without a prior."""
@@ -336,19 +337,33 @@ class ResponseCurve:
 
     def power(self, level: float) -> float:
         """The predicted log ratio of mean power."""
-        return -self._at(self.relief, level)
+        return next(self.predictions((level,)))[2]
 
-    def _at(self, fit: _ParabolaFit, level: float) -> float:
-        if level >= self.origin:
-            return 0.0
-        x = (self.origin - level) / self.origin
-        parabola = fit.linear * x + fit.square * x * x
-        right = bisect_left(self.levels, level)
-        if right == 0:  # below every level that was tried
-            return parabola + fit.bends[0]
-        low, high = self.levels[right - 1], self.levels[right]
-        before, after = fit.bends[right - 1], fit.bends[right]
-        return parabola + (before + (level - low) / (high - low) * (after - before))
+    def predictions(self, levels: Iterable[N]) -> Iterator[tuple[N, float, float]]:
+        """Each of ascending ``levels`` with its time and power.
+
+        A search of the best level asks for hundreds, so that one pass computes them all.
+        """
+        origin, known, right = self.origin, self.levels, 0
+        slower, slower2, slower_bends, _ = self.slowdown
+        less, less2, less_bends, _ = self.relief
+        for level in levels:
+            if level >= origin:
+                yield level, 0.0, 0.0
+                continue
+            while known[right] < level:
+                right += 1
+            if right == 0:  # below every level that was tried
+                slower_bend, less_bend = slower_bends[0], less_bends[0]
+            else:
+                low, high = right - 1, right
+                part = (level - known[low]) / (known[high] - known[low])
+                slower_bend = slower_bends[low] + part * (slower_bends[high] - slower_bends[low])
+                less_bend = less_bends[low] + part * (less_bends[high] - less_bends[low])
+            x = (origin - level) / origin
+            time = slower * x + slower2 * x * x + slower_bend
+            power = -(less * x + less2 * x * x + less_bend)
+            yield level, (0.0 if time < 0 else time), power
 
 
 def fit_curve(

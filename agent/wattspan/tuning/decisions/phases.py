@@ -454,7 +454,7 @@ def _lower_candidate(state: TunerState) -> int | None:
     if target - time.mean < gain:
         return None
     shape = search.fitted_curve(state)
-    following = search.candidate(state, target)
+    following = search.candidate(state, target, shape=shape)
     if following is None or shape.time(following) - shape.time(level) < gain:
         return None
     return following

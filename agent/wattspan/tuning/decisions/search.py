@@ -10,7 +10,8 @@ common cap again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -214,11 +215,12 @@ def origin(state: TunerState) -> float:
 def fitted_curve(state: TunerState) -> ResponseCurve:
     """The curve through all compared levels that are the same for all devices."""
     points = []
-    for level, estimate in state.estimates.levels.items():
+    levels = state.estimates.levels
+    least, meter = pair_deviation(state), meter_error(block_time(state)) if levels else 0.0
+    for level, estimate in levels.items():
         if estimate.time.n and state.ladder.base(level) == level:
-            deviation = max(estimate.time.deviation, pair_deviation(state))
+            deviation = max(estimate.time.deviation, least)
             time, power = estimate.time, estimate.power
-            meter = meter_error(block_time(state))
             points.append(
                 ResponsePoint(
                     level,
@@ -332,13 +334,22 @@ def block_time(state: TunerState) -> float:
 
 def objective_value(state: TunerState, time: float, power: float) -> float:
     """Quantity to minimise, as the log of its ratio to the original setting."""
+    return objective(state)(time, power)
+
+
+def objective(state: TunerState) -> Callable[[float, float], float]:
+    """As :func:`objective_value`, for many pairs of log ratios of time and power."""
     policy = state.policy
-    if policy.objective is Objective.COST and policy.max_power > 0:
-        energy, time_power = policy.eta * state.estimates.power, (1 - policy.eta) * policy.max_power
+    if policy.objective is not Objective.COST or policy.max_power <= 0:
+        return operator.add
+    energy, time_power = policy.eta * state.estimates.power, (1 - policy.eta) * policy.max_power
+
+    def cost(time: float, power: float) -> float:
         return math.log(
             (energy * math.exp(time + power) + time_power * math.exp(time)) / (energy + time_power)
         )
-    return time + power
+
+    return cost
 
 
 def screening_pairs(state: TunerState) -> int:
@@ -389,19 +400,20 @@ def first_pairs(state: TunerState) -> float:
     return n
 
 
-def candidate(state: TunerState, target: float, above: int = 0) -> int | None:
+def candidate(
+    state: TunerState, target: float, above: int = 0, shape: ResponseCurve | None = None
+) -> int | None:
     """The best level with a predicted log ratio of at most ``target``, higher than ``above``."""
-    shape, ladder = fitted_curve(state), state.ladder
+    shape, ladder, value = shape or fitted_curve(state), state.ladder, objective(state)
     caution = _CAUTION if state.certified is None else 0.0
     best, least = None, -0.004  # the smallest saving worth a search
     stride = max(ladder.rungs // 400, 1) * ladder.step
     # Further than one step below the tried levels, the curve may be much steeper.
     tried = min(state.estimates.levels, default=ladder.top)
     lowest = max(ladder.level((1 - STEP) * tried), above + ladder.step)
-    for level in range(lowest, ladder.top, stride):
-        time = shape.time(level)
-        if time + caution * shape.time_error(level) <= target:
-            worth = objective_value(state, time, shape.power(level))
+    for level, time, power in shape.predictions(range(lowest, ladder.top, stride)):
+        if time + (caution and caution * shape.time_error(level)) <= target:
+            worth = value(time, power)
             if worth < least:
                 best, least = level, worth
     return best
