@@ -35,6 +35,7 @@ from wattspan.cli.tune.instances import NOT_TRACKED, recommendation_facts, recom
 from wattspan.cli.tune.text import (
     against_original,
     budget_text,
+    decision_text,
     history_lines,
     load_sentences,
     percent,
@@ -97,6 +98,14 @@ def test_shares_are_percentages_and_unknown_is_a_dash() -> None:
         "100%",
         "99.9%",
     ]
+
+
+def test_passed_knobs_are_shown_with_their_reasons() -> None:
+    passed = replace(HELD, passed_knobs={Knob.CPU_POWER: DecisionReason.NOT_BINDING})
+    sentence = "cpu_power is not tuned: the job draws less than the lowest permitted cap."
+    assert decision_text(passed) == f"{HELD.decision.sentence} {sentence}"
+    assert f"  {sentence}" in explain_lines(passed, ACCOUNTS, NOW, None)
+    assert "is not tuned" not in "\n".join(explain_lines(HELD, ACCOUNTS, NOW, None))
 
 
 def test_setting_is_shown_relative_to_the_original() -> None:

@@ -431,11 +431,11 @@ def test_clock_is_tried_if_no_power_limit_binds() -> None:
     host.run(300)
     row = host.row()
     assert row is not None
-    assert [one.decision.reason for one in host.book.decided if one.knob is Knob.GPU_POWER][-1] in {
-        DecisionReason.INERT,
-        DecisionReason.NO_ROOM,
-    }
+    capped = [one.decision for one in host.book.decided if one.knob is Knob.GPU_POWER]
+    assert capped[-1].reason is DecisionReason.NOT_BINDING
+    assert not any(one.caps for one in capped)
     assert row.knob is Knob.GPU_CLOCK
+    assert row.passed_knobs == {Knob.GPU_POWER: DecisionReason.NOT_BINDING}
 
 
 @pytest.mark.slow
@@ -453,6 +453,7 @@ def test_first_actuator_is_retried_after_all_failed() -> None:
     row = host.row()
     assert row is not None
     assert (row.knob, row.state) == (Knob.GPU_POWER, TuningState.HOLDING)
+    assert row.passed_knobs == {}
 
 
 @pytest.mark.slow

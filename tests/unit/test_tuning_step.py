@@ -9,6 +9,7 @@ import pytest
 from support.tuning_plant import FLOOR, GPU, QUICK, RANGES, TOP, Plant, Run, gentle
 from wattspan.model import SECOND, Decision, DecisionReason, Knob, Move
 from wattspan.tuning.decisions.report import certified_levels, report
+from wattspan.tuning.decisions.search import searches_without_result
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
@@ -172,6 +173,50 @@ def test_job_that_cannot_be_tuned_is_left_alone_with_the_reason(
     assert decision.reason is reason
     assert decision.sentence.startswith("Keep the original setting: ")
     assert plant.level == TOP or run.plant.observe(decision).in_force == {}
+
+
+@pytest.mark.parametrize("apply", [True, False])
+@pytest.mark.parametrize("knob", [Knob.GPU_POWER, Knob.CPU_POWER])
+def test_job_below_its_lowest_cap_is_declined_without_a_trial(knob: Knob, apply: bool) -> None:
+    run = Run(Plant(draw=200_000), replace(QUICK, knob=knob, apply=apply))
+    decision = run.until(declined)
+    assert decision.reason is DecisionReason.NOT_BINDING
+    assert decision.sentence == (
+        "Keep the original setting: the job draws less than the lowest permitted cap, 200 W at "
+        "most of 240 W."
+    )
+    assert not any(one.caps for one in run.decisions)
+
+
+@pytest.mark.parametrize(
+    ("plant", "knob"),
+    [
+        (Plant(draw=230_000), Knob.GPU_POWER),  # short peaks may exceed the lowest cap
+        (Plant(draw=100_000, drawn=False), Knob.GPU_POWER),
+        (Plant(draw=100_000), Knob.GPU_CLOCK),
+    ],
+)
+def test_job_that_may_exceed_its_lowest_setting_is_tried(plant: Plant, knob: Knob) -> None:
+    run = Run(plant, replace(QUICK, knob=knob))
+    assert run.until(lambda one: bool(one.caps)).reason is DecisionReason.SCREENING
+
+
+@pytest.mark.parametrize(
+    ("plant", "spent"),
+    [
+        (Plant(draw=200_000), 0),
+        (Plant(curve=lambda _: (1.0, 1.0)), 0),  # inert
+        (Plant(curve=lambda level: (1 + 2 * (TOP - level) / TOP, 1.0)), 1),
+    ],
+)
+def test_next_tuner_of_a_run_has_the_error_that_is_left(plant: Plant, spent: int) -> None:
+    run = Run(plant)
+    run.until(declined)
+    assert run.state is not None
+    searches = searches_without_result(run.state)
+    after = begin(replace(QUICK, knob=Knob.GPU_CLOCK), RANGES, now=0, searches=searches)
+    assert searches == spent
+    assert after.error == begin(QUICK, RANGES, now=0)._replace(retries=spent).error
 
 
 def _bumpy(level: float) -> tuple[float, float]:

@@ -117,6 +117,7 @@ class DecisionReason(ModelEnum):
     TOO_SHORT = "too_short"  # the job ends before tuning pays off
     TOO_NOISY = "too_noisy"  # certification would cost more than the saving
     NOT_MONOTONE = "not_monotone"  # a lower setting was faster
+    NOT_BINDING = "not_binding"  # the job draws less than the lowest allowed cap
     INERT = "inert"  # no allowed setting has an effect
     NO_SAVING = "no_saving"  # no setting within the budget saves energy
     NO_ROOM = "no_room"  # no setting within budget, floor and range
@@ -352,6 +353,7 @@ class TuningRow(TuningFigures):
 
     ``exploration`` and ``units`` are totals over all tuners of the job; ``saved_surely``, the
     maximum of ``saved_low``, never falls. ``original`` are the original settings by device.
+    ``passed_knobs`` are the knobs before this one, each with the reason why it is of no use.
     ``declared`` is None for a job that no application has declared. ``load`` is None for a job
     without load tracking; a job with it has no slowdown budget, and ``budget`` is 0.
     """
@@ -370,6 +372,7 @@ class TuningRow(TuningFigures):
     saved_surely: Microjoules = Microjoules(0)
     decisions: Mapping[tuple[Move, DecisionReason], int] = field(default_factory=dict)
     original: Mapping[str, int] = field(default_factory=dict)
+    passed_knobs: Mapping[Knob, DecisionReason] = field(default_factory=dict)
     declared: DeclaredTerms | None = None
     load: LoadFigures | None = None
 

@@ -28,7 +28,7 @@ from wattspan.ports import ProcessDirectory
 from wattspan.tuning.decisions.budget import SlowdownAccount
 from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPolicy
 from wattspan.tuning.decisions.report import certified_levels, report
-from wattspan.tuning.decisions.search import TunerState, closed_account
+from wattspan.tuning.decisions.search import TunerState, closed_account, searches_without_result
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _FINAL_REASONS = frozenset(
     {
+        DecisionReason.NOT_BINDING,
         DecisionReason.INERT,
         DecisionReason.NO_SAVING,
         DecisionReason.NO_ROOM,
@@ -194,13 +195,16 @@ class TuningJob:
         # In ``knobs``: the present one, the first worth trying.
         self._position = self._first = self._preferred_knob
         self._rounds = self._round_ends = 0  # rounds in which no knob was of use
+        self._passed: dict[Knob, DecisionReason] = {}
         self.decided_knob = self.knob
         self._refusals = RetryBackoff(10 * SECOND, 600 * SECOND)
         self._state: TunerState | None = None
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
-        self._account: SlowdownAccount | None = None  # of the run's earlier tuners
+        # Of the run's earlier tuners: their account, and searches in a row without a result.
+        self._account: SlowdownAccount | None = None
+        self._searches = 0
         self._account_stored_at = now.mono
         self.savings = savings or CumulativeSavings()
         self.savings.close()
@@ -328,6 +332,7 @@ class TuningJob:
             saved_surely=Microjoules(self.savings.saved),
             decisions=dict(self.savings.decisions),
             original={one.device: one.original for one in self._ranges},
+            passed_knobs=dict(self._passed),
             declared=self.terms.declared,
             **figures | {"exploration": self.savings.exploration, "units": self.savings.units},
         )
@@ -390,7 +395,7 @@ class TuningJob:
                 and decision.reason in _FINAL_REASONS
                 and self._state is not None
             ):
-                self._try_next_knob(now.mono)
+                self._try_next_knob(decision.reason, now.mono)
         self.decision = decision
 
     def _decline(self, reason: DecisionReason, sentence: str) -> Decision:
@@ -400,6 +405,8 @@ class TuningJob:
     def _drop_tuner(self) -> None:
         """The next tuner continues the account: the budget is the run's."""
         self._account = self._closed_account() or self._account
+        if self._state is not None:
+            self._searches = searches_without_result(self._state)
         self._state = None
 
     def _closed_account(self) -> SlowdownAccount | None:
@@ -510,6 +517,7 @@ class TuningJob:
             now=host.now.mono,
             remembered=self._recall(host),
             account=self._recalled_account(),
+            searches=self._searches,
         )
         return None
 
@@ -579,11 +587,13 @@ class TuningJob:
                 break
         return self._position, list(self.devices)
 
-    def _try_next_knob(self, now: int) -> None:
+    def _try_next_knob(self, reason: DecisionReason, now: int) -> None:
         """Use the next knob; after the last one, the first again after a long time."""
         settings = self._host_settings
         if self._position + 1 < len(settings.knobs):
+            passed = {**self._passed, self.knob: reason}
             self._use_knob(self._position + 1)
+            self._passed = passed
         elif len(settings.knobs) > 1:
             self._rounds += 1
             self._round_ends = now + (settings.dwell << min(self._rounds, 6))
@@ -591,6 +601,7 @@ class TuningJob:
     def _use_knob(self, position: int) -> None:
         self._drop_tuner()
         self._position = self._first = position
+        self._passed = {}
         self._ranges = ()
         self._round_ends = 0
 

@@ -14,6 +14,7 @@ from wattspan.cli.tune.text import (
     declaration_sentences,
     load_sentences,
     originals,
+    passed_knob_sentences,
     percent,
     saved_text,
     setting_text,
@@ -133,6 +134,10 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
     ),
     DecisionReason.NOT_MONOTONE: ReasonExplanation(
         _LATER, "Look for heat, and for other work on the devices and their host."
+    ),
+    DecisionReason.NOT_BINDING: ReasonExplanation(
+        "The next of `knobs` is searched, if there is one. " + _LATER,
+        "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`.",
     ),
     DecisionReason.INERT: ReasonExplanation(
         _LATER, "Permit lower settings with `floor`, or add `gpu_clock` to `knobs`."
@@ -269,7 +274,15 @@ def explain_lines(
         ("Load", load_sentences(row)),
         ("Setting", _setting_lines(row, accounts)),
         ("Ledger", _cost_lines(row)),
-        ("Why this setting", [explained.means, why_not_lower(row), why_not_higher(row, accounts)]),
+        (
+            "Why this setting",
+            [
+                explained.means,
+                why_not_lower(row),
+                why_not_higher(row, accounts),
+                *passed_knob_sentences(row),
+            ],
+        ),
         ("Next", [explained.then]),
         ("What you can do", [explained.do]),
         ("Caps", [cap_text(cap, now.mono) for cap in caps_of(row, accounts)]),

@@ -20,6 +20,7 @@ from wattspan.model import (
     TuningRow,
     TuningTerms,
 )
+from wattspan.tuning.decisions.report import cause_text
 from wattspan.tuning.serialization import unit
 from wattspan.util.text import clean_label, printable
 
@@ -130,12 +131,18 @@ def _number(knob: Knob, value: int) -> str:
 
 
 def decision_text(row: TuningRow) -> str:
-    """The sentence of the decision, and the answer to a declaration of the job."""
-    declared = row.declared
-    if declared is None:
-        return printable(row.decision.sentence)
-    answer = f'Declared as "{declared.name}": {declared.decision}.'
-    return printable(f"{row.decision.sentence} {answer}")
+    """The sentence of the decision, the passed knobs, and the answer to a declaration."""
+    sentences = [row.decision.sentence, *passed_knob_sentences(row)]
+    if row.declared is not None:
+        sentences.append(f'Declared as "{row.declared.name}": {row.declared.decision}.')
+    return printable(" ".join(sentences))
+
+
+def passed_knob_sentences(row: TuningRow) -> list[str]:
+    """The reason against each knob that comes before the present one."""
+    return [
+        f"{knob} is not tuned: {cause_text(reason)}." for knob, reason in row.passed_knobs.items()
+    ]
 
 
 def declaration_sentences(row: TuningRow) -> list[str]:

@@ -150,6 +150,8 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         return decline_and_pause(
             state, now, DecisionReason.NO_SIGNAL, "the energy of its devices is unknown"
         )
+    if not search.cap_binds(state):
+        return decline_and_pause(state, now, DecisionReason.NOT_BINDING, _draw_text(state))
     needed = pairs_needed(0.5 * state.budget, search.pair_deviation(state), state.error)
     if needed > _MAX_NEEDED_PAIRS:
         return decline_and_pause(state, now, DecisionReason.TOO_NOISY)
@@ -169,6 +171,12 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=search.screening_pairs(state)
     )
     return _screen(state, observation)
+
+
+def _draw_text(state: TunerState) -> str:
+    cause = report.cause_text(DecisionReason.NOT_BINDING)
+    highest, lowest = max(state.estimates.draws) / 1000, state.ladder.bottom / 1000
+    return f"{cause}, {highest:.0f} W at most of {lowest:.0f} W"
 
 
 # ------------------------------------------------------------------------------------- screen

@@ -115,6 +115,7 @@ CAUSES = {
     DecisionReason.TOO_SHORT: "the job ended before tuning could save energy",
     DecisionReason.TOO_NOISY: "certification would cost more than it could save",
     DecisionReason.NOT_MONOTONE: "a lower setting was faster than a higher one",
+    DecisionReason.NOT_BINDING: "the job draws less than the lowest permitted cap",
     DecisionReason.INERT: "no permitted setting changes time or power",
     DecisionReason.NO_SAVING: "no setting within the budget saves energy",
     DecisionReason.NO_ROOM: "the budget or the range of the knob leaves no setting to try",

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.model import Decision, Knob, ModelEnum, Nanoseconds
+from wattspan.model import Decision, DecisionReason, Knob, ModelEnum, Nanoseconds
 from wattspan.tuning.decisions.blocks import SampleBuffer, meter_error
 from wattspan.tuning.decisions.budget import SlowdownAccount, allowance, lost_part
 from wattspan.tuning.decisions.cap_latency import CapLatency
@@ -182,6 +182,13 @@ _FIRST_AIM = 0.7
 _MAX_FIRST_DEPTH = 0.25  # of the first level below the origin
 _FIRST_STEP = 0.12  # assumed slowdown of the first step down, before anything is known
 
+_MIN_DRAWS = 8  # powers of the uncapped job from which its highest one is known
+
+_BEFORE_CERTIFICATION = frozenset(
+    {DecisionReason.NOT_BINDING, DecisionReason.INERT, DecisionReason.NO_ROOM}
+)
+"""Reasons that end a search before its first certification."""
+
 
 def start_level(state: TunerState) -> int:
     """The first level to screen.
@@ -210,6 +217,22 @@ def origin(state: TunerState) -> float:
     if state.policy.knob is Knob.GPU_CLOCK or not draws:
         return float(state.top)
     return min(float(state.top), 1.15 * max(draws))
+
+
+def cap_binds(state: TunerState) -> bool:
+    """False if no permitted cap can have an effect, because the job certainly draws less.
+
+    True while its power is hardly known, and for clocks, which always have an effect on work that
+    they limit.
+    """
+    known = len(state.estimates.draws) >= _MIN_DRAWS
+    return not known or state.policy.knob is Knob.GPU_CLOCK or origin(state) > state.ladder.bottom
+
+
+def searches_without_result(state: TunerState) -> int:
+    """Searches in a row that have spent error probability on candidates and certified none."""
+    unspent = state.retries > 0 and state.decision.reason in _BEFORE_CERTIFICATION
+    return state.retries - unspent
 
 
 def fitted_curve(state: TunerState) -> ResponseCurve:

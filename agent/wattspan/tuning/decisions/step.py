@@ -63,10 +63,12 @@ def begin(
     now: int,
     remembered: CertifiedLevels | None = None,
     account: SlowdownAccount | None = None,
+    searches: int = 0,
 ) -> TunerState:
     """The state of a new tuner of one knob of one job's devices.
 
-    ``account`` is the closed account of the run's earlier tuners: the budget is the run's.
+    ``account`` is the closed account of the run's earlier tuners: the budget is the run's, and
+    so is the permitted error. ``searches`` of these tuners in a row had no result.
     """
     ladder = LevelLadder.over(ranges)
     resume_level = ladder.level(remembered.level) if remembered is not None else ladder.top
@@ -85,6 +87,7 @@ def begin(
         last_unit_end=now,
         account=account or SlowdownAccount(),
         resume_level=None if resume_level == ladder.top else resume_level,
+        retries=searches,
         random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
     )
 
