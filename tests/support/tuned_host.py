@@ -140,7 +140,7 @@ class MemoryCapper:
         self.originals: dict[str, int] = {}
         self.holders: dict[str, str] = {}
         self.wanted: dict[str, int] = {}
-        self.clocks, self.clocked = False, dict[str, int]()
+        self.clocks, self.clocked, self.highest_clock = False, dict[str, int](), 1980
         self.deaf = False  # clocks are accepted, and not written
         self.largest = DEFAULT
         self.ceilings: dict[str, int] = {}
@@ -224,7 +224,7 @@ class MemoryCapper:
     def _clock(self, gpu: Gpu) -> CapRow:
         key, held = CapKey(Knob.GPU_CLOCK, gpu.device), gpu.device in self.clocked
         return CapRow(
-            KnobState(key, gpu.device, 210, None, 1980),
+            KnobState(key, gpu.device, 210, None, self.highest_clock),
             wanted=self.clocked.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,

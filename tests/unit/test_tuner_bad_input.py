@@ -446,7 +446,7 @@ def test_first_actuator_is_retried_after_all_failed() -> None:
     host.capper.clocks = True
     host.gpus[0].draw = MINIMUM // 2
     host.train()
-    host.run(200)
+    host.run(200, until=lambda: tuning_job(host).decision.reason is DecisionReason.INERT)
     assert tuning_job(host).decision.reason is DecisionReason.INERT
     host.gpus[0].draw = 640_000
     host.run(HOUR, until=lambda: held(host))

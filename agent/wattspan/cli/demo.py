@@ -44,7 +44,8 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
     job = tuned_job(profile)
     if job is None:
         return config
-    named = TunedJobSettings(service=job.name, span=STEP, work="samples")
+    # Its kind is stated: detecting it would take the first ten seconds.
+    named = TunedJobSettings(service=job.name, span=STEP, work="samples", kind="steps")
     tuned = AutotuneSettings(
         mode="apply",
         max_slowdown=BUDGET,
