@@ -13,7 +13,8 @@ from wattspan.model import Knob
 def test_only_the_training_job_is_tuned_and_by_the_knob_that_its_host_has() -> None:
     config = with_tuning(Config(), PROFILES["two-socket-h100"])
     assert config.autotune.mode == "apply"
-    assert [(job.service, job.span) for job in config.autotune.job] == [("trainer", "train_step")]
+    (job,) = config.autotune.job
+    assert (job.service, job.span, job.kind) == ("trainer", "train_step", "steps")
     assert config.autotune.knobs == (Knob.GPU_POWER,)
     assert with_tuning(Config(), PROFILES["batch"]).autotune.knobs == (Knob.CPU_POWER,)
 
