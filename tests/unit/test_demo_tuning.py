@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wattspan.cli.demo import tuned_job, tuning_hint, with_tuning
+from wattspan.cli.demo import LOWEST_GPU_LIMIT, tuned_job, tuning_hint, with_tuning
 from wattspan.config import Config
 from wattspan.emulation.profiles import PROFILES
 from wattspan.model import Knob
@@ -16,6 +16,7 @@ def test_only_the_training_job_is_tuned_and_by_the_knob_that_its_host_has() -> N
     (job,) = config.autotune.job
     assert (job.service, job.span, job.kind) == ("trainer", "train_step", "steps")
     assert config.autotune.knobs == (Knob.GPU_POWER,)
+    assert config.autotune.floor == LOWEST_GPU_LIMIT
     assert with_tuning(Config(), PROFILES["batch"]).autotune.knobs == (Knob.CPU_POWER,)
 
 

@@ -33,6 +33,13 @@ DECLARED_BUDGET = 0.1
 
 STEP = "train_step"
 
+LOWEST_GPU_LIMIT = 0.88
+"""Lowest limit of a GPU relative to its default.
+
+Its slowdown is clearly within ``BUDGET``, so that it is certified in little more than a minute.
+Limits with a slowdown close to the budget save more, and take longer to certify.
+"""
+
 
 def tuned_job(profile: HostProfile) -> DemoJob | None:
     """The training job of a profile: the first with spans of steps."""
@@ -51,6 +58,7 @@ def with_tuning(config: Config, profile: HostProfile) -> Config:
         max_slowdown=BUDGET,
         knobs=(Knob.GPU_POWER,) if profile.gpus else (Knob.CPU_POWER,),
         job=(named,),
+        floor=LOWEST_GPU_LIMIT if profile.gpus else AutotuneSettings().floor,
         block_units=5,
         settle=Duration.parse("500ms"),
         dwell=Duration.parse("1m"),
