@@ -225,8 +225,8 @@ def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionRe
     return tuple(
         InstructionReport(
             job.service,
-            *(job.pipeline[key] for key in PIPELINE_KEYS),
-            job.pipeline.get(REPLICA_KEY, ""),
+            replica=job.pipeline.get(REPLICA_KEY, ""),
+            **{key: job.pipeline[key] for key in PIPELINE_KEYS},
         )
         for job in jobs
         if job.pipeline

@@ -133,7 +133,7 @@ def _refine(state: PipelineState, dag: PipelineDag) -> PipelineState:
     longer = max(before / mhz for before, mhz in zip(clocks, setting, strict=True))
     slower = state.predicted + max(math.log(longer), 0.0)
     cost = probe_iterations(dag) * math.expm1(slower) * state.original_seconds * SECOND
-    if state.lost_bound + cost > state.allowed:
+    if not state.may_spend(state.lost_bound, cost):
         return request_original(state, DecisionReason.BASELINE)
     state, level = with_setting(state, setting, slower)
     sentence = "Ranks have clocks near those of the plan, which measures their costs."
