@@ -87,7 +87,5 @@ def test_replica_has_a_name(value: str | int, name: str) -> None:
 @pytest.mark.parametrize("value", ["", True, 0.5, None])
 def test_instruction_without_a_valid_replica_is_none(value: object) -> None:
     more = {} if value is None else {"replica": value}
-    reported = told(
-        span(1, stage=2, microbatch=7, instruction="f", **more), reports=(REPLICATED,)
-    )
+    reported = told(span(1, stage=2, microbatch=7, instruction="f", **more), reports=(REPLICATED,))
     assert reported == [None]

@@ -143,8 +143,8 @@ class TunedJobSettings(Table, frozen=True):
         about(
             "For pipeline-parallel training: names of the span attributes of an instruction, such "
             'as `{stage = "stage", microbatch = "microbatch", instruction = "instruction"}`. The '
-            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank. With data "
-            'parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.'
+            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank. With "
+            'data parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.'
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it
     max_slowdown: Annotated[

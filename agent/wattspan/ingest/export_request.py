@@ -69,8 +69,8 @@ class RequestLatency(NamedTuple):
 class ReportedInstruction(NamedTuple):
     """The pass of one micro-batch through one stage of a pipeline; both are numbered from 0.
 
-    ``kind`` is ``forward`` or ``backward``. ``replica`` names the pipeline among data-parallel ones,
-    "" if no setting asks for it.
+    ``kind`` is ``forward`` or ``backward``. ``replica`` names the pipeline among data-parallel
+    ones, "" if no setting asks for it.
     """
 
     stage: int

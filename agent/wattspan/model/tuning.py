@@ -350,9 +350,9 @@ class LoadFigures:
 class PipelineRankFigures:
     """One rank of a pipeline. Clocks are in megahertz, None where unknown.
 
-    ``clock`` is in force now, ``planned`` that of the plan, None before there is one. ``waiting`` is
-    the part of the latest iterations for which the rank has waited. ``saved`` is an estimate from
-    the measured energy at all clocks, since the tuner has known the pipeline.
+    ``clock`` is in force now, ``planned`` that of the plan, None before there is one. ``waiting``
+    is the part of the latest iterations for which the rank has waited. ``saved`` is an estimate
+    from the measured energy at all clocks, since the tuner has known the pipeline.
     """
 
     device: str

@@ -143,9 +143,7 @@ class PipelineJob(TuningJob):
                 return self._decline(DecisionReason.NO_DEVICE, sentence)
         now, settled = host.now.mono, host.energies.settled()
         self._pipelines = pipelines
-        self._meters = {
-            one.rank: DeviceSampler(self.knob, (one,), now, settled) for one in ranges
-        }
+        self._meters = {one.rank: DeviceSampler(self.knob, (one,), now, settled) for one in ranges}
         account = self._recalled_account()
         sessions = {
             name: begin_session(self._pipeline_policy(tuple(by_rank.values())), account)
@@ -324,9 +322,7 @@ class PipelineJob(TuningJob):
         """The figures of the whole job."""
         account, loss = group.running_account
         sessions = [one.session for one in group.controls.values()]
-        savings = [
-            one.saving for one in sessions for _ in one.original if one.saving is not None
-        ]
+        savings = [one.saving for one in sessions for _ in one.original if one.saving is not None]
         times = [one.original_seconds for one in sessions if one.baseline]
         saved = [
             one

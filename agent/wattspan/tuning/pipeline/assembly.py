@@ -184,11 +184,7 @@ def finished(
     known = _complete(steady)
     computed = iteration.computed
     latest = max(
-        (
-            other.computed
-            for other in others
-            if other.coincides(iteration.start, iteration.end)
-        ),
+        (other.computed for other in others if other.coincides(iteration.start, iteration.end)),
         default=computed,
     )
     return PipelineIteration(

@@ -54,14 +54,17 @@ _SettingKey = tuple[tuple[int, ...], bool]  # clocks, and True beside a slower p
 
 @dataclass(frozen=True, slots=True)
 class RankStatistics:
-    """The latest iterations, and the energy at each setting. Another number of ranks begins anew."""
+    """The latest iterations, and the energy at each setting; of ``ranks`` ranks."""
 
     ranks: int = 0
     recent: tuple[_RecentIteration, ...] = ()
     settings: Mapping[_SettingKey, _SettingEnergy] = field(default_factory=dict)
 
     def add(self, iteration: PipelineIteration, ranks: int, *, straggler: bool) -> RankStatistics:
-        """Add an iteration of so many ranks; ``straggler`` if all wait for another pipeline."""
+        """Add an iteration; ``straggler`` if all of its ranks waited for another pipeline.
+
+        With another number of ranks than before, only this iteration is kept.
+        """
         before = self if ranks == self.ranks else RankStatistics(ranks)
         busy = [0.0] * ranks
         for span in iteration.spans:

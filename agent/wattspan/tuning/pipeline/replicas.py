@@ -66,7 +66,7 @@ class ReplicaAccount:
         ]
         one = replace(self, slower=tuple(slower))
         while levels := _next_levels(waiting):
-            one = one._charged(*levels)
+            one = one.charge(*levels)
         one = replace(one, waiting=tuple(map(tuple, waiting)))
         restarted = any(  # it numbers its levels anew
             known.keys() - session.slower.keys()
@@ -76,7 +76,8 @@ class ReplicaAccount:
             one = ReplicaAccount.begin(len(waiting), one.closed())
         return replace(one, slower=tuple(session.slower for session in sessions))
 
-    def _charged(self, levels: _Levels, lasted: int) -> ReplicaAccount:
+    def charge(self, levels: _Levels, lasted: int) -> ReplicaAccount:
+        """Add an iteration of the job, of so many nanoseconds."""
         combinations = self.combinations
         number = 0
         if any(levels):
@@ -153,7 +154,7 @@ class PipelineGroup:
             name: one.decide([of for other, of in times.items() if other != name])
             for name, one in received.items()
         }
-        return replace(self, controls=decided)._charged()
+        return _charged(decided, self.account)
 
     def with_sessions(self, sessions: Mapping[str, PipelineState]) -> PipelineGroup:
         """The group whose sessions have used the results of searches."""
@@ -161,7 +162,7 @@ class PipelineGroup:
             name: replace(one, session=sessions[name], charged=())
             for name, one in self.controls.items()
         }
-        return replace(self, controls=controls)._charged()
+        return _charged(controls, self.account)
 
     def ended(self, sessions: Mapping[str, PipelineState]) -> PipelineGroup:
         """The group whose sessions were ended; the spans and energies that wait are dropped."""
@@ -169,23 +170,7 @@ class PipelineGroup:
             name: PipelineControl(sessions[name], statistics=one.statistics)
             for name, one in self.controls.items()
         }
-        return replace(self, controls=controls)._charged()
-
-    def _charged(self) -> PipelineGroup:
-        """Charge the iterations of the last step to the job, if it has several pipelines."""
-        controls = self.controls
-        if len(controls) < 2:
-            return self
-        sessions = [one.session for one in controls.values()]
-        account = self.account.add([one.charged for one in controls.values()], sessions)
-        loss = account.loss
-        return PipelineGroup(
-            {
-                name: replace(one, session=replace(one.session, job=loss))
-                for name, one in controls.items()
-            },
-            account,
-        )
+        return _charged(controls, self.account)
 
     @property
     def closed_account(self) -> SlowdownAccount:
@@ -200,3 +185,16 @@ class PipelineGroup:
         if others:
             return self.account.account, self.account.loss
         return only.session.account, JobLoss(only.session.lost, only.session.lost_bound)
+
+
+def _charged(controls: Mapping[str, PipelineControl], account: ReplicaAccount) -> PipelineGroup:
+    """The group after the charge of each control's latest iterations, if there are several."""
+    if len(controls) < 2:
+        return PipelineGroup(controls, account)
+    sessions = [one.session for one in controls.values()]
+    account = account.add([one.charged for one in controls.values()], sessions)
+    loss = account.loss
+    lossy = {
+        name: replace(one, session=replace(one.session, job=loss)) for name, one in controls.items()
+    }
+    return PipelineGroup(lossy, account)

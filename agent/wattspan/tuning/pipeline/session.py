@@ -26,7 +26,6 @@ from wattspan.tuning.pipeline.holding import (
     TARGET_PART,
     hold,
     is_better,
-    refined_settings,
     request_corrected_plan,
 )
 from wattspan.tuning.pipeline.iterations import (
@@ -102,12 +101,9 @@ def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
         return decline(state, DecisionReason.NO_SAVING, sentence)
     if state.plan and not is_better(state, task, plan):
         return state
-    first = not state.plan
     predicted = math.log1p(task.slowdown_of(plan.clocks) + task.error)
     state, level = with_setting(state, plan.clocks, predicted)
     state = replace(state, plan=level, predicted=predicted, comparison=PlanComparison())
-    if first:
-        state = replace(state, refining=refined_settings(state))
     return request_original(state, DecisionReason.SENTINEL)
 
 

@@ -24,8 +24,11 @@ from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
 DEVIATIONS = 2.0
 """Standard errors that are added to estimates where an error must not pass unnoticed."""
 
-MODEL_ERROR = 0.0015
-"""Standard deviation of the error of a predicted slowdown."""
+MODEL_ERROR = 0.001
+"""Standard deviation of the error of a predicted slowdown.
+
+The first plans of 25 simulated pipelines had 0.0006, those of two runs of the A40 profile 0.0015.
+"""
 
 RESUME_PART = 0.95
 """The part of the allowance below which lower clocks are held again after it was used up."""
@@ -132,11 +135,11 @@ class PipelineState:
     level's time, ``baseline`` the logarithms of recent iteration times at the original clocks.
     ``level`` was requested last, ``previous`` before; ``run`` are the iterations since it is in
     force. ``plan`` is the level of the plan, 0 before there is one, and ``predicted`` its log
-    ratio of time by the profile. ``refining`` are clocks near it that are still to be measured.
-    ``task`` is a search that the caller makes and answers by ``use_plan``. ``straggler`` are the
-    seconds of the other pipeline's iteration, ``straggler_plan`` is the level of the plan for it,
-    0 while lower clocks are measured for it. ``charged`` is the level that the latest iteration was
-    charged to, ``job`` the loss of the whole job, whose other pipelines may lose more.
+    ratio of time by the profile. ``task`` is a search that the caller makes and answers by
+    ``use_plan``. ``straggler`` are the seconds of the other pipeline's iteration,
+    ``straggler_plan`` is the level of the plan for it, 0 while lower clocks are measured for it.
+    ``charged`` is the level that the latest iteration was charged to, ``job`` the loss of the whole
+    job, whose other pipelines may lose more.
     """
 
     policy: PipelinePolicy
@@ -158,14 +161,13 @@ class PipelineState:
     task: PlanTask | None = None
     plan: int = 0
     predicted: float = 0.0
-    refining: tuple[tuple[int, ...], ...] = ()
     comparison: PlanComparison = field(default_factory=PlanComparison)
     compared: int = 0
     watch: StragglerWatch = field(default_factory=StragglerWatch)
     straggler: float = 0.0
     straggler_plan: int = 0
     charged: int = 0
-    job: JobLoss = JobLoss()
+    job: JobLoss = field(default_factory=JobLoss)
 
     @property
     def original(self) -> tuple[int, ...]:
