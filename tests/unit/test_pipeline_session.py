@@ -11,6 +11,7 @@ from support.pipelines import RunningPipeline
 from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import PlanComparison
+from wattspan.tuning.pipeline.holding import is_better
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import (
@@ -255,6 +256,18 @@ def test_wrong_prediction_is_corrected() -> None:
     assert pipeline.iteration(state.settings[state.plan - 1]).seconds <= (
         1.05 * pipeline.iteration().seconds
     )
+
+
+def test_plan_that_is_too_slow_is_replaced_by_any_within_the_budget() -> None:
+    state = held()
+    assert state.dag is not None
+    model = state.profile.model(state.dag, 15, 70.0)
+    assert model is not None
+    task = PlanTask(model, 0.02)
+    slow = state.settings[0]
+    assert task.slowdown_of(slow) > 0.03
+    costly = RankClockPlan(state.original, 1.0, 1e9)
+    assert is_better(with_plan(state, slow), task, costly)
 
 
 def test_plan_with_higher_energy_is_declined() -> None:
