@@ -179,7 +179,8 @@ _OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM",
 def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> Iterator[str]:
     """A line for each job; its sentence is at the end, or below if ``width`` is too small.
 
-    Below them are the ranks of pipelines. ``width`` None is unlimited, as for a program that reads lines.
+    Below them are the ranks of pipelines. ``width`` None is unlimited, as for a program that reads
+    lines.
     """
     yield from summary_lines(accounts)
     if not accounts.rows:
