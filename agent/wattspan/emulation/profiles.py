@@ -129,7 +129,7 @@ PROFILES: Mapping[str, HostProfile] = {
         HostProfile(
             "four-h100",
             "two-socket server, memory counters, four H100-class GPUs, no jobs",
-            "xeon-2s",
+            LAYOUTS["xeon-2s"],
             _SERVER,
             (H100, H100, H100, H100),
         ),
