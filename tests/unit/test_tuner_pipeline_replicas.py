@@ -33,6 +33,15 @@ def reason(host: Host) -> DecisionReason:
     return row(host).decision.reason
 
 
+def follows(host: Host) -> bool:
+    """True if the ranks of the first pipeline have the clocks of a plan for the second one."""
+    one = pipelines(host)[FIRST]
+    return one.straggler_time is not None and all(
+        rank.clock == rank.planned and rank.clock is not None and rank.clock < TOP
+        for rank in one.ranks
+    )
+
+
 Trained = tuple[Host, PipelineTraining, PipelineTraining]
 
 
@@ -52,8 +61,7 @@ def straggling() -> Trained:
     host, one, other = train_replicas()
     host.run(1800, until=lambda: planned(host, FIRST))
     other.slower = 1.25
-    host.run(900, until=lambda: reason(host) is DecisionReason.STRAGGLER)
-    host.run(120)
+    host.run(1800, until=lambda: max(one.used[-1]) < TOP and follows(host))
     return host, one, other
 
 
