@@ -14,7 +14,9 @@ from playwright.sync_api import Browser, ViewportSize
 from support import page_worlds
 from support.browser import Tab, opened
 from support.page_server import STATIC, PageServer
+from support.tuned import PIPELINED
 from support.waiting import eventually
+from wattspan.tuning.serialization import row_to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.needs_browser]
 
@@ -506,6 +508,23 @@ def test_tracked_server_has_load_headroom_and_misses(browser: Browser) -> None:
     told["snapshot"]["tuning"]["jobs"] = [server_job | {"load": load | {"headroom": None}}]
     with PageServer(told) as server, opened(browser, server.url) as tab:
         assert "Headroom\n–" in tab.texts("#tuner .job")[0]
+
+
+def test_pipelines_show_their_ranks(browser: Browser) -> None:
+    told = page_worlds.world()
+    job = page_worlds.job("gpt/iteration", "holding", PIPELINED.decision.sentence)
+    job["pipelines"] = row_to_json(PIPELINED)["pipelines"]
+    told["snapshot"]["tuning"]["jobs"] = [job]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        texts = tab.texts("#tuner .pipeline")
+        rows = tab.texts("#tuner .pipeline:first-child tbody tr")
+    assert len(texts) == 2
+    assert texts[0].startswith("Pipeline dp-0 (straggler): 1.16\u00a0s per iteration")
+    assert "it waits for one of 1.17\u00a0s" in texts[0]
+    assert rows[0].split("\t") == [
+        "0", "GPU-0", "1635\u00a0MHz", "1635\u00a0MHz", "12.1\u00a0%", "5.31\u00a0kJ",
+    ]  # fmt: skip
+    assert "no complete iteration yet" in texts[1]
 
 
 def test_trace_id_can_be_copied(browser: Browser) -> None:

@@ -1,4 +1,4 @@
-"""A pipeline of two real processes, each on an emulated board whose clock the tuner sets."""
+"""Pipelines of two real processes, each on an emulated board whose clock the tuner sets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.program import wattspan
 from support.tuned_stack import Tuned, TunedHost, stack_config
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
 
 JOB = "gpt/iteration"
-PROFILE = "two-socket-h100"
+PROFILE, FOUR_GPUS = "two-socket-h100", "four-h100"
+TOP = 1980  # MHz
 CONFIG = stack_config(
     """\
 max_slowdown = 0.2
@@ -26,14 +29,21 @@ pipeline = {{stage = "stage", microbatch = "microbatch", instruction = "instruct
 """,
     http="127.0.0.1:0",
 ).replace('["gpu_power"]', '["gpu_clock"]')
+REPLICATED = CONFIG.replace(
+    'instruction = "instruction"', 'instruction = "instruction", replica = "dp"'
+)
+STRAGGLE = "straggle"
+"""A file in the directory of the host: while it exists, the second pipeline is slower."""
+
 RANKS = """
 import multiprocessing, os, sys, time
 from pathlib import Path
 
 STAGES = (0.05, 0.025)  # seconds of a forward at the highest clock
 MICROBATCHES = 3
+REPLICAS = 1
 
-def rank(number, link, host, endpoint):
+def rank(replica, number, link, together, host, endpoint):
     import pynvml
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -52,31 +62,35 @@ def rank(number, link, host, endpoint):
     nvml = EmulatedNvml(Path(host) / "gpus")
     nvml.nvmlInit()
     sm = pynvml.NVML_CLOCK_SM
-    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    device = 2 * replica + number
+    handle = nvml.nvmlDeviceGetHandleByIndex(device)
     highest = nvml.nvmlDeviceGetMaxClockInfo(handle, sm)
-    board = EmulatedGpu(number, kernel="train", host=Path(host))
+    board = EmulatedGpu(device, kernel="train", host=Path(host))
     order = scheduled(PipelineSchedule.ONE_F_ONE_B, 2, MICROBATCHES).orders[number]
     while True:
+        longer = 1.4 if replica and (Path(host) / "straggle").exists() else 1.0
         with tracer.start_as_current_span("iteration"):
             for one in order:
                 forward = one.kind is InstructionKind.FORWARD
                 if forward == (number == 1):
                     link.recv()
                 attributes = {"stage": one.stage, "microbatch": one.microbatch,
-                              "instruction": one.kind.value}
+                              "instruction": one.kind.value, "dp": replica}
                 with tracer.start_as_current_span("pass", attributes=attributes), board.busy(1.0):
                     clock = nvml.nvmlDeviceGetClockInfo(handle, sm)
-                    seconds = STAGES[number] * (1 if forward else 2)
+                    seconds = longer * STAGES[number] * (1 if forward else 2)
                     time.sleep(seconds * highest / clock)
                 if forward == (number == 0):
                     link.send(0)
+            together.wait()
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("fork")
-    ends = context.Pipe()
+    together = context.Barrier(2 * REPLICAS)
     ranks = [
-        context.Process(target=rank, args=(number, end, *sys.argv[1:]), daemon=True)
-        for number, end in enumerate(ends)
+        context.Process(target=rank, args=(one, number, end, together, *sys.argv[1:]), daemon=True)
+        for one in range(REPLICAS)
+        for number, end in enumerate(context.Pipe())
     ]
     for one in ranks:
         one.start()
@@ -88,8 +102,8 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def training(agent: Tuned) -> Iterator[subprocess.Popen[str]]:
-    process = agent.begin(RANKS)
+def training(agent: Tuned, replicas: int = 1) -> Iterator[subprocess.Popen[str]]:
+    process = agent.begin(RANKS.replace("REPLICAS = 1", f"REPLICAS = {replicas}"))
     try:
         yield process
     finally:
@@ -111,6 +125,42 @@ def test_rank_with_slack_gets_a_lower_clock_until_the_training_ends(tmp_path: Pa
             assert agent.journal()
         agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
         agent.until(lambda: agent.reason() == "ended", "the end is reported")
+
+
+def test_faster_pipeline_follows_a_straggler_until_it_recovers(tmp_path: Path) -> None:
+    with (
+        TunedHost(trains=False, profile=FOUR_GPUS) as host,
+        Tuned(host, tmp_path, config=REPLICATED, job=JOB, profile=FOUR_GPUS) as agent,
+    ):
+        straggle = Path(host.emulated.directory) / STRAGGLE
+        with training(agent, replicas=2):
+            agent.until(lambda: _planned(agent, "0"), "the first pipeline has a plan", 300)
+            assert {one["name"] for one in agent.told()["pipelines"]} == {"0", "1"}
+            straggle.touch()
+            found = agent.until(lambda: _follower(agent), "the first pipeline follows", 300)
+            assert found["straggler_time_seconds"] > found["original_time_seconds"]
+            explained = wattspan("tune", "explain", "--config", str(agent.config)).stdout
+            assert "Pipeline 0, straggler" in explained
+            assert agent.told()["slowdown"] <= 0.2
+            straggle.unlink()
+            agent.until(lambda: not _follower(agent), "the straggler has recovered", 60)
+        agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
+
+
+def _pipeline(agent: Tuned, name: str) -> dict[str, Any]:
+    found = (one for one in agent.told().get("pipelines", ()) if one["name"] == name)
+    return next(found, {})
+
+
+def _planned(agent: Tuned, name: str) -> bool:
+    return any(one["planned"] is not None for one in _pipeline(agent, name).get("ranks", ()))
+
+
+def _follower(agent: Tuned) -> dict[str, Any] | None:
+    """The first pipeline while its clocks are those for the second one."""
+    found = _pipeline(agent, "0")
+    lowered = any((one["clock"] or TOP) < TOP for one in found.get("ranks", ()))
+    return found if found.get("reason") == "straggler" and lowered else None
 
 
 def _plan(agent: Tuned) -> dict[str, dict[str, float]] | None:

@@ -20,7 +20,7 @@ from wattspan.config import (
     load,
 )
 from wattspan.config.loading import parse_toml
-from wattspan.config.tuning_settings import PIPELINE_KEYS
+from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
 from wattspan.config.writing import to_toml, value_text
 from wattspan.model import Knob
 from wattspan.model.settings import Duration, Listen, SettingKey, Size, Table, about, each_key, keys
@@ -154,9 +154,10 @@ def load_tracking(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def pipeline(draw: st.DrawFn) -> dict[str, Any]:
     """The keys of a job whose processes are the ranks of a pipeline."""
+    named = (*PIPELINE_KEYS, REPLICA_KEY)[: draw(st.sampled_from([3, 4]))]
     return {
         "kind": draw(st.sampled_from(["auto", "steps"])),
-        "pipeline": {name: draw(TEXT.filter(bool)) for name in PIPELINE_KEYS},
+        "pipeline": {name: draw(TEXT.filter(bool)) for name in named},
         "work": "",
         "compute": "",
     }

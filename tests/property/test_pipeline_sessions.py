@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.pipelines import RunningPipeline
+from support.pipelines import RunningPipeline, RunningReplicas
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import PipelinePolicy, begin_session
 
@@ -52,3 +52,29 @@ def test_session_keeps_the_budget(
         if number > ITERATIONS // 2:
             # A noisy estimate may be wrong by a fifth of the budget for a short time.
             assert lost <= 1.2 * budget * elapsed
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.sampled_from([(0.1, 0.06), (0.06, 0.1)]),
+    st.sampled_from([0.01, 0.05]),
+    st.sampled_from([1.0, 1.1, 1.3]),
+    st.sampled_from([0.0, 0.01]),
+    st.integers(0, 2**16),
+)
+def test_data_parallel_pipelines_keep_the_budget_of_their_job(
+    bases: tuple[float, ...], budget: float, slower: float, noise: float, seed: int
+) -> None:
+    """The second pipeline is slower for some time, and both share the budget."""
+    chance = random.Random(seed)
+    policy = PipelinePolicy(1600, FLOOR, max_slowdown=budget, pipelines=2)
+    job = RunningReplicas(policy, bases)
+    for number in range(ITERATIONS):
+        straggles = ITERATIONS // 3 <= number < ITERATIONS * 2 // 3
+        factors = [1.0, slower if straggles else 1.0]
+        job.iterate([one * (1 + noise * chance.gauss(0, 1)) for one in factors])
+        account, loss = job.group.running_account
+        assert account.elapsed / 1e9 <= job.lost + job.usual + 1e-3
+        assert loss.bound >= loss.lost
+        if number > ITERATIONS // 2:
+            assert job.lost <= 1.2 * budget * job.usual

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from wattspan.model import SECOND
+from wattspan.tuning.decisions.values import EnergyPoint
+from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
+from wattspan.tuning.pipeline.control import PipelineObservation
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import (
     CostKey,
@@ -14,9 +18,10 @@ from wattspan.tuning.pipeline.dag import (
 from wattspan.tuning.pipeline.frontier import PipelineModel
 from wattspan.tuning.pipeline.iterations import PipelineIteration, RankEnergy
 from wattspan.tuning.pipeline.observation import InstructionSpan
+from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.schedules import PipelineSchedule, scheduled
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
-from wattspan.tuning.pipeline.session_state import PipelineState
+from wattspan.tuning.pipeline.session_state import PipelinePolicy, PipelineState, begin_session
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 WATTS = 70.0
@@ -148,3 +153,77 @@ class RunningPipeline:
             if state.task is not None:
                 state = use_plan(state, state.task.solved())
             yield state
+
+
+class RunningReplicas:
+    """Data-parallel pipelines that wait for each other at the end of each iteration.
+
+    ``lost`` are the seconds that their clocks have cost the job, ``usual`` those without that.
+    """
+
+    def __init__(self, policy: PipelinePolicy, bases: Sequence[float], replicas: int = 2) -> None:
+        self._bases = bases
+        self._names = [str(number) for number in range(replicas)]
+        self._pipelines = {name: RunningPipeline(bases, 3) for name in self._names}
+        self._points = {name: [EnergyPoint(0, 0)] * len(bases) for name in self._names}
+        session = begin_session(policy)
+        self.group = PipelineGroup.begin(dict.fromkeys(self._names, session), None)
+        self.lost = self.usual = 0.0
+
+    def session(self, number: int) -> PipelineState:
+        return self.group.controls[self._names[number]].session
+
+    def iterate(self, longer: Sequence[float]) -> None:
+        """An iteration of the job; ``longer`` is a factor of each pipeline's durations."""
+        factors = dict(zip(self._names, longer, strict=True))
+        clocks = {
+            name: one.session.decision.clocks or one.session.original
+            for name, one in self.group.controls.items()
+        }
+        whole = max(self._seconds(clocks[name], factors[name]) for name in self._names)
+        usual = max(self._seconds((), factor) for factor in longer)
+        self.lost, self.usual = self.lost + whole - usual, self.usual + usual
+        observations = {
+            name: self._observed(
+                name,
+                pipeline.iteration(clocks[name] or None, longer=factors[name], until=whole),
+                whole,
+            )
+            for name, pipeline in self._pipelines.items()
+        }
+        self.group = self.group.step(observations)
+        self.group = self.group.with_sessions(
+            {
+                name: one.session
+                if one.session.task is None
+                else use_plan(one.session, one.session.task.solved())
+                for name, one in self.group.controls.items()
+            }
+        )
+
+    def _seconds(self, clocks: Sequence[int], longer: float) -> float:
+        return RunningPipeline(self._bases, 3).iteration(clocks, longer=longer).seconds
+
+    def _observed(
+        self, name: str, executed: PipelineIteration, whole: float
+    ) -> PipelineObservation:
+        """The iteration, with units that end when the slowest pipeline has ended its own."""
+        start = min(span.start for span in executed.spans)
+        points = self._points[name]
+        for one in executed.energy:
+            joules = points[one.rank].energy + round(one.joules * 1e6)
+            points[one.rank] = EnergyPoint(round(one.end * SECOND), joules)
+        end = round((start + whole) * SECOND)
+        clocks = executed.clocks or ()
+        return PipelineObservation(
+            end + 1,
+            tuple(RankUnit(rank, round(start * SECOND), end) for rank in range(len(clocks))),
+            tuple(
+                RankInstruction(
+                    one.rank, one.instruction, round(one.start * SECOND), round(one.end * SECOND)
+                )
+                for one in executed.spans
+            ),
+            dict(enumerate(clocks)),
+            dict(enumerate(points)),
+        )

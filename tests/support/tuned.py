@@ -21,6 +21,8 @@ from wattspan.model import (
     Move,
     Nanoseconds,
     ObjectiveFigures,
+    PipelineFigures,
+    PipelineRankFigures,
     RecordedDecision,
     RequestedTerms,
     SettingResult,
@@ -165,6 +167,58 @@ TRACKED = replace(
             LoadBinFigures(4, 16.0, 1590, 1200, True, 0.8, 1.0),
             LoadBinFigures(5, 32.0, 1590, 600, True, 0.6, 0.75),
             LoadBinFigures(6, 64.0, 1980, 40, False, 0.5, 0.5),
+        ),
+    ),
+)
+
+PLANNED = "The ranks have 1980 1485 MHz: +0.41% time per iteration, at most +0.93%."
+FOLLOWED = (
+    "Another pipeline takes 1.17 s per iteration, and this one waits for it: its ranks have 1635 "
+    "1125 MHz meanwhile."
+)
+
+PIPELINED = replace(
+    PROBED,
+    job="gpt/iteration",
+    service="gpt",
+    span="iteration",
+    knob=Knob.GPU_CLOCK,
+    state=TuningState.HOLDING,
+    decision=Decision(
+        Move.HOLD,
+        DecisionReason.STRAGGLER,
+        f"Pipeline dp-0: {FOLLOWED}",
+        {"GPU-0": 1635, "GPU-1": 1125, "GPU-3": 1485},
+    ),
+    budget=0.01,
+    devices=("GPU-0", "GPU-1", "GPU-2", "GPU-3"),
+    tried=(),
+    original={f"GPU-{number}": 1980 for number in range(4)},
+    declared=None,
+    pipelines=(
+        PipelineFigures(
+            "dp-0",
+            Move.HOLD,
+            DecisionReason.STRAGGLER,
+            FOLLOWED,
+            Nanoseconds(1_160_000_000),
+            Nanoseconds(931_000_000),
+            Nanoseconds(1_170_000_000),
+            0.041,
+            (
+                PipelineRankFigures("GPU-0", 1635, 1635, 0.121, Microjoules(5_310 * J)),
+                PipelineRankFigures("GPU-1", 1980, 1125, 0.302, Microjoules(-12 * J)),
+            ),
+        ),
+        PipelineFigures(
+            "dp-1",
+            Move.HOLD,
+            DecisionReason.CERTIFIED,
+            PLANNED,
+            ranks=(
+                PipelineRankFigures("GPU-2", 1980, 1980, 0.05),
+                PipelineRankFigures("GPU-3", None),
+            ),
         ),
     ),
 )

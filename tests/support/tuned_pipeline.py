@@ -21,38 +21,57 @@ JOB = f"{SERVICE}/{ITERATION}"
 TOP = 1980  # MHz
 WAITING, COMPUTING = 70.0, 400.0  # watts
 TAIL = 0.02  # seconds of the optimizer's step
+FIRST, SECOND = "a", "b"  # names of data-parallel pipelines
 ATTRIBUTES = {"stage": "pp.stage", "microbatch": "pp.microbatch", "instruction": "pp.pass"}
 
 
-def pipelined(**more: object) -> AutotuneSettings:
-    """Settings that tune such a pipeline."""
-    job = TunedJobSettings(service=SERVICE, span=ITERATION, pipeline=ATTRIBUTES)
+def pipelined(*, replicas: bool = False, **more: object) -> AutotuneSettings:
+    """Settings that tune such a pipeline, or several ones of the same service."""
+    named = ATTRIBUTES | ({"replica": "dp.rank"} if replicas else {})
+    job = TunedJobSettings(service=SERVICE, span=ITERATION, pipeline=named)
     return quick(**({"job": (job,), "knobs": (Knob.GPU_CLOCK,), "floor": 0.5} | more))
 
 
 @dataclass
 class PipelineTraining:
-    """Iterations of 1F1B, each at the clocks of its start. ``bases`` are seconds of a forward."""
+    """Iterations of 1F1B, each at the clocks of its start. ``bases`` are seconds of a forward.
+
+    ``all`` are the data-parallel pipelines of the training, which wait for each other at the end of
+    each iteration; all instructions take ``slower`` times as long.
+    """
 
     host: Host
     bases: Sequence[float]
     microbatches: int = 4
     noise: float = 0.002
     wrong_stage: bool = False  # the last rank reports the stage of the first one
+    replica: str | None = ""  # None: its ranks report no instruction
+    slower: float = 1.0
+    all: list[PipelineTraining] = field(default_factory=list)
+    used: list[tuple[int, ...]] = field(default_factory=list)  # clocks of each iteration
     ranks: list[PipelineRank] = field(default_factory=list)
     _next: float = 0.0
     _random: random.Random = field(default_factory=lambda: random.Random(3))
-    _iterations: int = 0
 
     def __post_init__(self) -> None:
         self.dag = scheduled(PipelineSchedule.ONE_F_ONE_B, len(self.bases), self.microbatches)
         self._next = self.host.clock.monotonic() / 1e9
+        self.all = self.all or [self]
 
     def cost(self, key: CostKey, mhz: int) -> tuple[float, float]:
         """True seconds and watts of an instruction."""
         passes = 1 if key.kind is InstructionKind.FORWARD else 2
         seconds = passes * self.bases[key.stage] * TOP / mhz
         return seconds, WAITING + (COMPUTING - WAITING) * (mhz / TOP) ** 3
+
+    def seconds(self, clocks: Sequence[int]) -> float:
+        """True seconds of an iteration without noise, until the end of its last instruction."""
+        return self.dag.makespan(
+            [
+                self.slower * self.cost(one.cost_key, clocks[rank])[0]
+                for one, rank in zip(self.dag.instructions, self.dag.ranks, strict=True)
+            ]
+        )
 
     def model(self) -> PipelineModel:
         """The pipeline with its true costs."""
@@ -70,24 +89,30 @@ class PipelineTraining:
     def advance(self, until: float) -> None:
         """Begin the iterations before ``until``."""
         while self._next < until:
-            self._execute()
+            end = max([one._execute() for one in self.all])
+            for one in self.all:
+                one._finish(end + TAIL)
 
-    def _execute(self) -> None:
+    def _execute(self) -> float:
+        """Execute the instructions of an iteration; returns the end of the last one."""
         clocks = [self.host.capper.clocked.get(one.gpu.device, TOP) for one in self.ranks]
         starts: list[float] = []
         ends: list[float] = []
-        begun = self._next
+        self.used.append(tuple(clocks))
         for one, rank, before in zip(
             self.dag.instructions, self.dag.ranks, self.dag.predecessors, strict=True
         ):
             seconds, power = self.cost(one.cost_key, clocks[rank])
-            starts.append(max((ends[number] for number in before), default=begun))
-            ends.append(starts[-1] + seconds * (1 + self.noise * self._random.gauss(0, 1)))
+            starts.append(max((ends[number] for number in before), default=self._next))
+            longer = self.slower * (1 + self.noise * self._random.gauss(0, 1))
+            ends.append(starts[-1] + seconds * longer)
             self.ranks[rank].instructions.append((one, starts[-1], ends[-1], power))
-        self._next = max(ends) + TAIL
-        self._iterations += 1
+        return max(ends)
+
+    def _finish(self, end: float) -> None:
         for process in self.ranks:
-            process.iterations.append((begun, self._next))
+            process.iterations.append((self._next, end))
+        self._next = end
 
 
 @dataclass
@@ -127,7 +152,10 @@ class PipelineRank(Job):
     ) -> tuple[Span, SpanRecord]:
         assert self.training is not None
         stage = 0 if self.training.wrong_stage and one.stage else one.stage
-        reported = ReportedInstruction(stage, one.microbatch, one.kind.value)
+        replica = self.training.replica
+        reported = None
+        if replica is not None:
+            reported = ReportedInstruction(stage, one.microbatch, one.kind.value, replica)
         return self._span("pass", start, end, reported)
 
     def _span(
@@ -150,6 +178,21 @@ def train_pipeline(
     for rank, gpu in enumerate(host.gpus):
         training.ranks.append(add_rank(host, training, gpu, rank))
     return host, training
+
+
+def train_replicas(
+    bases: Sequence[float] = (0.05, 0.03), settings: AutotuneSettings | None = None
+) -> tuple[Host, PipelineTraining, PipelineTraining]:
+    """A host with two data-parallel pipelines of the same service."""
+    host = Host(settings=settings or pipelined(replicas=True), gpus=2 * len(bases))
+    host.capper.clocks = True
+    one = PipelineTraining(host, bases, replica=FIRST)
+    other = PipelineTraining(host, bases, replica=SECOND, all=one.all)
+    one.all.append(other)
+    for number, gpu in enumerate(host.gpus):
+        training = one if number < len(bases) else other
+        training.ranks.append(add_rank(host, training, gpu, number))
+    return host, one, other
 
 
 def add_rank(host: Host, training: PipelineTraining, gpu: Gpu, rank: int) -> PipelineRank:

@@ -12,8 +12,10 @@ from support.tuned import (
     ACCOUNTS,
     DECLARED,
     DECLINED,
+    FOLLOWED,
     HELD,
     NOW,
+    PIPELINED,
     PROBED,
     RELEASE,
     TRACKED,
@@ -39,6 +41,7 @@ from wattspan.cli.tune.text import (
     history_lines,
     load_sentences,
     percent,
+    pipeline_lines,
     saved_text,
     signed_joules,
     status_lines,
@@ -439,3 +442,45 @@ def test_every_reason_of_load_tracking_is_explained_in_sentences(reason: Decisio
     for sentence in filter(None, explained):
         assert sentence[0].isupper()
         assert sentence.endswith(".")
+
+
+# ---------------------------------------------------------------------------------- pipelines
+
+
+def test_status_shows_the_ranks_of_pipelines() -> None:
+    lines = list(status_lines(TuningAccounts("apply", (PIPELINED, HELD)), NOW, None))
+    start = lines.index(PIPELINED.job)
+    assert lines[start + 1 :] == list(pipeline_lines(PIPELINED))
+    assert not any("RANK" in line for line in status_lines(ACCOUNTS, NOW, None))
+
+
+def test_ranks_have_clock_plan_waiting_and_saved_energy() -> None:
+    assert list(pipeline_lines(PIPELINED)) == [
+        "Pipeline dp-0, straggler: an iteration takes 1.16 s, 0.931 s at the original clocks, and"
+        " waits for one of 1.17 s.",
+        FOLLOWED,
+        "  RANK  DEVICE     CLOCK      PLAN  WAITING    SAVED",
+        "     0  GPU-0   1635 MHz  1635 MHz    12.1%  5.31 kJ",
+        "     1  GPU-1   1980 MHz  1125 MHz    30.2%  -12.0 J",
+        "",
+        "Pipeline dp-1, certified: no complete iteration yet.",
+        "The ranks have 1980 1485 MHz: +0.41% time per iteration, at most +0.93%.",
+        "  RANK  DEVICE     CLOCK      PLAN  WAITING  SAVED",
+        "     0  GPU-2   1980 MHz  1980 MHz     5.0%      -",
+        "     1  GPU-3          -         -        -      -",
+    ]
+
+
+def test_only_pipeline_has_the_sentence_of_its_job() -> None:
+    one = replace(PIPELINED.pipelines[1], name="", unit_time=Nanoseconds(2 * 10**9))
+    first, *table = pipeline_lines(replace(PIPELINED, pipelines=(one,)))
+    assert first == "The pipeline, certified: an iteration takes 2 s."
+    assert table[0].split() == ["RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED"]
+
+
+def test_explanation_shows_pipelines_and_no_tried_settings() -> None:
+    text = "\n".join(explain_lines(PIPELINED, TuningAccounts("apply", (PIPELINED,)), NOW, None))
+    assert "Pipelines\n  Pipeline dp-0, straggler" in text
+    assert meaning(DecisionReason.STRAGGLER) in text
+    assert "Not lower" not in text
+    assert "Not higher" not in text

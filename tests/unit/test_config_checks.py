@@ -51,6 +51,18 @@ def test_contradiction_of_a_pipeline_is_named(text: str, expected: str, tmp_path
     assert expected in fault(clocks + text, tmp_path)
 
 
+def test_pipeline_may_name_the_attribute_of_its_replica(tmp_path: Path) -> None:
+    replicated = PIPELINE.replace("'i'}", "'i', replica = 'r'}")
+    config = read(f'[autotune]\nknobs = ["gpu_clock"]\n{replicated}', tmp_path)
+    assert config.autotune.job[0].pipeline["replica"] == "r"
+
+
+def test_empty_attribute_of_a_replica_is_refused(tmp_path: Path) -> None:
+    replicated = PIPELINE.replace("'i'}", "'i', replica = ''}")
+    found = fault(f'[autotune]\nknobs = ["gpu_clock"]\n{replicated}', tmp_path)
+    assert "it names the attributes stage, microbatch, instruction" in found
+
+
 def test_pipeline_names_the_attributes_of_its_instructions(tmp_path: Path) -> None:
     config = read(f'[autotune]\nknobs = ["gpu_clock"]\n{PIPELINE}', tmp_path)
     assert dict(config.autotune.job[0].pipeline) == {

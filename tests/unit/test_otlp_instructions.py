@@ -71,3 +71,21 @@ def test_first_report_of_a_service_counts() -> None:
     assert told(*spans) == [ReportedInstruction(0, 0, "forward"), None]
     assert told(*spans, service="other") == [None, ReportedInstruction(1, 1, "backward")]
     assert told(*spans, reports=()) == [None, None]
+
+
+REPLICATED = InstructionReport("gpt", "stage", "microbatch", "instruction", "replica")
+
+
+@pytest.mark.parametrize(("value", "name"), [("dp-0", "dp-0"), (3, "3"), (0, "0")])
+def test_replica_has_a_name(value: str | int, name: str) -> None:
+    reported = told(
+        span(1, stage=2, microbatch=7, instruction="f", replica=value), reports=(REPLICATED,)
+    )
+    assert reported == [ReportedInstruction(2, 7, "forward", name)]
+
+
+@pytest.mark.parametrize("value", ["", True, 0.5, None])
+def test_instruction_without_a_valid_replica_is_none(value: object) -> None:
+    more = {} if value is None else {"replica": value}
+    reported = told(span(1, stage=2, microbatch=7, instruction="f", **more), reports=(REPLICATED,))
+    assert reported == [None]

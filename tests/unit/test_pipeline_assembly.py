@@ -14,6 +14,7 @@ from wattspan.tuning.pipeline.assembly import (
     AssembledIteration,
     ClockChange,
     IterationAssembly,
+    IterationTimes,
     RankInstruction,
     RankUnit,
     finished,
@@ -141,14 +142,24 @@ def test_energy_is_that_of_periods_with_the_clock() -> None:
     assert unknown.energy == ()
 
 
+def times(one: AssembledIteration) -> IterationTimes:
+    return IterationTimes(one.start, one.end, one.computed)
+
+
+def test_next_iteration_of_another_pipeline_is_no_reason_to_wait() -> None:
+    one = iteration()
+    following = IterationTimes(one.end - 1000, one.end + SECOND, one.end + SECOND)
+    assert finished(one, {}, {}, [following]).waited == 0.0
+
+
 def test_pipelines_wait_for_the_last_one() -> None:
     one = iteration()
     slower = one._replace(
         instructions=tuple(inside._replace(end=inside.end + SECOND) for inside in one.instructions)
     )
-    assert finished(one, {}, {}, [slower]).waited == 1.0
-    assert finished(slower, {}, {}, [one]).waited == 0.0
-    assert finished(one, {}, {}, [iteration(5)]).waited == 0.0
+    assert finished(one, {}, {}, [times(slower)]).waited == 1.0
+    assert finished(slower, {}, {}, [times(one)]).waited == 0.0
+    assert finished(one, {}, {}, [times(iteration(5))]).waited == 0.0
     assert finished(one, {}, {}).waited == 0.0
 
 

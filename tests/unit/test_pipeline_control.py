@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -72,15 +73,7 @@ def test_control_reaches_a_plan_with_late_energies() -> None:
         energy = counters.add(executed)
         if one.session.task is not None:
             plan = one.session.task.solved()
-            one = PipelineControl(
-                use_plan(one.session, plan),
-                one.assembly,
-                one.clocks,
-                one.energy,
-                one.latest,
-                one.stepped,
-                one.reported,
-            )
+            one = replace(one, session=use_plan(one.session, plan))
         clocks = one.session.decision.clocks or pipeline.original
     assert one.session.phase is PipelinePhase.HOLD
     assert one.session.plan
@@ -132,24 +125,24 @@ def test_iteration_waits_for_its_energy() -> None:
     pipeline, counters = RunningPipeline(), Counters(3)
     early, executed = dict(counters.points), pipeline.iteration()
     one = control().step(observed(executed, pipeline.original)._replace(energy=early))
-    assert (one.latest, len(one.waiting)) == ((), 1)
+    assert (one.charged, len(one.waiting)) == ((), 1)
     late = PipelineObservation(one.stepped + SECOND, energy=counters.add(executed))
-    assert [found.number for found in one.step(late).latest] == [0]
+    assert [found.iteration.number for found in one.step(late).charged] == [0]
     without = one.step(PipelineObservation(one.stepped + ENERGY_PATIENCE + 1))
-    assert [found.number for found in without.latest] == [0]
+    assert [found.iteration.number for found in without.charged] == [0]
 
 
 def test_control_keeps_the_iterations_of_its_last_step() -> None:
     pipeline = RunningPipeline()
     one = control().step(observed(pipeline.iteration(), pipeline.original))
-    assert [found.number for found in one.latest] == [0]
-    assert one.step(PipelineObservation(one.stepped + 1)).latest == ()
+    assert [found.iteration.number for found in one.charged] == [0]
+    assert one.step(PipelineObservation(one.stepped + 1)).charged == ()
 
 
 def test_other_pipelines_make_this_one_wait() -> None:
     pipeline = RunningPipeline()
-    other = control().step(observed(pipeline.iteration(longer=2.0), pipeline.original)).latest
+    other = control().step(observed(pipeline.iteration(longer=2.0), pipeline.original))
     again = RunningPipeline()
     executed = again.iteration()
-    one = control().step(observed(executed, again.original)._replace(others=other))
+    one = control().receive(observed(executed, again.original)).decide([other.times()])
     assert one.session.account.elapsed == pytest.approx(nanoseconds(2 * executed.seconds))

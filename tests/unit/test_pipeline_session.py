@@ -11,7 +11,7 @@ from support.pipelines import RunningPipeline
 from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import PlanComparison
-from wattspan.tuning.pipeline.holding import refined_settings
+from wattspan.tuning.pipeline.holding import is_better
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.session import add_iteration, use_plan
 from wattspan.tuning.pipeline.session_state import (
@@ -41,9 +41,9 @@ def after(
 
 @cache
 def held(bases: tuple[float, ...] = UNEQUAL, policy: PipelinePolicy = POLICY) -> PipelineState:
-    """The state when the plan was requested after its refinement."""
+    """The state when the plan was requested."""
     for state in RunningPipeline(bases).drive(begun(policy), 1000):
-        if state.plan and not state.refining and state.level == state.plan:
+        if state.plan and state.level == state.plan:
             return state
     raise AssertionError("no plan was held")
 
@@ -258,6 +258,18 @@ def test_wrong_prediction_is_corrected() -> None:
     )
 
 
+def test_plan_that_is_too_slow_is_replaced_by_any_within_the_budget() -> None:
+    state = held()
+    assert state.dag is not None
+    model = state.profile.model(state.dag, 15, 70.0)
+    assert model is not None
+    task = PlanTask(model, 0.02)
+    slow = state.settings[0]
+    assert task.slowdown_of(slow) > 0.03
+    costly = RankClockPlan(state.original, 1.0, 1e9)
+    assert is_better(with_plan(state, slow), task, costly)
+
+
 def test_plan_with_higher_energy_is_declined() -> None:
     pipeline = RunningPipeline(UNEQUAL)
     for state in pipeline.drive(held(), 400, watts=200.0):
@@ -400,26 +412,3 @@ def test_iterations_at_the_original_clocks_lose_nothing() -> None:
     lost = state.lost
     state = add_iteration(state, pipeline.iteration())
     assert state.lost == pytest.approx(lost)
-
-
-def test_refinement_near_the_original_clocks_is_no_setting() -> None:
-    state = held()
-    near = with_plan(state, (1585, 1600, 1600))
-    settings = refined_settings(near)
-    assert settings == ((1555, 1600, 1600),)
-    low = with_plan(state, (800, 800, 1600))
-    assert refined_settings(low) == ((830, 830, 1600),)
-
-
-def test_refinement_pauses_without_an_allowance() -> None:
-    pipeline = RunningPipeline(UNEQUAL)
-    refining = (state for state in pipeline.drive(begun(), 1000) if state.refining and state.level)
-    state = next(refining)
-    level = state.level
-    slower = {**state.slower, 1: Evidence(1, 5.0, 0.0)}
-    paused = after(pipeline, 12, replace(state, slower=slower))
-    assert paused.level == 0
-    assert paused.decision.reason is DecisionReason.BASELINE
-    resumed = after(pipeline, 4, replace(paused, slower=state.slower))
-    assert resumed.refining
-    assert resumed.level not in (0, level)

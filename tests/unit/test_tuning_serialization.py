@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.tuned import ACCOUNTS, HELD, HOLD, NOW, RELEASE, TRACKED, decided
+from support.tuned import ACCOUNTS, HELD, HOLD, NOW, PIPELINED, RELEASE, TRACKED, decided
 from wattspan.model import (
     Decision,
     DecisionReason,
@@ -89,6 +89,22 @@ def test_names_that_are_no_unicode_do_not_stop_the_answer() -> None:
 def test_facts_are_json_that_any_program_reads(tmp_path: Path) -> None:
     text = msgspec.json.encode(accounts_to_json(ACCOUNTS)).decode()
     assert json.loads(text)["jobs"][0]["original"] == {"GPU-0": 700.0, "GPU-1": 700.0}
+
+
+def test_pipelines_round_trip() -> None:
+    accounts = TuningAccounts("apply", (PIPELINED,))
+    assert accounts_from_json(over_the_wire(accounts_to_json(accounts))) == accounts
+    first, second = row_to_json(PIPELINED)["pipelines"]
+    assert (first["name"], first["reason"]) == ("dp-0", "straggler")
+    assert first["unit_time_seconds"] == 1.16
+    assert first["ranks"][0] == {
+        "device": "GPU-0",
+        "clock": 1635,
+        "planned": 1635,
+        "waiting": 0.121,
+        "saved_joules": 5310.0,
+    }
+    assert second["straggler_time_seconds"] is None
 
 
 def test_load_of_a_tracked_job_round_trips() -> None:

@@ -47,6 +47,9 @@ class LatencySource(NamedTuple):
 PIPELINE_KEYS = ("stage", "microbatch", "instruction")
 """The attributes of an instruction of a pipeline."""
 
+REPLICA_KEY = "replica"
+"""The attribute by which the data-parallel pipelines of one service differ; it is optional."""
+
 _PERCENTILE = re.compile(r"(ttft|tbt)_p([5-9][0-9]{0,3})")
 
 
@@ -140,7 +143,8 @@ class TunedJobSettings(Table, frozen=True):
         about(
             "For pipeline-parallel training: names of the span attributes of an instruction, such "
             'as `{stage = "stage", microbatch = "microbatch", instruction = "instruction"}`. The '
-            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank."
+            "GPU of each rank gets a clock of its own; `span` is one iteration of a rank. With "
+            'data parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.'
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it
     max_slowdown: Annotated[
@@ -220,10 +224,12 @@ class TunedJobSettings(Table, frozen=True):
     def _pipeline_contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.pipeline:
             return
-        if self.pipeline.keys() != set(PIPELINE_KEYS) or not all(self.pipeline.values()):
+        named = self.pipeline.keys() - {REPLICA_KEY}
+        if named != set(PIPELINE_KEYS) or not all(self.pipeline.values()):
             yield (
                 "pipeline",
-                f"it names the attributes {', '.join(PIPELINE_KEYS)}, each of them and no others. "
+                f"it names the attributes {', '.join(PIPELINE_KEYS)}, each of them and no others "
+                f"except {REPLICA_KEY}. "
                 'Write {stage = "stage", microbatch = "microbatch", instruction = "instruction"}.',
             )
         if not self.span:

@@ -127,6 +127,13 @@ PROFILES: Mapping[str, HostProfile] = {
             _GRACE_METERS,
         ),
         HostProfile(
+            "four-h100",
+            "two-socket server, memory counters, four H100-class GPUs, no jobs",
+            LAYOUTS["xeon-2s"],
+            _SERVER,
+            (H100, H100, H100, H100),
+        ),
+        HostProfile(
             "laptop",
             "client processor with psys, core and uncore counters",
             LAYOUTS["client"],

@@ -69,12 +69,14 @@ class RequestLatency(NamedTuple):
 class ReportedInstruction(NamedTuple):
     """The pass of one micro-batch through one stage of a pipeline; both are numbered from 0.
 
-    ``kind`` is ``forward`` or ``backward``.
+    ``kind`` is ``forward`` or ``backward``. ``replica`` names the pipeline among data-parallel
+    ones, "" if no setting asks for it.
     """
 
     stage: int
     microbatch: int
     kind: str
+    replica: str = ""
 
 
 class SpanRecord(NamedTuple):
@@ -165,12 +167,16 @@ class LatencyReport(NamedTuple):
 
 
 class InstructionReport(NamedTuple):
-    """The attributes by which spans of a service report instructions; "" matches every service."""
+    """The attributes by which spans of a service report instructions; "" matches every service.
+
+    ``replica`` is "" if the service is one pipeline.
+    """
 
     service: str
     stage: str
     microbatch: str
     instruction: str
+    replica: str = ""
 
 
 WorkAttributes = Callable[[], Sequence[WorkAttribute]]

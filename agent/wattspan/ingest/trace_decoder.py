@@ -124,14 +124,18 @@ class _LatencyKeys(NamedTuple):
 
 
 class InstructionKeys(NamedTuple):
-    """A report of instructions, and its attributes on the wire: stage, micro-batch and kind."""
+    """A report of instructions, and its attributes on the wire.
+
+    These are stage, micro-batch and kind, and the replica if the report has one.
+    """
 
     report: InstructionReport
     keys: list[AttributeKey]
 
     @classmethod
     def of(cls, report: InstructionReport) -> InstructionKeys:
-        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(report[1:])])
+        names = filter(None, report[1:])
+        return cls(report, [AttributeKey.of(at, name) for at, name in enumerate(names)])
 
 
 class DecoderSettings:
@@ -331,15 +335,26 @@ def as_decimal(value: Scalar) -> float | None:
 
 
 def reported_instruction(values: Sequence[Scalar]) -> ReportedInstruction | None:
-    """The instruction in stage, micro-batch and kind; None if one is missing or invalid."""
-    stage, microbatch, kind = values
+    """The instruction in stage, micro-batch, kind and, if asked for, the replica.
+
+    None if one is missing or invalid.
+    """
+    stage, microbatch, kind, *replicas = values
     if not isinstance(kind, bytes):
         return None
     found = _INSTRUCTION_KINDS.get(printable(kind, MAX_NAME).lower())
     numbers = as_count(stage), as_count(microbatch)
     if found is None or numbers[0] is None or numbers[1] is None:
         return None
-    return ReportedInstruction(numbers[0], numbers[1], found)
+    replica = _replica_name(replicas[0]) if replicas else ""
+    return None if replica is None else ReportedInstruction(numbers[0], numbers[1], found, replica)
+
+
+def _replica_name(value: Scalar) -> str | None:
+    """The name in a text or an integer; None for other values and for an empty name."""
+    if isinstance(value, bytes):
+        return printable(value, MAX_NAME) or None
+    return str(value) if isinstance(value, int) else None
 
 
 def reported(

@@ -70,6 +70,8 @@ from wattspan.model.tuning import LoadBinFigures as LoadBinFigures
 from wattspan.model.tuning import LoadFigures as LoadFigures
 from wattspan.model.tuning import Move as Move
 from wattspan.model.tuning import ObjectiveFigures as ObjectiveFigures
+from wattspan.model.tuning import PipelineFigures as PipelineFigures
+from wattspan.model.tuning import PipelineRankFigures as PipelineRankFigures
 from wattspan.model.tuning import RecordedDecision as RecordedDecision
 from wattspan.model.tuning import RequestedTerms as RequestedTerms
 from wattspan.model.tuning import SettingResult as SettingResult

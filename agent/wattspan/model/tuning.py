@@ -348,6 +348,44 @@ class LoadFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineRankFigures:
+    """One rank of a pipeline. Clocks are in megahertz, None where unknown.
+
+    ``clock`` is in force now, ``planned`` that of the plan, None before there is one. ``waiting``
+    is the part of the latest iterations for which the rank has waited. ``saved`` is an estimate
+    from the measured energy at all clocks, since the tuner has known the pipeline.
+    """
+
+    device: str
+    clock: int | None = None
+    planned: int | None = None
+    waiting: float | None = None
+    saved: Microjoules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFigures:
+    """One pipeline of a job, and why its ranks have their clocks.
+
+    ``name`` tells data-parallel pipelines of a job apart, "" for the only one. ``unit_time`` is the
+    mean time of its latest iterations without the waiting for other pipelines, ``original_time``
+    that at the original clocks. ``straggler_time`` is the iteration time of a slower pipeline that
+    it waits for, None without one. ``saving`` is the measured part of the energy that its plan
+    saves.
+    """
+
+    name: str
+    move: Move
+    reason: DecisionReason
+    sentence: str
+    unit_time: Nanoseconds | None = None
+    original_time: Nanoseconds | None = None
+    straggler_time: Nanoseconds | None = None
+    saving: float | None = None
+    ranks: tuple[PipelineRankFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TuningRow(TuningFigures):
     """The state of one job and one knob.
 
@@ -355,7 +393,8 @@ class TuningRow(TuningFigures):
     maximum of ``saved_low``, never falls. ``original`` are the original settings by device.
     ``passed_knobs`` are the knobs before this one, each with the reason why it is of no use.
     ``declared`` is None for a job that no application has declared. ``load`` is None for a job
-    without load tracking; a job with it has no slowdown budget, and ``budget`` is 0.
+    without load tracking; a job with it has no slowdown budget, and ``budget`` is 0. ``pipelines``
+    are those of a job with ``pipeline``.
     """
 
     job: str
@@ -375,6 +414,7 @@ class TuningRow(TuningFigures):
     passed_knobs: Mapping[Knob, DecisionReason] = field(default_factory=dict)
     declared: DeclaredTerms | None = None
     load: LoadFigures | None = None
+    pipelines: tuple[PipelineFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

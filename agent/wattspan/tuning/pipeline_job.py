@@ -1,13 +1,28 @@
-"""A tuning job whose processes are the ranks of one pipeline: each rank's GPU has its own clock."""
+"""A tuning job whose processes are the ranks of pipelines: each rank's GPU has its own clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from statistics import fmean
+from typing import TypeVar
 
-from wattspan.model import Decision, DecisionReason, Knob, Move, Nanoseconds, TuningFigures
-from wattspan.tuning.decisions.budget import SlowdownAccount
+from wattspan.config.tuning_settings import REPLICA_KEY
+from wattspan.model import (
+    SECOND,
+    Decision,
+    DecisionReason,
+    Knob,
+    Microjoules,
+    Move,
+    Nanoseconds,
+    PipelineFigures,
+    PipelineRankFigures,
+    TuningFigures,
+    TuningRow,
+)
+from wattspan.tuning.decisions.budget import SlowdownAccount, allowance
 from wattspan.tuning.decisions.report import cause_text
 from wattspan.tuning.decisions.safety import ENFORCEMENT_TIMEOUT
 from wattspan.tuning.decisions.values import EnergyPoint, KnobRange
@@ -17,6 +32,7 @@ from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.pipeline.assembly import RankUnit
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
 from wattspan.tuning.pipeline.plan import RankClockPlan
+from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import use_plan
 from wattspan.tuning.pipeline.session_state import (
     PipelinePhase,
@@ -24,29 +40,35 @@ from wattspan.tuning.pipeline.session_state import (
     PipelineState,
     PlanTask,
     begin_session,
-    closed_session_account,
     decline,
 )
 from wattspan.tuning.rank_instructions import RankInstructions
 from wattspan.tuning.work_units import ReceivedSpans
 
+_Search = tuple[PlanTask, Future[RankClockPlan | None]]
+
+_Value = TypeVar("_Value")
+
+_FIRST_MOVES = Move.RELEASE, Move.PROBE, Move.HOLD, Move.DECLINE
+"""Moves of pipelines in the order in which they are that of the job."""
+
 
 class PipelineJob(TuningJob):
     """A job with ``pipeline``. It explores at any time, without the host's permission."""
 
-    _control: PipelineControl | None = None
+    _group: PipelineGroup | None = None
     _instructions: RankInstructions
-    _search: tuple[PlanTask, Future[RankClockPlan | None]] | None = None
+    _searches: dict[str, _Search]
     _apply = False
-    _by_rank: Mapping[int, KnobRange]
+    _pipelines: Mapping[str, Mapping[int, KnobRange]]  # by name and rank
     _meters: Mapping[int, DeviceSampler]
-    _requested: tuple[int, ...] = ()
+    _requested: Mapping[str, int]
     _requested_at = 0
 
     def _set_terms(self, terms: JobTerms) -> None:
         super()._set_terms(terms)
         self._instructions = RankInstructions()
-        self._by_rank, self._meters = {}, {}
+        self._pipelines, self._meters, self._searches, self._requested = {}, {}, {}, {}
 
     # ------------------------------------------------------------------------------- spans
 
@@ -67,11 +89,11 @@ class PipelineJob(TuningJob):
 
     @property
     def applied(self) -> bool:
-        return self._control is not None and self._apply
+        return self._group is not None and self._apply
 
     @property
     def _running(self) -> bool:
-        return self._control is not None
+        return self._group is not None
 
     @property
     def _preferred_knob(self) -> int:
@@ -79,10 +101,21 @@ class PipelineJob(TuningJob):
 
     def _drop_tuner(self) -> None:
         super()._drop_tuner()
-        self._control = self._search = None
+        self._group, self._searches = None, {}
 
     def _closed_account(self) -> SlowdownAccount | None:
-        return None if self._control is None else closed_session_account(self._control.session)
+        return None if self._group is None else self._group.closed_account
+
+    def row(self) -> TuningRow:
+        group = self._group
+        if group is None or self.ended:
+            return super().row()
+        return replace(
+            super().row(),
+            pipelines=tuple(
+                self._figures_of(name, control) for name, control in group.controls.items()
+            ),
+        )
 
     # ---------------------------------------------------------------------------- decisions
 
@@ -92,22 +125,40 @@ class PipelineJob(TuningJob):
         trouble = self._range_trouble(ranges)
         if trouble:
             return self._decline(DecisionReason.NO_DEVICE, f"{self.name} is not tuned: {trouble}")
-        policy = PipelinePolicy(
-            ranges[0].original,
-            max(one.floor for one in ranges),
-            max(one.step for one in ranges),
-            slowdown_budget(self._host_settings, self._settings),
-            self._host_settings.confidence,
-        )
+        if not self._replicas.keys() >= set(self.ranks.values()):
+            attribute = self._settings.pipeline[REPLICA_KEY]
+            return self._decline(
+                DecisionReason.NO_SIGNAL,
+                f"The tuner waits for an instruction of each rank of {self.name} with the "
+                f"attribute {attribute}, which names its pipeline.",
+            )
+        pipelines: dict[str, dict[int, KnobRange]] = {}
+        for one in sorted(ranges, key=lambda one: (self._replicas[one.rank], one.rank)):
+            pipelines.setdefault(self._replicas[one.rank], {})[one.rank] = one
+        for name, by_rank in pipelines.items():
+            trouble = _pipeline_trouble(tuple(by_rank.values()))
+            if trouble:
+                subject = f"pipeline {name}" if name else "the pipeline"
+                sentence = f"{self.name} is not tuned: {subject} has {trouble}"
+                return self._decline(DecisionReason.NO_DEVICE, sentence)
         now, settled = host.now.mono, host.energies.settled()
-        self._by_rank = {one.rank: one for one in sorted(ranges, key=lambda one: one.rank)}
-        self._meters = {
-            rank: DeviceSampler(self.knob, (one,), now, settled)
-            for rank, one in self._by_rank.items()
+        self._pipelines = pipelines
+        self._meters = {one.rank: DeviceSampler(self.knob, (one,), now, settled) for one in ranges}
+        account = self._recalled_account()
+        sessions = {
+            name: begin_session(self._pipeline_policy(tuple(by_rank.values())), account)
+            for name, by_rank in pipelines.items()
         }
-        self._control = PipelineControl(begin_session(policy, self._recalled_account()))
-        self._apply, self._requested, self._requested_at = apply, (), now
+        self._group = PipelineGroup.begin(sessions, account)
+        self._apply, self._requested, self._requested_at = apply, {}, now
         return None
+
+    @property
+    def _replicas(self) -> Mapping[int, str]:
+        """The name of each rank's pipeline; ranks that have reported none are missing."""
+        if REPLICA_KEY in self._settings.pipeline:
+            return self._instructions.replicas
+        return dict.fromkeys(self.ranks.values(), "")
 
     def _range_trouble(self, ranges: Sequence[KnobRange]) -> str:
         """The reason against the devices as a sentence; "" for none."""
@@ -120,37 +171,78 @@ class PipelineJob(TuningJob):
             )
         if {one.rank for one in ranges} != set(self.ranks.values()):
             return "two ranks use one GPU. Each rank of a pipeline needs one of its own."
-        clocks = sorted({one.original for one in ranges})
-        if len(clocks) > 1:
-            return f"its GPUs have different clocks, from {clocks[0]} to {clocks[-1]} MHz."
         return ""
 
+    def _pipeline_policy(self, ranges: Sequence[KnobRange]) -> PipelinePolicy:
+        return PipelinePolicy(
+            ranges[0].original,
+            max(one.floor for one in ranges),
+            max(one.step for one in ranges),
+            slowdown_budget(self._host_settings, self._settings),
+            self._host_settings.confidence,
+            pipelines=len(self._pipelines),
+        )
+
     def _advance(self, host: HostView, *, may_explore: bool) -> tuple[Decision, TuningFigures]:
-        """One step: complete iterations, use a finished search, and decide."""
-        control, now = self._control, host.now.mono
-        assert control is not None  # noqa: S101 - it is running
-        units = tuple(RankUnit(one.rank, one.start, one.end) for one in self._units.drain())
-        instructions = self._instructions.drain()
-        self._sampler.read_caps(host)
-        energy = self._read_energy(host)
+        """One step: complete iterations, use finished searches, and decide."""
+        if self._regrouped and not self.ended:
+            self._drop_tuner()
+            declined = self._begin(host, self._ranges, apply=self._apply)
+            if declined is not None:
+                self._discard_work()
+                return declined, self._report
+        group, now = self._group, host.now.mono
+        assert group is not None  # noqa: S101 - it is running
+        observations = self._observations(host)
+        sessions = {name: one.session for name, one in group.controls.items()}
         refused = self._refused(host)
         if refused is not None:
-            control = PipelineControl(self._declined(control.session, refused))
-        elif self._apply or control.session.dag is None:
-            observation = PipelineObservation(now, units, instructions, self._clocks(host), energy)
-            control = control.step(observation)
-            control = replace(control, session=self._searched(control.session))
-        self._control, session = control, control.session
-        if session.decision.clocks != self._requested:
-            self._requested, self._requested_at = session.decision.clocks, now
-        return self._decision(session), _figures(session)
+            group = group.ended({name: _declined(one, refused) for name, one in sessions.items()})
+        elif self._apply or any(one.dag is None for one in sessions.values()):
+            group = group.step(observations)
+            group = group.with_sessions(
+                {name: self._searched(name, one.session) for name, one in group.controls.items()}
+            )
+        self._group = group
+        decision = self._decision(group)
+        if decision.caps != self._requested:
+            self._requested, self._requested_at = decision.caps, now
+        return decision, self._figures(group)
 
-    def _clocks(self, host: HostView) -> Mapping[int, int | None]:
-        """The clock of each rank as the capper has set it: a GPU reports no locked clocks."""
+    @property
+    def _regrouped(self) -> bool:
+        """True if a rank has another pipeline than when the tuner began."""
+        replicas = self._replicas
+        return any(
+            replicas.get(rank) != name
+            for name, by_rank in self._pipelines.items()
+            for rank in by_rank
+            if rank in replicas
+        )
+
+    def _observations(self, host: HostView) -> Mapping[str, PipelineObservation]:
+        """The spans, clocks and energies of each pipeline since the last step."""
+        units = [RankUnit(one.rank, one.start, one.end) for one in self._units.drain()]
+        instructions = self._instructions.drain()
+        self._sampler.read_caps(host)
         in_force, known = self._sampler.in_force, host.trouble is None or not self._apply
+        energy = self._read_energy(host)
+        places = {rank: name for name, of in self._pipelines.items() for rank in of}
+        only = next(iter(self._pipelines)) if len(self._pipelines) == 1 else None
         return {
-            rank: in_force.get(one.device, one.original) if known else None
-            for rank, one in self._by_rank.items()
+            name: PipelineObservation(
+                host.now.mono,
+                # A single pipeline notices further ranks, which do not belong to it.
+                tuple(one for one in units if places.get(one.rank, only) == name),
+                tuple(one for one in instructions if places.get(one.rank, only) == name),
+                # As the capper has set them: a GPU reports no locked clocks.
+                {
+                    rank: in_force.get(one.device, one.original) if known else None
+                    for rank, one in by_rank.items()
+                },
+                {rank: energy[rank] for rank in by_rank if rank in energy},
+            )
+            for name, by_rank in self._pipelines.items()
         }
 
     def _read_energy(self, host: HostView) -> Mapping[int, EnergyPoint]:
@@ -166,55 +258,117 @@ class PipelineJob(TuningJob):
             return min(vetoes)
         if not self._apply:
             return None
-        wanted = self._wanted(self._requested)
         since = max(self._requested_at, self._sampler.changed)
-        if wanted != self._sampler.in_force and host.now.mono - since > ENFORCEMENT_TIMEOUT:
+        late = host.now.mono - since > ENFORCEMENT_TIMEOUT
+        if late and self._requested != self._sampler.in_force:
             return DecisionReason.FOREIGN_WRITER
         return None
 
-    def _declined(self, session: PipelineState, reason: DecisionReason) -> PipelineState:
-        """The session that has restored the original clocks for ``reason``."""
-        if session.phase is PipelinePhase.DECLINED and session.decision.reason is reason:
-            return session
-        clause = cause_text(reason)
-        return decline(session, reason, f"The ranks have the original clocks: {clause}.")
-
-    def _searched(self, session: PipelineState) -> PipelineState:
+    def _searched(self, name: str, session: PipelineState) -> PipelineState:
         """Begin the search that the session asks for, and use its result."""
         task, searches = session.task, self._context.plans
         if task is None or searches is None:
-            self._search = None
+            self._searches.pop(name, None)
             return session
-        if self._search is None or self._search[0] is not task:
-            self._search = task, searches.submit(task)
-        future = self._search[1]
+        present = self._searches.get(name)
+        if present is None or present[0] is not task:
+            present = self._searches[name] = task, searches.submit(task)
+        future = present[1]
         if not future.done():
             return session
-        self._search = None
+        del self._searches[name]
         return use_plan(session, future.result())
 
-    def _wanted(self, clocks: Sequence[int]) -> dict[str, int]:
+    def _wanted(self, name: str, clocks: Sequence[int]) -> dict[str, int]:
         """The clocks below the original by device; ``clocks`` are by rank, or empty."""
         if not clocks:
             return {}
-        ranks = self._by_rank.values()
+        ranks = self._pipelines[name].values()
         return {
             one.device: mhz for one, mhz in zip(ranks, clocks, strict=True) if mhz < one.original
         }
 
-    def _decision(self, session: PipelineState) -> Decision:
-        found, dag = session.decision, session.dag
-        shown = {"iterations": float(session.account.units)}
-        if dag is not None:
-            shown |= {"ranks": float(dag.rank_count), "stages": float(dag.stage_count)}
-        if not self._apply and dag is not None:
+    def _decision(self, group: PipelineGroup) -> Decision:
+        """That of the pipeline whose decision matters most, with the clocks of all."""
+        sessions = {name: one.session for name, one in group.controls.items()}
+        dags = [one.dag for one in sessions.values() if one.dag is not None]
+        shown = {"iterations": float(max(one.account.units for one in sessions.values()))}
+        if dags:
+            shown |= {
+                "ranks": float(sum(one.rank_count for one in dags)),
+                "stages": float(dags[0].stage_count),
+            }
+        if not self._apply and len(dags) == len(sessions):
             sentence = (
-                f"Advice: give each of the {dag.rank_count} ranks of this pipeline a clock of its "
-                "own."
+                f"Advice: give each of the {shown['ranks']:.0f} ranks of this pipeline a clock of "
+                "its own."
             )
             return Decision(Move.DECLINE, DecisionReason.ADVICE, sentence, {}, shown)
-        caps = self._wanted(found.clocks)
-        return Decision(found.move, found.reason, found.sentence, caps, shown)
+        name, session = min(sessions.items(), key=_importance)
+        found, sentence = session.decision, session.decision.sentence
+        if len(sessions) > 1:
+            shown["pipelines"] = float(len(sessions))
+            sentence = f"Pipeline {name}: {sentence}"
+        caps = {
+            device: mhz
+            for name, one in sessions.items()
+            for device, mhz in self._wanted(name, one.decision.clocks).items()
+        }
+        return Decision(found.move, found.reason, sentence, caps, shown)
+
+    # ------------------------------------------------------------------------------ figures
+
+    def _figures(self, group: PipelineGroup) -> TuningFigures:
+        """The figures of the whole job."""
+        account, loss = group.running_account
+        sessions = [one.session for one in group.controls.values()]
+        savings = [one.saving for one in sessions for _ in one.original if one.saving is not None]
+        times = [one.original_seconds for one in sessions if one.baseline]
+        saved = [
+            one
+            for control in group.controls.values()
+            for one in control.statistics.saved(control.session.policy.original) or ()
+        ]
+        budget, known = sessions[0].policy.max_slowdown, bool(account.elapsed)
+        return TuningFigures(
+            slowdown=account.slowdown(loss.lost) if known else None,
+            slowdown_bound=account.slowdown(loss.bound) if known else None,
+            saving=fmean(savings) if savings else None,
+            saved=Microjoules(sum(saved)) if saved else None,
+            units=account.units,
+            lost=Nanoseconds(round(loss.lost)) if known else None,
+            allowance=Nanoseconds(round(allowance(budget, account.elapsed))),
+            unit_time=_nanoseconds(max(times, default=None)),
+        )
+
+    def _figures_of(self, name: str, control: PipelineControl) -> PipelineFigures:
+        """The figures of one pipeline and its ranks."""
+        session, statistics = control.session, control.statistics
+        found, by_rank = session.decision, self._pipelines[name]
+        plan = session.straggler_plan or session.plan
+        planned = session.settings[plan - 1] if plan else ()
+        saved = statistics.saved(session.policy.original)
+        in_force = self._sampler.in_force
+        return PipelineFigures(
+            name,
+            found.move,
+            found.reason,
+            found.sentence,
+            _nanoseconds(statistics.seconds),
+            _nanoseconds(session.original_seconds if session.baseline else None),
+            _nanoseconds(session.straggler or None),
+            session.saving,
+            tuple(
+                PipelineRankFigures(
+                    one.device,
+                    in_force.get(one.device, one.original),
+                    _at(planned, number),
+                    _at(statistics.waiting, number),
+                    _at(saved or (), number),
+                )
+                for number, one in enumerate(by_rank.values())
+            ),
+        )
 
     # ------------------------------------------------------------------ certified settings
 
@@ -225,14 +379,33 @@ class PipelineJob(TuningJob):
         """Nothing: see :meth:`store_certified`."""
 
 
-def _figures(session: PipelineState) -> TuningFigures:
-    account, known = session.account, bool(session.baseline)
-    return TuningFigures(
-        slowdown=session.slowdown if account.elapsed else None,
-        slowdown_bound=account.slowdown(session.lost_bound) if account.elapsed else None,
-        saving=session.saving,
-        units=account.units,
-        lost=Nanoseconds(round(session.lost)) if account.elapsed else None,
-        allowance=Nanoseconds(round(session.allowed)),
-        unit_time=Nanoseconds(round(session.original_seconds * 1e9)) if known else None,
-    )
+def _pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
+    """What is wrong with the devices of one pipeline, as an object; "" for nothing."""
+    if len(ranges) < 2:
+        return "one rank. A pipeline has two ranks at least."
+    clocks = sorted({one.original for one in ranges})
+    if len(clocks) > 1:
+        return f"GPUs with different clocks, from {clocks[0]} to {clocks[-1]} MHz."
+    return ""
+
+
+def _declined(session: PipelineState, reason: DecisionReason) -> PipelineState:
+    """The session that has restored the original clocks for ``reason``."""
+    if session.phase is PipelinePhase.DECLINED and session.decision.reason is reason:
+        return session
+    clause = cause_text(reason)
+    return decline(session, reason, f"The ranks have the original clocks: {clause}.")
+
+
+def _importance(pipeline: tuple[str, PipelineState]) -> tuple[bool, int]:
+    decision = pipeline[1].decision
+    straggles = decision.reason is DecisionReason.STRAGGLER
+    return not straggles, _FIRST_MOVES.index(decision.move)
+
+
+def _nanoseconds(seconds: float | None) -> Nanoseconds | None:
+    return None if seconds is None else Nanoseconds(round(seconds * SECOND))
+
+
+def _at(values: Sequence[_Value], number: int) -> _Value | None:
+    return values[number] if number < len(values) else None

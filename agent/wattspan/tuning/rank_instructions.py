@@ -14,11 +14,15 @@ _MAX_WAITING = 1 << 17
 
 
 class RankInstructions:
-    """The instructions of one job, from the spans of its processes."""
+    """The instructions of one job, from the spans of its processes.
+
+    ``replicas`` names the pipeline of each rank that has reported an instruction.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[RankInstruction] = deque(maxlen=_MAX_WAITING)
         self._repeated: dict[Consumer, RepeatedSpans] = {}
+        self.replicas: dict[int, str] = {}
 
     def add(self, received: ReceivedSpans, rank: int, now: int) -> None:
         """Add the instructions of one rank; those received before are ignored."""
@@ -29,6 +33,7 @@ class RankInstructions:
             if one is None or not has_ended(span, now) or repeated.add(received.consumer, span):
                 continue
             instruction = PipelineInstruction(one.stage, InstructionKind(one.kind), one.microbatch)
+            self.replicas[rank] = one.replica
             self._waiting.append(RankInstruction(rank, instruction, span.start, span.end))
 
     def drain(self) -> tuple[RankInstruction, ...]:

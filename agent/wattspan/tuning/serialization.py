@@ -32,6 +32,8 @@ _SCALED = {
 }
 """Attributes of a row with another unit in JSON: their key there, and their units per one of it."""
 
+_PIPELINE_TIMES = ("unit_time", "original_time", "straggler_time")
+
 _STATE_SETTINGS = ("minimum", "default", "maximum", "requested", "enforced")
 _CAP_SETTINGS = ("original", "wanted", "ceiling")
 
@@ -91,6 +93,11 @@ def row_to_json(row: TuningRow) -> JsonObject:
         tried["setting"] = setting_number(knob, tried["setting"])
     for one in facts["load"]["bins"] if facts["load"] else ():
         one["setting"] = setting_number(knob, one["setting"])
+    for pipeline in facts["pipelines"]:
+        for name in _PIPELINE_TIMES:
+            pipeline[f"{name}_seconds"] = _divided(pipeline.pop(name), 1e9)
+        for rank in pipeline["ranks"]:
+            rank["saved_joules"] = _divided(rank.pop("saved"), 1e6)
     return facts | {
         "unit": unit(knob),
         "since_unix_ns": row.since.wall,
@@ -113,11 +120,19 @@ def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
         "original": _settings_from_json(knob, facts["original"]),
         "tried": _with_settings(knob, facts["tried"]),
         "decisions": {(one["move"], one["reason"]): one["count"] for one in facts["decisions"]},
+        "pipelines": list(map(_pipeline_from_json, facts.get("pipelines", ()))),
     }
     load = facts.get("load")
     if load is not None:
         converted["load"] = load | {"bins": _with_settings(knob, load.get("bins", ()))}
     return msgspec.convert({**facts, **scaled, **converted}, TuningRow)
+
+
+def _pipeline_from_json(facts: JsonObject) -> JsonObject:
+    """The attributes of a pipeline's figures."""
+    times = {name: _multiplied(facts[f"{name}_seconds"], 1e9) for name in _PIPELINE_TIMES}
+    ranks = [one | {"saved": _multiplied(one["saved_joules"], 1e6)} for one in facts["ranks"]]
+    return facts | times | {"ranks": ranks}
 
 
 def _with_settings(knob: Knob, facts: Iterable[JsonObject]) -> list[JsonObject]:

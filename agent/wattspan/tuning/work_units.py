@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from wattspan.config import TunedJobSettings
-from wattspan.config.tuning_settings import PIPELINE_KEYS
+from wattspan.config.tuning_settings import PIPELINE_KEYS, REPLICA_KEY
 from wattspan.ingest.export_request import InstructionReport, SpanRecord, SpanRecordColumns
 from wattspan.model import SECOND, Consumer
 from wattspan.spans.values import Span, SpanColumns, SpanEnd, SpanStart
@@ -223,7 +223,11 @@ class JobUnits:
 def instruction_reports(jobs: Sequence[TunedJobSettings]) -> tuple[InstructionReport, ...]:
     """The attributes by which the spans of pipelines report instructions."""
     return tuple(
-        InstructionReport(job.service, *(job.pipeline[key] for key in PIPELINE_KEYS))
+        InstructionReport(
+            job.service,
+            replica=job.pipeline.get(REPLICA_KEY, ""),
+            **{key: job.pipeline[key] for key in PIPELINE_KEYS},
+        )
         for job in jobs
         if job.pipeline
     )

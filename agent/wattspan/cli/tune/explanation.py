@@ -16,6 +16,7 @@ from wattspan.cli.tune.text import (
     originals,
     passed_knob_sentences,
     percent,
+    pipeline_lines,
     saved_text,
     setting_text,
     sort_rows,
@@ -81,7 +82,9 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "`objective`.",
     ),
     DecisionReason.STRAGGLER: ReasonExplanation(
-        "The original clocks are restored when the other pipeline is no longer slower."
+        "The original clocks are restored when the other pipeline is no longer slower.",
+        means="Another data-parallel pipeline of the job is slower, so that lower clocks cost no "
+        "time.",
     ),
     # releasing
     DecisionReason.OVER_BUDGET: ReasonExplanation(
@@ -290,6 +293,8 @@ def explain_lines(
         shown = [sentence for sentence in sentences if sentence]
         if title == "Ledger" and row.tried:
             yield from ("", "Tried", *(f"  {line}" for line in _trial_lines(row)))
+        if title == "Ledger" and row.pipelines:
+            yield from ("", "Pipelines", *(f"  {line}".rstrip() for line in pipeline_lines(row)))
         if shown:
             yield from ("", title)
             for sentence in shown:
@@ -403,7 +408,7 @@ _TRIAL_REASONS = frozenset(
 
 def why_not_lower(row: TuningRow) -> str:
     """Reason against a lower setting; "" if none is relevant, as for a tracked job."""
-    if row.load is not None:
+    if row.load is not None or row.pipelines:
         return ""
     held = _current_setting(row)
     if held is None and row.decision.reason not in _TRIAL_REASONS:
@@ -416,9 +421,9 @@ def why_not_lower(row: TuningRow) -> str:
 
 
 def why_not_higher(row: TuningRow, accounts: TuningAccounts) -> str:
-    """Reason against a higher setting; "" at the original setting, and for a tracked job."""
+    """Reason against a higher setting; "" at the original one, for tracked jobs and pipelines."""
     held = _current_setting(row)
-    if held is None or row.load is not None:
+    if held is None or row.load is not None or row.pipelines:
         return ""
     higher = [one for one in row.tried if one.setting > held]
     if higher:

@@ -14,6 +14,7 @@ from wattspan.model import (
     Knob,
     Move,
     ObjectiveFigures,
+    PipelineFigures,
     RecordedDecision,
     RequestedTerms,
     TuningAccounts,
@@ -185,7 +186,8 @@ _OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM",
 def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> Iterator[str]:
     """A line for each job; its sentence is at the end, or below if ``width`` is too small.
 
-    ``width`` None is unlimited, as for a program that reads lines.
+    Below them are the ranks of pipelines. ``width`` None is unlimited, as for a program that reads
+    lines.
     """
     yield from summary_lines(accounts)
     if not accounts.rows:
@@ -196,6 +198,11 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     lines = _fitting_table(rows, accounts, now, width)
     sentences = ["", *map(decision_text, rows)]
     yield from _with_sentences(lines, sentences, width)
+    for row in rows:
+        if row.pipelines:
+            yield ""
+            yield clean_label(row.job, _MAX_NAME)
+            yield from pipeline_lines(row)
 
 
 def summary_lines(accounts: TuningAccounts) -> Iterator[str]:
@@ -307,6 +314,52 @@ def _misses_sentence(one: ObjectiveFigures) -> str:
         f"{one.name}: {percent(one.miss_ratio)} of {one.requests} requests took longer than "
         f"{one.limit_seconds:g} s, of {percent(one.allowed)} permitted."
     )
+
+
+# ------------------------------------------------------------------------------------ pipelines
+
+_RANK_TITLES = ("RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED")
+
+
+def pipeline_lines(row: TuningRow) -> Iterator[str]:
+    """For each pipeline of a job its iteration times, its reason, and a table of its ranks."""
+    for number, pipeline in enumerate(row.pipelines):
+        if number:
+            yield ""
+        yield pipeline_sentence(pipeline)
+        if pipeline.name:  # the only pipeline's sentence is that of the job
+            yield printable(pipeline.sentence)
+        cells = [
+            (
+                str(rank),
+                printable(one.device),
+                setting_text(Knob.GPU_CLOCK, one.clock),
+                setting_text(Knob.GPU_CLOCK, one.planned),
+                percent(one.waiting),
+                UNKNOWN if one.saved is None else signed_joules(one.saved),
+            )
+            for rank, one in enumerate(pipeline.ranks)
+        ]
+        yield from (f"  {line}" for line in table_lines([_RANK_TITLES, *cells], left=(1,)))
+
+
+def pipeline_sentence(pipeline: PipelineFigures) -> str:
+    """The iteration times of a pipeline, and the reason of its clocks."""
+    name = f"Pipeline {clean_label(pipeline.name, _MAX_NAME)}" if pipeline.name else "The pipeline"
+    text = f"{name}, {pipeline.reason}"
+    if pipeline.unit_time is None:
+        return f"{text}: no complete iteration yet."
+    text += f": an iteration takes {_iteration_time(pipeline.unit_time)}"
+    if pipeline.original_time is not None:
+        text += f", {_iteration_time(pipeline.original_time)} at the original clocks"
+    if pipeline.straggler_time is not None:
+        text += f", and waits for one of {_iteration_time(pipeline.straggler_time)}"
+    return f"{text}."
+
+
+def _iteration_time(nanoseconds: int) -> str:
+    """``"0.931 s"``: slowdowns of pipelines are small."""
+    return f"{nanoseconds / 1e9:.3g} s"
 
 
 def _with_sentences(

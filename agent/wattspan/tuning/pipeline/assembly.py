@@ -66,6 +66,26 @@ class AssembledIteration(NamedTuple):
         return max(one.end for one in self.instructions)
 
 
+class IterationTimes(NamedTuple):
+    """An iteration of another data-parallel pipeline.
+
+    ``computed`` is the end of its last instruction if all ranks had their original clocks.
+    """
+
+    start: int
+    end: int
+    computed: int
+
+    def coincides(self, start: int, end: int) -> bool:
+        """True if an iteration from ``start`` to ``end`` is the same one of the job.
+
+        They overlap for half of the shorter one at least: their pipelines wait for each other at
+        the end of each iteration, and begin the next one within a moment.
+        """
+        shared = min(self.end, end) - max(self.start, start)
+        return 2 * shared >= min(self.end - self.start, end - start)
+
+
 @dataclass(frozen=True, slots=True)
 class IterationAssembly:
     """The spans of iterations that are not complete yet.
@@ -138,7 +158,7 @@ def finished(
     iteration: AssembledIteration,
     clocks: Mapping[int, Sequence[ClockChange]],
     energy: Mapping[int, Sequence[EnergyPoint]],
-    others: Iterable[AssembledIteration] = (),
+    others: Iterable[IterationTimes] = (),
     after: Mapping[int, int] = MappingProxyType({}),
 ) -> PipelineIteration:
     """The iteration as a session uses it; its ranks are numbered from 0 in their order.
@@ -161,24 +181,19 @@ def finished(
         for one in iteration.instructions
     )
     steady = [_steady(clocks.get(rank, ()), iteration) for rank in ranks]
-    known = tuple(one.mhz for one in steady if one is not None and one.mhz is not None)
-    complete = len(known) == len(ranks)
+    known = _complete(steady)
     computed = iteration.computed
     latest = max(
-        (
-            other.computed
-            for other in others
-            if other.start < iteration.end and iteration.start < other.end
-        ),
+        (other.computed for other in others if other.coincides(iteration.start, iteration.end)),
         default=computed,
     )
     return PipelineIteration(
         spans,
-        known if complete else None,
+        known,
         tuple(
             period
             for number, (rank, change) in enumerate(zip(ranks, steady, strict=True))
-            if complete and change is not None
+            if known is not None and change is not None
             for period in _periods(
                 number,
                 energy.get(rank, ()),
@@ -189,6 +204,18 @@ def finished(
         ),
         max(latest - computed, 0) / SECOND,
     )
+
+
+def steady_clocks(
+    iteration: AssembledIteration, clocks: Mapping[int, Sequence[ClockChange]]
+) -> tuple[int, ...] | None:
+    """The clock of each rank in MHz; None unless all are known and did not change."""
+    return _complete([_steady(clocks.get(unit.rank, ()), iteration) for unit in iteration.units])
+
+
+def _complete(steady: Sequence[ClockChange | None]) -> tuple[int, ...] | None:
+    known = tuple(one.mhz for one in steady if one is not None and one.mhz is not None)
+    return known if len(known) == len(steady) else None
 
 
 def _steady(changes: Sequence[ClockChange], iteration: AssembledIteration) -> ClockChange | None:

@@ -1,34 +1,41 @@
 """One step of a pipeline's control: spans, clocks and energies become iterations of its session.
 
 Clocks are read at each step, so that the time of a change is known only as that between two steps:
-an iteration that overlaps it has unknown clocks. Energies may arrive later than spans: an iteration
-waits for a while until the energy up to its end is known.
+an iteration that overlaps it has unknown clocks. Energies and the spans of other data-parallel
+pipelines may arrive later: an iteration waits for them for a while after its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.model import SECOND
+from wattspan.tuning.decisions.budget import lost_part
+from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
 from wattspan.tuning.decisions.values import EnergyPoint
 from wattspan.tuning.pipeline.assembly import (
     AssembledIteration,
     ClockChange,
     IterationAssembly,
+    IterationTimes,
     RankInstruction,
     RankUnit,
     finished,
+    steady_clocks,
 )
+from wattspan.tuning.pipeline.rank_statistics import RankStatistics
 from wattspan.tuning.pipeline.session import add_iteration
-from wattspan.tuning.pipeline.session_state import PipelineState
+from wattspan.tuning.pipeline.session_state import PipelinePhase, PipelineState
 
 ENERGY_PATIENCE = 5 * SECOND
-"""An iteration waits for its energy for at most this time after its end."""
+"""An iteration waits for its energy, and for other pipelines, for at most this time."""
 
 _KEPT_CHANGES = 16
+_KEPT_ITERATIONS = 16
 _KEPT_POINTS = 512
 
 
@@ -36,8 +43,7 @@ class PipelineObservation(NamedTuple):
     """Input of one step, at ``now`` in monotonic nanoseconds.
 
     ``clocks`` are those read back of each rank's device in MHz, None if unknown, ``energy`` further
-    points of its cumulative energy. ``others`` are recent iterations of other data-parallel
-    pipelines of the job.
+    points of its cumulative energy.
     """
 
     now: int
@@ -45,29 +51,46 @@ class PipelineObservation(NamedTuple):
     instructions: tuple[RankInstruction, ...] = ()
     clocks: Mapping[int, int | None] = MappingProxyType({})
     energy: Mapping[int, EnergyPoint] = MappingProxyType({})
-    others: tuple[AssembledIteration, ...] = ()
+
+
+class ChargedIteration(NamedTuple):
+    """An iteration, its charged nanoseconds, and the level that they were charged to.
+
+    ``slower`` is the log ratio of this level's time as it was estimated then.
+    """
+
+    iteration: AssembledIteration
+    lasted: int
+    level: int
+    slower: Evidence
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineControl:
     """The session of one pipeline, and the spans, clocks and energies that wait for it.
 
-    ``latest`` are the iterations that the last step added to the session, ``waiting`` complete
-    ones without their energy. ``stepped`` is the time of the last step, ``reported`` that of each
-    rank's latest energy that was used.
+    ``charged`` are the iterations that the last step added to the session, ``waiting`` complete
+    ones that wait for energies or other pipelines, ``recent`` the latest ones of both. ``stepped``
+    is the time of the last step, ``reported`` that of each rank's latest energy that was used.
     """
 
     session: PipelineState
     assembly: IterationAssembly = field(default_factory=IterationAssembly)
     clocks: Mapping[int, tuple[ClockChange, ...]] = field(default_factory=dict)
     energy: Mapping[int, tuple[EnergyPoint, ...]] = field(default_factory=dict)
-    latest: tuple[AssembledIteration, ...] = ()
+    charged: tuple[ChargedIteration, ...] = ()
+    recent: tuple[AssembledIteration, ...] = ()
+    statistics: RankStatistics = field(default_factory=RankStatistics)
     stepped: int = 0
     reported: Mapping[int, int] = field(default_factory=dict)
     waiting: tuple[AssembledIteration, ...] = ()
 
     def step(self, observation: PipelineObservation) -> PipelineControl:
         """Add the observation, and every iteration whose energy is known, to the session."""
+        return self.receive(observation).decide()
+
+    def receive(self, observation: PipelineObservation) -> PipelineControl:
+        """Add the observation, without a decision."""
         assembly, found = self.assembly.add(observation.units, observation.instructions)
         clocks = {**self.clocks}
         for rank, mhz in observation.clocks.items():
@@ -75,28 +98,90 @@ class PipelineControl:
         energy = {**self.energy}
         for rank, point in observation.energy.items():
             energy[rank] = (*energy.get(rank, ())[1 - _KEPT_POINTS :], point)
-        session, reported = self.session, {**self.reported}
-        known = min((points[-1].at for points in energy.values()), default=observation.now)
-        ready = max(known, observation.now - ENERGY_PATIENCE)
-        every = (*self.waiting, *found)
-        found = tuple(one for one in every if one.end <= ready)
-        for one in found:
-            iteration = finished(one, clocks, energy, observation.others, reported)
+        return replace(
+            self,
+            assembly=assembly,
+            clocks=clocks,
+            energy=energy,
+            recent=(*self.recent, *found)[-_KEPT_ITERATIONS:],
+            stepped=observation.now,
+            waiting=(*self.waiting, *found),
+        )
+
+    def decide(self, others: Sequence[Sequence[IterationTimes]] = ()) -> PipelineControl:
+        """Add every iteration whose energy and whose ``others`` are known to the session.
+
+        ``others`` are the recent iterations of each other data-parallel pipeline of the job.
+        """
+        session, statistics, reported = self.session, self.statistics, {**self.reported}
+        charged: list[ChargedIteration] = []
+        every = tuple(one for of_pipeline in others for one in of_pipeline)
+        waiting = deque(self.waiting)
+        while waiting and self._ready(waiting[0], others, session):
+            one = waiting.popleft()
+            iteration = finished(one, self.clocks, self.energy, every, reported)
+            known = session.slower
             session = add_iteration(session, iteration)
-            for rank, points in energy.items():
+            lasted, level = round(iteration.whole * SECOND), session.charged
+            slower = known.get(level, NO_EVIDENCE)
+            charged.append(ChargedIteration(one, lasted, level, slower))
+            waits = session.watch.waits
+            statistics = statistics.add(iteration, len(one.units), straggler=waits)
+            for rank, points in self.energy.items():
                 used = [point.at for point in points if point.at <= one.end]
                 reported[rank] = max([reported.get(rank, one.start), *used[-1:]])
         return replace(
             self,
             session=session,
-            assembly=assembly,
-            clocks=clocks,
-            energy=energy,
-            latest=found,
-            stepped=observation.now,
+            statistics=statistics,
+            charged=tuple(charged),
             reported=reported,
-            waiting=every[len(found) :],
+            waiting=tuple(waiting),
         )
+
+    def _ready(
+        self,
+        iteration: AssembledIteration,
+        others: Sequence[Sequence[IterationTimes]],
+        session: PipelineState,
+    ) -> bool:
+        """True unless the iteration still waits for its energy or for another pipeline.
+
+        The clocks for a straggler must end with it: their iterations wait for no energy, which
+        counts with a later iteration then.
+        """
+        if iteration.end <= self.stepped - ENERGY_PATIENCE:
+            return True
+        middle = (iteration.start + iteration.end) // 2
+        if any(not of_pipeline or of_pipeline[-1].end <= middle for of_pipeline in others):
+            return False
+        if session.phase is PipelinePhase.STRAGGLE and session.straggler_plan:
+            return True
+        known = min((points[-1].at for points in self.energy.values()), default=self.stepped)
+        return iteration.end <= known
+
+    def times(self) -> tuple[IterationTimes, ...]:
+        """The recent iterations, as other pipelines of the job compare theirs with them.
+
+        Without the time that this pipeline's own clocks cost: nobody plans for it.
+        """
+        return tuple(
+            IterationTimes(one.start, one.end, one.computed - round(self._own_loss(one)))
+            for one in self.recent
+        )
+
+    def _own_loss(self, iteration: AssembledIteration) -> float:
+        """The nanoseconds that lower clocks have cost an iteration, as estimated now."""
+        session = self.session
+        clocks = steady_clocks(iteration, self.clocks)
+        if clocks in session.settings:
+            level = session.settings.index(clocks) + 1
+        else:
+            level = 0 if clocks == session.original else session.level or session.previous
+        if not level:
+            return 0.0
+        lasted = iteration.computed - iteration.start
+        return max(lasted * lost_part(session.slower[level].mean), 0.0)
 
 
 def _changed(

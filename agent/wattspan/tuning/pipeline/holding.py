@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from wattspan.model import SECOND, DecisionReason, Move
+from wattspan.model import DecisionReason, Move
 from wattspan.tuning.decisions.sequential_test import Evidence
 from wattspan.tuning.pipeline.comparison import ORIGINAL_RUN, plan_run
 from wattspan.tuning.pipeline.dag import PipelineDag
 from wattspan.tuning.pipeline.plan import RankClockPlan, RankClocks
-from wattspan.tuning.pipeline.probes import PROBE_EXECUTIONS, probe_iterations
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
     MODEL_ERROR,
@@ -21,8 +20,6 @@ from wattspan.tuning.pipeline.session_state import (
     request,
     request_original,
     request_plan,
-    with_measured_run,
-    with_setting,
 )
 
 TARGET_PART = 0.97
@@ -46,17 +43,12 @@ _DRIFT = 0.05
 _DRIFT_DEVIATIONS = 6.0
 _MOST_NOISE = 0.02  # a change of the job raises the noise too
 
-_REFINED = (30, -30)
-"""Distances in MHz from the clocks of a plan that are measured too."""
-
 
 def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     """Alternate runs at the plan and at the original clocks, within the allowance.
 
     The present level is in force.
     """
-    if state.level and state.level != state.plan:
-        return _refined(state, dag)
     if state.level:
         run = state.comparison.hold(state.run)
         if state.lost_bound > state.allowed:
@@ -66,8 +58,6 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
         return state
     if state.run.iterations < ORIGINAL_RUN or not state.may_resume:
         return state
-    if state.refining:
-        return _refine(state, dag)
     noise = min(state.noise, _MOST_NOISE)
     if abs(state.comparison.drifted(state.run)) > max(_DRIFT, _DRIFT_DEVIATIONS * noise):
         sentence = "The iteration time at the original clocks has changed: it is measured again."
@@ -107,48 +97,6 @@ def is_better(state: PipelineState, task: PlanTask, plan: RankClockPlan) -> bool
     if present.seconds > search.fastest.seconds * (1 + slowest):
         return True
     return plan.joules < present.joules * (1 - _CLEAR_SAVING)
-
-
-# ------------------------------------------------------------------------------------ refinement
-
-
-def refined_settings(state: PipelineState) -> tuple[tuple[int, ...], ...]:
-    """Settings near the plan: its lower clocks are all a little higher or lower."""
-    policy = state.policy
-    clocks = state.settings[state.plan - 1]
-    near = (
-        tuple(
-            one if one == policy.original else min(max(one + by, policy.floor), policy.original)
-            for one in clocks
-        )
-        for by in _REFINED
-    )
-    return tuple(dict.fromkeys(one for one in near if one not in (clocks, state.original)))
-
-
-def _refine(state: PipelineState, dag: PipelineDag) -> PipelineState:
-    """Request the next setting near the plan, once the allowance can pay it."""
-    clocks = state.settings[state.plan - 1]
-    setting = state.refining[0]
-    longer = max(before / mhz for before, mhz in zip(clocks, setting, strict=True))
-    slower = state.predicted + max(math.log(longer), 0.0)
-    cost = probe_iterations(dag) * math.expm1(slower) * state.original_seconds * SECOND
-    if state.lost_bound + cost > state.allowed:
-        return request_original(state, DecisionReason.BASELINE)
-    state, level = with_setting(state, setting, slower)
-    sentence = "Ranks have clocks near those of the plan, which measures their costs."
-    return request(state, level, Move.PROBE, DecisionReason.SCREENING, sentence)
-
-
-def _refined(state: PipelineState, dag: PipelineDag) -> PipelineState:
-    """Measure a setting near the plan; after the last one, search again."""
-    if state.run.iterations * dag.microbatch_count < PROBE_EXECUTIONS:
-        return state
-    state = with_measured_run(state)
-    state = replace(state, refining=state.refining[1:])
-    if not state.refining:
-        return request_corrected_plan(request_original(state, DecisionReason.SENTINEL), dag)
-    return _refine(state, dag)
 
 
 # ------------------------------------------------------------------------------------ comparison

@@ -53,15 +53,25 @@ class PipelineIteration(NamedTuple):
         """From the start of the first instruction to the end of the last one."""
         return max(one.end for one in self.spans) - min(one.start for one in self.spans)
 
+    @property
+    def whole(self) -> float:
+        """The seconds with the waiting for other pipelines."""
+        return self.seconds + self.waited
+
     def watts(self, ranks: int) -> float | None:
         """The mean power of ``ranks`` devices together; None unless that of each is known."""
+        each = self.rank_watts(ranks)
+        return None if each is None else sum(each)
+
+    def rank_watts(self, ranks: int) -> tuple[float, ...] | None:
+        """The mean power of each of ``ranks`` devices; None unless all are known."""
         joules, seconds = [0.0] * ranks, [0.0] * ranks
         for one in self.energy:
             joules[one.rank] += one.joules
             seconds[one.rank] += one.end - one.start
         if min(seconds) <= 0:
             return None
-        return sum(energy / lasted for energy, lasted in zip(joules, seconds, strict=True))
+        return tuple(energy / lasted for energy, lasted in zip(joules, seconds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,11 @@ class StragglerWatch:
         if waited <= (_RECOVERED_WAIT if planned else _LEAST_WAIT) * seconds:
             return StragglerWatch()
         return StragglerWatch((*self.times[1 - STRAGGLER_ITERATIONS :], seconds + waited))
+
+    @property
+    def waits(self) -> bool:
+        """True if the latest iteration waited for another pipeline."""
+        return bool(self.times)
 
     @property
     def straggler(self) -> float | None:

@@ -26,7 +26,6 @@ from wattspan.tuning.pipeline.holding import (
     TARGET_PART,
     hold,
     is_better,
-    refined_settings,
     request_corrected_plan,
 )
 from wattspan.tuning.pipeline.iterations import (
@@ -102,12 +101,9 @@ def use_plan(state: PipelineState, plan: RankClockPlan | None) -> PipelineState:
         return decline(state, DecisionReason.NO_SAVING, sentence)
     if state.plan and not is_better(state, task, plan):
         return state
-    first = not state.plan
     predicted = math.log1p(task.slowdown_of(plan.clocks) + task.error)
     state, level = with_setting(state, plan.clocks, predicted)
     state = replace(state, plan=level, predicted=predicted, comparison=PlanComparison())
-    if first:
-        state = replace(state, refining=refined_settings(state))
     return request_original(state, DecisionReason.SENTINEL)
 
 
@@ -152,7 +148,7 @@ def _observe(state: PipelineState, iteration: PipelineIteration) -> PipelineStat
 
 
 def _time(iteration: PipelineIteration, level: int) -> LevelTime:
-    return LevelTime(level, round((iteration.seconds + iteration.waited) * SECOND), 1)
+    return LevelTime(level, round(iteration.whole * SECOND), 1)
 
 
 def _level_in_force(state: PipelineState, iteration: PipelineIteration) -> int | None:
@@ -168,11 +164,11 @@ def _charge(state: PipelineState, iteration: PipelineIteration, level: int | Non
     planned = state.phase is PipelinePhase.STRAGGLE
     watch = state.watch.add(iteration.seconds, iteration.waited, planned=planned)
     charged = level if level is not None else state.level or state.previous
-    if watch.times:  # the iteration was no longer than that of the other pipeline
+    if watch.waits:  # the iteration was no longer than that of the other pipeline
         charged = 0
     held = charged != 0 and charged == state.plan
     account = state.account.add_time(_time(iteration, charged), charged, 0, held=held)
-    return replace(state, account=account, watch=watch)
+    return replace(state, account=account, watch=watch, charged=charged)
 
 
 def _measure(
@@ -206,7 +202,7 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
     cost = probe_iterations(dag) * probe.slowdown * state.original_seconds * SECOND
-    if state.lost + cost > _EXPLORATION_PART * state.allowed:
+    if not state.may_spend(state.lost, cost, _EXPLORATION_PART):
         return request_original(state, DecisionReason.BASELINE)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
     lowered = sorted({mhz for mhz in probe.clocks if mhz < state.policy.original})
@@ -237,7 +233,7 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
 
 def _straggle(state: PipelineState, dag: PipelineDag, level: int | None) -> PipelineState:
     """Restore the original clocks at once when the other pipeline is no longer slower."""
-    if not state.watch.times:
+    if not state.watch.waits:
         comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
         state = replace(
             state, phase=PipelinePhase.HOLD, straggler=0.0, task=None, comparison=comparison

@@ -25,7 +25,11 @@ DEVIATIONS = 2.0
 """Standard errors that are added to estimates where an error must not pass unnoticed."""
 
 MODEL_ERROR = 0.0015
-"""Standard deviation of the error of a predicted slowdown."""
+"""Standard deviation of the error of a predicted slowdown.
+
+The first plans of 25 simulated pipelines had 0.0006, but single ones 0.002, and those of two runs
+of the A40 profile 0.0015.
+"""
 
 RESUME_PART = 0.95
 """The part of the allowance below which lower clocks are held again after it was used up."""
@@ -59,7 +63,8 @@ _ORIGINAL_SENTENCES = {
 class PipelinePolicy:
     """Requirements of the operator, and the clocks in MHz that every rank's device permits.
 
-    ``blocking_watts`` is None if the power of waiting is fitted.
+    ``blocking_watts`` is None if the power of waiting is fitted. ``pipelines`` is the number of
+    data-parallel pipelines of the job, which share its budget.
     """
 
     original: int
@@ -68,6 +73,7 @@ class PipelinePolicy:
     max_slowdown: float = 0.05
     confidence: float = 0.95
     blocking_watts: float | None = None
+    pipelines: int = 1
 
     @property
     def profiled(self) -> tuple[int, ...]:
@@ -105,6 +111,13 @@ class PlanTask(NamedTuple):
         return plan if plan.joules < search.fastest.joules else None
 
 
+class JobLoss(NamedTuple):
+    """Nanoseconds that all data-parallel pipelines of a job have lost, and their upper bound."""
+
+    lost: float = 0.0
+    bound: float = 0.0
+
+
 class PipelineDecision(NamedTuple):
     """As ``Decision``, with the clock of each rank in MHz; none for the original clocks."""
 
@@ -123,10 +136,11 @@ class PipelineState:
     level's time, ``baseline`` the logarithms of recent iteration times at the original clocks.
     ``level`` was requested last, ``previous`` before; ``run`` are the iterations since it is in
     force. ``plan`` is the level of the plan, 0 before there is one, and ``predicted`` its log
-    ratio of time by the profile. ``refining`` are clocks near it that are still to be measured.
-    ``task`` is a search that the caller makes and answers by ``use_plan``. ``straggler`` are the
-    seconds of the other pipeline's iteration, ``straggler_plan`` is the level of the plan for it,
-    0 while lower clocks are measured for it.
+    ratio of time by the profile. ``task`` is a search that the caller makes and answers by
+    ``use_plan``. ``straggler`` are the seconds of the other pipeline's iteration,
+    ``straggler_plan`` is the level of the plan for it, 0 while lower clocks are measured for it.
+    ``charged`` is the level that the latest iteration was charged to, ``job`` the loss of the whole
+    job, whose other pipelines may lose more.
     """
 
     policy: PipelinePolicy
@@ -148,12 +162,13 @@ class PipelineState:
     task: PlanTask | None = None
     plan: int = 0
     predicted: float = 0.0
-    refining: tuple[tuple[int, ...], ...] = ()
     comparison: PlanComparison = field(default_factory=PlanComparison)
     compared: int = 0
     watch: StragglerWatch = field(default_factory=StragglerWatch)
     straggler: float = 0.0
     straggler_plan: int = 0
+    charged: int = 0
+    job: JobLoss = field(default_factory=JobLoss)
 
     @property
     def original(self) -> tuple[int, ...]:
@@ -173,7 +188,7 @@ class PipelineState:
     @property
     def lost(self) -> float:
         """Estimated nanoseconds that the run has lost."""
-        return self.account.lost(lambda level: self.slower[level].mean)
+        return max(self.account.lost(lambda level: self.slower[level].mean), self.job.lost)
 
     @property
     def lost_bound(self) -> float:
@@ -182,12 +197,20 @@ class PipelineState:
         These add up: one plan's prediction is corrected by the error of another one's, so that the
         errors of plans are not independent.
         """
-        return self.account.bound(lambda level: self.slower[level].likely(DEVIATIONS))
+        own = self.account.bound(lambda level: self.slower[level].likely(DEVIATIONS))
+        return max(own, self.job.bound)
 
     @property
     def allowed(self) -> float:
         """Nanoseconds that the run may have lost by now."""
         return allowance(self.policy.max_slowdown, self.account.elapsed)
+
+    def may_spend(self, lost: float, cost: float, part: float = 1.0) -> bool:
+        """True if ``part`` of the allowance permits to lose ``cost`` nanoseconds besides ``lost``.
+
+        All pipelines of the job may do it at the same time.
+        """
+        return lost + self.policy.pipelines * cost <= part * self.allowed
 
     @property
     def may_resume(self) -> bool:

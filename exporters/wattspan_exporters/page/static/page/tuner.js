@@ -30,8 +30,9 @@ function makeJob() {
   job.says = html("p", { class: "says" });
   job.declared = html("p", { class: "says" });
   job.facts = html("dl", { class: "facts" });
+  job.pipelines = html("div", { class: "pipelines" });
   const head = html("div", { class: "job-head" }, html("bdi", {}, job.name), job.state);
-  job.append(head, job.says, bullet(job), job.declared, job.facts);
+  job.append(head, job.says, bullet(job), job.declared, job.facts, job.pipelines);
   return job;
 }
 
@@ -62,6 +63,9 @@ function update(element, job) {
     write(pair.firstElementChild, name);
     write(pair.lastElementChild, value);
   });
+  const pipelines = job.pipelines ?? [];
+  element.pipelines.hidden = !pipelines.length;
+  keep(element.pipelines, pipelines, (one) => one.name, makePipeline, updatePipeline);
 }
 
 /** What an application asked for, what it was given, and why; "" without a declaration. */
@@ -124,6 +128,56 @@ function load(tracked) {
       known ? `${figures.percent(misses / known)} of ${known}, ${figures.percent(allowed)} permitted` : "–",
     ]),
   ];
+}
+
+const RANK_TITLES = ["Rank", "Device", "Clock", "Plan", "Waiting", "Saved"];
+
+/** A pipeline of a job: its iteration times, why its ranks have their clocks, and the ranks. */
+function makePipeline() {
+  const head = html("tr");
+  head.append(...RANK_TITLES.map((title) => html("th", { scope: "col" }, title)));
+  const one = html("div", { class: "pipeline" });
+  one.times = html("p", { class: "says" });
+  one.says = html("p", { class: "says" });
+  one.ranks = html("tbody");
+  one.append(one.times, one.says, html("table", { class: "ranks" }, html("thead", {}, head), one.ranks));
+  return one;
+}
+
+function updatePipeline(element, pipeline) {
+  write(element.times, iterationTimes(pipeline));
+  write(element.says, figures.sentence(pipeline.sentence));
+  element.says.hidden = !pipeline.name; // the only pipeline's sentence is that of the job
+  const ranks = pipeline.ranks.map((rank, number) => ({ ...rank, number }));
+  keep(element.ranks, ranks, (rank) => rank.device, makeRank, (row, rank) => {
+    const cells = [
+      `${rank.number}`,
+      figures.name(rank.device, 40),
+      megahertz(rank.clock),
+      megahertz(rank.planned),
+      rank.waiting === null ? "–" : figures.percent(rank.waiting),
+      figures.joules(rank.saved_joules),
+    ];
+    cells.forEach((text, place) => write(row.children[place], text));
+  });
+}
+
+function makeRank() {
+  const row = html("tr");
+  row.append(...RANK_TITLES.map((title) => html("td", { "data-title": title })));
+  return row;
+}
+
+function iterationTimes({ name, reason, unit_time_seconds: now, original_time_seconds: original, straggler_time_seconds: other }) {
+  const text = `${name ? `Pipeline ${figures.name(name, 40)}` : "Pipeline"} (${reason.replaceAll("_", " ")})`;
+  if (now === null) return `${text}: no complete iteration yet`;
+  return `${text}: ${figures.seconds(now)} per iteration`
+    + (original === null ? "" : `, ${figures.seconds(original)} at the original clocks`)
+    + (other === null ? "" : `; it waits for one of ${figures.seconds(other)}`);
+}
+
+function megahertz(value) {
+  return value === null ? "–" : `${value}\u00a0MHz`;
 }
 
 /** The setting of all devices; null if they differ or none is set. */
