@@ -258,11 +258,13 @@ def capper_start_command(root: Path = Path("/")) -> str:
 class CapperAddress(NamedTuple):
     """A socket of a capper. The process that listens must be of the user ``owner``, or of root.
 
-    None permits every user, for a socket in a directory whose owner the caller trusts.
+    None permits every user, for a socket in a directory whose owner the caller trusts. ``shared``:
+    it is the socket of another agent's capper.
     """
 
     path: Path
     owner: int | None = None
+    shared: bool = False
 
 
 Locate = Callable[[], Sequence[CapperAddress]]
@@ -294,7 +296,7 @@ class CapperClient:
         self._locate: Locate = (
             path if not isinstance(path, Path) else lambda: (CapperAddress(path),)
         )
-        self.path = self._locate()[0].path
+        self.address = self._locate()[0]
         """The socket of the last connection or attempt."""
         self._held = held
         self.state: StateReply | None = None
@@ -311,7 +313,8 @@ class CapperClient:
         state = self.state
         if state is None:
             return CapTotals()
-        return CapTotals(state.writes, state.restores, state.ceiling, state.suspended)
+        shared = str(self.address.path) if self.address.shared else ""
+        return CapTotals(state.writes, state.restores, state.ceiling, state.suspended, shared)
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         return self._rows(RenewRequest() if renew else StatusRequest())
@@ -361,9 +364,9 @@ class CapperClient:
 
     def _open(self) -> socket.socket:
         """A connection to the first address at which a process listens."""
-        first: tuple[Path, OSError] | None = None
+        first: tuple[CapperAddress, OSError] | None = None
         for address in self._locate():
-            self.path = address.path
+            self.address = address
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connection.settimeout(self._timeout)
@@ -371,13 +374,13 @@ class CapperClient:
                 _check_owner(connection, address)
             except OSError as error:
                 connection.close()
-                first = first or (address.path, error)
+                first = first or (address, error)
                 if isinstance(error, _NO_LISTENER):
                     continue
                 raise self._unreachable(error) from None
             return connection
         assert first is not None  # noqa: S101 - there is an address
-        self.path, cause = first
+        self.address, cause = first
         raise self._unreachable(cause)
 
     def _exchange(
@@ -425,7 +428,7 @@ class CapperClient:
             " retried."
         )
         return self._disconnect(
-            CapsError(f"No capper answers on {self.path}: {_cause(error)}. {remedy}")
+            CapsError(f"No capper answers on {self.address.path}: {_cause(error)}. {remedy}")
         )
 
     def _disconnect(self, failure: CapsError) -> CapsError:

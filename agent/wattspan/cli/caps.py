@@ -69,7 +69,7 @@ def status(configuration: ConfigurationOptions, as_json: bool) -> None:
 
         echo_json(msgspec.to_builtins(state))
         return
-    click.echo(printable(f"Capper: process {state.pid}, on {client.path}"))
+    click.echo(printable(f"Capper: process {state.pid}, on {client.address.path}"))
     for line in state_lines(state, clock):
         click.echo(printable(line))
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from wattspan.config import without_settings
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SUSPENDED, Caps, CapsError, Clock
 from wattspan.util.process import module_command
@@ -111,6 +112,7 @@ class CapperProcess:
                     *("--config", f"/dev/fd/{settings}", *self.arguments),
                 ),
                 cwd="/",
+                env=without_settings(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 # Ctrl-C reaches a whole process group; only the pipe ends the capper.

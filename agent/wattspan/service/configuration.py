@@ -114,6 +114,7 @@ def capper_addresses(
     ]
     serving = host.address() if host is not None and (shared or not configured) else None
     if serving is not None:
+        serving = serving._replace(shared=serving.path not in [place.path for place in places])
         places.insert(0 if own == SYSTEM_RUN else 1, serving)
     found: dict[Path, CapperAddress] = {}
     for place in places:

@@ -27,7 +27,7 @@ from wattspan.ports import CapsError, ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import capper_addresses, capper_client
+from wattspan.service.configuration import capper_client
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
@@ -208,16 +208,15 @@ class TuningAssembly:
                 return False
         finally:
             client.close()
-        self._log_shared(client.path)
+        if client.address.shared:
+            self._log_shared(client.address.path)
         return True
 
     def _log_shared(self, path: Path) -> None:
         """Log once that the capper of another agent serves this one."""
-        core = self.core
-        own = {place.path for place in capper_addresses(core.config, None)}
-        if path in own or path == self._shared:
+        if path == self._shared:
             return
-        self._shared = path
+        self._shared, core = path, self.core
         core.log(
             f"The capper of another agent of this host, on {path}, sets the limits of this agent"
             f" too; {core.config.caps.host_dir} names it. Its configuration applies to them."

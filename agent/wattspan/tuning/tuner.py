@@ -400,6 +400,7 @@ class Tuner:
             caps=tuple(self._rows.values()),
             capper=None if self._caps is None else self._trouble is None,
             capper_trouble=self._trouble_text,
+            capper_shared=totals.shared,
             writes=totals.writes,
             restores=totals.restores,
             ceiling=totals.ceiling,

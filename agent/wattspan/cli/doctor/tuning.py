@@ -31,7 +31,7 @@ from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, CapsError, SourceContext
-from wattspan.service.configuration import capper_addresses, capper_client
+from wattspan.service.configuration import capper_client
 from wattspan.util.text import printable
 
 _CAPABILITY = "CAP_SYS_ADMIN"
@@ -50,7 +50,6 @@ def examine_tuning(
 ) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
-    own = {place.path for place in capper_addresses(config, None)}
     client = capper_client(
         config,
         context.clock,
@@ -58,7 +57,7 @@ def examine_tuning(
         timeout=TIMEOUT,
         emulated=True if context.emulated else None,
     )
-    capper = CapperProbe(client, own)
+    capper = CapperProbe(client)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = [] if capper.answers else list(_unrestored_limits(place, root))
     yield _mode(config)
@@ -167,9 +166,9 @@ def _states(
 
 
 class CapperProbe:
-    """The state of the running capper, if one answers. ``own`` are this configuration's sockets."""
+    """The state of the running capper, if one answers."""
 
-    def __init__(self, client: CapperClient, own: Collection[Path]) -> None:
+    def __init__(self, client: CapperClient) -> None:
         self.rows: dict[CapKey, CapRow] = {}
         self.error = CapsError("")
         self.state: StateReply | None = None
@@ -178,8 +177,8 @@ class CapperProbe:
             self.rows = {row.state.key: row for row in map(cap_row, self.state.rows)}
         except CapsError as error:
             self.error = error
-        self.path = client.path
-        self.shared = self.answers and self.path not in own
+        self.path = client.address.path
+        self.shared = self.answers and client.address.shared
         """True if it is the capper of another agent of this host."""
 
     @property
