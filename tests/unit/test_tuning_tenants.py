@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from support.tuning_plant import QUICK, RANGES, TOP, Plant
+from support.tuning_plant import QUICK, TOP, Plant, SharedRun
 from wattspan.model import Decision, DecisionReason, Move
 from wattspan.tuning.decisions import tenants
 from wattspan.tuning.decisions.report import report
-from wattspan.tuning.decisions.search import TunerPhase, TunerState
-from wattspan.tuning.decisions.step import begin, step
-from wattspan.tuning.decisions.values import TunerPolicy
+from wattspan.tuning.decisions.search import TunerPhase
 
 
 def curve(slope: float) -> Callable[[float], tuple[float, float]]:
@@ -24,44 +22,6 @@ def curve(slope: float) -> Callable[[float], tuple[float, float]]:
         return 1 + slope * (depth / 0.3) ** 1.5, 1 - depth
 
     return at
-
-
-@dataclass
-class SharedRun:
-    """A tuner at a device with several tenants, each with its own policy; the first leads."""
-
-    plants: list[Plant]
-    policies: list[TunerPolicy]
-    state: TunerState | None = None
-    decision: Decision | None = None
-    reasons: list[DecisionReason] = field(default_factory=list)
-
-    def on(self, turns: int) -> Decision:
-        if self.state is None:
-            first, *others = self.policies
-            self.state = begin(
-                first, RANGES, now=0, tenants=[begin(one, RANGES, now=0) for one in others]
-            )
-        for _ in range(turns):
-            seen = [plant.observe(self.decision) for plant in self.plants]
-            shared = replace(seen[0], tenants=tuple(one.units for one in seen[1:]))
-            self.state, self.decision = step(self.state, shared)
-            if self.reasons[-1:] != [self.decision.reason]:
-                self.reasons.append(self.decision.reason)
-        assert self.decision is not None
-        return self.decision
-
-    def until(self, wanted: Callable[[Decision], bool], turns: int = 6_000) -> Decision:
-        for _ in range(turns):
-            if wanted(self.on(1)):
-                assert self.decision is not None
-                return self.decision
-        raise AssertionError(f"never, but: {self.reasons} {self.decision}")
-
-    @property
-    def everyone(self) -> tuple[TunerState, ...]:
-        assert self.state is not None
-        return tenants.everyone(self.state)
 
 
 def held(decision: Decision) -> bool:
@@ -86,13 +46,13 @@ def test_certified_setting_keeps_the_budget_of_every_tenant(slope: float, budget
     run.until(held)
     level = certified_level(run)
     assert level < TOP
-    for plant, state in zip(run.plants, run.everyone, strict=True):
+    for plant, state in zip(run.plants, run.states, strict=True):
         assert plant.curve(level)[0] - 1 <= state.policy.max_slowdown
         time = state.estimates.at(level).time
         assert time.n >= state.policy.least_pairs
         assert time.upper(state.error) <= state.budget
     run.on(500)
-    for state in run.everyone:
+    for state in run.states:
         told = report(state)
         assert told.slowdown_bound is not None
         assert told.slowdown_bound <= state.policy.max_slowdown
@@ -146,14 +106,14 @@ def test_tenants_follow_the_search_of_the_leader() -> None:
     run = two()
     for _ in range(300):
         run.on(1)
-        leader, other = run.everyone
+        leader, other = run.states
         following = tenants.follow(other, leader)
         assert (following.plan, following.phase) == (leader.plan, leader.phase)
-    assert run.everyone[0].phase in (TunerPhase.PROVE, TunerPhase.HOLD, TunerPhase.SCREEN)
+    assert run.states[0].phase in (TunerPhase.PROVE, TunerPhase.HOLD, TunerPhase.SCREEN)
 
 
 def test_tenants_with_steps_of_very_different_length_are_tuned() -> None:
     run = two(step=3.0)
     run.until(held, 20_000)
-    for state in run.everyone:
+    for state in run.states:
         assert state.estimates.at(certified_level(run)).time.n >= state.policy.least_pairs

@@ -129,7 +129,7 @@ class PipelineJob(TuningJob):
         """One step: complete iterations, use a finished search, and decide."""
         control, now = self._control, host.now.mono
         assert control is not None  # noqa: S101 - it is running
-        units = tuple(RankUnit(one.rank, one.start, one.end) for one in self._units.drain())
+        units = tuple(RankUnit(one.rank, one.start, one.end) for one in self.units.drain())
         instructions = self._instructions.drain()
         self._sampler.read_caps(host)
         energy = self._read_energy(host)
