@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
+from support.tuned_stack import Tuned, TunedHost, stack_config
 from wattspan.sdk.client import request_json
 
 LEADER, OTHER = "second/train_step", "first/train_step"
@@ -113,17 +113,3 @@ def test_shared_board_is_tuned_until_a_process_without_a_signal_uses_it(tmp_path
             agent.until(lambda: reason(agent, OTHER) == "shared", "for both tenants")
             agent.until(agent.host.restored, "the original is restored")
         agent.until(agent.host.capped, "a cap is in force again", 120)
-
-
-@pytest.mark.search
-def test_setting_of_a_shared_board_is_certified_within_both_budgets(tmp_path: Path) -> None:
-    with shared_board(tmp_path) as agent:
-        agent.until(lambda: agent.reason() == "certified", "a setting is held", 600)
-        (watts,) = agent.told()["decision"]["caps"].values()
-        assert watts * 1000 < ORIGINAL
-        agent.until(lambda: reason(agent, OTHER) == "certified", "for both tenants")
-        for job, budget in ((LEADER, 0.2), (OTHER, 0.3)):
-            told = row(agent, job)
-            assert told["budget"] == budget
-            assert told["held_bound"] <= budget
-            assert told["slowdown_bound"] <= budget
