@@ -270,6 +270,8 @@ class CapTotals(NamedTuple):
     ceiling: int | None = None
     suspended: bool = False
     """All limits were restored on request; the capper writes none until its next start."""
+    shared: str = ""
+    """The socket, if the capper is that of another agent of the host."""
 
 
 class Caps(Protocol):

@@ -43,6 +43,21 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
     assert len(asked) == 2  # probe for an existing capper, then for its own
 
 
+def test_capper_of_another_agent_is_replaced_after_its_end(tmp_path: Path) -> None:
+    clock, log, serves = ManualClock(), list[str](), [True]
+    config = Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path)))
+    with EmulatedHost(profile_named("batch")) as host:
+        where = ("--emulated", str(host.directory))
+        child = CapperProcess(clock, where, to_toml(config), lambda: bool(serves), log.append)
+        child.start()
+        serves.clear()
+        assert child.pid is None
+        eventually(lambda: child.pid is not None or later(clock), "a capper is started", 30)
+        child.stop()
+        eventually(lambda: not alive(frozenset({child.pid or 0})), "it has ended")
+    assert "does not answer; another one is started" in log[0]
+
+
 def later(clock: ManualClock) -> bool:
     """Advance one second; return False, so that a surrounding wait repeats its condition."""
     clock.advance(1)

@@ -137,6 +137,13 @@ def test_unresponsive_capper_is_reported_first(tune: Tune, run_dir: Path) -> Non
     assert told[2].startswith("No job yet")
 
 
+def test_capper_of_another_agent_is_reported(tune: Tune, run_dir: Path) -> None:
+    accounts = TuningAccounts("apply", capper=True, capper_shared="/run/other/capper.sock")
+    with QueryServer(run_dir, tuning=lambda: accounts):
+        told = tune.told("status").splitlines()
+    assert told[1] == "The capper of another agent, on /run/other/capper.sock, writes them."
+
+
 # ------------------------------------------------------------------------------------ explain
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run
+from support.tuning_plant import FLOOR, GPU, QUICK, TOP, Plant, Run, SharedRun
 from wattspan.model import SECOND, DecisionReason, Move
 from wattspan.tuning.decisions.budget import allowance
 from wattspan.tuning.decisions.phases import plan_ends
@@ -254,3 +254,44 @@ def test_blocks_end_by_the_clock_only_while_the_setting_is_in_force(
         samples = run.state.samples
         assert samples.level == run.state.plan.level
         assert ends >= samples.periods[-1].since + run.state.policy.settle_time
+
+
+# ----------------------------------------------------------------------------------- tenants
+
+budgets = st.floats(0.0, 0.2)
+shared_runs = st.builds(
+    lambda jobs: SharedRun(
+        [plant for plant, _ in jobs], [replace(QUICK, max_slowdown=budget) for _, budget in jobs]
+    ),
+    st.lists(st.tuples(plants, budgets), min_size=2, max_size=3),
+)
+
+
+@RUNS
+@given(shared_runs)
+def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun) -> None:
+    certified = None
+    for _ in range(700):
+        decision = run.on(1)
+        assert all(FLOOR <= cap < TOP for cap in decision.caps.values())
+        level = run.states[0].certified
+        if level is not None and level != certified:
+            for state in run.states:
+                time = state.estimates.at(level).time
+                assert time.n >= state.policy.least_pairs
+                assert time.upper(state.error) <= state.budget
+        certified = level
+        for state in run.states:
+            told = report(state)
+            if told.lost is not None and told.allowance is not None:
+                # One probe may turn out dearer than anything that was known of the curve.
+                assert told.lost <= told.allowance + 30 * SECOND
+
+
+@RUNS
+@given(shared_runs, st.integers(1, 500), st.integers(0, 2))
+def test_silent_tenant_releases_a_shared_device(run: SharedRun, turns: int, number: int) -> None:
+    run.on(turns)
+    run.plants[number % len(run.plants)].silent = True
+    run.on(400)
+    assert not run.on(1).caps

@@ -22,8 +22,11 @@ from support.waiting import eventually
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
 OURS = ("WATTSPAN_", "COVERAGE_")  # variables of build servers and coverage
+_HOST_DIRECTORY = tempfile.TemporaryDirectory(prefix="wattspan-host-", ignore_cleanup_errors=True)
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(OURS)} | {
-    "WATTSPAN_CONFIG": os.devnull
+    "WATTSPAN_CONFIG": os.devnull,
+    # Cappers of tests neither find nor exclude those of this machine.
+    "WATTSPAN_CAPS_HOST_DIR": f"{_HOST_DIRECTORY.name}/capper",
 }
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 SHARED_MEMORY = Path("/dev/shm")

@@ -6,12 +6,13 @@ The tests check the tuner's actions; the benchmark measures their quality.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from wattspan.model import SECOND, Decision, DecisionReason
 from wattspan.tuning.decisions.search import TunerState
 from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.tenants import everyone
 from wattspan.tuning.decisions.values import (
     EnergyPoint,
     KnobRange,
@@ -145,3 +146,41 @@ class Run:
             if not found or found[-1] is not one.reason:
                 found.append(one.reason)
         return found
+
+
+@dataclass
+class SharedRun:
+    """A tuner at a device with several tenants, each with its own policy; the first leads."""
+
+    plants: list[Plant]
+    policies: list[TunerPolicy]
+    state: TunerState | None = None
+    decision: Decision | None = None
+    reasons: list[DecisionReason] = field(default_factory=list)
+
+    def on(self, turns: int) -> Decision:
+        if self.state is None:
+            first, *others = self.policies
+            self.state = begin(
+                first, RANGES, now=0, tenants=[begin(one, RANGES, now=0) for one in others]
+            )
+        for _ in range(turns):
+            seen = [plant.observe(self.decision) for plant in self.plants]
+            shared = replace(seen[0], tenants=tuple(one.units for one in seen[1:]))
+            self.state, self.decision = step(self.state, shared)
+            if self.reasons[-1:] != [self.decision.reason]:
+                self.reasons.append(self.decision.reason)
+        assert self.decision is not None
+        return self.decision
+
+    def until(self, wanted: Callable[[Decision], bool], turns: int = 6_000) -> Decision:
+        for _ in range(turns):
+            if wanted(self.on(1)):
+                assert self.decision is not None
+                return self.decision
+        raise AssertionError(f"never, but: {self.reasons} {self.decision}")
+
+    @property
+    def states(self) -> tuple[TunerState, ...]:
+        assert self.state is not None
+        return everyone(self.state)

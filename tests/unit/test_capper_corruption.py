@@ -16,6 +16,7 @@ from support.journal_corruption import corrupt_audit, corrupt_journal, snapshot
 from wattspan.capper.audit import AuditLog
 from wattspan.capper.journal import CapperHost
 from wattspan.capper.process import RestoreContext, RestoreReport, restore_limits
+from wattspan.capper.protocol import CapperClient
 from wattspan.config import Config
 from wattspan.model import CapKey
 
@@ -74,7 +75,9 @@ class Killed:
         return restore_limits(
             RestoreContext(
                 lambda: CapperHost(self.folder, BOOT),
-                self.folder / "capper.sock",
+                lambda who: CapperClient(
+                    self.folder / "capper.sock", self.bench.clock, who=who, timeout=5.0
+                ),
                 Config(),
                 lambda: [self.bench.actuator],
                 self.bench.clock,

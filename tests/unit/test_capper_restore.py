@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from support.capper_bench import BOOT, Bench, W
+from wattspan.capper.host_directory import HostClaim, HostHeldError
 from wattspan.capper.journal import CapperHost, CapperLock, JournalError
 from wattspan.capper.process import RestoreContext, accept_foreign_limits, restore_limits
-from wattspan.capper.protocol import RefusalReason, RefusedReply
+from wattspan.capper.protocol import CapperClient, RefusalReason, RefusedReply
 from wattspan.config import Config
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
@@ -56,14 +57,23 @@ def refusing(path: Path, reason: RefusalReason) -> Iterator[None]:
         thread.join()
 
 
-def here(left: Bench, path: Path, clock: ManualClock | None = None) -> RestoreContext:
+def here(
+    left: Bench,
+    path: Path,
+    clock: ManualClock | None = None,
+    *,
+    host_dir: Path | None = None,
+    log: Callable[[str], None] = lambda sentence: None,
+) -> RestoreContext:
+    clock = clock or ManualClock()
     return RestoreContext(
         lambda: CapperHost(left.folder, BOOT),
-        path,
+        lambda who: CapperClient(path, clock, who=who, timeout=5.0),
         Config(),
         lambda: [left.actuator],
-        clock or ManualClock(),
-        lambda sentence: None,
+        clock,
+        log,
+        host_dir=host_dir,
     )
 
 
@@ -105,3 +115,24 @@ def test_lock_holder_that_does_not_end_is_named(left: Bench, path: Path) -> None
         restore_limits(here(left, path))
     hanging.release()
     assert left.stands == [500 * W, 650 * W]
+
+
+def test_limits_are_not_restored_while_another_agents_capper_serves(
+    left: Bench, path: Path, tmp_path: Path
+) -> None:
+    other = HostClaim(tmp_path / "host")
+    with pytest.raises(HostHeldError, match=r"Process \d+ is the capper of this host"):
+        restore_limits(here(left, path, host_dir=tmp_path / "host"))
+    assert left.stands == [500 * W, 650 * W]
+    other.release()
+    assert restore_limits(here(left, path, host_dir=tmp_path / "host")).restored == 1
+
+
+def test_limits_are_restored_without_a_usable_host_directory(
+    left: Bench, path: Path, tmp_path: Path
+) -> None:
+    log = list[str]()
+    (tmp_path / "host").touch()
+    done = restore_limits(here(left, path, host_dir=tmp_path / "host", log=log.append))
+    assert (done.restored, left.stands) == (1, [650 * W, 650 * W])
+    assert "without the lock of the host" in log[0]

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ import pytest
 
 from support.fake_actuators import ENFORCED, KnobNvml
 from support.fake_nvml import FakeGpu
+from wattspan.capper.host_directory import HostClaim
 from wattspan.capper.journal import Journal
 from wattspan.capper.journal_entries import JournalEntry
 from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, StateReply
@@ -50,12 +51,13 @@ class Host:
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
         self.autotune, self.caps = AutotuneSettings(mode="advise"), CapsSettings()
+        self.host_dir = folder / "host"
 
     def told(self) -> dict[str, Finding]:
         config = Config(
             agent=AgentSettings(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
             autotune=self.autotune,
-            caps=self.caps,
+            caps=msgspec.structs.replace(self.caps, host_dir=str(self.host_dir)),
         )
         context = SourceContext(
             self.clock,
@@ -82,10 +84,12 @@ def host(tmp_path: Path) -> Host:
 
 
 @contextmanager
-def answering(host: Host, answer: StateReply | RefusedReply) -> Iterator[None]:
-    """A capper that says the same to everything."""
+def answering(
+    host: Host, answer: StateReply | RefusedReply, path: Path | None = None
+) -> Iterator[None]:
+    """A capper that says the same to everything, by default beside the host's agent."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(host.run_dir / "capper.sock"))
+        listener.bind(str(path or host.run_dir / "capper.sock"))
         listener.listen()
 
         def answer_all() -> None:
@@ -315,6 +319,62 @@ def test_socket_that_was_left_behind_is_not_taken_for_a_capper(host: Host) -> No
         dead.bind(str(host.run_dir / "capper.sock"))
     finding = host.told()["capper"]
     assert "no process listens" in finding.detail
+
+
+@contextmanager
+def another_agents_capper(
+    host: Host, answer: StateReply | RefusedReply | None = None
+) -> Iterator[Path]:
+    """The host's capper, of an agent with another run directory; silent without an ``answer``."""
+    path = host.folder / "other.sock"
+    claim = HostClaim(host.host_dir)
+    claim.publish(path, host.folder / "journal")
+    with answering(host, answer, path) if answer is not None else nullcontext():
+        yield path
+    claim.release()
+
+
+def test_capper_of_another_agent_is_found_and_named(host: Host) -> None:
+    with another_agents_capper(host, state(row())) as path:
+        finding = host.told()["capper"]
+    assert finding.mark is Severity.OK
+    assert finding.detail.startswith(
+        f"answers at {path} (pid 4711), the capper of another agent of this host; 0 caps"
+    )
+
+
+def test_limits_that_another_agents_capper_does_not_impose_are_warned_of(host: Host) -> None:
+    host.caps = CapsSettings(budget_watts=500)
+    with another_agents_capper(host, state(row())):
+        finding = host.told()["capper"]
+    assert finding.mark is Severity.WARN
+    assert "the power budget of this configuration are not in force" in finding.detail
+    assert "Put them into the configuration of that agent" in finding.remedy
+
+
+def test_refusal_by_another_agents_capper_names_its_configuration(host: Host) -> None:
+    refused = RefusedReply(reason=RefusalReason.NOT_ALLOWED, sentence="User 1000 may not ask.")
+    with another_agents_capper(host, refused):
+        finding = host.told()["capper"]
+    assert finding.mark is Severity.WARN
+    assert "in the configuration of that agent" in finding.remedy
+
+
+def test_silent_capper_of_another_agent_is_named_with_its_process(host: Host) -> None:
+    host.autotune = AutotuneSettings(mode="apply", apply_found=True)
+    with another_agents_capper(host) as path:
+        finding = host.told()["capper"]
+    assert finding.mark is Severity.WARN
+    assert f"Process {os.getpid()} is the capper of this host, answers on {path}" in finding.remedy
+
+
+def test_host_directory_that_others_can_write_is_a_warning(host: Host) -> None:
+    assert "host directory" not in host.told()
+    host.host_dir.mkdir()
+    host.host_dir.chmod(0o777)
+    finding = host.told()["host directory"]
+    assert finding.mark is Severity.WARN
+    assert "can be written by other users" in finding.detail
 
 
 # --------------------------------------------------------------------------------- left behind

@@ -193,6 +193,8 @@ def test_only_places_and_new_kinds_of_knobs_need_a_restart() -> None:
     assert needs_restart(old, replace(old, caps=caps)) == ()
     agent = msgspec.structs.replace(old.agent, state_dir="/elsewhere", history=5 * SECOND)
     assert needs_restart(old, replace(old, agent=agent)) == ("agent.state_dir",)
+    moved = msgspec.structs.replace(old.caps, host_dir="/elsewhere")
+    assert needs_restart(old, replace(old, caps=moved)) == ("caps.host_dir",)
     tuned = msgspec.structs.replace(old.autotune, knobs=(Knob.GPU_CLOCK,))
     assert needs_restart(old, replace(old, autotune=tuned)) == ("autotune.knobs",)
     assert needs_restart(replace(old, autotune=tuned), old) == ()

@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from wattspan.config import AgentSettings, Config
 from wattspan.model import Consumer
-from wattspan.service.configuration import first_existing, tuner_capper_socket
 from wattspan.service.tuning_assembly import job_command
 from wattspan.tuning.decisions.certified_settings import command_digest
 
@@ -26,17 +23,3 @@ def test_job_command_of_an_ended_process_is_empty() -> None:
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(child, 0)
     assert job_command(Consumer(child, 1)) == ""
-
-
-def test_agent_prefers_the_capper_in_its_own_run_directory(tmp_path: Path) -> None:
-    own, system = tmp_path / "own.sock", tmp_path / "system.sock"
-    assert first_existing([own, system]) == own
-    system.touch()
-    assert first_existing([own, system]) == system
-    own.touch()
-    assert first_existing([own, system]) == own
-
-
-def test_agent_with_a_configured_run_directory_has_its_own_capper(tmp_path: Path) -> None:
-    config = Config(agent=AgentSettings(run_dir=str(tmp_path)))
-    assert tuner_capper_socket(config).parent == tmp_path

@@ -211,7 +211,7 @@ def test_short_lived_processes_leave_no_state() -> None:
         job.alive = False
         if number > 60:
             assert len(tuning_job(host).ranks) <= 2
-            assert len(tuning_job(host)._units) < 100
+            assert len(tuning_job(host).units) < 100
     host.run(30)
     row = host.row()
     assert row is not None
@@ -224,7 +224,7 @@ def test_units_of_an_untunable_job_are_not_stored() -> None:
     host = Host(settings=quick(gpus=("7",)))
     host.train()
     host.run(300)
-    assert len(tuning_job(host)._units) < 100
+    assert len(tuning_job(host).units) < 100
 
 
 # ------------------------------------------------------------------------------- too many of them
@@ -288,15 +288,6 @@ def test_process_of_another_group_that_joins_a_held_job_ends_its_cap() -> None:
     host.train()
     host.run(3)
     assert tuning_job(host).decision.reason is DecisionReason.NOT_ALLOWED
-    assert host.gpus[0].cap == DEFAULT
-
-
-def test_two_jobs_on_one_gpu_are_both_left_alone() -> None:
-    host = Host(settings=quick(job=(TunedJobSettings(span="train_step", kind="steps"),)))
-    host.train("a")
-    host.train("b")
-    host.run(120)
-    assert {row.decision.reason for row in host.tuner.accounts().rows} == {DecisionReason.SHARED}
     assert host.gpus[0].cap == DEFAULT
 
 

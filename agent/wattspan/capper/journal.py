@@ -234,6 +234,19 @@ def open_capper_directory(state_dir: Path, *, emulated: bool = False) -> Path:
     return directory
 
 
+def has_journal(directory: Path) -> bool:
+    """True if a capper that kept its journal in ``directory`` may have left limits."""
+    return any(directory.glob(f"{PREFIX}*"))
+
+
+def distrust_reason(directory: Path) -> str:
+    """The reason if the directory of an existing journal cannot be trusted; else ""."""
+    try:
+        return _distrust_reason(directory, directory.lstat())
+    except OSError as error:
+        return f"{error.strerror}."
+
+
 def _distrust_reason(directory: Path, found: os.stat_result) -> str:
     """The reason if the directory cannot be trusted, with the remedy; else "".
 
@@ -248,7 +261,7 @@ def _distrust_reason(directory: Path, found: os.stat_result) -> str:
     if whole and found.st_uid == user and not found.st_mode & 0o022:
         return ""
     others = "other users may write it."
-    if not any(directory.glob(f"{PREFIX}*")):
+    if not has_journal(directory):
         return f"{others} Remove it, and let the capper make its own."
     if not whole:
         return f"{others} It is a link to what holds a journal: put that in its place."

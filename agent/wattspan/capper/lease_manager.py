@@ -332,9 +332,10 @@ class CapManager:
                     key.device,
                 )
             if held is not None and (held.holder, held.cause.job) != (holder, job):
+                by = f" by process {held.cause.pid}" if held.cause.pid else ""
                 raise CapsError(
-                    f"{state.name} is held for {held.cause.job!r}; one job at a time holds a"
-                    " device.",
+                    f"{state.name} is held for {held.cause.job!r}{by}; one job at a time holds a"
+                    " device. Let one agent tune it: [autotune] gpus names the GPUs of an agent.",
                     RefusalReason.HELD,
                     key.device,
                 )

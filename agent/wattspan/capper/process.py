@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from wattspan.capper.audit import (
     GENERATIONS,
@@ -17,7 +18,15 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
-from wattspan.capper.journal import CapperHost, CapperLock, Journal, JournalError
+from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
+from wattspan.capper.journal import (
+    CapperHost,
+    CapperLock,
+    Journal,
+    JournalError,
+    distrust_reason,
+    has_journal,
+)
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
 from wattspan.capper.protocol import CapperClient, RefusalReason
@@ -40,6 +49,7 @@ _LOCK_TIMEOUT, _LOCK_INTERVAL = 10 * SECOND, 100 * MILLISECOND
 """Longest time that an ending capper may keep the lock."""
 
 Log = Callable[[str], None]
+_Lock = TypeVar("_Lock", HostClaim, CapperLock)
 
 
 def enabled_knobs(config: Config) -> frozenset[Knob]:
@@ -50,7 +60,7 @@ def enabled_knobs(config: Config) -> frozenset[Knob]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """The changed keys that a running capper cannot apply."""
-    places = {"agent.run_dir", "agent.state_dir"} & changed_keys(old, new)
+    places = {"agent.run_dir", "agent.state_dir", "caps.host_dir"} & changed_keys(old, new)
     knobs = {"autotune.knobs"} if enabled_knobs(new) - enabled_knobs(old) else set()
     return tuple(sorted(places | knobs))
 
@@ -161,13 +171,15 @@ class Capper:
         *,
         alive: Callable[[], None] = lambda: None,
         inherited: ListeningSocket | None = None,
+        claim: HostClaim | None = None,
     ) -> None:
         """Take the lock, read the journal, and listen.
 
         JournalError if there is another capper, or no place for a journal; ListenError. An
-        ``inherited`` socket is served instead of one of our own, and is not removed.
+        ``inherited`` socket is served instead of one of our own, and is not removed. ``claim`` is
+        for a real host, and is released by the caller.
         """
-        self._log, self._alive = log, alive
+        self._log, self._alive, self._claim = log, alive, claim
         self._troubles: set[str] = set()
         with ExitStack() as stack:
             stack.callback(CapperLock(host).release)
@@ -176,6 +188,8 @@ class Capper:
             stack.callback(listening.socket.close)
             self._engine = CapEngine(host, config, actuators(), clock, log)
             stack.callback(self._engine.close)
+            if claim is not None:
+                claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
         self._ceilings = PowerCeilings(
@@ -247,6 +261,7 @@ class Capper:
     def _turned(self) -> None:
         """After every turn of the loop: log each trouble once, when it begins."""
         self._alive()
+        self._keep_claim()
         engine = self._engine
         engine.rows.turn()
         troubles = {
@@ -259,6 +274,51 @@ class Capper:
         for trouble in sorted(troubles - self._troubles):
             self._log(trouble)
         self._troubles = troubles
+
+    def _keep_claim(self) -> None:
+        """Stay the only capper of the host; end if another one has replaced this one."""
+        if self._claim is None:
+            return
+        try:
+            self._claim.keep()
+        except HostDirectoryError as error:
+            self._log(f"The capper ends and restores its limits. {error}")
+            self.server.stop()
+
+
+def restore_former(
+    claim: HostClaim,
+    own: CapperHost,
+    config: Config,
+    actuators: Callable[[], Sequence[ConcurrentActuator]],
+    clock: Clock,
+    log: Log,
+) -> None:
+    """Restore the tuned limits of a capper of this host that had another journal.
+
+    A capper that was killed leaves them, and this one would take them for the originals. Imposed
+    limits stay. JournalError if that journal cannot be used, or a limit cannot be restored.
+    """
+    directory = claim.former_journal
+    if directory is None or directory == own.directory or not has_journal(directory):
+        return
+    former = replace(own, directory=directory)
+    remedy = f"Run `wattspan caps restore` with the configuration of the capper of {directory}."
+    if distrust := distrust_reason(directory):
+        raise JournalError(f"Cannot restore the limits of the capper of {directory}: {distrust}")
+    with ExitStack() as stack:
+        stack.callback(CapperLock(former).release)
+        engine = CapEngine(former, config, actuators(), clock, log, enumerate_devices=False)
+        stack.callback(engine.close)
+        engine.manager.impose_retained()
+        errors, restored = engine.release(engine.manager.stop), engine.reconciler.restores
+    if errors:
+        raise JournalError(
+            f"The limits of the capper of {directory}, which has ended, are not restored:"
+            f" {' '.join(map(str, errors))} {remedy}"
+        )
+    if restored:
+        log(f"{restored} limit{'s' * (restored != 1)} of the capper of {directory} restored.")
 
 
 # --------------------------------------------------------------------------- without a capper
@@ -281,23 +341,34 @@ class RestoreContext:
     """The host of a present or former capper, with its devices and files."""
 
     host: Callable[[], CapperHost]
-    socket: Path
+    client: Callable[[str], CapperClient]
     config: Config
     actuators: Callable[[], Sequence[ConcurrentActuator]]
     clock: Clock
     log: Log
     ended: bool = False
     """True if the capper has ended, or is about to: its socket may be open all the same."""
-
-    def client(self, who: str) -> CapperClient:
-        return CapperClient(self.socket, self.clock, who=who, timeout=5.0)
+    host_dir: Path | None = None
+    """The directory of the host-wide lock; None for an emulated host."""
 
     @contextmanager
     def engine(self) -> Iterator[CapEngine]:
-        """The journal and the devices, under the lock. JournalError if another process has it."""
+        """The journal and the devices, under the locks.
+
+        JournalError or HostHeldError if another process has one. A host directory that cannot be
+        used is logged only: restoring must not depend on it.
+        """
         host = self.host()
         with ExitStack() as stack:
-            stack.callback(self._lock(host).release)
+            if self.host_dir is not None:
+                path = self.host_dir
+                try:
+                    stack.callback(self._wait_for(lambda: HostClaim(path)).release)
+                except HostHeldError:
+                    raise
+                except HostDirectoryError as error:
+                    self.log(f"Limits are restored without the lock of the host. {error}")
+            stack.callback(self._wait_for(lambda: CapperLock(host)).release)
             actuators = self.actuators()
             engine = CapEngine(
                 host, self.config, actuators, self.clock, self.log, enumerate_devices=False
@@ -317,12 +388,13 @@ class RestoreContext:
             raise error
         return self
 
-    def _lock(self, host: CapperHost) -> CapperLock:
+    def _wait_for(self, take: Callable[[], _Lock]) -> _Lock:
+        """Take a lock that an ending capper may hold for a moment."""
         deadline = self.clock.monotonic() + (_LOCK_TIMEOUT if self.ended else 0)
         while True:
             try:
-                return CapperLock(host)
-            except JournalError:
+                return take()
+            except (JournalError, HostHeldError):
                 if self.clock.monotonic() >= deadline:
                     raise
             self.clock.sleep_until(self.clock.monotonic() + _LOCK_INTERVAL)

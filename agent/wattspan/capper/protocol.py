@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, ModelEnum
 from wattspan.ports import CapsError, CapTotals, Clock
 from wattspan.util.throttle import RetryBackoff
+from wattspan.util.unix_sockets import peer_credentials
 
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -254,6 +255,21 @@ def capper_start_command(root: Path = Path("/")) -> str:
     return f"systemctl enable --now {SOCKET_UNIT}" if has_capper_unit(root) else "wattspan capper"
 
 
+class CapperAddress(NamedTuple):
+    """A socket of a capper. The process that listens must be of the user ``owner``, or of root.
+
+    None permits every user, for a socket in a directory whose owner the caller trusts. ``shared``:
+    it is the socket of another agent's capper.
+    """
+
+    path: Path
+    owner: int | None = None
+    shared: bool = False
+
+
+Locate = Callable[[], Sequence[CapperAddress]]
+
+
 class CapperClient:
     """ports.Caps over the capper's socket. Belongs to one thread.
 
@@ -263,18 +279,26 @@ class CapperClient:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Locate,
         clock: Clock,
         *,
         who: str,
         timeout: float = TIMEOUT,
         root: Path = Path("/"),
+        held: Callable[[], str] = lambda: "",
     ) -> None:
         """``who`` names the client; ``timeout`` is the seconds that one call may take.
 
-        ``root`` is the host's root directory, for the start command in errors.
+        ``path`` is the socket, or returns the addresses to try for each new connection: the first
+        one on which a process listens. ``root`` is the host's root directory, for the start
+        command in errors; ``held`` names the process that keeps another capper from starting.
         """
-        self.path = path
+        self._locate: Locate = (
+            path if not isinstance(path, Path) else lambda: (CapperAddress(path),)
+        )
+        self.address = self._locate()[0]
+        """The socket of the last connection or attempt."""
+        self._held = held
         self.state: StateReply | None = None
         """The newest reply, with the lease, the ceiling and the counts beside the rows."""
         self._clock, self._who, self._timeout, self._root = clock, who, timeout, root
@@ -289,7 +313,8 @@ class CapperClient:
         state = self.state
         if state is None:
             return CapTotals()
-        return CapTotals(state.writes, state.restores, state.ceiling, state.suspended)
+        shared = str(self.address.path) if self.address.shared else ""
+        return CapTotals(state.writes, state.restores, state.ceiling, state.suspended, shared)
 
     def rows(self, *, renew: bool = False) -> tuple[CapRow, ...]:
         return self._rows(RenewRequest() if renew else StatusRequest())
@@ -331,17 +356,32 @@ class CapperClient:
     def _connect(self, deadline: int) -> socket.socket:
         if not self._backoff.is_due(self._clock.monotonic()):
             raise self._last_failure()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(self._timeout)
-            connection.connect(str(self.path))
-        except OSError as error:
-            connection.close()
-            raise self._unreachable(error) from None
+        connection = self._open()
         self._socket = connection
         self._exchange(connection, HelloRequest(self._who), deadline)
         self._backoff.reset()
         return connection
+
+    def _open(self) -> socket.socket:
+        """A connection to the first address at which a process listens."""
+        first: tuple[CapperAddress, OSError] | None = None
+        for address in self._locate():
+            self.address = address
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(self._timeout)
+                connection.connect(str(address.path))
+                _check_owner(connection, address)
+            except OSError as error:
+                connection.close()
+                first = first or (address, error)
+                if isinstance(error, _NO_LISTENER):
+                    continue
+                raise self._unreachable(error) from None
+            return connection
+        assert first is not None  # noqa: S101 - there is an address
+        self.address, cause = first
+        raise self._unreachable(cause)
 
     def _exchange(
         self, connection: socket.socket, request: CapperRequest, deadline: int
@@ -383,11 +423,12 @@ class CapperClient:
         return left / SECOND
 
     def _unreachable(self, error: Exception) -> CapsError:
+        remedy = self._held() or (
+            f"Start one with `{capper_start_command(self._root)}`, as root; the connection is"
+            " retried."
+        )
         return self._disconnect(
-            CapsError(
-                f"No capper answers on {self.path}: {_cause(error)}. Start one with"
-                f" `{capper_start_command(self._root)}`, as root; the connection is retried."
-            )
+            CapsError(f"No capper answers on {self.address.path}: {_cause(error)}. {remedy}")
         )
 
     def _disconnect(self, failure: CapsError) -> CapsError:
@@ -401,8 +442,26 @@ class CapperClient:
         return CapsError(str(self._failure), self._failure.refusal, self._failure.device)
 
 
+class _ImpostorError(ConnectionError):
+    """A process of an unexpected user listens."""
+
+
+_NO_LISTENER = (FileNotFoundError, ConnectionRefusedError, _ImpostorError)
+
+
+def _check_owner(connection: socket.socket, address: CapperAddress) -> None:
+    """OSError unless the listening process is of the address's owner."""
+    if address.owner is None:
+        return
+    uid = peer_credentials(connection).uid
+    if uid not in (0, address.owner):
+        raise _ImpostorError(f"a process of user {uid} listens there, not of {address.owner}")
+
+
 def _cause(error: Exception) -> str:
     match error:
+        case _ImpostorError():
+            return str(error)
         case TimeoutError():
             return "it takes too long"
         case FileNotFoundError():

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from wattspan.cli.options import ConfigurationOptions, config_options
-from wattspan.model import SECOND
+from wattspan.model import SECOND, Knob
 from wattspan.ports import WattspanError
 from wattspan.service.systemd import hangup_reloads, stop_on_signals
 
 if TYPE_CHECKING:
     from wattspan.capper.devices import ConcurrentActuator
     from wattspan.config import Config
-    from wattspan.model import Knob
     from wattspan.ports import Clock
     from wattspan.service.systemd import SystemdNotifier, Watchdog
 
@@ -56,8 +57,9 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
     listening = inherited_unix_socket(os.environ)
     reload = hangup_reloads(managed=notify.available)
     with stop_on_signals(patiently=True, reload=reload) as request:
+        from wattspan.capper.host_directory import HostClaim
         from wattspan.capper.journal import capper_socket_path, open_capper_host
-        from wattspan.capper.process import Capper, enabled_knobs
+        from wattspan.capper.process import Capper, enabled_knobs, restore_former
         from wattspan.capper.server import refuse_connections
         from wattspan.cli.run import loggers
         from wattspan.clock import SystemClock
@@ -77,22 +79,36 @@ def command(configuration: ConfigurationOptions, emulated: Path | None, follow_s
         info, warn = loggers(config.agent.log_level)
         notify.extend_timeout(STARTUP_TIMEOUT)
         status = CapperStatus(notify, Watchdog(notify, clock), lambda: capper.status)
-        capper = Capper(
-            open_capper_host(Path(config.agent.state_dir), emulated),
-            capper_socket_path(run_directory(config), emulated=emulated is not None),
-            config,
-            lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
-            clock,
-            warn,
-            alive=status,
-            inherited=listening,
-        )
-        reloading = CapperReload(config, load, capper.reconfigure, status, info, warn, clock)
-        if follow_stdin:
-            capper.server.follow(0)
-        request.register(capper.server.stop, lambda: capper.server.ask(reloading))
-        info(f"Serving {capper.address}")
-        troubles = capper.run(ending=status.ending)
+        with ExitStack() as stack:
+            try:
+                host = open_capper_host(Path(config.agent.state_dir), emulated)
+                claim = None
+                if emulated is None:  # emulated hosts share no device
+                    claim = HostClaim(Path(config.caps.host_dir))
+                    stack.callback(claim.release)
+                    every = partial(open_isolated_actuators, tuple(Knob), None, clock)
+                    restore_former(claim, host, config, every, clock, warn)
+                capper = Capper(
+                    host,
+                    capper_socket_path(run_directory(config), emulated=emulated is not None),
+                    config,
+                    lambda: open_isolated_actuators(enabled_knobs(config), emulated, clock),
+                    clock,
+                    warn,
+                    alive=status,
+                    inherited=listening,
+                    claim=claim,
+                )
+            except WattspanError as error:
+                if listening is not None:
+                    refuse_connections(listening.socket, str(error))
+                raise
+            reloading = CapperReload(config, load, capper.reconfigure, status, info, warn, clock)
+            if follow_stdin:
+                capper.server.follow(0)
+            request.register(capper.server.stop, lambda: capper.server.ask(reloading))
+            info(f"Serving {capper.address}")
+            troubles = capper.run(ending=status.ending)
     if troubles:
         raise click.exceptions.Exit(6)
 

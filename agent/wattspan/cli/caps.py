@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wattspan.capper.actuators import format_setting
-from wattspan.capper.protocol import TIMEOUT, CapperClient, cap_row
+from wattspan.capper.protocol import cap_row
 from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.formatting import duration_text, local_time
 from wattspan.cli.options import (
@@ -27,7 +27,7 @@ from wattspan.util.text import printable
 
 if TYPE_CHECKING:
     from wattspan.capper.process import RestoreContext
-    from wattspan.capper.protocol import StateReply
+    from wattspan.capper.protocol import CapperClient, StateReply
     from wattspan.ports import Clock
 
 
@@ -58,23 +58,24 @@ def status(configuration: ConfigurationOptions, as_json: bool) -> None:
     """
     config = configuration.load_without_plugins()
     from wattspan.clock import SystemClock
-    from wattspan.service.configuration import capper_socket
+    from wattspan.service.configuration import capper_client
 
     clock = SystemClock()
     # A capper that systemd starts for this connection takes a while to wake the driver first.
-    state = capper_state(capper_socket(config), clock, "wattspan caps status", timeout=10.0)
+    client = capper_client(config, clock, "wattspan caps status", timeout=10.0)
+    state = capper_state(client)
     if as_json:
         import msgspec
 
         echo_json(msgspec.to_builtins(state))
         return
+    click.echo(printable(f"Capper: process {state.pid}, on {client.address.path}"))
     for line in state_lines(state, clock):
         click.echo(printable(line))
 
 
-def capper_state(path: Path, clock: Clock, who: str, timeout: float = TIMEOUT) -> StateReply:
-    """The state of the capper at ``path``; CapsError."""
-    client = CapperClient(path, clock, who=who, timeout=timeout)
+def capper_state(client: CapperClient) -> StateReply:
+    """The state of the capper, asked once; CapsError."""
     try:
         client.rows()
         assert client.state is not None  # noqa: S101 - it has just answered
@@ -184,20 +185,32 @@ def _restore_context(config: Config, emulated: Path | None) -> RestoreContext:
     from wattspan.capper.journal import open_capper_host
     from wattspan.capper.process import RestoreContext
     from wattspan.clock import SystemClock
-    from wattspan.service.configuration import capper_socket
+    from wattspan.service.configuration import capper_client
 
     clock = SystemClock()
+
+    def client(who: str) -> CapperClient:
+        return capper_client(
+            config,
+            clock,
+            who,
+            timeout=5.0,
+            emulated=None if emulated is None else True,
+            shared=False,
+        )
+
     # systemd sets SERVICE_RESULT for ExecStopPost=. The socket is systemd's own and still open
     # then, and a connection would start the capper again.
     return RestoreContext(
         lambda: open_capper_host(Path(config.agent.state_dir), emulated),
-        capper_socket(config),
+        client,
         config,
         # All knobs: the configuration may have changed since a cap was set.
         lambda: open_isolated_actuators(tuple(Knob), emulated, clock),
         clock,
         echo_error,
         ended="SERVICE_RESULT" in os.environ,
+        host_dir=None if emulated is not None else Path(config.caps.host_dir),
     )
 
 

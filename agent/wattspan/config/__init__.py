@@ -1,7 +1,7 @@
 """The configuration: flag over environment over file over default, with the origin of values."""
 
 from wattspan.config.footprint import CarbonSettings, CostSettings
-from wattspan.config.loading import changed_keys, environment_variable, load
+from wattspan.config.loading import changed_keys, environment_variable, load, without_settings
 from wattspan.config.settings import (
     TABLES,
     AccessSettings,
@@ -43,4 +43,5 @@ __all__ = [
     "changed_keys",
     "environment_variable",
     "load",
+    "without_settings",
 ]

@@ -386,6 +386,15 @@ def environment_variable(dotted: str) -> str:
     return ENVIRONMENT_PREFIX + "".join(c if c.isalnum() else "_" for c in dotted).upper()
 
 
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` without variables of settings, for a child with a whole configuration.
+
+    They would take precedence over it, although flags of its parent may have replaced them.
+    """
+    names = {environment_variable(dotted) for dotted, _ in each_key(ConfigSchema().tables)}
+    return {name: value for name, value in environ.items() if name not in names}
+
+
 def file_only_sentence(array: str) -> str:
     """Return the sentence for an array of tables in a variable or flag."""
     return f"Only the file can contain tables [[{array}]]. Write them there."

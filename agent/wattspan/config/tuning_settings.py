@@ -501,6 +501,18 @@ class CapsSettings(Table, frozen=True):
     log_size: Annotated[
         Size, about("Half of the disk limit of all audit log files together.", least="64KiB")
     ] = Size.parse("4MiB")
+    host_dir: Annotated[
+        str,
+        about(
+            "Directory of the lock by which a host has one capper, and of the link to its socket; "
+            "the same for every agent of the host."
+        ),
+    ] = "/run/wattspan-capper"
+
+    @property
+    def imposes(self) -> bool:
+        """True if limits are to be in force without a tuner: fixed caps or a power budget."""
+        return bool(self.fixed or self.budget_watts or self.budget_file)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         for number, cap in enumerate(self.fixed):
@@ -520,7 +532,9 @@ class CapsSettings(Table, frozen=True):
                 f"reserve_watts = {self.reserve_watts} leaves nothing of "
                 f"{self.budget_watts} W for devices. Raise the budget or lower the reserve.",
             )
-        yield from relative_paths(self, "budget_file")
+        yield from relative_paths(self, "budget_file", "host_dir")
+        if not self.host_dir:
+            yield "host_dir", 'it is "". Write an absolute path.'
         for number in _duplicate_positions([priority.device for priority in self.priority]):
             device = quoted(self.priority[number].device)
             yield f"priority[{number}]", f"{device} already has a priority. Remove one."

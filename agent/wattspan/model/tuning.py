@@ -430,6 +430,7 @@ class TuningAccounts:
     caps: tuple[CapRow, ...] = ()
     capper: bool | None = None
     capper_trouble: str = ""
+    capper_shared: str = ""  # its socket, if it is the capper of another agent
     writes: int = 0
     restores: int = 0
     ceiling: int | None = None  # milliwatts: the host's power budget, if there is one

@@ -4,7 +4,8 @@ The capper follows its standard input: the pipe ends with the agent, and the cap
 tuned limit and ends. Limits of fixed caps and of a power budget stay in force. If the capper ends,
 another one is started, which takes over or restores the remaining limits. A capper that does not
 answer for the time of the service's watchdog (stopped by SIGSTOP, or hanging) is killed, so that
-another one starts.
+another one starts. If the capper of another agent serves the host, none is started before it has
+not answered for that time either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from wattspan.config import without_settings
 from wattspan.model import SECOND, Failure, SourceHealth, Trouble
 from wattspan.ports import SUSPENDED, Caps, CapsError, Clock
 from wattspan.util.process import module_command
@@ -60,10 +62,11 @@ class CapperProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start a capper unless one answers already, and restart it from then on."""
+        """Start a capper unless one answers, and from then on whenever none does."""
         if self.answered():
-            return
-        self._await(self._launch())
+            self._kill_at = self.clock.monotonic() + HUNG_AFTER
+        else:
+            self._await(self._launch())
         self._thread = threading.Thread(target=self._watch, name="wattspan-capper", daemon=True)
         self._thread.start()
 
@@ -109,6 +112,7 @@ class CapperProcess:
                     *("--config", f"/dev/fd/{settings}", *self.arguments),
                 ),
                 cwd="/",
+                env=without_settings(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 # Ctrl-C reaches a whole process group; only the pipe ends the capper.
@@ -123,6 +127,7 @@ class CapperProcess:
         while not self._stop.wait(CHECK_INTERVAL):
             process = self._process
             if process is None:
+                self._replace_missing()
                 continue
             if process.poll() is None:
                 self._kill_if_hung(process)
@@ -132,24 +137,38 @@ class CapperProcess:
                 self._delay = FIRST_DELAY
             if now - self._began < self._delay:
                 continue
+            if process.stdin is not None:
+                process.stdin.close()
+            if self.answered():  # of another agent, which was faster
+                self._process, self._kill_at = None, now + HUNG_AFTER
+                continue
             self.log(
                 f"The capper ended ({_exit_text(process.returncode)}); another one is started, "
                 "which restores the remaining limits."
             )
             self._delay = min(2 * self._delay, MAX_DELAY)
-            if process.stdin is not None:
-                process.stdin.close()
             self._launch()
 
-    def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
+    def _replace_missing(self) -> None:
+        """Start a capper if the one that another process has started is gone."""
+        if self._is_silent() and not self._stop.is_set():
+            self.log("The capper that served this agent does not answer; another one is started.")
+            self._launch()
+
+    def _is_silent(self) -> bool:
+        """Ask at intervals; True if there was no answer until the deadline."""
         if self.clock.monotonic() < self._ask_at:
-            return
+            return False
         answered = self.answered()
         now = self.clock.monotonic()
         self._ask_at = now + HEARTBEAT_INTERVAL
         if answered:
             self._kill_at = now + HUNG_AFTER
-        elif now >= self._kill_at and not self._stop.is_set():
+        return now >= self._kill_at
+
+    def _kill_if_hung(self, process: subprocess.Popen[bytes]) -> None:
+        silent, now = self._is_silent(), self.clock.monotonic()
+        if silent and not self._stop.is_set():
             self.log(
                 f"The capper (process {process.pid}) has not answered for {HUNG_AFTER // SECOND} s "
                 "and is killed. If it was not stopped on purpose, a driver may hang: see "

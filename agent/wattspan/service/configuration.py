@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,10 @@ from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_desti
 from wattspan.plugins import Plugins
 
 if TYPE_CHECKING:
+    from wattspan.capper.host_directory import HostDirectory
+    from wattspan.capper.protocol import CapperAddress, CapperClient
     from wattspan.emulation.host import EmulatedHost
+    from wattspan.ports import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +59,67 @@ def agent_directories(config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys((config.agent.run_dir, *defaults)))
 
 
-def capper_socket(config: Config) -> Path:
-    """The capper's socket for a command of the user: the first that exists."""
-    from wattspan.capper.journal import capper_socket_path
+def capper_client(
+    config: Config,
+    clock: Clock,
+    who: str,
+    *,
+    timeout: float,
+    emulated: bool | None = None,
+    shared: bool = True,
+) -> CapperClient:
+    """A client of the capper of this host, or of an emulated host, for one thread.
 
-    candidates = [
-        capper_socket_path(directory, emulated=emulated)
-        for directory in _capper_directories(config)
-        for emulated in (False, True)
-    ]
-    return first_existing(candidates)
-
-
-def tuner_capper_socket(config: Config) -> Path:
-    """The capper's socket for an agent of this host: the first that exists.
-
-    A host needs one capper: two would take each other's limits for foreign ones. The agent of a
-    user, whose run directory has none, therefore uses that of the system's agent.
+    ``emulated`` is None for a command that does not know which one its agent measures. With
+    ``shared``, an agent or command with a run directory of its own also uses the capper of another
+    agent: a host needs one capper, because two would take each other's limits for foreign ones.
     """
-    from wattspan.capper.journal import capper_socket_path
+    from wattspan.capper.host_directory import HostDirectory
+    from wattspan.capper.protocol import CapperClient
 
-    return first_existing(list(map(capper_socket_path, _capper_directories(config))))
+    real = not (emulated or config.emulation.profile)
+    host = HostDirectory(Path(config.caps.host_dir)) if real else None
+    return CapperClient(
+        lambda: capper_addresses(config, host, emulated=emulated, shared=shared),
+        clock,
+        who=who,
+        timeout=timeout,
+        held=lambda: host.holder_text if host is not None else "",
+    )
 
 
-def _capper_directories(config: Config) -> list[Path]:
-    """Run directories beside which a capper of this configuration may listen."""
-    from wattspan.capper.journal import SYSTEM_RUN
+def capper_addresses(
+    config: Config,
+    host: HostDirectory | None,
+    *,
+    emulated: bool | None = None,
+    shared: bool = True,
+) -> tuple[CapperAddress, ...]:
+    """The sockets on which the capper may listen, in the order in which to try them.
 
+    The system's socket is the last one: a connection to it starts the system's capper, which must
+    not happen while another agent's capper serves.
+    """
+    from wattspan.capper.journal import SYSTEM_RUN, capper_socket_path
+    from wattspan.capper.protocol import CapperAddress
+
+    configured = config.agent.run_dir != AgentSettings().run_dir
     own = run_directory(config)
-    return [own, SYSTEM_RUN] if config.agent.run_dir == AgentSettings().run_dir else [own]
-
-
-def first_existing(paths: Sequence[Path]) -> Path:
-    """The first path that exists; the first one if none does."""
-    return next((path for path in paths if path.exists()), paths[0])
+    kinds = (False, True) if emulated is None else (emulated,)
+    directories = [own] if configured else [own, SYSTEM_RUN]
+    places = [
+        CapperAddress(capper_socket_path(directory, emulated=kind))
+        for directory in directories
+        for kind in kinds
+    ]
+    serving = host.address() if host is not None and (shared or not configured) else None
+    if serving is not None:
+        serving = serving._replace(shared=serving.path not in [place.path for place in places])
+        places.insert(0 if own == SYSTEM_RUN else 1, serving)
+    found: dict[Path, CapperAddress] = {}
+    for place in places:
+        found.setdefault(place.path, place)
+    return tuple(found.values())
 
 
 def destinations(config: Config) -> Iterator[Destination]:

@@ -23,11 +23,11 @@ from wattspan.model import (
     Tick,
     TuningAccounts,
 )
-from wattspan.ports import Caps, ProcessDirectory, SnapshotView
+from wattspan.ports import CapsError, ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import run_directory, tuner_capper_socket
+from wattspan.service.configuration import capper_client
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
@@ -37,6 +37,7 @@ from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
 
 if TYPE_CHECKING:
+    from wattspan.capper.protocol import CapperClient
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
@@ -78,6 +79,7 @@ class TuningAssembly:
     declared: DeclaredJobs = field(init=False)
     _users: DeviceUsers = field(default_factory=DeviceUsers)
     _directory: ProcessDirectory = field(init=False)
+    _shared: Path | None = None
 
     def __post_init__(self) -> None:
         # A job ends with its processes, also if their parent does not notice that they have ended.
@@ -108,7 +110,7 @@ class TuningAssembly:
         return (
             tuned.mode == "apply"
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
-            or bool(caps.fixed or caps.budget_watts or caps.budget_file)
+            or caps.imposes
         )
 
     def accounts(self) -> TuningAccounts:
@@ -197,28 +199,42 @@ class TuningAssembly:
         self.services.add(child.start, child.stop)
 
     def _answered(self) -> bool:
-        """True if a capper listens already, for example the system's service."""
-        from wattspan.ports import CapsError
-
+        """True if a capper answers, for example the system's or another agent's."""
         client = self._client(CAPPER_TIMEOUT)
         try:
             client.rows()
         except CapsError as error:
-            return bool(error.refusal)
+            if not error.refusal:
+                return False
         finally:
             client.close()
+        if client.address.shared:
+            self._log_shared(client.address.path)
         return True
 
-    def _client(self, timeout: float = 1.0) -> Caps:
-        from wattspan.capper.journal import capper_socket_path
-        from wattspan.capper.protocol import CapperClient
+    def _log_shared(self, path: Path) -> None:
+        """Log once that the capper of another agent serves this one."""
+        if path == self._shared:
+            return
+        self._shared, core = path, self.core
+        core.log(
+            f"The capper of another agent of this host, on {path}, sets the limits of this agent"
+            f" too; {core.config.caps.host_dir} names it. Its configuration applies to them."
+        )
+        if core.config.caps.imposes:
+            core.log(
+                "The fixed caps and the power budget of this agent's [caps] are not in force. Put"
+                " them into the configuration of that capper's agent, or end that agent."
+            )
 
-        config = self.core.config
-        if self._is_emulated:
-            path = capper_socket_path(run_directory(config), emulated=True)
-        else:
-            path = tuner_capper_socket(config)
-        return CapperClient(path, self.core.clock, who=f"tuner {os.getpid()}", timeout=timeout)
+    def _client(self, timeout: float = 1.0) -> CapperClient:
+        return capper_client(
+            self.core.config,
+            self.core.clock,
+            f"tuner {os.getpid()}",
+            timeout=timeout,
+            emulated=self._is_emulated,
+        )
 
     def _host_view(self) -> HostView:
         """The host without the capper's rows."""

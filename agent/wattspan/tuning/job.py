@@ -30,6 +30,7 @@ from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPo
 from wattspan.tuning.decisions.report import certified_levels, report
 from wattspan.tuning.decisions.search import TunerState, closed_account, searches_without_result
 from wattspan.tuning.decisions.step import begin, step
+from wattspan.tuning.decisions.tenants import follow
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     Fingerprint,
@@ -188,6 +189,8 @@ class TuningJob:
     ) -> None:
         self.name, self.service, self.span, self.owner = name, service, span, owner
         self._kind, self._context, self.terms = kind, context, terms
+        self._leader: TuningJob | None = None  # whose search sets the devices that this job shares
+        self._tenants: tuple[TuningJob, ...] = ()  # whose evidence counts in this job's search
         self._set_terms(terms)
         self.ranks: dict[Consumer, int] = {}
         self._members: dict[Payer, int] = {}  # every process of the job's families, and its rank
@@ -204,7 +207,7 @@ class TuningJob:
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
         # Of the run's earlier tuners: their account, and searches in a row without a result.
         self._account: SlowdownAccount | None = None
-        self._searches = 0
+        self._fruitless = 0
         self._account_stored_at = now.mono
         self.savings = savings or CumulativeSavings()
         self.savings.close()
@@ -240,15 +243,15 @@ class TuningJob:
         self.terms = terms
         self._settings = terms.job or TunedJobSettings(service=self.service, span=self.span)
         self._host_settings = terms.host
-        self._units = JobUnits(self.span, self._settings)
+        self.units = JobUnits(self.span, self._settings)
 
     # ------------------------------------------------------------------------------- units
 
     def add_spans(self, received: ReceivedSpans, now: int) -> None:
         """Add the units of work among the spans of one of the job's processes."""
         rank = self.ranks.setdefault(received.consumer, 1 + max(self.ranks.values(), default=-1))
-        self._units.add(received, rank, now)
-        if self._units:
+        self.units.add(received, rank, now)
+        if self.units:
             self._last_alive = now
 
     def add_announced(self, announced: AnnouncedSpans, now: int) -> None:
@@ -269,10 +272,67 @@ class TuningJob:
             self.ended = True
             self.store_certified()
 
+    # ----------------------------------------------------------------------------- tenants
+
+    @property
+    def members(self) -> Collection[Payer]:
+        """Every process of the job, as last read."""
+        return self._members
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        return self._host_settings.knobs
+
+    @property
+    def budget(self) -> float:
+        """The slowdown budget."""
+        return slowdown_budget(self._host_settings, self._settings)
+
+    @property
+    def _everyone(self) -> tuple[TuningJob, ...]:
+        return (self, *self._tenants)
+
+    def may_share(self, refusal: str, now: int) -> bool:
+        """True if it can be tuned together with other jobs; ``refusal`` as in ``decide``."""
+        declared = self.terms.declared
+        forbidden = refusal or (declared is not None and declared.given.mode == "off")
+        return bool(self.ranks) and not self.ended and not forbidden and self._refusals.is_due(now)
+
+    def share(self, leader: TuningJob | None, tenants: Sequence[TuningJob]) -> None:
+        """Be tuned by the search of ``leader``, or tune the devices of ``tenants`` as well.
+
+        None and no tenants: be tuned alone.
+        """
+        if leader is self._leader and tuple(tenants) == self._tenants:
+            return
+        self._drop_tuner()
+        if leader is not None:
+            self._ranges = ()
+        self._leader, self._tenants = leader, tuple(tenants)
+
+    def _follow(self, leader: TuningJob, now: Instant) -> None:
+        """Report the leader's decision as this job's, with this job's figures."""
+        state = leader.tenant_state(self)
+        if state is not None:
+            # The energy of the devices is saved once, by the leader.
+            self._report = replace(report(state), saved=None, saved_low=None, saved_high=None)
+            self.savings.update(self._report)
+            self._store_account(now.mono, closed_account(state))
+        sentence = f"Tuned with {leader.name}, which shares its devices: {leader.decision.sentence}"
+        self._set_decision(replace(leader.decision, sentence=sentence, caps={}), now)
+
+    def tenant_state(self, tenant: TuningJob) -> TunerState | None:
+        """The state of one of its tenants in its search; None while it has no tuner."""
+        if self._state is None or tenant not in self._tenants:
+            return None
+        return follow(self._state.tenants[self._tenants.index(tenant)], self._state)
+
     # ------------------------------------------------------------------------------- state
 
     @property
     def knob(self) -> Knob:
+        if self._leader is not None:
+            return self._leader.knob
         return self._host_settings.knobs[self._position]
 
     @property
@@ -298,11 +358,18 @@ class TuningJob:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return tuple(one.device for one in self._ranges)
+        return tuple(one.device for one in self.ranges)
+
+    @property
+    def ranges(self) -> tuple[KnobRange, ...]:
+        """The permitted settings of the devices."""
+        return self._ranges if self._leader is None else self._leader.ranges
 
     @property
     def applied(self) -> bool:
         """True if decisions are applied; else they are advice."""
+        if self._leader is not None:
+            return self._leader.applied
         return self._state is not None and self._state.policy.apply
 
     @property
@@ -325,13 +392,13 @@ class TuningJob:
             state=TuningState.ENDED if self.ended else state,
             decision=self.decision,
             since=self._since,
-            budget=slowdown_budget(self._host_settings, self._settings),
+            budget=self.budget,
             confidence=self._host_settings.confidence,
             devices=self.devices,
             applied=self.applied,
             saved_surely=Microjoules(self.savings.saved),
             decisions=dict(self.savings.decisions),
-            original={one.device: one.original for one in self._ranges},
+            original={one.device: one.original for one in self.ranges},
             passed_knobs=dict(self._passed),
             declared=self.terms.declared,
             **figures | {"exploration": self.savings.exploration, "units": self.savings.units},
@@ -353,6 +420,9 @@ class TuningJob:
         declined: Decision | None = None
         if not self.ended:
             self._update_members(host)
+            if self._leader is not None:  # which reads the units
+                self._follow(self._leader, host.now)
+                return
             declined = self._blocked(refusal, host) or self._prepare(host)
         if declined is not None or not self._running:
             self._discard_work()
@@ -372,7 +442,8 @@ class TuningJob:
         return decision, report(self._state)
 
     def _discard_work(self) -> None:
-        self._units.drain()
+        for one in self._everyone:
+            one.units.drain()
 
     def fail(
         self, reason: DecisionReason, sentence: str, now: Instant, *, back_off: bool = False
@@ -404,10 +475,17 @@ class TuningJob:
 
     def _drop_tuner(self) -> None:
         """The next tuner continues the account: the budget is the run's."""
+        for tenant in self._tenants:
+            tenant.continue_account(self.tenant_state(tenant))
         self._account = self._closed_account() or self._account
         if self._state is not None:
-            self._searches = searches_without_result(self._state)
+            self._fruitless = searches_without_result(self._state)
         self._state = None
+
+    def continue_account(self, state: TunerState | None) -> None:
+        """Let the next tuner continue the account in ``state``, a state of this job as a tenant."""
+        if state is not None:
+            self._account = closed_account(state)
 
     def _closed_account(self) -> SlowdownAccount | None:
         """The account of the run with the present estimates; None if no tuner keeps one."""
@@ -421,10 +499,13 @@ class TuningJob:
 
     def store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
+        if now - self._account_stored_at >= ACCOUNT_INTERVAL:
+            self._store_account(now, self._closed_account())
+
+    def _store_account(self, now: int, account: SlowdownAccount | None) -> None:
         accounts = self._context.accounts
         if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
-        account = self._closed_account()
         if account is not None:
             self._account_stored_at = now
             accounts.store(self.name, self.ranks, account)
@@ -486,7 +567,8 @@ class TuningJob:
                 f"{self.name} is not tuned: {holder} holds the cap of one of its devices; see "
                 "`wattspan caps status`.",
             )
-        apply = self.terms.may_apply and host.trouble is None and all(map(host.is_usable, keys))
+        permitted = all(one.terms.may_apply for one in self._everyone)
+        apply = permitted and host.trouble is None and all(map(host.is_usable, keys))
         ceilings = tuple(map(host.imposed_limit, keys))
         chosen = position, tuple(devices), apply, ceilings
         present = self._position, self.devices, self.applied, self._ceilings
@@ -515,11 +597,19 @@ class TuningJob:
             policy,
             ranges,
             now=host.now.mono,
-            remembered=self._recall(host),
+            remembered=None if self._tenants else self._recall(host),
             account=self._recalled_account(),
-            searches=self._searches,
+            searches=self._fruitless,
+            tenants=[one.begin_as_tenant(ranges, host.now, apply=apply) for one in self._tenants],
         )
         return None
+
+    def begin_as_tenant(
+        self, ranges: Sequence[KnobRange], now: Instant, *, apply: bool
+    ) -> TunerState:
+        """A new state of this job in the search of another one over the same devices."""
+        policy = self._policy(ranges, apply=apply)
+        return begin(policy, ranges, now=now.mono, account=self._recalled_account())
 
     def _range(
         self, host: HostView, key: CapKey, used: Mapping[str, set[Payer]]
@@ -628,7 +718,8 @@ class TuningJob:
 
     def store_certified(self) -> None:
         """Store the certified setting, if there is one, for the next run of the same job."""
-        setting = certified_levels(self._state) if self._state is not None else None
+        alone = self._state is not None and not self._tenants  # a setting of all is none of each
+        setting = certified_levels(self._state) if self._state is not None and alone else None
         if setting is not None and self._fingerprint is not None:
             self._context.certified.certified(self._fingerprint, self.knob, setting)
 
@@ -647,7 +738,8 @@ class TuningJob:
         """External reasons not to tune the job's devices now."""
         vetoes = host.vetoes(self.knob, self.devices)
         keys = [CapKey(self.knob, one) for one in self.devices]
-        if any(host.is_shared(key, self._members) for key in keys):
+        members = {one for job in self._everyone for one in job.members}
+        if any(host.is_shared(key, members) for key in keys):
             vetoes.add(DecisionReason.SHARED)
         if self.terms.may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
@@ -655,12 +747,13 @@ class TuningJob:
 
     def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
         vetoes = self._vetoes(host)
-        if self._units.invalid:
+        if any(one.units.invalid for one in self._everyone):
             vetoes.add(DecisionReason.BAD_WORK)
         self._sampler.read_caps(host)
         return Observation(
             now=host.now.mono,
-            units=tuple(self._units.drain()),
+            units=tuple(self.units.drain()),
+            tenants=tuple(tuple(one.units.drain()) for one in self._tenants),
             energy=self._sampler.read_energy(host),
             in_force=self._sampler.in_force,
             since=self._sampler.changed,

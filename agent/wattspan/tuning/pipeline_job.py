@@ -187,7 +187,7 @@ class PipelineJob(TuningJob):
         """One step: complete iterations, use finished searches, and decide."""
         if self._regrouped and not self.ended:
             self._drop_tuner()
-            declined = self._begin(host, self._ranges, apply=self._apply)
+            declined = self._begin(host, self.ranges, apply=self._apply)
             if declined is not None:
                 self._discard_work()
                 return declined, self._report
@@ -222,7 +222,7 @@ class PipelineJob(TuningJob):
 
     def _observations(self, host: HostView) -> Mapping[str, PipelineObservation]:
         """The spans, clocks and energies of each pipeline since the last step."""
-        units = [RankUnit(one.rank, one.start, one.end) for one in self._units.drain()]
+        units = [RankUnit(one.rank, one.start, one.end) for one in self.units.drain()]
         instructions = self._instructions.drain()
         self._sampler.read_caps(host)
         in_force, known = self._sampler.in_force, host.trouble is None or not self._apply

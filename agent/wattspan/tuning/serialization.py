@@ -57,6 +57,7 @@ def accounts_to_json(accounts: TuningAccounts) -> JsonObject:
         "capper": {
             "answers": accounts.capper,
             "trouble": accounts.capper_trouble,
+            "shared": accounts.capper_shared,
             "writes": accounts.writes,
             "restores": accounts.restores,
         },
@@ -78,6 +79,7 @@ def accounts_from_json(facts: Mapping[str, Any]) -> TuningAccounts:
         caps=tuple(map(_cap_from_json, facts["caps"])),
         capper=capper["answers"],
         capper_trouble=capper["trouble"],
+        capper_shared=capper.get("shared", ""),
         writes=capper["writes"],
         restores=capper["restores"],
         ceiling=_multiplied(facts["ceiling_watts"], _MILLI),

@@ -47,6 +47,7 @@ from wattspan.tuning.job import (
 )
 from wattspan.tuning.missing_jobs import MissingJobs
 from wattspan.tuning.permissions import JobTerms, TuningPermissions
+from wattspan.tuning.sharing import share_devices
 from wattspan.tuning.tracked_job import TrackedJob
 from wattspan.tuning.work_units import ReceivedSpanQueue, ReceivedSpans, UnitSearch, matching_job
 from wattspan.util.throttle import RateLimitedLog
@@ -189,6 +190,7 @@ class Tuner:
             # The terms of a job whose processes have ended stay, so that its setting is stored.
             if job.ranks and not job.ended:
                 job.use(self._terms(job.owner, job.service, job.span))
+        self._share_devices(host)
         self._choose_explorer()
         for job in self._jobs.values():
             self._step_job(job, host)
@@ -314,6 +316,18 @@ class Tuner:
             )
         return ended is not None
 
+    def _share_devices(self, host: HostView) -> None:
+        """Let jobs that share their GPUs be tuned by one search."""
+        plain = [job for job in self._jobs.values() if type(job) is TuningJob]
+        may: list[TuningJob] = []
+        for job in plain:
+            refusal = self._permissions.refusal(job.name, job.ranks)
+            if job.may_share(refusal, host.now.mono):
+                may.append(job)
+            else:
+                job.share(None, ())
+        share_devices(may, host)
+
     def _choose_explorer(self) -> None:
         """One job explores at a time, until it has finished exploring."""
         explorer = self._explorer
@@ -400,6 +414,7 @@ class Tuner:
             caps=tuple(self._rows.values()),
             capper=None if self._caps is None else self._trouble is None,
             capper_trouble=self._trouble_text,
+            capper_shared=totals.shared,
             writes=totals.writes,
             restores=totals.restores,
             ceiling=totals.ceiling,

@@ -153,6 +153,13 @@ class FileLock:
     def released(self) -> bool:
         return self._descriptor < 0
 
+    def is_at(self, path: Path) -> bool:
+        """True if ``path`` still names the locked file: another one could be locked as well."""
+        try:
+            return os.path.samestat(path.lstat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
     def release(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
@@ -174,6 +181,24 @@ def _open(path: Path, *, unwritable: bool) -> int:
         with contextlib.suppress(OSError):  # a file system without modes
             os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def lock_holder(path: Path) -> LockHolder | None:
+    """Return the holder of a lock that the caller need not be able to open; None if it is free.
+
+    The recorded pid is the kernel's. A holder of another pid namespace looks like none.
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        pid = _lock_owner(descriptor)
+    except (OSError, ValueError, IndexError):  # an unknown format of the kernel
+        return None
+    finally:
+        os.close(descriptor)
+    return None if pid is None else LockHolder(pid, pid)
 
 
 def _holder(descriptor: int) -> LockHolder:

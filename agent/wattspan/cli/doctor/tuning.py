@@ -6,9 +6,17 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from wattspan.capper.host_directory import HostDirectory
 from wattspan.capper.journal import capper_directory
 from wattspan.capper.journal_entries import EntrySource, JournalEntry, boot_ids, read_journal
-from wattspan.capper.protocol import StateReply, cap_row, capper_start_command, has_capper_unit
+from wattspan.capper.protocol import (
+    TIMEOUT,
+    CapperClient,
+    StateReply,
+    cap_row,
+    capper_start_command,
+    has_capper_unit,
+)
 from wattspan.cli.caps import capper_state
 from wattspan.cli.doctor.findings import (
     Finding,
@@ -22,8 +30,8 @@ from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
-from wattspan.ports import ActuatorError, CapsError, Clock, SourceContext
-from wattspan.service.configuration import capper_socket
+from wattspan.ports import ActuatorError, CapsError, SourceContext
+from wattspan.service.configuration import capper_client
 from wattspan.util.text import printable
 
 _CAPABILITY = "CAP_SYS_ADMIN"
@@ -41,15 +49,26 @@ def examine_tuning(
     root: Path = Path("/"),
 ) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
-    capper = CapperProbe(capper_socket(config), context.clock)
+    host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
+    client = capper_client(
+        config,
+        context.clock,
+        "wattspan doctor",
+        timeout=TIMEOUT,
+        emulated=True if context.emulated else None,
+    )
+    capper = CapperProbe(client)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = [] if capper.answers else list(_unrestored_limits(place, root))
     yield _mode(config)
     yield from _knobs(config, context, domains, capper.rows)
+    if host is not None and (fault := host.fault()):
+        yield warning("host directory", fault)
     yield examine_capper(
         config,
         capper,
         root,
+        held=host.holder_text if host is not None else "",
         by_systemd=has_capper_unit(root) and not context.emulated,
         left=any(finding.mark is Severity.FAIL for finding in left),
     )
@@ -147,18 +166,20 @@ def _states(
 
 
 class CapperProbe:
-    """The state of the running capper, if one answers at ``path``."""
+    """The state of the running capper, if one answers."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        self.path = path
+    def __init__(self, client: CapperClient) -> None:
         self.rows: dict[CapKey, CapRow] = {}
         self.error = CapsError("")
         self.state: StateReply | None = None
         try:
-            self.state = capper_state(path, clock, "wattspan doctor")
+            self.state = capper_state(client)
             self.rows = {row.state.key: row for row in map(cap_row, self.state.rows)}
         except CapsError as error:
             self.error = error
+        self.path = client.address.path
+        self.shared = self.answers and client.address.shared
+        """True if it is the capper of another agent of this host."""
 
     @property
     def answers(self) -> bool:
@@ -166,19 +187,38 @@ class CapperProbe:
 
 
 def examine_capper(
-    config: Config, capper: CapperProbe, root: Path, *, by_systemd: bool, left: bool
+    config: Config,
+    capper: CapperProbe,
+    root: Path,
+    *,
+    held: str,
+    by_systemd: bool,
+    left: bool,
 ) -> Finding:
-    """``by_systemd``: a unit starts it; ``left``: an earlier one has left limits in force."""
+    """``by_systemd``: a unit starts it; ``left``: an earlier one has left limits in force.
+
+    ``held`` names the process with the lock of the host's capper, "" if none has it.
+    """
     state = capper.state
+    whose = ", the capper of another agent of this host" if capper.shared else ""
     if capper.error.refusal:
+        there = " in the configuration of that agent" if capper.shared else ""
         return warning(
             "capper",
-            f"answers at {capper.path} and refuses: {capper.error}",
-            "Name this user in [caps] users, and restart the capper.",
+            f"answers at {capper.path}{whose} and refuses: {capper.error}",
+            f"Name this user in [caps] users{there}, and restart the capper.",
         )
     if state is None:
+        if held:
+            return warning("capper", f"none answers at {capper.path}", held)
         return _silent_capper(config, capper, root, by_systemd=by_systemd, left=left)
-    answers = f"answers at {capper.path} (pid {state.pid})"
+    answers = f"answers at {capper.path} (pid {state.pid}){whose}"
+    if capper.shared and config.caps.imposes:
+        return warning(
+            "capper",
+            f"{answers}; fixed caps and the power budget of this configuration are not in force",
+            "Put them into the configuration of that agent, or end it and its capper.",
+        )
     if state.suspended:  # by `wattspan caps restore`, until it is restarted
         anew = "Restart the capper, or the agent that started it,"
         if by_systemd:
@@ -189,8 +229,8 @@ def examine_capper(
             " cap is in force, and no job is tuned",
             f"{anew} to set limits again.",
         )
-    held = sum(bool(row.holder) for row in capper.rows.values())
-    return ok("capper", f"{answers}; {held} cap{' is' if held == 1 else 's are'} held")
+    count = sum(bool(row.holder) for row in capper.rows.values())
+    return ok("capper", f"{answers}; {count} cap{' is' if count == 1 else 's are'} held")
 
 
 def _silent_capper(
@@ -198,9 +238,7 @@ def _silent_capper(
 ) -> Finding:
     """No capper answers: whether one is needed, and whether the agent would start one."""
     caps = config.caps
-    wanted = config.autotune.mode == "apply" or bool(
-        caps.fixed or caps.budget_watts or caps.budget_file
-    )
+    wanted = config.autotune.mode == "apply" or caps.imposes
     may = os.geteuid() == 0 or _CAPABILITY in capabilities(root)
     why = f"none at {capper.path}"
     if capper.path.exists():

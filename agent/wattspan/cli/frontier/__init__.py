@@ -329,12 +329,10 @@ def _settable(
 
 
 def _connect(configuration: ConfigurationOptions) -> Any:
-    from wattspan.capper.protocol import CapperClient
-    from wattspan.service.configuration import capper_socket
+    from wattspan.service.configuration import capper_client
 
-    path = capper_socket(configuration.load_without_plugins())
-    who = f"wattspan frontier {os.getpid()}"
-    return CapperClient(path, SystemClock(), who=who, timeout=_CALLS_TIMEOUT)
+    config, who = configuration.load_without_plugins(), f"wattspan frontier {os.getpid()}"
+    return capper_client(config, SystemClock(), who, timeout=_CALLS_TIMEOUT)
 
 
 def _runner(

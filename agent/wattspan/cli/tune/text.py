@@ -216,6 +216,8 @@ def summary_lines(accounts: TuningAccounts) -> Iterator[str]:
     yield "; ".join(parts)
     if accounts.capper is False:
         yield f"! {accounts.capper_trouble or 'The capper does not answer.'}"
+    elif accounts.capper_shared:
+        yield f"The capper of another agent, on {accounts.capper_shared}, writes them."
 
 
 def sort_rows(rows: Iterable[TuningRow]) -> list[TuningRow]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from wattspan.model import DecisionReason, Move, Nanoseconds
-from wattspan.tuning.decisions import report, safety, search
+from wattspan.tuning.decisions import report, safety, search, tenants
 from wattspan.tuning.decisions.blocks import ENERGY_TIMEOUT
-from wattspan.tuning.decisions.estimates import Estimates, Pairing
+from wattspan.tuning.decisions.estimates import Estimates
 from wattspan.tuning.decisions.report import decline_decision, probe_decision, release_decision
 from wattspan.tuning.decisions.safety import SIGNAL_TIMEOUT, decline_and_pause, release_and_pause
 from wattspan.tuning.decisions.search import ProbePlan, TunerPhase, TunerState
-from wattspan.tuning.decisions.sequential_test import Cusum, pairs_needed
+from wattspan.tuning.decisions.sequential_test import pairs_needed
 from wattspan.tuning.decisions.values import Observation, WorkloadKind
 
 _MAX_NEEDED_PAIRS = 500.0
@@ -24,9 +24,6 @@ _MAX_REFINEMENTS = 3
 
 _BLOCKS_BEFORE_REFINEMENT = 20
 """Blocks for which a certified level is held before a lower one is tried."""
-
-_MAX_TAIL_PAIRS = 64
-"""Pairs after which a latency that is not certain to hold is taken as not holding."""
 
 _EVIDENCE = (
     *("pairing", "cusum", "level_shift", "serving", "slack", "miss_alarm", "unmatched"),
@@ -49,7 +46,7 @@ def decide(state: TunerState, observation: Observation) -> TunerState:
     if state.phase is not TunerPhase.HOLD:
         if not observation.may_explore:
             return _return_to_original(state, observation)
-        cause = safety.comparison_impossible(state, observation.now)
+        cause = _comparison_impossible(state, observation.now)
         if cause is not None:
             return decline_and_pause(state, observation.now, *cause)
     if state.phase is TunerPhase.SCREEN:
@@ -90,6 +87,10 @@ def measures_latency(state: TunerState) -> bool:
 
 
 def _plan_complete(state: TunerState, now: int) -> bool:
+    return all(_blocks_complete(one, now) for one in tenants.everyone(state))
+
+
+def _blocks_complete(state: TunerState, now: int) -> bool:
     if state.samples.level != state.plan.level:
         return False
     ends = plan_ends(state)
@@ -118,7 +119,7 @@ def relearn(state: TunerState) -> TunerState:
         power=state.estimates.power,
     )
     defaults = TunerState._field_defaults
-    return state._replace(
+    return tenants.each(state, relearn)._replace(
         account=search.closed_account(state),
         phase=TunerPhase.LEARN,
         plan=ProbePlan(state.top, 1),
@@ -131,16 +132,17 @@ def relearn(state: TunerState) -> TunerState:
 
 def _learn(state: TunerState, observation: Observation) -> TunerState:
     estimates, policy, now = state.estimates, state.policy, observation.now
-    if not state.account.units and not state.samples.last_end and not state.latencies:
+    everyone = tenants.everyone(state)
+    if not all(map(_has_units, everyone)):
         return state
-    if state.ladder.rungs < 1 or policy.max_slowdown <= 0:
+    if state.ladder.rungs < 1 or min(one.policy.max_slowdown for one in everyone) <= 0:
         return decline_and_pause(state, now, DecisionReason.NO_ROOM)
-    cause = safety.comparison_impossible(state, now)
+    cause = _comparison_impossible(state, now)
     if cause is not None:
         decision = decline_decision(*cause)
         unchanged = state.decision.sentence == decision.sentence
         return state if unchanged else state._replace(decision=decision)
-    if estimates.blocks < search.MIN_BASELINE_BLOCKS:
+    if min(one.estimates.blocks for one in everyone) < search.MIN_BASELINE_BLOCKS:
         if state.decision.reason is DecisionReason.BASELINE:
             return state
         return _probe(state, DecisionReason.BASELINE, state.top)
@@ -152,7 +154,9 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         )
     if not search.cap_binds(state):
         return decline_and_pause(state, now, DecisionReason.NOT_BINDING, _draw_text(state))
-    needed = pairs_needed(0.5 * state.budget, search.pair_deviation(state), state.error)
+    needed = max(
+        pairs_needed(0.5 * one.budget, search.pair_deviation(one), one.error) for one in everyone
+    )
     if needed > _MAX_NEEDED_PAIRS:
         return decline_and_pause(state, now, DecisionReason.TOO_NOISY)
     if not policy.apply:
@@ -168,7 +172,7 @@ def _learn(state: TunerState, observation: Observation) -> TunerState:
         )
     level = search.start_level(state)
     state = state._replace(
-        phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=search.screening_pairs(state)
+        phase=TunerPhase.SCREEN, probe_level=level, wanted_pairs=tenants.screening_pairs(state)
     )
     return _screen(state, observation)
 
@@ -177,6 +181,16 @@ def _draw_text(state: TunerState) -> str:
     cause = report.cause_text(DecisionReason.NOT_BINDING)
     highest, lowest = max(state.estimates.draws) / 1000, state.ladder.bottom / 1000
     return f"{cause}, {highest:.0f} W at most of {lowest:.0f} W"
+
+
+def _has_units(state: TunerState) -> bool:
+    return bool(state.account.units or state.samples.last_end or state.latencies)
+
+
+def _comparison_impossible(state: TunerState, now: int) -> tuple[DecisionReason, str] | None:
+    """As safety.comparison_impossible, of any tenant."""
+    causes = (safety.comparison_impossible(one, now) for one in tenants.everyone(state))
+    return next(filter(None, causes), None)
 
 
 # ------------------------------------------------------------------------------------- screen
@@ -188,16 +202,16 @@ def _screen(state: TunerState, observation: Observation) -> TunerState:
         if not _plan_complete(state, now):
             return state
         return _probe(_request_level(state, now, state.top, 1), DecisionReason.SCREENING, level)
-    if state.estimates.at(level).time.n >= state.wanted_pairs:
-        following = search.next_level(state)
+    if tenants.pairs(state, level) >= state.wanted_pairs:
+        following = tenants.next_level(state)
         if following is None:
             return _choose_candidate(state, observation)
-        state = state._replace(probe_level=following, wanted_pairs=search.screening_pairs(state))
+        state = state._replace(probe_level=following, wanted_pairs=tenants.screening_pairs(state))
         level = following
     elif not _compared(state, now):
         shown = state.decision.reason in (DecisionReason.SCREENING, DecisionReason.BASELINE)
         return state if shown else _probe(state, DecisionReason.SCREENING, level)
-    if not search.affordable(state, level, 2 * search.block_time(state), _SCREENING_SHARE):
+    if not tenants.affordable(state, level, 2 * tenants.block_time(state), _SCREENING_SHARE):
         return state
     return _probe(_request_level(state, now, level, 1), DecisionReason.SCREENING, level)
 
@@ -206,6 +220,10 @@ def _compared(state: TunerState, now: int) -> bool:
     """True if the last probe was compared with the original setting, or never will be."""
     if not _plan_complete(state, now):
         return False
+    return all(map(_blocks_compared, tenants.everyone(state)))
+
+
+def _blocks_compared(state: TunerState) -> bool:
     present = state.pairing.present
     at_top = present is not None and present.head[0].level == state.top
     return (at_top and not state.samples.waiting) or state.samples.full_blocks >= _LOST_BLOCKS
@@ -214,13 +232,13 @@ def _compared(state: TunerState, now: int) -> bool:
 def _choose_candidate(state: TunerState, observation: Observation) -> TunerState:
     """Screening has ended: certify the most promising level."""
     now, levels = observation.now, state.estimates.levels
-    if not _monotone(state):
+    if not all(map(_monotone, tenants.everyone(state))):
         return decline_and_pause(state, now, DecisionReason.NOT_MONOTONE)
     lowest = levels[min(levels)]
-    if abs(lowest.power.mean) < 0.01 and lowest.time.mean < 0.01 + search.pair_deviation(state):
+    slowest = tenants.slowdown(state, min(levels))
+    if abs(lowest.power.mean) < 0.01 and slowest < 0.01 + search.pair_deviation(state):
         return decline_and_pause(state, now, DecisionReason.INERT)
-    target = search.certifiable_slowdown(state, search.first_pairs(state))
-    level = search.candidate(state, target)
+    level = tenants.candidate(state, search.first_pairs)
     if level is None:
         return decline_and_pause(state, now, DecisionReason.NO_SAVING)
     return _begin_certification(state, observation, level)
@@ -242,15 +260,12 @@ def _monotone(state: TunerState) -> bool:
 
 
 def _begin_certification(state: TunerState, observation: Observation, level: int) -> TunerState:
-    state = state._replace(
+    state = tenants.fresh_comparison(state)._replace(
         phase=TunerPhase.PROVE,
         candidate=level,
         resume_level=None,
-        judged_pairs=state.estimates.at(level).time.n,
+        judged_pairs=tenants.pairs(state, level),
         recertifying=state.recertifying and state.candidate is None,
-        cusum=Cusum(),
-        miss_alarm=None,
-        pairing=Pairing(present=state.pairing.present),
     )
     return _alternate(state, observation, level)
 
@@ -263,10 +278,10 @@ def _alternate(state: TunerState, observation: Observation, level: int) -> Tuner
         return _show_certification(
             _request_level(state, observation.now, state.top, search.free_blocks(state))
         )
-    duration = search.block_time(state)
+    duration = tenants.block_time(state)
     state, extra = search.random_choice(state, 2)
     for blocks in range(2 * search.reach(state), 0, -1):
-        if search.affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
+        if tenants.affordable(state, level, (blocks + 2) * duration, _CERTIFYING_SHARE):
             state = _request_level(state, observation.now, level, blocks + extra)
             break
     return _show_certification(state)
@@ -286,13 +301,13 @@ def _show_certification(state: TunerState) -> TunerState:
 
 def _safety_release(state: TunerState, observation: Observation) -> TunerState | None:
     """The release of a level that breaks the budget, the latency or the balance of ranks."""
-    time = state.estimates.at(state.chosen).time
-    broken = time.lower(1 - state.policy.confidence) > state.budget
-    if state.cusum.alarmed or (state.phase is TunerPhase.HOLD and broken):
-        return _release_over_budget(state, observation)
-    if safety.latency_missed(state):
+    everyone = tenants.everyone(state)
+    slow = tenants.over_budget(state)
+    if slow is not None:
+        return _release_over_budget(state, slow, observation)
+    if any(map(safety.latency_missed, everyone)):
         return release_and_pause(state, observation.now, DecisionReason.TAIL)
-    if state.phase is TunerPhase.HOLD and state.level_shift.changed:
+    if state.phase is TunerPhase.HOLD and any(one.level_shift.changed for one in everyone):
         return _restart_for_changed_job(state, observation)
     if search.slack_outdated(state):
         return _equalize_ranks(state, observation)
@@ -304,19 +319,15 @@ def _certify(state: TunerState, observation: Observation) -> TunerState:
     if released is not None:
         return released
     level = state.chosen
-    time = state.estimates.at(level).time
-    if time.n == state.judged_pairs:
+    pairs = tenants.pairs(state, level)
+    if pairs == state.judged_pairs:
         return _alternate(state, observation, level)
-    state = state._replace(judged_pairs=time.n)
-    certain = time.n >= state.policy.least_pairs and time.upper(state.error) <= state.budget
-    if certain and safety.latency_holds(state, level) and search.step_time_certified(state, level):
+    state = state._replace(judged_pairs=pairs)
+    certain = tenants.certain(state, level) and tenants.latency_holds(state, level)
+    if certain and search.step_time_certified(state, level):
         return _certified(state, observation, level)
-    if time.n >= 6:
-        mean, error = search.expected_slowdown(state, level)
-        # Few pairs can mislead: one standard error is granted.
-        needed = pairs_needed(state.budget - mean + error, time.deviation, state.error)
-        if needed > max(1.5 * time.n, 120) or (certain and time.n >= _MAX_TAIL_PAIRS):
-            return _next_candidate(state, observation)
+    if tenants.hopeless(state, level):
+        return _next_candidate(state, observation)
     return _alternate(state, observation, level)
 
 
@@ -324,12 +335,12 @@ def _certified(state: TunerState, observation: Observation, level: int) -> Tuner
     """Hold the level, if it certainly saves energy."""
     estimate = state.estimates.at(level)
     # A cap makes no job faster: a saving must come from the power.
-    time = max(estimate.time.mean, 0.0)
+    time = tenants.slowdown(state, level)
     value = search.objective_value(state, time, estimate.power.mean)
     error = math.hypot(estimate.time.deviation, estimate.power.deviation)
     error /= math.sqrt(estimate.time.n)
     if value + 2 * error > -0.001 and state.certified is None:
-        lower = search.candidate(state, search.certifiable_slowdown(state, 2.0 * estimate.time.n))
+        lower = tenants.candidate(state, lambda one: 2.0 * one.estimates.at(level).time.n)
         if lower is not None and lower < level and state.refinements < _MAX_REFINEMENTS:
             state = state._replace(refinements=state.refinements + 1)
             return _begin_certification(state, observation, lower)
@@ -353,9 +364,11 @@ def _next_candidate(state: TunerState, observation: Observation) -> TunerState:
     state = state._replace(failed_candidates=state.failed_candidates + 1)
     following = None
     if state.certified is None and state.failed_candidates < search.MAX_CANDIDATES:
-        pairs = max(search.first_pairs(state), state.judged_pairs)
         above = level + max(state.ladder.step, round(0.012 * level)) - state.ladder.step
-        following = search.candidate(state, search.certifiable_slowdown(state, pairs), above)
+        judged = state.judged_pairs
+        following = tenants.candidate(
+            state, lambda one: max(search.first_pairs(one), judged), above
+        )
     if following is None:
         return _fall_back(state, observation, DecisionReason.TOO_NOISY)
     return _begin_certification(state, observation, following)
@@ -365,22 +378,22 @@ def _fall_back(state: TunerState, observation: Observation, reason: DecisionReas
     """Return to the level that was certified before, if there is one."""
     if state.certified is None:
         return decline_and_pause(state, observation.now, reason)
-    state = state._replace(
+    state = tenants.empty_comparison(state)._replace(
         phase=TunerPhase.HOLD,
         candidate=state.certified,
         refined_pairs=max(state.estimates.at(state.certified).time.n, state.refined_pairs),
-        cusum=Cusum(),
-        pairing=Pairing(),
     )
     return _hold(state, observation)
 
 
-def _release_over_budget(state: TunerState, observation: Observation) -> TunerState:
-    """Release the level, and certify a higher one after the pause."""
+def _release_over_budget(
+    state: TunerState, slow: TunerState, observation: Observation
+) -> TunerState:
+    """Release the level, too slow for the tenant ``slow``; certify a higher one after the pause."""
     level = state.chosen
-    recent = state.estimates.at(level).pairs[-3:]
-    slowdown = max(sum(max(one.busy, one.span) for one in recent) / len(recent), state.budget)
-    share = min(0.7 * state.budget / slowdown, 0.9)
+    recent = slow.estimates.at(level).pairs[-3:]
+    slowdown = max(sum(max(one.busy, one.span) for one in recent) / len(recent), slow.budget)
+    share = min(0.7 * slow.budget / slowdown, 0.9)
     higher = state.ladder.level(state.top - (search.origin(state) - level) * share)
     state = release_and_pause(state, observation.now, DecisionReason.OVER_BUDGET)
     return state._replace(resume_level=higher if higher < state.top else None, certified=None)
@@ -407,11 +420,11 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     level, now = state.chosen, observation.now
     estimate = state.estimates.at(level)
     if observation.may_explore and _held_long(state, now):
-        lower = _lower_candidate(state)
+        lower = tenants.lower_level(state, _lower_candidate)
         if lower is not None:
             state = state._replace(refined_pairs=estimate.time.n, refinements=state.refinements + 1)
             return _begin_certification(state, observation, lower)
-        lowered = search.lower_waiting_ranks(state)
+        lowered = None if state.tenants else search.lower_waiting_ranks(state)
         if lowered is not None and lowered.slack.lowered is not None:
             return _begin_certification(lowered, observation, lowered.slack.lowered)
     complete = _plan_complete(state, now)
@@ -419,9 +432,10 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
         if not complete:
             return state
         state, extra = search.random_choice(state, 4)
-        state = _request_level(state, now, level, _hold_blocks(state) + extra)
+        blocks = min(map(_hold_blocks, tenants.everyone(state)))
+        state = _request_level(state, now, level, blocks + extra)
         return state._replace(decision=report.hold_decision(state, level, estimate))
-    suspected = state.level_shift.suspected or state.cusum.suspicious
+    suspected = any(map(_suspicious, tenants.everyone(state)))
     soon = suspected and state.samples.full_blocks >= 6 and state.samples.level == level
     if state.plan.level != level or complete or soon:
         state = _request_level(state, now, state.top, search.free_blocks(state))
@@ -429,6 +443,10 @@ def _hold(state: TunerState, observation: Observation) -> TunerState:
     if state.decision.move is Move.HOLD and state.decision.shown.get("pairs") == estimate.time.n:
         return state
     return state._replace(decision=report.hold_decision(state, level, estimate))
+
+
+def _suspicious(state: TunerState) -> bool:
+    return state.level_shift.suspected or state.cusum.suspicious
 
 
 def _held_long(state: TunerState, now: int) -> bool:

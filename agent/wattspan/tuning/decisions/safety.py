@@ -34,15 +34,20 @@ def check_safety(state: TunerState, observation: Observation) -> TunerState | No
         return _refuse(state, now, min(observation.vetoes))
     if state.plan.level == state.top:
         return None
-    unit = state.account.elapsed // max(state.account.units, 1)
-    timeout = SIGNAL_TIMEOUT + _SIGNAL_TIMEOUT_UNITS * unit
-    if now - max(state.last_unit_end, state.requested_at) > timeout:
+    if any(_is_silent(one, now) for one in (state, *state.tenants)):
         return _pause(state, now, DecisionReason.PAUSED, rest_until=now)
     # A cap that expired after a long time in force is requested again, with a new timeout.
     since = max(state.requested_at, state.samples.periods[-1].since)
     if state.samples.level is None and now - since > ENFORCEMENT_TIMEOUT:
         return release_and_pause(state, now, DecisionReason.FOREIGN_WRITER)
     return None
+
+
+def _is_silent(state: TunerState, now: int) -> bool:
+    """True if no unit has ended for a long time at a setting below the original."""
+    unit = state.account.elapsed // max(state.account.units, 1)
+    timeout = SIGNAL_TIMEOUT + _SIGNAL_TIMEOUT_UNITS * unit
+    return now - max(state.last_unit_end, state.requested_at) > timeout
 
 
 def _end(state: TunerState) -> TunerState:

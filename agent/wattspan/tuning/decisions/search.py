@@ -106,6 +106,7 @@ class TunerState(NamedTuple):
     rest_until: int = 0
     releases: tuple[int, ...] = ()
     retries: int = 0
+    tenants: tuple[TunerState, ...] = ()  # of other jobs on the same devices
     committed: Nanoseconds | None = None
     random_state: int = 1
 

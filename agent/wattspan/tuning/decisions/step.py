@@ -34,6 +34,7 @@ from wattspan.tuning.decisions.serving import (
     latency_limit,
     units_to_learn,
 )
+from wattspan.tuning.decisions.tenants import follow
 from wattspan.tuning.decisions.values import (
     CertifiedLevels,
     EnergyPoint,
@@ -64,11 +65,13 @@ def begin(
     remembered: CertifiedLevels | None = None,
     account: SlowdownAccount | None = None,
     searches: int = 0,
+    tenants: Sequence[TunerState] = (),
 ) -> TunerState:
     """The state of a new tuner of one knob of one job's devices.
 
     ``account`` is the closed account of the run's earlier tuners: the budget is the run's, and
-    so is the permitted error. ``searches`` of these tuners in a row had no result.
+    so is the permitted error. ``searches`` of these tuners in a row had no result. ``tenants`` are
+    new states of other jobs on the same devices, without tenants of their own.
     """
     ladder = LevelLadder.over(ranges)
     resume_level = ladder.level(remembered.level) if remembered is not None else ladder.top
@@ -88,6 +91,7 @@ def begin(
         account=account or SlowdownAccount(),
         resume_level=None if resume_level == ladder.top else resume_level,
         retries=searches,
+        tenants=tuple(tenants),
         random_state=(policy.seed * 2654435761 + 40503) % 2**32 or 1,
     )
 
@@ -101,7 +105,18 @@ def step(state: TunerState, observation: Observation) -> tuple[TunerState, Decis
 
 
 def observe(state: TunerState, observation: Observation) -> TunerState:
-    """The state with the observation added, before the decision."""
+    """The state with the observation added to every tenant's, before the decision."""
+    if not state.tenants:
+        return _observe_units(state, observation)
+    shared = zip(state.tenants, observation.tenants, strict=True)
+    others = tuple(
+        _observe_units(follow(one, state), replace(observation, units=units))
+        for one, units in shared
+    )
+    return _observe_units(state, observation)._replace(tenants=others)
+
+
+def _observe_units(state: TunerState, observation: Observation) -> TunerState:
     level = _enforced_level(state, observation)
     samples = state.samples
     last = samples.periods[-1]

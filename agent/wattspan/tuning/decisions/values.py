@@ -132,11 +132,13 @@ class Observation:
     Energy may arrive seconds after the units. ``in_force`` are the settings read back from
     devices, ``since`` when they are unchanged; other devices have their original setting.
     ``draw`` is the present power of each device. ``vetoes`` are external reasons not to tune:
-    each ends every cap at once. ``ended``: no further unit will arrive.
+    each ends every cap at once. ``ended``: no further unit will arrive. ``tenants`` are the units
+    of each other job that shares the devices, in the order of the tuner's tenants.
     """
 
     now: int
     units: tuple[WorkUnit, ...] = ()
+    tenants: tuple[tuple[WorkUnit, ...], ...] = ()
     energy: tuple[EnergyPoint, ...] = ()
     in_force: Mapping[str, int] = field(default_factory=dict)
     since: int = 0
