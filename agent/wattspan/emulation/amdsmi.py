@@ -154,9 +154,7 @@ class EmulatedAmdSmi:
         self._opened()
         return list(self._processors)
 
-    def _ask(
-        self, call: Callable[..., Any], handle: ProcessorHandle, *arguments: Any
-    ) -> Any:
+    def _ask(self, call: Callable[..., Any], handle: ProcessorHandle, *arguments: Any) -> Any:
         file = self._opened()
         if handle.session != self._session:
             raise AmdSmiLibraryException(INVALID)

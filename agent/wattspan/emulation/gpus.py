@@ -1,7 +1,8 @@
 """The emulated GPUs of a host, as their owner sees them: work, time and the truth.
 
-One object owns a file; any number of NVML clients, in any process, see the same boards through
-it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``start`` a thread.
+One object owns a file; any number of clients of NVML, or of AMD SMI, in any process, see the same
+boards through it. Time comes from the given clock. Call ``step`` often (10 ms is good), or
+``start`` a thread.
 
 A client's request is noticed at the next step, so within 20 ms on a running host, and takes effect
 the board's ``cap_latency`` later (50 ms, a parameter): power, speed, enforced limit and the
@@ -65,7 +66,10 @@ MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
 
 
 class EmulatedGpus(Closeable):
-    """Emulated boards in a file that clients of NVML or of AMD SMI read. Safe to use from several threads."""
+    """Emulated boards in a file that clients of NVML or of AMD SMI read.
+
+    Safe to use from several threads.
+    """
 
     def __init__(
         self,

@@ -86,7 +86,14 @@ def diagnose(
     clock = SystemClock()
     context = SourceContext(clock, EmptyProcessDirectory())
     if host is not None:
-        context = SourceContext(clock, EmptyProcessDirectory(), True, host.nvml(), host.sysfs)
+        context = SourceContext(
+            clock,
+            EmptyProcessDirectory(),
+            emulated=True,
+            nvml=host.nvml(),
+            sysfs=host.sysfs,
+            amdsmi=host.amdsmi(),
+        )
     sources = examine_sources(plugins, config, context)
     checks: dict[str, Iterable[Finding]] = {
         "Host": examine_host(root),
