@@ -7,8 +7,8 @@ variable ``WATTSPAN_EMULATED_AMD_GPUS`` names when the library is initialised.
 
 from __future__ import annotations
 
+import functools
 import importlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 import nvml_library
 from wattspan.emulation.gpu_file import EmulationError
@@ -26,7 +28,7 @@ _SOURCES = Path(__file__).parent
 _SHARED = Path(nvml_library.__file__).parent  # state.c reads the file of emulated GPUs
 _FLAGS = (
     *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic"),
-    *("-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{NAME}", "-pthread"),
+    *("-Wall", "-Wextra", "-Werror", "-pthread"),  # no SONAME, by which any process would find it
 )
 
 
@@ -65,21 +67,22 @@ def environment(library: Path, gpus: Path) -> dict[str, str]:
     return {"ROCM_PATH": str(library.parent.parent), ENVIRONMENT: str(gpus)}
 
 
+@functools.cache
 def load() -> ModuleType:
-    """The ``amdsmi`` package of this process over an emulated library, built at the first call."""
-    if "amdsmi" not in sys.modules:
-        with tempfile.TemporaryDirectory() as directory:  # the mapped library outlives its file
-            build(Path(directory))
-            before = os.environ.get("ROCM_PATH")
-            os.environ["ROCM_PATH"] = directory
-            try:
-                importlib.import_module("amdsmi")
-            finally:
-                if before is None:
-                    del os.environ["ROCM_PATH"]
-                else:
-                    os.environ["ROCM_PATH"] = before
-    return sys.modules["amdsmi"]
+    """The ``amdsmi`` package over an emulated library, built at the first call.
+
+    It is not left in ``sys.modules``: other tests of this process find the machine without AMD's
+    library.
+    """
+    with tempfile.TemporaryDirectory() as directory:  # the mapped library outlives its file
+        build(Path(directory))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("ROCM_HOME", raising=False)
+            patch.setenv("ROCM_PATH", directory)
+            package = importlib.import_module("amdsmi")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "amdsmi"]:
+        del sys.modules[name]
+    return package
 
 
 def _stubs(names: Collection[str]) -> str:
