@@ -14,7 +14,7 @@ import importlib
 import io
 from typing import Any
 
-from wattspan.model import Failure, Trouble
+from wattspan.model import Failure
 from wattspan.ports import Clock
 from wattspan.sources.nvml import calls
 from wattspan.util.text import printable
@@ -88,10 +88,6 @@ class BindingError(Exception):
     def __init__(self, cause: str, remedy: str) -> None:
         super().__init__(f"{cause}. {remedy}")
         self.cause, self.remedy = cause, remedy
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(SOURCE, LABEL, Trouble.ABSENT, self.cause, self.remedy)
 
 
 def load_binding() -> Any:
