@@ -421,6 +421,7 @@ class BoardSampler:
             max_power=self._max_power,
             resolution=Nanoseconds(facts.resolution),
             why=f"the whole board{parts}, {how}",
+            pci=self.identity.address,
         )
 
     # ----------------------------------------------------------------------------- failures

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ GPUs answer: a GPU that was bound again is not found otherwise."""
 MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
 
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 _MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 
@@ -208,6 +210,7 @@ class NvmlSession:
             model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
             architecture=self._optional("nvmlDeviceGetArchitecture", handle),
+            pci=_pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
         )
         lost = self._lost.get(identity.uuid)
         before = None if lost is None else lost.gpu
@@ -326,6 +329,15 @@ def _printable_text(value: Any) -> str:
     """Text of the driver, printable. Old bindings return bytes."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return printable(text[:_MAX_TEXT])
+
+
+def _pci_address(info: Any) -> str:
+    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
+
+    "" without a valid one.
+    """
+    found = _BUS_ID.fullmatch(_printable_text(getattr(info, "busId", "")).lower())
+    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
 
 
 class NvmlSource(DriverThreadSource):
