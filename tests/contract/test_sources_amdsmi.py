@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.amd_boards import AmdFaults
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
 from wattspan.emulation.boards import MI300X, PICOJOULES
 from wattspan.emulation.gpu_engine import ProcessKind
@@ -17,10 +19,15 @@ from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import DECODE, SteadyLoad
 from wattspan.model import (
     Consumer,
+    Domain,
     GpuStatus,
+    HwType,
+    Milliwatts,
+    Payer,
     PayerInfo,
     Provenance,
     Reading,
+    Tick,
     Trouble,
     Usage,
 )
@@ -140,6 +147,41 @@ def test_processes_are_charged_by_occupied_compute_units(host: Host) -> None:
     expected = truth[TRAIN.pid] / sum(truth.values())
     assert host.share(0, TRAIN) == pytest.approx(expected, rel=0.01)
     assert host.share(0, SERVE) == pytest.approx(1 - expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [ProcessKind.COMPUTE, ProcessKind.GRAPHICS])
+def test_energy_of_processes_is_the_truth_within_one_percent(host: Host, kind: ProcessKind) -> None:
+    ledger = Ledger(LedgerSettings(idle_powers={HwType.GPU: Milliwatts(140_000)}))
+    births = [PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")]
+    domains: dict[str, tuple[Domain, ...]] = {}
+    charged: Counter[Payer] = Counter()
+
+    def run(seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            batch = host.run(0.1)
+            changed = {"amdsmi": batch.domains}
+            tick = Tick(
+                host.clock.now(),
+                {} if changed == domains else changed,
+                batch.readings,
+                births,
+                batch.usages,
+            )
+            domains.update(changed)
+            births.clear()
+            for settled in ledger.apply(tick):
+                charged.update(dict(settled.shares))
+
+    run(2)
+    host.gpus.attach(0, TRAIN.pid, SteadyLoad(0.6), kind=kind)
+    host.gpus.attach(0, SERVE.pid, SteadyLoad(0.25), kind=kind)
+    run(30)
+    host.gpus.detach(0, TRAIN.pid)
+    host.gpus.detach(0, SERVE.pid)
+    run(5)
+    truth = host.gpus.truth(0).processes
+    for consumer in (TRAIN, SERVE):
+        assert charged[consumer] == pytest.approx(truth[consumer.pid], rel=0.01)
 
 
 def test_processes_on_the_graphics_engine_are_charged_their_time(host: Host) -> None:

@@ -77,10 +77,20 @@ def test_busy_period_without_a_sample_of_use_is_divided_as_the_last_ones() -> No
     assert usage.unclaimed == 300_000_000
 
 
-def test_ended_process_takes_no_part_in_later_periods() -> None:
+def test_ended_process_takes_part_in_its_last_period_only() -> None:
     meter = Meter()
-    meter.record(100, compute(A, 100), compute(B, 100))
+    meter.record(100, compute(A, 200), compute(B, 100))
+    usage = meter.record(100, compute(B, 100))
+    assert spent(usage) == {A: SECOND // 2, B: SECOND // 2}
+    assert usage.present == {B}
     assert spent(meter.record(100, compute(B, 100))) == {B: SECOND}
+
+
+def test_process_that_ended_on_the_engine_is_charged_the_rest_of_its_last_period() -> None:
+    meter = Meter()
+    meter.record(50, graphics(A, 500_000_000))
+    assert spent(meter.record(30)) == {A: 300_000_000}
+    assert meter.record(30).unclaimed == 300_000_000
 
 
 def test_engine_time_is_a_processs_own_and_the_rest_is_divided() -> None:

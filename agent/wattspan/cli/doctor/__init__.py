@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from wattspan import __version__
 from wattspan.cli.doctor.findings import Diagnosis, Finding, render
+from wattspan.cli.doctor.gpus import examine_gpus
 from wattspan.cli.doctor.host import (
     examine_agent,
     examine_configuration,
@@ -97,6 +98,7 @@ def diagnose(
     sources = examine_sources(plugins, config, context)
     checks: dict[str, Iterable[Finding]] = {
         "Host": examine_host(root),
+        "GPUs": examine_gpus(root, sources.domains, emulated=context.emulated),
         **sources.sections,
         "Processes": examine_processes(config, clock),
         "Agent": examine_agent(config),

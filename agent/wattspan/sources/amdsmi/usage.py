@@ -8,12 +8,12 @@ processes. Of the device it tells in how much of the time the graphics and compu
 The time on the engine is a process's own. The rest of the device's busy time is divided in
 proportion to the occupied compute units, as the mean of those at the beginning and at the end of
 the period. They are samples of moments: if no process occupied any then, those of the last
-samples count.
+samples count. A process that has ended in the period is charged by what it did before.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class ActivityMeter:
         self._engines: dict[int, int] = {}
         self._samples: deque[Mapping[Payer | None, int]] = deque(maxlen=REMEMBERED_SAMPLES)
         self._shortage = 0
+        self._last: Mapping[Payer | None, int] = {}  # use in the last record
 
     def observe_device(self, mono: int, percent: int | None) -> None:
         """The device was ``percent`` busy since the last observation; None if that is unknown."""
@@ -76,9 +77,12 @@ class ActivityMeter:
         if duration <= 0:
             return None  # the beginning: later times are differences to these
         rest = self._rest(sum(spent.values()), duration)
-        for payer, share in _divided(rest, self._weights(spent)).items():
+        weights = self._weights(spent)
+        for payer, share in _divided(rest, _UNKNOWN if processes is None else weights).items():
             spent[payer] = spent.get(payer, 0) + share
+        listed_payers = frozenset(process.payer for process in listed if process.payer is not None)
         unclaimed = spent.pop(None, 0)
+        self._last = {payer: own for payer, own in spent.items() if payer in listed_payers}
         usage = Usage(
             resource=self._resource,
             start=self._end,
@@ -86,7 +90,7 @@ class ActivityMeter:
             spent={payer: own for payer, own in spent.items() if payer is not None and own},
             unclaimed=unclaimed,
             capacity=duration,
-            present=frozenset(payer for payer in spent if payer is not None),
+            present=listed_payers,
         )
         self._end, self._busy = end, 0
         return usage
@@ -107,18 +111,28 @@ class ActivityMeter:
         self._shortage = min(max(0, -excess), _MAX_SHORTAGE)
         return max(0, excess)
 
-    def _weights(self, present: Mapping[Payer | None, int]) -> dict[Payer | None, int]:
-        """Occupied compute units, by payer; those of the last samples if the newest show none."""
+    def _weights(self, present: Mapping[Payer | None, int]) -> Mapping[Payer | None, int]:
+        """Weights of payers in the rest of the busy time.
+
+        Occupied compute units at both ends of the period; if there are none, the last use of
+        processes that have ended in it, or else the units of earlier samples.
+        """
         newest = list(self._samples)[-2:]
-        for samples in (newest, self._samples):
-            weights = {
-                payer: total
-                for payer in present
-                if (total := sum(sample.get(payer, 0) for sample in samples))
-            }
-            if weights:
-                return weights
-        return {None: 1}
+        ended = {payer: used for payer, used in self._last.items() if used and payer not in present}
+        earlier = {
+            payer: units for payer, units in _total(self._samples).items() if payer in present
+        }
+        return _total(newest) or ended or earlier or _UNKNOWN
+
+
+_UNKNOWN: Mapping[Payer | None, int] = {None: 1}
+
+
+def _total(samples: Iterable[Mapping[Payer | None, int]]) -> Counter[Payer | None]:
+    total: Counter[Payer | None] = Counter()
+    for sample in samples:
+        total.update(sample)
+    return total
 
 
 def _occupied(processes: Iterable[ProcessActivity]) -> dict[Payer | None, int]:
