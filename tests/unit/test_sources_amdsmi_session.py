@@ -206,6 +206,18 @@ def test_mean_power_of_older_boards_is_read(host: Host) -> None:
     assert (statuses[0].power_average, statuses[0].power_instant) == (140_000, None)
 
 
+def test_power_under_its_common_name_is_integrated(host: Host) -> None:
+    host.faults.no_energy_counter(0)
+    host.smi.replies["amdsmi_get_power_info"] = lambda told: {
+        "current_socket_power": "N/A",
+        "average_socket_power": 0,
+        "socket_power": told["socket_power"],
+    }
+    before = host.run(2).readings[0]
+    after = host.run(2).readings[0]
+    assert after.counter - before.counter == pytest.approx(2 * 140_000_000, rel=0.01)
+
+
 def test_board_without_energy_and_power_says_so(host: Host) -> None:
     host.faults.no_energy_counter(0)
     host.faults.no_power(0)

@@ -166,7 +166,7 @@ FAULT_NO_COUNTER = 4  # no energy counter
 FAULT_NO_POWER = 8  # no power reading
 FAULT_NO_PROCESSES = 16  # no process lists and no process utilisation
 FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
-FAULT_SHORT_COUNTER = 64  # the energy accumulator of an AMD board has 32 bits
+FAULT_SHORT_COUNTER = 128  # the energy accumulator of an AMD board has 32 bits
 
 KINDS = ("compute", "graphics", "mps")
 NO_INSTANCE = 0xFFFF_FFFF

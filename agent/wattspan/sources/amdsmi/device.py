@@ -252,18 +252,19 @@ class BoardSampler:
             into.readings.append(Reading(self.domain.id, at, counter, self.epoch))
 
     def _read_power(self) -> PowerReading:
-        """Boards have either the power of the moment (MI300) or a mean (older ones, Radeon)."""
+        """Boards have either the power of the moment (MI300) or a mean (older ones, Radeon).
+
+        Some releases of the library have neither, and one of them under a common name.
+        """
         answer = self._calls.ask(POWER, "amdsmi_get_power_info") or {}
-        instant, average = (
-            None if watts is None else Milliwatts(watts * _MILLIWATTS)
-            for watts in (
-                number(answer.get("current_socket_power"), _MAX_WATTS),
-                number(answer.get("average_socket_power"), _MAX_WATTS),
-            )
-        )
-        draw = average or instant
-        if draw is None and average is not None:
-            draw = average  # no power at all
+
+        def power(kind: str) -> Milliwatts | None:
+            watts = number(answer.get(kind), _MAX_WATTS)
+            return None if watts is None else Milliwatts(watts * _MILLIWATTS)
+
+        average, instant = power("average_socket_power"), power("current_socket_power")
+        known = [one for one in (average, instant, power("socket_power")) if one is not None]
+        draw = next((one for one in known if one), known[0] if known else None)
         return PowerReading(average, instant, draw)
 
     def _read_activity(self) -> int | None:
