@@ -62,6 +62,8 @@ _MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
 _MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
 _MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
+_MAX_MEMORY = 1 << 60
+_MAX_CELSIUS = 1000
 _HERTZ_PER_MHZ = 1_000_000
 
 
@@ -354,10 +356,12 @@ class BoardSampler:
             memory_clock_hz=self._clock_hertz("MEM"),
             utilisation=None if self._busy is None else self._busy / 100,
             temperature_celsius=number(
-                ask("temperature", "amdsmi_get_temp_metric", hotspot, now), 1000
+                ask("temperature", "amdsmi_get_temp_metric", hotspot, now), _MAX_CELSIUS
             ),
-            memory_used=ask("used memory", "amdsmi_get_gpu_memory_usage", video),
-            memory_total=ask("memory", "amdsmi_get_gpu_memory_total", video),
+            memory_used=number(
+                ask("used memory", "amdsmi_get_gpu_memory_usage", video), _MAX_MEMORY
+            ),
+            memory_total=number(ask("memory", "amdsmi_get_gpu_memory_total", video), _MAX_MEMORY),
             integrated_energy=integrated,
             counter_energy=counted,
             model=self.identity.model,
