@@ -345,7 +345,8 @@ class SourceContext:
     """Arguments for the construction of a source.
 
     ``emulated``: roots and libraries belong to an emulated host, and all domains must be labelled
-    as emulated. ``nvml`` replaces the module ``pynvml``, ``sysfs`` the configured root.
+    as emulated. ``nvml`` and ``amdsmi`` replace the modules ``pynvml`` and ``amdsmi``, ``sysfs``
+    the configured root.
     """
 
     clock: Clock
@@ -354,6 +355,7 @@ class SourceContext:
     nvml: Any = None
     sysfs: Path | None = None
     resolution: int | None = None  # step of emulated CPU counters in nanoseconds
+    amdsmi: Any = None
 
 
 @dataclass(frozen=True, slots=True)

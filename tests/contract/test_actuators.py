@@ -1,7 +1,7 @@
 """Guarantees of every actuator: the same for all actuators and hardware.
 
-On a scripted NVML, on the emulated NVML, on the real binding over the emulated C library, and on
-powercap trees with a kernel's behaviour behind them.
+On a scripted NVML, on the emulated NVML and AMD SMI, on the real bindings over the emulated C
+libraries, and on powercap trees with a kernel's behaviour behind them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from typing import Any
 import pynvml
 import pytest
 
+import amdsmi_library
 from nvml_library import ENVIRONMENT, build
+from support.amd_boards import AmdFaults
 from support.emulated_faults import FaultyPowercapTree, GpuFaults
 from support.fake_actuators import FakeRapl, KnobNvml
 from support.fake_nvml import FakeGpu
 from support.gpu_boards import A40
 from support.powercap_layouts import LAYOUTS
+from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.devices import open_actuators
 from wattspan.clock import SystemClock
-from wattspan.emulation.boards import H100
+from wattspan.emulation.amdsmi import EmulatedAmdSmi
+from wattspan.emulation.boards import H100, MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.model import CapKey, Knob, KnobState, Trouble
@@ -104,6 +108,29 @@ class EmulatedBench(Bench):
         self.gpus.close()
 
 
+class AmdBench(Bench):
+    def __init__(self, knob: Knob, path: Path, clock: Clock, amdsmi: Any = None) -> None:
+        self.gpus = EmulatedGpus(path, [MI300X, MI300X], clock)
+        if isinstance(clock, ManualClock):
+            clock.on_sleep = lambda _: self.gpus.step()
+        else:
+            self.gpus.start()
+        boards = AmdBoards(amdsmi or EmulatedAmdSmi(path, clock), clock)
+        self.actuator = (AmdPower if knob is Knob.GPU_POWER else AmdClock)(boards, clock)
+        self.ids = ("gpu:0000:60:00.0", "gpu:0000:61:00.0")
+        self.lower = 400_000 if knob is Knob.GPU_POWER else 1_200
+
+    def deny(self) -> None:
+        AmdFaults(self.gpus).no_permission(0)
+
+    def lose(self, lost: bool) -> None:
+        AmdFaults(self.gpus).lost(0, 31 if lost else 0)
+
+    def close(self) -> None:
+        super().close()
+        self.gpus.close()
+
+
 class TreeBench(Bench):
     def __init__(self, root: Path) -> None:
         self.layout = LAYOUTS["xeon-2s"]
@@ -156,7 +183,12 @@ def benches() -> list[Any]:
         for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
         for on, marks in (("fake", ()), ("emulated", ()), ("c", pytest.mark.needs_cc))
     ]
-    return [*gpus, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
+    amd = [
+        pytest.param((knob, on), id=f"{knob}-{on}", marks=marks)
+        for knob in (Knob.GPU_POWER, Knob.GPU_CLOCK)
+        for on, marks in (("amd", ()), ("amd-c", pytest.mark.needs_cc))
+    ]
+    return [*gpus, *amd, pytest.param((Knob.CPU_POWER, "tree"), id="cpu_power-tree")]
 
 
 @pytest.fixture(params=benches())
@@ -169,7 +201,11 @@ def bench(
             yield bench
             bench.close()
         return
+    if on == "amd-c":
+        monkeypatch.setenv(amdsmi_library.ENVIRONMENT, str(tmp_path / "gpus"))
     made = {
+        "amd": lambda: AmdBench(knob, tmp_path / "gpus", ManualClock()),
+        "amd-c": lambda: AmdBench(knob, tmp_path / "gpus", SystemClock(), amdsmi_library.load()),
         "fake": lambda: FakeBench(knob),
         "emulated": lambda: EmulatedBench(knob, tmp_path / "gpus", ManualClock()),
         "tree": lambda: TreeBench(tmp_path / "sys"),

@@ -194,3 +194,8 @@ def test_mig_board_is_measured_and_not_attributed(host: Host) -> None:
     assert all(usage.spent == {} for usage in host.used(0))
     assert all(usage.unclaimed == usage.capacity for usage in host.used(0))
     assert any("MIG" in failure.cause for failure in host.batch.failures)
+
+
+def test_domain_has_the_address_of_its_board_as_the_kernel_writes_it(host: Host) -> None:
+    host.run(0.1)
+    assert [domain.pci for domain in host.batch.domains] == ["0000:10:00.0", "0000:11:00.0"]

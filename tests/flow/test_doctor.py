@@ -104,7 +104,10 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
     assert (done.returncode, told["readable_counters"]) == (0, 4)
     assert [s["title"] for s in told["sections"]] == [
         "Host",
+        "GPUs",
+        "Source amdsmi",
         "Source estimate",
+        "Source hwmon",
         "Source nvml",
         "Source rapl",
         "RAPL by powercap and by pyRAPL, over 1.0 s",

@@ -30,6 +30,7 @@ def gpus(live: LiveAgent) -> set[str]:
     ("profile", "package"),
     [
         ("two-socket-h100", "rapl:package-0"),
+        ("mi300x-8", "rapl:package-0"),
         ("grace-hopper", "hwmon:power_meter/grace-power-socket-0"),
     ],
 )

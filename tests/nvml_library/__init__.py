@@ -99,11 +99,14 @@ def _generate(directory: Path) -> None:
     )
 
 
-def layout_header() -> str:
-    """The structures of ``gpu_file`` in C, with every offset asserted."""
+def layout_header(environment: str = ENVIRONMENT) -> str:
+    """The structures of ``gpu_file`` in C, with every offset asserted.
+
+    ``environment`` names the variable with the path of the file.
+    """
     lines = ["#pragma once", "#include <stddef.h>", "#include <stdint.h>"]
     lines += [f"#define {name} {value:#x}ull" for name, value in _CONSTANTS.items()]
-    lines.append(f'#define ENVIRONMENT "{ENVIRONMENT}"')
+    lines.append(f'#define ENVIRONMENT "{environment}"')
     for structure in _STRUCTURES:
         name = structure.__name__
         fields = [_field(field, kind) for field, kind, *_ in structure._fields_]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from wattspan.cli import main as wattspan
 from wattspan.clock import SystemClock
 from wattspan.emulation import host
-from wattspan.emulation.nvml import EmulatedNvml
+from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import HostProfile
 
 
@@ -33,8 +33,8 @@ class Standing:
     def resolution(self) -> int:
         return SystemClock.tick()
 
-    def nvml(self) -> Any:
-        return EmulatedNvml(self.directory / "gpus") if self.profile.gpus else None
+    nvml = EmulatedHost.nvml
+    amdsmi = EmulatedHost.amdsmi
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,9 @@ class PowerLimits:
     def __init__(self, host: EmulatedHost) -> None:
         sysfs = host.sysfs
         assert sysfs is not None
-        opened = open_actuators(POWER, nvml=host.nvml(), sysfs=sysfs, clock=SystemClock())
+        opened = open_actuators(
+            POWER, nvml=host.nvml(), sysfs=sysfs, clock=SystemClock(), amdsmi=host.amdsmi()
+        )
         self._actuators = {actuator.knob: actuator for actuator in opened}
         states = [state for one in opened for state in one.devices()]
         self.originals = {state.key: state.requested for state in states}

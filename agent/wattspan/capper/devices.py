@@ -7,11 +7,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.capper.actuators.gpu import GpuClock, GpuPower, NvmlBoards
 from wattspan.capper.protocol import RefusalReason
 from wattspan.model import MILLISECOND, SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SlottedActuator
+from wattspan.sources.amdsmi.calls import BindingError
+from wattspan.sources.amdsmi.calls import load_binding as load_amd_binding
 from wattspan.sources.nvml.source import load_binding
 from wattspan.sources.rapl.sysfs import POWERCAP_CLASS
 
@@ -27,25 +30,41 @@ def open_actuators(
     nvml: Any = None,
     sysfs: Path = SYSFS,
     emulated: bool = False,
+    amdsmi: Any = None,
 ) -> tuple[SlottedActuator, ...]:
     """One actuator for each of ``knobs`` that this host may have, in the order of Knob.
 
-    ``nvml`` replaces the ``pynvml`` module; an ``emulated`` host uses nothing else, so that no real
-    GPU is ever set instead of an emulated one. GPUs are included while the driver is not loaded:
-    they appear once it is. No device is used before the first call.
+    A knob of GPUs has one for each vendor, NVIDIA's first. ``nvml`` and ``amdsmi`` are used
+    instead of the modules ``pynvml`` and ``amdsmi``, of which none is loaded then, nor for an
+    ``emulated`` host, so that no real GPU is ever set instead of an emulated one. GPUs are
+    included while the driver is not loaded: they appear once it is. No device is used before the
+    first call.
     """
     found: list[SlottedActuator] = []
     if Knob.GPU_POWER in knobs or Knob.GPU_CLOCK in knobs:
-        nvml = load_binding() if nvml is None and not emulated else nvml
+        if nvml is None and amdsmi is None and not emulated:
+            nvml, amdsmi = load_binding(), _amd_binding()
         boards = None if nvml is None else NvmlBoards(nvml, clock)
+        amd_boards = None if amdsmi is None else AmdBoards(amdsmi, clock)
         if boards is not None and Knob.GPU_POWER in knobs:
             found.append(GpuPower(boards, clock))
+        if amd_boards is not None and Knob.GPU_POWER in knobs:
+            found.append(AmdPower(amd_boards, clock))
         if boards is not None and Knob.GPU_CLOCK in knobs:
             found.append(GpuClock(boards, clock))
+        if amd_boards is not None and Knob.GPU_CLOCK in knobs:
+            found.append(AmdClock(amd_boards, clock))
     if Knob.CPU_POWER in knobs and (sysfs / POWERCAP_CLASS).is_dir():
         delay = EMULATED_RESPONSE_TIME if emulated else 0
         found.append(CpuPower(sysfs, clock, answers_after=delay))
     return tuple(found)
+
+
+def _amd_binding() -> Any:
+    try:
+        return load_amd_binding()
+    except BindingError:
+        return None
 
 
 class ConcurrentActuator(Actuator, Protocol):

@@ -22,6 +22,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from wattspan.capper.devices import ConcurrentActuator
+from wattspan.capper.joint import JointActuator
 from wattspan.model import MILLISECOND, SECOND, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock, SlottedActuator
 
@@ -291,10 +293,27 @@ class IsolatedActuator:
 
 def isolate_actuators(
     actuators: Sequence[SlottedActuator], clock: Clock
-) -> tuple[IsolatedActuator, ...]:
-    """``actuators``, none of which has been used yet, with every call in a worker process."""
-    pool = WorkerPool(actuators, clock)
-    return tuple(IsolatedActuator(actuator.knob, pool) for actuator in actuators)
+) -> tuple[ConcurrentActuator, ...]:
+    """``actuators``, none of which has been used yet, with every call in a worker process.
+
+    Those of one knob become one; they belong to different drivers, whose workers are separate.
+    """
+    drivers: list[list[SlottedActuator]] = []
+    for actuator in actuators:
+        for driver in drivers:
+            if all(other.knob is not actuator.knob for other in driver):
+                driver.append(actuator)
+                break
+        else:
+            drivers.append([actuator])
+    isolated: dict[Knob, list[IsolatedActuator]] = {}
+    for driver in drivers:
+        pool = WorkerPool(driver, clock)
+        for actuator in driver:
+            isolated.setdefault(actuator.knob, []).append(IsolatedActuator(actuator.knob, pool))
+    return tuple(
+        JointActuator(parts) if len(parts) > 1 else parts[0] for parts in isolated.values()
+    )
 
 
 # ------------------------------------------------------------------------------ in the worker

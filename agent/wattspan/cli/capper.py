@@ -189,10 +189,17 @@ def open_isolated_actuators(
 
     if emulated is None:
         return isolate_actuators(open_actuators(knobs, clock=clock), clock)
+    from wattspan.emulation.amdsmi import EmulatedAmdSmi
     from wattspan.emulation.nvml import EmulatedNvml
+    from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS
 
-    gpus = emulated / "gpus"
-    nvml = EmulatedNvml(gpus, clock) if gpus.exists() else None
-    sysfs = emulated / "sys"
-    opened = open_actuators(knobs, nvml=nvml, sysfs=sysfs, clock=clock, emulated=True)
+    gpus, amd_gpus = emulated / NVIDIA_GPUS, emulated / AMD_GPUS
+    opened = open_actuators(
+        knobs,
+        nvml=EmulatedNvml(gpus, clock) if gpus.exists() else None,
+        sysfs=emulated / "sys",
+        clock=clock,
+        emulated=True,
+        amdsmi=EmulatedAmdSmi(amd_gpus, clock) if amd_gpus.exists() else None,
+    )
     return isolate_actuators(opened, clock)

@@ -224,6 +224,9 @@ class EnergyLog(Generic[K]):
 _GIB = 1 << 30
 _MS = 1_000_000
 
+AMD_VENDOR = 0x1002
+"""AMD's number as a vendor of PCI devices."""
+
 
 @dataclass(frozen=True, slots=True)
 class PowerSensor:
@@ -259,6 +262,11 @@ class EmulatedBoard:
     sample_period: int = 166_666_667  # utilisation samples
     cap_latency: int = 50 * _MS  # no authoritative figure exists: a parameter
 
+    @property
+    def is_amd(self) -> bool:
+        """True for a board that AMD SMI reads; NVML reads the others."""
+        return self.pci_device & 0xFFFF == AMD_VENDOR
+
 
 H100 = EmulatedBoard(
     name="NVIDIA H100 80GB HBM3",
@@ -273,4 +281,20 @@ H100 = EmulatedBoard(
     silicon=Silicon(70_000, 110_000, 519_000, 345, 1980, knee=0.6, flat_voltage=0.8),
     memory_mhz=2619,
     sensor=PowerSensor(100 * _MS, 25 * _MS, 1000 * _MS, usage_is_average=True),
+)
+
+MI300X = EmulatedBoard(  # clocks, compute units, memory and highest limit as specified by AMD
+    name="AMD Instinct MI300X",
+    architecture=0,
+    compute=(9, 4),  # of gfx942
+    brand=0,
+    pci_device=0x74A1_0000 | AMD_VENDOR,
+    multiprocessors=304,
+    memory=192 * _GIB,
+    reserved_memory=_GIB // 2,
+    limits=(300_000, 750_000, 750_000),  # the lowest limit is assumed, as idle and burn power are
+    silicon=Silicon(140_000, 190_000, 540_000, 500, 2100, 50, knee=0.6, flat_voltage=0.8),
+    memory_mhz=1300,
+    sensor=PowerSensor(20 * _MS, 20 * _MS, None, usage_is_average=False),
+    counter_step=_MS,
 )

@@ -74,7 +74,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         self._gpus: EmulatedGpus | None = None
         if profile.gpus:
             self._gpus = EmulatedGpus(
-                directory / "gpus", profile.gpus, self._clock, lambda: counters.speeds
+                directory / profile.gpu_file, profile.gpus, self._clock, lambda: counters.speeds
             )
             self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)

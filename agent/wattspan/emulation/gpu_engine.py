@@ -60,6 +60,7 @@ class GpuTenant:
     grant: Allocation = _NO_GRANT
     energy: int = 0
     used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
+    busy: int = 0  # since it is there, likewise
 
 
 class UtilisationSample(NamedTuple):
@@ -277,6 +278,7 @@ def _work_advanced(tenant: GpuTenant, elapsed: int, hosts: Sequence[float]) -> G
         work=tenant.work.after(elapsed, grant.speed, _host_of(tenant, hosts)),
         energy=tenant.energy + grant.power * elapsed,
         used=tenant.used + grant.share * elapsed,
+        busy=tenant.busy + grant.share * elapsed,
     )
 
 

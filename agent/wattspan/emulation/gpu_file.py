@@ -25,7 +25,7 @@ from wattspan.emulation.boards import PICOJOULES, last_edge
 from wattspan.ports import WattspanError
 
 MAGIC = 0x5550_4745_5053_4157  # "WASPEGPU"
-VERSION = 1
+VERSION = 2
 MAX_GPUS = 16
 MAX_PROCESSES = 64
 MAX_SAMPLES = 72
@@ -37,7 +37,8 @@ class ProcessEntry(ctypes.LittleEndianStructure):
         ("kind", ctypes.c_uint32),  # index into KINDS
         ("memory", ctypes.c_uint64),  # bytes
         ("instance", ctypes.c_uint32),  # MIG GPU instance; all ones: none
-        ("reserved", ctypes.c_uint32),
+        ("share", ctypes.c_uint32),  # of the GPU's time now, in millionths
+        ("busy", ctypes.c_uint64),  # ns of the GPU's time since the process is there
     )
 
 
@@ -129,7 +130,7 @@ class GpuRecord(ctypes.LittleEndianStructure):
         ("persistence_request", ctypes.c_uint32),
         ("xid", ctypes.c_uint32),
         ("xid_serial", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("partitions", ctypes.c_uint32),  # of an AMD board; 0 and 1: it is not divided
         ("live", Live),
     )
 
@@ -165,6 +166,7 @@ FAULT_NO_COUNTER = 4  # no energy counter
 FAULT_NO_POWER = 8  # no power reading
 FAULT_NO_PROCESSES = 16  # no process lists and no process utilisation
 FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
+FAULT_SHORT_COUNTER = 128  # the energy accumulator of an AMD board has 32 bits
 
 KINDS = ("compute", "graphics", "mps")
 NO_INSTANCE = 0xFFFF_FFFF
@@ -276,6 +278,16 @@ def counter_energy(identity: Identity, moment: GpuSnapshot) -> int:
     if edge < live.at:
         return int(live.latched)
     return int(live.counter + (live.counter_rest + live.power * (edge - live.at)) // PICOJOULES)
+
+
+ENERGY_UNIT = 15_300_000
+"""Picojoules in a step of the energy accumulator of AMD boards, as AMD SMI states it."""
+
+
+def energy_accumulator(record: GpuRecord, moment: GpuSnapshot) -> int:
+    """The steps that the energy accumulator of an AMD board has counted."""
+    steps = counter_energy(record.identity, moment) * PICOJOULES // ENERGY_UNIT
+    return steps & 0xFFFF_FFFF if record.faults & FAULT_SHORT_COUNTER else steps
 
 
 def _foreign(path: Path) -> str:

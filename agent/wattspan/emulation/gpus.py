@@ -1,7 +1,8 @@
 """The emulated GPUs of a host, as their owner sees them: work, time and the truth.
 
-One object owns a file; any number of NVML clients, in any process, see the same boards through
-it. Time comes from the given clock. Call ``step`` often (10 ms is good), or ``start`` a thread.
+One object owns a file; any number of clients of NVML, or of AMD SMI, in any process, see the same
+boards through it. Time comes from the given clock. Call ``step`` often (10 ms is good), or
+``start`` a thread.
 
 A client's request is noticed at the next step, so within 20 ms on a running host, and takes effect
 the board's ``cap_latency`` later (50 ms, a parameter): power, speed, enforced limit and the
@@ -54,6 +55,7 @@ from wattspan.emulation.workloads import (
 )
 from wattspan.ports import Clock
 
+AMD_DRIVER_VERSION = "6.14.14"
 DRIVER_VERSION = "580.95.05"
 NVML_VERSION = "13.580.95.05"
 CUDA_VERSION = 13000
@@ -64,7 +66,10 @@ MAX_LOG_ENTRIES = 15_000  # states; five minutes at 50 a second
 
 
 class EmulatedGpus(Closeable):
-    """Emulated boards in a file that NVML clients read. Safe to use from several threads."""
+    """Emulated boards in a file that clients of NVML or of AMD SMI read.
+
+    Safe to use from several threads.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,8 @@ class EmulatedGpus(Closeable):
         """
         if not 0 < len(boards) <= MAX_GPUS:
             raise EmulationError(f"A host has 1 to {MAX_GPUS} emulated GPUs, not {len(boards)}.")
+        if len({board.is_amd for board in boards}) > 1:
+            raise EmulationError("A file of emulated GPUs has those of one vendor: use two files.")
         self._clock = clock
         self._hosts = hosts
         self._work_logs: dict[tuple[int, int], WorkLog] = {}
@@ -94,7 +101,8 @@ class EmulatedGpus(Closeable):
 
         def fill(host: HostRecord) -> None:
             host.header.gpus = len(boards)
-            host.header.driver_version = DRIVER_VERSION.encode()
+            amd = any(board.is_amd for board in boards)
+            host.header.driver_version = (AMD_DRIVER_VERSION if amd else DRIVER_VERSION).encode()
             host.header.nvml_version = NVML_VERSION.encode()
             host.header.cuda_version = CUDA_VERSION
             for index, gpu in enumerate(self._gpus):
@@ -296,10 +304,11 @@ _REASONS = {
 def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
     """Write the constant properties, and the requests as after the load of a driver."""
     board, identity = gpu.board, record.identity
-    bus = 0x10 + index
+    bus = (0x60 if board.is_amd else 0x10) + index
     identity.name = board.name.encode()
     # A valid UUID that no real board has.
-    identity.uuid = f"GPU-e0e0e0e0-0000-4000-8000-{index:012x}".encode()
+    uuid = f"e0e0e0e0-0000-1000-8000-{index:012x}"
+    identity.uuid = (uuid if board.is_amd else f"GPU-e0e0e0e0-0000-4000-8000-{index:012x}").encode()
     identity.serial = f"{1_650_000_000_000 + index}".encode()
     identity.bus_id = f"00000000:{bus:02X}:00.0".encode()
     identity.bus_id_legacy = f"0000:{bus:02X}:00.0".encode()
@@ -343,6 +352,7 @@ def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None
         entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
         entry.memory = tenant.memory
         entry.instance = place + 1 if mig else NO_INSTANCE
+        entry.share, entry.busy = tenant.grant.share, tenant.busy // 1_000_000
     if before is not None and before.samples is gpu.samples:
         return
     live.samples = len(gpu.samples)

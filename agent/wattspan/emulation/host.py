@@ -14,7 +14,7 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import Closeable, ControlClient
-from wattspan.emulation.profiles import HostProfile
+from wattspan.emulation.profiles import AMD_GPUS, NVIDIA_GPUS, HostProfile
 from wattspan.model import MILLISECOND
 from wattspan.ports import WattspanError
 from wattspan.util.process import module_command
@@ -82,12 +82,20 @@ class EmulatedHost(Closeable):
         return max(self._period, SystemClock.tick())
 
     def nvml(self) -> Any:
-        """The object in place of the ``pynvml`` module; None if the host has no GPU."""
-        if not self.profile.gpus:
+        """The object in place of the ``pynvml`` module; None if the host has no NVIDIA GPU."""
+        if not self.profile.gpus or self.profile.gpu_file != NVIDIA_GPUS:
             return None
         from wattspan.emulation.nvml import EmulatedNvml
 
-        return EmulatedNvml(self.directory / "gpus")
+        return EmulatedNvml(self.directory / NVIDIA_GPUS)
+
+    def amdsmi(self) -> Any:
+        """The object in place of the ``amdsmi`` module; None if the host has no AMD GPU."""
+        if not self.profile.gpus or self.profile.gpu_file != AMD_GPUS:
+            return None
+        from wattspan.emulation.amdsmi import EmulatedAmdSmi
+
+        return EmulatedAmdSmi(self.directory / AMD_GPUS)
 
     def start_jobs(
         self, agent: Path | None = None, max_slowdown: float | None = None

@@ -222,7 +222,7 @@ def _process_utilisation(gpu: _Gpu, last_seen: int) -> list[Any]:
     return newer
 
 
-def _structure(kind: str, **values: int) -> Any:
+def _structure(kind: str, **values: int | bytes) -> Any:
     return getattr(pynvml, kind)(**values)
 
 
@@ -370,6 +370,7 @@ _GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetIndex": lambda gpu: gpu.index,
     "nvmlDeviceGetName": lambda gpu: gpu.identity.name.decode(),
     "nvmlDeviceGetUUID": lambda gpu: gpu.identity.uuid.decode(),
+    "nvmlDeviceGetPciInfo": lambda gpu: _structure("nvmlPciInfo_t", busId=gpu.identity.bus_id),
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: gpu.identity.limit_default,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: [

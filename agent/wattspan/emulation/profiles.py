@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from wattspan.emulation.boards import H100, EmulatedBoard, Kernel
+from wattspan.emulation.boards import H100, MI300X, EmulatedBoard, Kernel
 from wattspan.emulation.power_meters import EmulatedMeter
 from wattspan.emulation.powercap_engine import CpuLaw
 from wattspan.emulation.powercap_tree import LAYOUTS, NO_COUNTERS, CounterScope, PowercapLayout
@@ -47,9 +47,16 @@ class DemoJob:
     work: GpuWork | None = None
 
 
+NVIDIA_GPUS, AMD_GPUS = "gpus", "amd-gpus"
+"""Names of the files of emulated GPUs in the directory of an emulated host, by driver."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """An emulated host: CPU counters or power meters with their law, boards, and a demo's jobs."""
+    """An emulated host: CPU counters or power meters with their law, boards, and a demo's jobs.
+
+    The boards are of one vendor.
+    """
 
     name: str
     about: str
@@ -58,6 +65,11 @@ class HostProfile:
     gpus: tuple[EmulatedBoard, ...] = ()
     jobs: tuple[DemoJob, ...] = ()
     meters: tuple[EmulatedMeter, ...] = ()
+
+    @property
+    def gpu_file(self) -> str:
+        """The name of the file of its GPUs."""
+        return AMD_GPUS if any(board.is_amd for board in self.gpus) else NVIDIA_GPUS
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -132,6 +144,14 @@ PROFILES: Mapping[str, HostProfile] = {
             LAYOUTS["xeon-2s"],
             _SERVER,
             (H100, H100, H100, H100),
+        ),
+        HostProfile(
+            "mi300x-8",
+            "two-socket server, memory counters, eight MI300X-class GPUs",
+            LAYOUTS["xeon-2s"],
+            _SERVER,
+            (MI300X,) * 8,
+            (_TRAINER, _SERVER_JOB),
         ),
         HostProfile(
             "laptop",

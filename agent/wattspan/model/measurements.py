@@ -108,6 +108,7 @@ class Domain:
     why: str = ""  # one clause for `doctor`: the reason for or against the cover
     model: str = ""  # of the hardware; an idle power is remembered for the same model only
     static_power: Milliwatts | None = None  # of a GPU blocked on communication, as configured
+    pci: str = ""  # the address of its first PCI function, as in "0000:0c:00.0"
 
     def __post_init__(self) -> None:
         if self.resource is not None and not self.in_cover:

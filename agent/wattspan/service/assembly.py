@@ -119,6 +119,7 @@ def build_agent(
             nvml=emulated.nvml() if emulated is not None else None,
             sysfs=sysfs,
             resolution=emulated.resolution if emulated is not None else None,
+            amdsmi=emulated.amdsmi() if emulated is not None else None,
         )
         opened = open_sources(plugins, config, context)
         for source in opened.sources.values():

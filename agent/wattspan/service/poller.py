@@ -37,6 +37,7 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
+from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
 
 MAX_SLEEP = 200 * MILLISECOND
@@ -93,8 +94,12 @@ class Ticker:
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
-    def __init__(self, source: CounterSource, clock: Clock) -> None:
+    def __init__(
+        self, source: CounterSource, clock: Clock, claims: DeviceClaims | None = None
+    ) -> None:
+        """``claims`` are shared by all sources of a host."""
         self.source = source
+        self._claims = claims or DeviceClaims()
         self.batch = Batch(domains=())
         self._clock = clock
         self._reads = 0
@@ -121,8 +126,8 @@ class MonitoredSource:
         self._failed += len(batch.failures)
         if batch.readings:
             self._last_reading = batch.readings[-1].at.mono
-        self.batch = batch
-        return batch
+        self.batch = self._claims.without_duplicates(self.source.name, batch)
+        return self.batch
 
     def health(self) -> SourceHealth:
         up = (
@@ -270,7 +275,8 @@ class Poller:
         self._clock = clock
         self._ledger = ledger
         self.history = history
-        self._sources = [MonitoredSource(source, clock) for source in sources]
+        claims = DeviceClaims()
+        self._sources = [MonitoredSource(source, clock, claims) for source in sources]
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._latest = latest

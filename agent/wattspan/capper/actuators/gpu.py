@@ -16,8 +16,9 @@ has not been reloaded since.
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from wattspan.capper.actuators import (
     DeviceActuator,
@@ -52,14 +53,20 @@ _REMEDIES = {
 
 def nvml_error(thing: str, code: int) -> ActuatorError:
     """The failure of ``thing``, as in "set the power limit of GPU 0", by NVML's error ``code``."""
-    trouble, cause = Trouble.RETRY, calls.cause_of(code)
+    cause = REJECTED if code == INVALID_ARGUMENT else calls.cause_of(code)
+    return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble_of(code))
+
+
+REJECTED = "the driver rejects the value"
+
+
+def trouble_of(code: int) -> Trouble:
+    """The class of NVML's error ``code``."""
     if code == INVALID_ARGUMENT:
-        trouble, cause = Trouble.MALFORMED, "the driver rejects the value"
-    elif code == calls.NO_PERMISSION:
-        trouble = Trouble.DENIED
-    elif code in calls.FIELD_ERRORS:
-        trouble = Trouble.ABSENT
-    return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble)
+        return Trouble.MALFORMED
+    if code == calls.NO_PERMISSION:
+        return Trouble.DENIED
+    return Trouble.ABSENT if code in calls.FIELD_ERRORS else Trouble.RETRY
 
 
 GPU_ID_PREFIX = "gpu:"
@@ -260,10 +267,26 @@ _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
-class _GpuActuator(DeviceActuator):
+class GpuSlots(Protocol):
+    """The boards of one driver, by slot; ``generation`` grows when they may have lost settings."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def slots(self) -> int: ...
+
+    def id_at(self, slot: int) -> str | None: ...
+
+    def close(self) -> None: ...
+
+
+BoardsT = TypeVar("BoardsT", bound=GpuSlots)
+
+
+class GpuActuator(DeviceActuator, Generic[BoardsT]):
     """Common part of both knobs of a board."""
 
-    def __init__(self, boards: NvmlBoards, clock: Clock) -> None:
+    def __init__(self, boards: BoardsT, clock: Clock) -> None:
         super().__init__(clock)
         self._boards = boards
 
@@ -291,7 +314,7 @@ class _GpuActuator(DeviceActuator):
         )
 
 
-class GpuPower(_GpuActuator, PowerActuator):
+class GpuPower(GpuActuator[NvmlBoards], PowerActuator):
     """The Actuator of GPU_POWER."""
 
     knob = Knob.GPU_POWER
@@ -320,38 +343,57 @@ class GpuPower(_GpuActuator, PowerActuator):
         )
 
 
-class GpuClock(_GpuActuator):
+class ClockActuator(GpuActuator[BoardsT]):
     """The Actuator of GPU_CLOCK. ``enforced`` is reported while the SM clock obeys the lock."""
 
     knob = Knob.GPU_CLOCK
 
-    def __init__(self, boards: NvmlBoards, clock: Clock) -> None:
+    def __init__(self, boards: BoardsT, clock: Clock) -> None:
         super().__init__(boards, clock)
         self._locks: dict[str, int] = {}
         self._session = boards.generation
         self._ranges: dict[str, tuple[int | None, int]] = {}  # they never change
 
+    @abstractmethod
+    def _lock(self, device: str, lowest: int, highest: int) -> None:
+        """Lock the clock to a range in megahertz. ActuatorError."""
+
+    @abstractmethod
+    def _unlock(self, device: str) -> None:
+        """Unlock the clock, whoever locked it. ActuatorError."""
+
+    @abstractmethod
+    def _clock_of(self, device: str) -> int | None:
+        """The present clock in megahertz. ActuatorError."""
+
+    @abstractmethod
+    def _range(self, device: str) -> tuple[int | None, int]:
+        """The lowest and the highest clock in megahertz. ActuatorError."""
+
+    @abstractmethod
+    def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:
+        """The name and the aliases of a board. ActuatorError."""
+
     def write(self, device: str, value: int | None) -> KnobState:
         """Lock the clock to ``value`` at most; None unlocks it, whoever locked it."""
         if value is None:
-            self._boards.ask(device, "unlock the clocks of", "nvmlDeviceResetGpuLockedClocks")
+            self._unlock(device)
             self._locks.pop(device, None)
             return self.read(device)
         before = self._before(device)
         lowest = before.minimum or 0
         self._check_range(before, max(1, lowest), value)
         # The lower bound is the lowest clock there is, so that an idle board can still sleep.
-        setter = "nvmlDeviceSetGpuLockedClocks"
-        self._boards.ask(device, "lock the clocks of", setter, lowest, value)
+        self._lock(device, lowest, value)
         self._locks[device] = value
         return self._settled(device, lambda now: now.enforced == value)
 
     def _state(self, device: str) -> KnobState:
-        board = self._boards.board(device)
+        name, aliases = self._labels(device)
         if device not in self._ranges:
             self._ranges[device] = self._range(device)
         minimum, maximum = self._ranges[device]
-        clock = self._boards.ask_maybe(device, _READ_CLOCKS, "nvmlDeviceGetClockInfo", _SM_CLOCK)
+        clock = self._clock_of(device)
         if self._session != self._boards.generation:
             self._session = self._boards.generation
             self._locks.clear()  # the driver was reloaded, and no clock is locked any more
@@ -359,14 +401,33 @@ class GpuClock(_GpuActuator):
         obeyed = lock is not None and clock is not None and clock <= lock
         return KnobState(
             CapKey(self.knob, device),
-            board.name,
+            name,
             minimum=minimum,
             default=maximum,
             maximum=maximum,
             requested=lock,
             enforced=lock if obeyed else None,
-            aliases=board.aliases,
+            aliases=aliases,
         )
+
+
+class GpuClock(ClockActuator[NvmlBoards]):
+    """GPU_CLOCK through NVML."""
+
+    def _lock(self, device: str, lowest: int, highest: int) -> None:
+        setter = "nvmlDeviceSetGpuLockedClocks"
+        self._boards.ask(device, "lock the clocks of", setter, lowest, highest)
+
+    def _unlock(self, device: str) -> None:
+        self._boards.ask(device, "unlock the clocks of", "nvmlDeviceResetGpuLockedClocks")
+
+    def _clock_of(self, device: str) -> int | None:
+        clock = self._boards.ask_maybe(device, _READ_CLOCKS, "nvmlDeviceGetClockInfo", _SM_CLOCK)
+        return None if clock is None else int(clock)
+
+    def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:
+        board = self._boards.board(device)
+        return board.name, board.aliases
 
     def _range(self, device: str) -> tuple[int | None, int]:
         maybe = self._boards.ask_maybe

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from wattspan import __version__
 from wattspan.cli.doctor.findings import Diagnosis, Finding, render
+from wattspan.cli.doctor.gpus import examine_gpus
 from wattspan.cli.doctor.host import (
     examine_agent,
     examine_configuration,
@@ -86,10 +87,18 @@ def diagnose(
     clock = SystemClock()
     context = SourceContext(clock, EmptyProcessDirectory())
     if host is not None:
-        context = SourceContext(clock, EmptyProcessDirectory(), True, host.nvml(), host.sysfs)
+        context = SourceContext(
+            clock,
+            EmptyProcessDirectory(),
+            emulated=True,
+            nvml=host.nvml(),
+            sysfs=host.sysfs,
+            amdsmi=host.amdsmi(),
+        )
     sources = examine_sources(plugins, config, context)
     checks: dict[str, Iterable[Finding]] = {
         "Host": examine_host(root),
+        "GPUs": examine_gpus(root, sources.domains, emulated=context.emulated),
         **sources.sections,
         "Processes": examine_processes(config, clock),
         "Agent": examine_agent(config),

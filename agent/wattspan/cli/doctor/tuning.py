@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from wattspan.capper.host_directory import HostDirectory
@@ -30,7 +30,7 @@ from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
-from wattspan.ports import ActuatorError, CapsError, SourceContext
+from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SourceContext
 from wattspan.service.configuration import capper_client
 from wattspan.util.text import printable
 
@@ -141,25 +141,37 @@ def _states(
     from wattspan.capper.devices import SYSFS, open_actuators
 
     kind = HwType.CPU if knob is Knob.CPU_POWER else HwType.GPU
-    for actuator in open_actuators(
+    opened = open_actuators(
         {knob},
         clock=context.clock,
         nvml=context.nvml,
         sysfs=context.sysfs or SYSFS,
         emulated=context.emulated,
-    ):
-        try:
-            readable = {state.key.device: state for state in actuator.devices()}
-            yield from readable.values()
-            for domain in domains:
-                if domain.hw_type is kind and domain.id not in readable:
-                    try:
-                        yield actuator.read(domain.id)
-                    except ActuatorError as error:
-                        if error.trouble is not Trouble.ABSENT or kind is HwType.GPU:
-                            yield error
-        finally:
+        amdsmi=context.amdsmi,
+    )
+    try:
+        readable = {state.key.device: state for one in opened for state in one.devices()}
+        yield from readable.values()
+        for domain in domains if opened else ():
+            if domain.hw_type is kind and domain.id not in readable:
+                state = _state_of(domain.id, opened)
+                absent = isinstance(state, ActuatorError) and state.trouble is Trouble.ABSENT
+                if not absent or kind is HwType.GPU:
+                    yield state
+    finally:
+        for actuator in opened:
             actuator.close()
+
+
+def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | ActuatorError:
+    """The state of the knob of a device, or the most telling error of several actuators."""
+    errors = []
+    for actuator in actuators:
+        try:
+            return actuator.read(device)
+        except ActuatorError as error:
+            errors.append(error)
+    return min(errors, key=lambda error: error.trouble is Trouble.ABSENT)
 
 
 # -------------------------------------------------------------------------------------- capper

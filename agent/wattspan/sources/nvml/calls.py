@@ -11,7 +11,7 @@ succeeds although single entries fail. The numbers are those of nvml.h.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wattspan.model import SECOND, Failure, Trouble
 from wattspan.ports import Clock
@@ -111,6 +111,14 @@ class GpuLostError(LostError):
     """The GPU behind a handle no longer answers; the others may."""
 
 
+class DriverLibrary(Protocol):
+    """The functions of a driver's library. Errors are of the type ``error``, with NVML's codes."""
+
+    error: type[Exception]
+
+    def call(self, name: str, *arguments: Any) -> Any: ...
+
+
 class NvmlLibrary:
     """NVML's functions. Errors are the binding's own ``NVMLError``.
 
@@ -145,7 +153,7 @@ class UnavailableField(NamedTuple):
 class GpuCalls:
     """The calls on one GPU. An unavailable answer is None, and is remembered."""
 
-    def __init__(self, library: NvmlLibrary, handle: Any, clock: Clock) -> None:
+    def __init__(self, library: DriverLibrary, handle: Any, clock: Clock) -> None:
         self._library = library
         self._clock = clock
         self.handle = handle

@@ -136,6 +136,7 @@ class GpuIdentity:
     model: str
     driver: str
     architecture: int | None = None
+    pci: str = ""
 
     @property
     def domain_id(self) -> str:
@@ -360,6 +361,7 @@ class GpuSampler:
             staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
             why=f"the whole board, {how}",
             static_power=self._static_power,
+            pci=self.identity.pci,
         )
 
     @property

@@ -1,7 +1,5 @@
 """The ``nvml`` source plugin: NVIDIA GPUs, the driver session, and the thread that makes the calls.
 
-A call into the driver can hang and cannot be ended from outside. One daemon thread makes all
-calls; ``read`` returns its results since the last call, and reports a call that takes too long.
 The session initialises the library, finds GPUs, and recovers lost ones; it is synchronous.
 """
 
@@ -9,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
-from collections import deque
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from wattspan.model import MILLISECOND, SECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import (
     Batch,
     Clock,
@@ -23,6 +20,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
+from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import (
     SOURCE,
@@ -41,9 +39,6 @@ from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
 
 LIBRARY = "libnvidia-ml.so.1"
-MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
-MAX_STATUSES = 3  # status intervals
-EDGE_DELAY = 13 * MILLISECOND
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
 """Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
@@ -54,6 +49,7 @@ GPUs answer: a GPU that was bound again is not found otherwise."""
 MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
 
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 _MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 
@@ -214,6 +210,7 @@ class NvmlSession:
             model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
             architecture=self._optional("nvmlDeviceGetArchitecture", handle),
+            pci=_pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
         )
         lost = self._lost.get(identity.uuid)
         before = None if lost is None else lost.gpu
@@ -334,101 +331,22 @@ def _printable_text(value: Any) -> str:
     return printable(text[:_MAX_TEXT])
 
 
-class NvmlSource:
-    """A ``CounterSource`` with a thread of its own."""
+def _pci_address(info: Any) -> str:
+    """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
+
+    "" without a valid one.
+    """
+    found = _BUS_ID.fullmatch(_printable_text(getattr(info, "busId", "")).lower())
+    return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
+
+
+class NvmlSource(DriverThreadSource):
+    """The GPUs of an NvmlSession, read in a thread of their own."""
 
     name = SOURCE
 
     def __init__(self, session: NvmlSession, clock: Clock, settings: NvmlSettings) -> None:
-        self._session = session
-        self._clock = clock
-        self._settings = settings
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._domains: tuple[Domain, ...] = ()
-        self._failures: tuple[Failure, ...] = ()
-        self._gpus: dict[str, GpuStatus] = {}
-        self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
-        self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
-        self._thread = threading.Thread(target=self._work, name="wattspan-nvml", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def read(self) -> Batch:
-        """All results since the last call; never waits for the driver.
-
-        Failures and statuses are those in force. A status that was not renewed in time (its GPU is
-        lost, a call is stuck) is omitted.
-        """
-        oldest = self._clock.monotonic() - MAX_STATUSES * self._settings.status_interval
-        stuck = self._stuck() or self._dead()
-        with self._lock:
-            readings, usages = tuple(self._readings), tuple(self._usages)
-            self._readings.clear()
-            self._usages.clear()
-            failures = self._failures if stuck is None else (*self._failures, stuck)
-            gpus = tuple(s for s in self._gpus.values() if s.at.mono >= oldest)
-            return Batch(self._domains, readings, failures, usages, gpus)
-
-    def close(self) -> None:
-        """End the thread, which releases the GPUs. A stuck thread is left running."""
-        self._stop.set()
-        if self._stuck() is None and self._thread.is_alive():
-            self._thread.join(self._settings.deadline / 1e9)
-
-    def deliver(self, batch: Batch) -> None:
-        """Keep the results of a sample for the next ``read``."""
-        with self._lock:
-            self._domains = batch.domains
-            self._failures = batch.failures
-            self._readings.extend(batch.readings)
-            self._usages.extend(batch.usages)
-            self._gpus.update((status.domain_id, status) for status in batch.gpus)
-
-    def _stuck(self) -> Failure | None:
-        current = self._session.current_call
-        if current is None:
-            return None
-        call, since = current
-        elapsed = self._clock.monotonic() - since
-        if elapsed <= self._settings.deadline:
-            return None
-        return Failure(
-            SOURCE,
-            "NVML",
-            Trouble.STUCK,
-            f"{call} has not returned for {elapsed / 1e9:.0f} s",
-            "Look for Xid messages in dmesg; a driver call cannot be ended from outside.",
-        )
-
-    def _dead(self) -> Failure | None:
-        """The failure of a thread that ended by itself."""
-        if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
-            return None
-        return Failure(
-            SOURCE,
-            "NVML",
-            Trouble.MALFORMED,
-            "the thread that calls it has ended",
-            "This is a bug; restart the agent to read GPUs again.",
-        )
-
-    def _work(self) -> None:
-        due = self._clock.monotonic()
-        while not self._stop.is_set():
-            now = self._clock.monotonic()
-            if now >= due:
-                self.deliver(self._session.sample())
-                now = self._clock.monotonic()
-                delay = EDGE_DELAY if self._session.near_an_edge else 0
-                due = max(due + self._settings.interval + delay, now)  # missed samples are skipped
-            else:
-                self._session.read_edges(now)
-                now = self._clock.monotonic()
-            edge = self._session.next_edge_read(now)
-            self._stop.wait(max(0, (due if edge is None else min(due, edge)) - now) / 1e9)
-        self._session.close()
+        super().__init__(session, clock, settings, "NVML", "Look for Xid messages in dmesg")
 
 
 def open_nvml(settings: NvmlSettings, context: SourceContext) -> CounterSource | None:

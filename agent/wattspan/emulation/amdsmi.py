@@ -1,0 +1,415 @@
+"""AMD SMI of an emulated host: the functions of ``amdsmi`` that the agent and the capper call.
+
+A call reads the file of emulated GPUs (``gpu_file``) and answers as the package does: with the
+same dictionaries and units, or with an exception of the same name and code. The package itself
+cannot be imported on a host without AMD's library, so that its enumerations and exceptions are
+repeated here, as far as they are used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wattspan.clock import SystemClock
+from wattspan.emulation.boards import AMD_VENDOR
+from wattspan.emulation.gpu_file import (
+    ENERGY_UNIT,
+    FAULT_DEAF,
+    FAULT_HANG,
+    FAULT_NO_COUNTER,
+    FAULT_NO_PERMISSION,
+    FAULT_NO_POWER,
+    FAULT_NO_PROCESSES,
+    KINDS,
+    EmulationError,
+    GpuFile,
+    GpuRecord,
+    Live,
+    ProcessEntry,
+    TornStateError,
+    energy_accumulator,
+)
+from wattspan.ports import Clock
+
+SUCCESS = 0
+INVALID = 1
+NOT_SUPPORTED = 2
+NO_PERMISSION = 10
+INTERNAL_EXCEPTION = 16
+OUT_OF_BOUNDS = 17
+NOT_FOUND = 31
+NOT_INITIALISED = 32
+DRIVER_NOT_LOADED = 34
+
+PARTITION_MODES = {0: "SPX", 1: "SPX", 2: "DPX", 4: "QPX", 8: "CPX"}
+"""AMD's name of a division, by the number of partitions."""
+
+_POLL = 0.005  # seconds between two checks of a fault that blocks calls
+_MICROWATTS = 1000  # in a milliwatt
+_LARGEST_CLOCK = 0xFF_FFFF
+
+
+class AmdSmiException(Exception):  # noqa: N818 - the package's name
+    """The base of the package's errors."""
+
+
+class AmdSmiLibraryException(AmdSmiException):
+    """An error that the library returned, with its code."""
+
+    def __init__(self, err_code: int) -> None:
+        super().__init__(err_code)
+        self.err_code = err_code
+
+    def get_error_code(self) -> int:
+        return self.err_code
+
+
+class AmdSmiInitFlags(IntEnum):
+    INIT_AMD_GPUS = 2
+
+
+class AmdSmiClkType(IntEnum):
+    GFX = 0
+    MEM = 4
+
+
+class AmdSmiTemperatureType(IntEnum):
+    HOTSPOT = 1
+
+
+class AmdSmiTemperatureMetric(IntEnum):
+    CURRENT = 0
+
+
+class AmdSmiMemoryType(IntEnum):
+    VRAM = 0
+
+
+class AmdSmiDevPerfLevel(IntEnum):
+    AUTO = 0
+    DETERMINISM = 8
+
+
+class ProcessorHandle(NamedTuple):
+    """One partition of a GPU. ``session`` is that of the initialisation that found it."""
+
+    gpu: int
+    partition: int
+    session: int
+
+
+class EmulatedAmdSmi:
+    """Stands in for the ``amdsmi`` module: ``smi.amdsmi_init()``, ``smi.AmdSmiClkType``, ..."""
+
+    AmdSmiException = AmdSmiException
+    AmdSmiLibraryException = AmdSmiLibraryException
+    AmdSmiInitFlags = AmdSmiInitFlags
+    AmdSmiClkType = AmdSmiClkType
+    AmdSmiTemperatureType = AmdSmiTemperatureType
+    AmdSmiTemperatureMetric = AmdSmiTemperatureMetric
+    AmdSmiMemoryType = AmdSmiMemoryType
+    AmdSmiDevPerfLevel = AmdSmiDevPerfLevel
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        """GPUs from the file at ``path``, which need not exist before ``amdsmi_init``."""
+        self._path, self._clock = path, clock or SystemClock()
+        self._pause = threading.Event()
+        self._file: GpuFile | None = None
+        self._session = 0
+        self._processors: tuple[ProcessorHandle, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """A function of AMD SMI that is emulated."""
+        if name in _CALLS:
+            return partial(self._ask, _CALLS[name])
+        raise AttributeError(f"The emulated AMD SMI has no {name!r}.")
+
+    def amdsmi_init(self, flag: int = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
+        """Find the GPUs that answer now: later ones, and other partitions, need another call."""
+        del flag
+        try:
+            file = GpuFile(self._path)
+        except EmulationError:
+            raise AmdSmiLibraryException(DRIVER_NOT_LOADED) from None
+        self._await_driver(file)
+        self._session += 1
+        self._processors = tuple(
+            ProcessorHandle(gpu, partition, self._session)
+            for gpu in range(file.header.gpus)
+            if not file.record(gpu).error
+            for partition in range(max(1, file.record(gpu).partitions))
+        )
+        self._file = file
+
+    def amdsmi_shut_down(self) -> None:
+        self._opened()
+        self._file, self._processors = None, ()
+
+    def amdsmi_get_processor_handles(self) -> list[ProcessorHandle]:
+        self._opened()
+        return list(self._processors)
+
+    def _ask(self, call: Callable[..., Any], handle: ProcessorHandle, *arguments: Any) -> Any:
+        file = self._opened()
+        if handle.session != self._session:
+            raise AmdSmiLibraryException(INVALID)
+        record = file.record(handle.gpu)
+        while record.faults & FAULT_HANG:
+            self._pause.wait(_POLL)
+        if record.error:
+            raise AmdSmiLibraryException(int(record.error))
+        if handle.partition >= max(1, record.partitions):
+            raise AmdSmiLibraryException(NOT_FOUND)
+        return call(_Processor(file, record, self._clock, handle), *arguments)
+
+    def _opened(self) -> GpuFile:
+        file = self._file
+        if file is None:
+            raise AmdSmiLibraryException(NOT_INITIALISED)
+        self._await_driver(file)
+        return file
+
+    def _await_driver(self, file: GpuFile) -> None:
+        """Return when the driver answers; its error if it refuses."""
+        while file.header.hang:
+            self._pause.wait(_POLL)
+        if file.header.error:
+            raise AmdSmiLibraryException(int(file.header.error))
+
+
+class _Processor:
+    """The partition that a call is about."""
+
+    def __init__(
+        self, file: GpuFile, record: GpuRecord, clock: Clock, handle: ProcessorHandle
+    ) -> None:
+        self.file, self.record, self.clock, self.handle = file, record, clock, handle
+        self.identity = record.identity
+
+    @property
+    def live(self) -> Live:
+        try:
+            return self.file.read(self.handle.gpu, self.clock.monotonic).live
+        except TornStateError:
+            raise AmdSmiLibraryException(INTERNAL_EXCEPTION) from None
+
+    def refuse_if(self, fault: int, code: int = NOT_SUPPORTED) -> None:
+        if self.record.faults & fault:
+            raise AmdSmiLibraryException(code)
+
+    def require_first(self) -> None:
+        """Refuse a call that only the first partition answers, for the whole board."""
+        if self.handle.partition:
+            raise AmdSmiLibraryException(NOT_SUPPORTED)
+
+    def processes(self) -> list[ProcessEntry]:
+        """The processes of this partition; the emulated host deals them out in turn."""
+        live = self.live
+        step = max(1, self.record.partitions)
+        return list(live.process[self.handle.partition : live.processes : step])
+
+
+# ------------------------------------------------------------------------------------ identity
+
+
+def _bdf(processor: _Processor) -> str:
+    identity = processor.identity
+    place = f"{identity.domain:04x}:{identity.bus:02x}:{identity.device:02x}"
+    return f"{place}.{processor.handle.partition}"
+
+
+def _asic(processor: _Processor) -> dict[str, Any]:
+    identity = processor.identity
+    return {
+        "market_name": identity.name.decode(),
+        "vendor_id": hex(AMD_VENDOR),
+        "vendor_name": "Advanced Micro Devices Inc. [AMD/ATI]",
+        "device_id": hex(identity.pci_device >> 16),
+        "num_compute_units": identity.multiprocessors // max(1, processor.record.partitions),
+    }
+
+
+def _driver(processor: _Processor) -> dict[str, str]:
+    version = processor.file.header.driver_version.decode()
+    return {"driver_name": "amdgpu", "driver_version": version, "driver_date": "N/A"}
+
+
+def _partition_mode(processor: _Processor) -> str:
+    return PARTITION_MODES[processor.record.partitions]
+
+
+# ------------------------------------------------------------------------------------ readings
+
+
+def _energy(processor: _Processor) -> dict[str, Any]:
+    processor.require_first()
+    processor.refuse_if(FAULT_NO_COUNTER)
+    try:
+        moment = processor.file.read(processor.handle.gpu, processor.clock.monotonic)
+    except TornStateError:
+        raise AmdSmiLibraryException(INTERNAL_EXCEPTION) from None
+    return {
+        "energy_accumulator": energy_accumulator(processor.record, moment),
+        "counter_resolution": ENERGY_UNIT / 1_000_000,
+        "timestamp": moment.now,
+    }
+
+
+def _power(processor: _Processor) -> dict[str, Any]:
+    """Watts. An MI300 has a current power and no average."""
+    processor.require_first()
+    processor.refuse_if(FAULT_NO_POWER)
+    watts = processor.live.power_instant // 1000
+    return {
+        "socket_power": watts,
+        "current_socket_power": watts,
+        "average_socket_power": "N/A",
+        "power_limit": (processor.record.limit_request & 0xFFFF_FFFF) // 1000,
+    }
+
+
+def _activity(processor: _Processor) -> dict[str, Any]:
+    live = processor.live
+    return {
+        "gfx_activity": live.utilisation,
+        "umc_activity": live.memory_utilisation,
+        "mm_activity": "N/A",
+    }
+
+
+def _clock_info(processor: _Processor, kind: int) -> dict[str, Any]:
+    identity, live = processor.identity, processor.live
+    if kind == AmdSmiClkType.MEM:
+        memory = identity.memory_clock
+        return {"clk": memory, "min_clk": memory, "max_clk": memory, "clk_locked": "N/A"}
+    if kind != AmdSmiClkType.GFX:
+        raise AmdSmiLibraryException(INVALID)
+    return {
+        "clk": live.clock,
+        "min_clk": identity.clock_min,
+        "max_clk": identity.clock_max,
+        "clk_locked": bool(processor.record.clock_request),
+    }
+
+
+def _temperature(processor: _Processor, sensor: int, metric: int) -> int:
+    if sensor != AmdSmiTemperatureType.HOTSPOT or metric != AmdSmiTemperatureMetric.CURRENT:
+        raise AmdSmiLibraryException(NOT_SUPPORTED)
+    return int(processor.live.temperature)
+
+
+def _memory_total(processor: _Processor, kind: int) -> int:
+    return _of_video_memory(kind, processor.identity.memory_total)
+
+
+def _memory_usage(processor: _Processor, kind: int) -> int:
+    return _of_video_memory(kind, processor.live.memory_used)
+
+
+def _of_video_memory(kind: int, value: int) -> int:
+    if kind != AmdSmiMemoryType.VRAM:
+        raise AmdSmiLibraryException(NOT_SUPPORTED)
+    return int(value)
+
+
+def _process_list(processor: _Processor) -> list[dict[str, Any]]:
+    """The processes, as the driver tells of them.
+
+    The time on the graphics engine is cumulative, and counted for graphics processes only; the
+    occupied compute units are those of the moment, and of compute processes only.
+    """
+    processor.refuse_if(FAULT_NO_PROCESSES)
+    units = processor.identity.multiprocessors
+    return [
+        {
+            "name": "N/A",
+            "pid": entry.pid,
+            "mem": entry.memory,
+            "engine_usage": {"gfx": entry.busy if _is_graphics(entry) else 0, "enc": 0},
+            "memory_usage": {"gtt_mem": 0, "cpu_mem": 0, "vram_mem": entry.memory},
+            "cu_occupancy": "N/A"
+            if _is_graphics(entry)
+            else (entry.share * units + 500_000) // 1_000_000,
+        }
+        for entry in processor.processes()
+    ]
+
+
+def _is_graphics(entry: ProcessEntry) -> bool:
+    return KINDS[entry.kind] == "graphics"
+
+
+# ------------------------------------------------------------------------------------ controls
+
+
+def _power_cap(processor: _Processor) -> dict[str, int]:
+    """Microwatts."""
+    processor.require_first()
+    identity = processor.identity
+    return {
+        "power_cap": (processor.record.limit_request & 0xFFFF_FFFF) * _MICROWATTS,
+        "default_power_cap": identity.limit_default * _MICROWATTS,
+        "dpm_cap": 0,
+        "min_power_cap": identity.limit_min * _MICROWATTS,
+        "max_power_cap": identity.limit_max * _MICROWATTS,
+    }
+
+
+def _set_power_cap(processor: _Processor, sensor: int, microwatts: int) -> None:
+    """The driver keeps whole watts."""
+    processor.require_first()
+    if sensor:
+        raise AmdSmiLibraryException(INVALID)
+    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
+    identity, milliwatts = processor.identity, microwatts // (1000 * _MICROWATTS) * 1000
+    if not identity.limit_min <= milliwatts <= identity.limit_max:
+        raise AmdSmiLibraryException(OUT_OF_BOUNDS)
+    if not processor.record.faults & FAULT_DEAF:
+        processor.record.request_limit(milliwatts)
+
+
+def _perf_level(processor: _Processor) -> str:
+    locked = bool(processor.record.clock_request)
+    return f"AMDSMI_DEV_PERF_LEVEL_{'DETERMINISM' if locked else 'AUTO'}"
+
+
+def _set_perf_level(processor: _Processor, level: int) -> None:
+    if level != AmdSmiDevPerfLevel.AUTO:
+        raise AmdSmiLibraryException(NOT_SUPPORTED)
+    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
+    processor.record.clock_request = 0
+
+
+def _set_determinism(processor: _Processor, megahertz: int) -> None:
+    processor.refuse_if(FAULT_NO_PERMISSION, NO_PERMISSION)
+    identity = processor.identity
+    if not identity.clock_min <= megahertz <= min(identity.clock_max, _LARGEST_CLOCK):
+        raise AmdSmiLibraryException(INVALID)
+    processor.record.clock_request = identity.clock_min << 24 | megahertz
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "amdsmi_get_gpu_device_bdf": _bdf,
+    "amdsmi_get_gpu_device_uuid": lambda processor: processor.identity.uuid.decode(),
+    "amdsmi_get_gpu_asic_info": _asic,
+    "amdsmi_get_gpu_driver_info": _driver,
+    "amdsmi_get_gpu_compute_partition": _partition_mode,
+    "amdsmi_get_energy_count": _energy,
+    "amdsmi_get_power_info": _power,
+    "amdsmi_get_gpu_activity": _activity,
+    "amdsmi_get_clock_info": _clock_info,
+    "amdsmi_get_temp_metric": _temperature,
+    "amdsmi_get_gpu_memory_total": _memory_total,
+    "amdsmi_get_gpu_memory_usage": _memory_usage,
+    "amdsmi_get_gpu_process_list": _process_list,
+    "amdsmi_get_power_cap_info": _power_cap,
+    "amdsmi_set_power_cap": _set_power_cap,
+    "amdsmi_get_gpu_perf_level": _perf_level,
+    "amdsmi_set_gpu_perf_level": _set_perf_level,
+    "amdsmi_set_gpu_perf_determinism_mode": _set_determinism,
+}

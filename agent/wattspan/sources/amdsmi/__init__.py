@@ -1,0 +1,1 @@
+"""AMD GPUs: energy, status and processes through AMD SMI."""

@@ -1,0 +1,179 @@
+"""AMD SMI calls with classified errors, and the import of the package that makes them.
+
+The package binds every symbol of AMD's library when it is imported: without the library, or with
+one that is older than the package, the import fails.
+
+AMD SMI's status codes become those codes of NVML with the same meaning, by which ``GpuCalls`` of
+the NVML source decides: an error costs one field, one GPU or the whole session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from typing import Any
+
+from wattspan.model import Failure
+from wattspan.ports import Clock
+from wattspan.sources.nvml import calls
+from wattspan.util.text import printable
+
+SOURCE = "amdsmi"
+LABEL = "AMD SMI"
+LIBRARY = "libamd_smi.so"
+PACKAGE = "amdsmi"
+
+INVALID = 1
+"""AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""
+
+REJECTED = 2
+"""NVML's "invalid argument": a value that the device does not accept."""
+
+NVML_CODES = {
+    INVALID: REJECTED,
+    2: calls.NOT_SUPPORTED,
+    3: calls.NOT_SUPPORTED,  # not yet implemented
+    5: calls.FUNCTION_NOT_FOUND,
+    6: calls.GPU_NOT_FOUND,  # an error of libdrm: the device file is gone
+    10: calls.NO_PERMISSION,
+    17: REJECTED,  # out of bounds
+    18: calls.UNINITIALIZED,
+    31: calls.GPU_NOT_FOUND,
+    32: calls.UNINITIALIZED,
+    34: calls.DRIVER_NOT_LOADED,
+    40: calls.NOT_SUPPORTED,  # no data
+    52: calls.NOT_SUPPORTED,  # no file of the driver for it
+}
+"""Codes of NVML, by AMDSMI_STATUS_*. Any other is an unknown error."""
+
+_TRANSIENT = frozenset({8, 9, 11, 30})  # timeout, retry, interrupt, busy
+_TIMED_OUT = 10  # NVML's code, which means no more than that the call failed this time
+
+_CAUSES = {
+    _TIMED_OUT: "the driver is busy or timed out",
+    calls.UNINITIALIZED: "AMD SMI is not initialised",
+    REJECTED: "AMD SMI rejects the call",
+    calls.NOT_SUPPORTED: "this GPU or its driver does not support it",
+    calls.NO_PERMISSION: "permission denied",
+    calls.DRIVER_NOT_LOADED: "the amdgpu driver is not loaded",
+    calls.FUNCTION_NOT_FOUND: "the installed package or library is too old for the call",
+    calls.GPU_NOT_FOUND: "the driver no longer knows the GPU",
+    calls.UNKNOWN: "the library reports an unknown error",
+}
+_REMEDIES = {
+    calls.NO_PERMISSION: (
+        "Give the agent access to /dev/kfd and /dev/dri/renderD*: the groups render and video, in a"
+        " container with --device, in a systemd unit with DeviceAllow=."
+    ),
+    calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); the agent keeps trying.",
+    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
+}
+
+
+def cause_of(code: int) -> str:
+    """The meaning of ``code``, as the cause in a sentence."""
+    return _CAUSES.get(code, f"AMD SMI answers with error {code}")
+
+
+def call_failure(thing: str, code: int, domain_id: str | None = None) -> Failure:
+    """The failure of ``thing`` by ``code``, which is one of NVML's."""
+    trouble = calls.call_failure(thing, code).trouble
+    return Failure(SOURCE, thing, trouble, cause_of(code), _REMEDIES.get(code, ""), domain_id)
+
+
+class BindingError(Exception):
+    """The package cannot be used: ``cause`` is a clause, ``remedy`` a sentence."""
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(f"{cause}. {remedy}")
+        self.cause, self.remedy = cause, remedy
+
+
+def load_binding() -> Any:
+    """The ``amdsmi`` module. BindingError if it, its library or one of its symbols is missing."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints that it finds no library
+            return importlib.import_module(PACKAGE)
+    except ModuleNotFoundError as error:
+        if error.name != PACKAGE:
+            raise _unusable(error) from None
+        raise BindingError(
+            "the Python package amdsmi is not installed",
+            "Install wattspan[amd], with the version of amdsmi that belongs to this host's ROCm.",
+        ) from None
+    except AttributeError as error:
+        _, missing, symbol = printable(str(error)).rpartition("undefined symbol: ")
+        if not missing:
+            raise _unusable(error) from None
+        raise BindingError(
+            f"{LIBRARY} has no {symbol}: it is older than the Python package amdsmi",
+            "Install the version of amdsmi that belongs to this host's ROCm, or a newer ROCm.",
+        ) from None
+    except (KeyError, OSError):
+        raise BindingError(
+            f"{LIBRARY} was not found",
+            "Install ROCm's package amd-smi-lib, or set ROCM_PATH to the directory above its lib.",
+        ) from None
+    except Exception as error:  # noqa: BLE001 - code of the package that runs at its import
+        raise _unusable(error) from None
+
+
+def _unusable(error: Exception) -> BindingError:
+    cause = f"the Python package amdsmi does not load, {type(error).__name__}: {error}"
+    return BindingError(printable(cause), "Reinstall it.")
+
+
+class AmdSmiError(Exception):
+    """A failed call. ``value`` is the code of NVML with its meaning, ``status`` AMD SMI's own."""
+
+    def __init__(self, value: int, status: int = 0) -> None:
+        super().__init__(cause_of(value))
+        self.value, self.status = value, status
+
+
+class AmdSmiLibrary:
+    """AMD SMI's functions. Errors are AmdSmiErrors.
+
+    ``current`` is the name of the call under way and the monotonic time of its start; None without
+    a call. Other threads read it, so one attribute holds one tuple.
+    """
+
+    error: type[Exception] = AmdSmiError
+
+    def __init__(self, amdsmi: Any, clock: Clock) -> None:
+        self.module = amdsmi
+        self._clock = clock
+        self.current: tuple[str, int] | None = None
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self.module, name, None)
+        if function is None:
+            raise AmdSmiError(calls.FUNCTION_NOT_FOUND)
+        self.current = (name, self._clock.monotonic())
+        try:
+            return function(*arguments)
+        except self.module.AmdSmiException as error:
+            raise _classified(error) from None
+        finally:
+            self.current = None
+
+    def constant(self, enumeration: str, name: str) -> Any:
+        """A member of one of the package's enumerations."""
+        return getattr(getattr(self.module, enumeration), name)
+
+
+def _classified(error: Exception) -> AmdSmiError:
+    status = getattr(error, "err_code", None)
+    if not isinstance(status, int):
+        return AmdSmiError(calls.UNKNOWN)
+    if status in _TRANSIENT:
+        return AmdSmiError(_TIMED_OUT, status)
+    return AmdSmiError(NVML_CODES.get(status, calls.UNKNOWN), status)
+
+
+def number(value: Any, most: int = 0xFFFF_FFFE) -> int | None:
+    """A figure of the package; None for "N/A", for a blank value and for one above ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        return None
+    return int(value)

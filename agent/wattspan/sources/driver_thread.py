@@ -1,0 +1,171 @@
+"""A source whose driver is called by a thread.
+
+A call into a driver can hang and cannot be ended from outside. One daemon thread makes all calls
+of a session; ``read`` returns its results since the last call, and reports a call that takes too
+long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+from wattspan.model import MILLISECOND, Domain, Failure, GpuStatus, Reading, Trouble, Usage
+from wattspan.ports import Batch, Clock
+
+MAX_QUEUED = 4096  # readings, or usages, that wait for a reader: some minutes of eight GPUs
+MAX_STATUSES = 3  # status intervals
+EDGE_DELAY = 13 * MILLISECOND
+
+
+class DriverIntervals(Protocol):
+    """Settings of a source: the intervals of its calls, and the longest duration of one."""
+
+    @property
+    def interval(self) -> int: ...
+
+    @property
+    def status_interval(self) -> int: ...
+
+    @property
+    def deadline(self) -> int: ...
+
+
+class DriverSession(Protocol):
+    """All devices of one driver. Its calls block; ``sample`` does not raise."""
+
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        """The call under way and the time of its start; other threads may read it."""
+        ...
+
+    @property
+    def near_an_edge(self) -> bool:
+        """True if a counter moves at the time of the samples: another phase would be better."""
+        ...
+
+    def sample(self) -> Batch:
+        """Make all calls that are due."""
+        ...
+
+    def next_edge_read(self, now: int) -> int | None:
+        """The time of the next extra read of a counter, if one is needed between samples."""
+        ...
+
+    def read_edges(self, now: int) -> None:
+        """Make the extra reads that are due."""
+        ...
+
+    def close(self) -> None:
+        """Release the devices."""
+        ...
+
+
+class DriverThreadSource:
+    """A ``CounterSource`` with a thread of its own."""
+
+    name: str
+
+    def __init__(
+        self,
+        session: DriverSession,
+        clock: Clock,
+        settings: DriverIntervals,
+        library: str,
+        advice: str,
+    ) -> None:
+        """``library`` is its name in failures, ``advice`` a clause on how to examine a hang."""
+        self._session = session
+        self._clock = clock
+        self._settings = settings
+        self._library = library
+        self._advice = advice
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._domains: tuple[Domain, ...] = ()
+        self._failures: tuple[Failure, ...] = ()
+        self._gpus: dict[str, GpuStatus] = {}
+        self._readings: deque[Reading] = deque(maxlen=MAX_QUEUED)
+        self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
+        self._thread = threading.Thread(
+            target=self._work, name=f"wattspan-{self.name}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def read(self) -> Batch:
+        """All results since the last call; never waits for the driver.
+
+        Failures and statuses are those in force. A status that was not renewed in time (its GPU is
+        lost, a call is stuck) is omitted.
+        """
+        oldest = self._clock.monotonic() - MAX_STATUSES * self._settings.status_interval
+        stuck = self._stuck() or self._dead()
+        with self._lock:
+            readings, usages = tuple(self._readings), tuple(self._usages)
+            self._readings.clear()
+            self._usages.clear()
+            failures = self._failures if stuck is None else (*self._failures, stuck)
+            gpus = tuple(s for s in self._gpus.values() if s.at.mono >= oldest)
+            return Batch(self._domains, readings, failures, usages, gpus)
+
+    def close(self) -> None:
+        """End the thread, which releases the GPUs. A stuck thread is left running."""
+        self._stop.set()
+        if self._stuck() is None and self._thread.is_alive():
+            self._thread.join(self._settings.deadline / 1e9)
+
+    def deliver(self, batch: Batch) -> None:
+        """Keep the results of a sample for the next ``read``."""
+        with self._lock:
+            self._domains = batch.domains
+            self._failures = batch.failures
+            self._readings.extend(batch.readings)
+            self._usages.extend(batch.usages)
+            self._gpus.update((status.domain_id, status) for status in batch.gpus)
+
+    def _stuck(self) -> Failure | None:
+        current = self._session.current_call
+        if current is None:
+            return None
+        call, since = current
+        elapsed = self._clock.monotonic() - since
+        if elapsed <= self._settings.deadline:
+            return None
+        return Failure(
+            self.name,
+            self._library,
+            Trouble.STUCK,
+            f"{call} has not returned for {elapsed / 1e9:.0f} s",
+            f"{self._advice}; a driver call cannot be ended from outside.",
+        )
+
+    def _dead(self) -> Failure | None:
+        """The failure of a thread that ended by itself."""
+        if self._thread.is_alive() or self._thread.ident is None or self._stop.is_set():
+            return None
+        return Failure(
+            self.name,
+            self._library,
+            Trouble.MALFORMED,
+            "the thread that calls it has ended",
+            "This is a bug; restart the agent to read GPUs again.",
+        )
+
+    def _work(self) -> None:
+        due = self._clock.monotonic()
+        while not self._stop.is_set():
+            now = self._clock.monotonic()
+            if now >= due:
+                self.deliver(self._session.sample())
+                now = self._clock.monotonic()
+                delay = EDGE_DELAY if self._session.near_an_edge else 0
+                due = max(due + self._settings.interval + delay, now)  # missed samples are skipped
+            else:
+                self._session.read_edges(now)
+                now = self._clock.monotonic()
+            edge = self._session.next_edge_read(now)
+            self._stop.wait(max(0, (due if edge is None else min(due, edge)) - now) / 1e9)
+        self._session.close()

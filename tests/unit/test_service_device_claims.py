@@ -1,0 +1,78 @@
+"""Devices that two libraries name: told apart by PCI address, and counted once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wattspan.model import (
+    Domain,
+    GpuStatus,
+    HwType,
+    Instant,
+    Microjoules,
+    Provenance,
+    Reading,
+    Usage,
+)
+from wattspan.ports import Batch
+from wattspan.service.device_claims import DeviceClaims
+
+NOW = Instant(1, 1)
+
+
+def board(source: str, name: str, pci: str) -> Domain:
+    return Domain(f"gpu:{name}", HwType.GPU, name, source, Provenance.MEASURED, pci=pci)
+
+
+def batch(*domains: Domain) -> Batch:
+    """A batch with a reading, a usage and a status of each domain."""
+    return Batch(
+        domains,
+        tuple(Reading(domain.id, NOW, Microjoules(1)) for domain in domains),
+        usages=tuple(Usage(domain.id, NOW, NOW, {}) for domain in domains),
+        gpus=tuple(GpuStatus(domain.id, NOW) for domain in domains),
+    )
+
+
+AMD = board("amdsmi", "0000:60:00.0", "0000:60:00.0")
+SHIM = board("nvml", "GPU-1", "0000:60:00.0")  # the same board
+OTHER = board("nvml", "GPU-2", "0000:10:00.0")
+
+
+def test_device_of_an_earlier_source_is_left_out_with_all_that_is_said_of_it() -> None:
+    claims = DeviceClaims()
+    first, second = batch(AMD), batch(SHIM, OTHER)
+    assert claims.without_duplicates("amdsmi", first) is first
+    told = claims.without_duplicates("nvml", second)
+    assert replace(told, failures=()) == batch(OTHER)
+    (failure,) = told.failures
+    assert failure.thing == "GPU-1"
+    assert "0000:60:00.0, whose device the source amdsmi reads" in failure.cause
+
+
+def test_domains_are_the_same_object_until_they_change() -> None:
+    claims = DeviceClaims()
+    claims.without_duplicates("amdsmi", batch(AMD))
+    both = batch(SHIM, OTHER)
+    first = claims.without_duplicates("nvml", both)
+    assert claims.without_duplicates("nvml", replace(both, readings=())).domains is first.domains
+
+
+def test_device_that_its_source_gave_up_is_another_sources() -> None:
+    claims = DeviceClaims()
+    claims.without_duplicates("amdsmi", batch(AMD))
+    shim = batch(SHIM)
+    assert claims.without_duplicates("nvml", shim).domains == ()
+    claims.without_duplicates("amdsmi", batch())
+    assert claims.without_duplicates("nvml", shim) is shim
+    assert claims.without_duplicates("amdsmi", batch(AMD)).domains == ()
+
+
+@pytest.mark.parametrize("pci", ["", "0000:99:00.0"])
+def test_devices_at_other_or_unknown_addresses_are_different(pci: str) -> None:
+    claims = DeviceClaims()
+    claims.without_duplicates("amdsmi", batch(replace(AMD, pci="")))
+    other = batch(replace(SHIM, pci=pci))
+    assert claims.without_duplicates("nvml", other) is other
