@@ -11,6 +11,8 @@ from wattspan.model.consumers import Group as Group
 from wattspan.model.consumers import GroupKind as GroupKind
 from wattspan.model.consumers import IdlePolicy as IdlePolicy
 from wattspan.model.consumers import NamePolicy as NamePolicy
+from wattspan.model.consumers import PartEnergy as PartEnergy
+from wattspan.model.consumers import PartUsage as PartUsage
 from wattspan.model.consumers import Payer as Payer
 from wattspan.model.consumers import PayerInfo as PayerInfo
 from wattspan.model.consumers import Remainder as Remainder

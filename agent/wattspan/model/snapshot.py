@@ -151,7 +151,8 @@ class DomainAccount:
     """The account of one domain since its first reading, up to ``settled``.
 
     For an attributed domain ``energy == consumers + idle + unattributed`` to the microjoule;
-    ``pending`` is later energy that is in none of them yet. For other domains the three are 0.
+    ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
+    MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
     power was unknown.
     """
