@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.attribution.ledger import Ledger, LedgerSettings
-from wattspan.attribution.parts import REST, WHOLE, usage_of_parts
+from wattspan.attribution.parts import REST, usage_of_parts
 from wattspan.attribution.settlement import Settlement, attribute
 from wattspan.model import (
     SECOND,
@@ -30,17 +30,19 @@ from wattspan.model import (
 )
 
 BOARD = "gpu:GPU-a"
+WHOLE = 1_000_000
 IDS = ["gpu:MIG-1", "gpu:MIG-2", "gpu:MIG-3"]
 A, B, C, D = (Consumer(pid, 1) for pid in (1, 2, 3, 4))
 
 part_usages = st.builds(
-    lambda size, spent, unclaimed, present, guessed: PartUsage(
-        "", size, spent, unclaimed, frozenset(present), guessed
+    lambda size, spent, unclaimed, present, *guessed: PartUsage(
+        "", size, spent, unclaimed, frozenset(present), *guessed
     ),
     st.integers(0, WHOLE // 3),
     st.dictionaries(st.sampled_from([A, B, C, D]), st.integers(0, 10**10), max_size=3),
     st.integers(0, 10**10),
     st.sets(st.sampled_from([A, B, C, D])),
+    st.booleans(),
     st.booleans(),
 )
 
@@ -48,7 +50,7 @@ part_usages = st.builds(
 def usage(parts: list[PartUsage], start: int = 0, end: int = SECOND, unclaimed: int = 0) -> Usage:
     named = [part._replace(domain_id=name) for part, name in zip(parts, IDS, strict=False)]
     whole = Usage(BOARD, Instant(start, start), Instant(end, end), {}, unclaimed, end - start)
-    return usage_of_parts(whole, named)
+    return usage_of_parts(whole, named, WHOLE)
 
 
 usages = st.builds(usage, st.lists(part_usages, max_size=3), unclaimed=st.integers(0, 10**9))
@@ -135,7 +137,9 @@ def test_doubts_contain_any_truth_of_a_guessed_division(
 ) -> None:
     """Whatever the instances in use did, their energy is within the stated range."""
     parts = [
-        PartUsage("", WHOLE // 7, {Consumer(10 + i, 1): SECOND} if i in held else {}, 0, is_guessed=True)
+        PartUsage(
+            "", WHOLE // 7, {Consumer(10 + i, 1): SECOND} if i in held else {}, is_guessed=True
+        )
         for i in range(3)
     ]
     interval = Interval(BOARD, Instant(0, 0), Instant(SECOND, 0), Microjoules(energy))
@@ -149,7 +153,13 @@ def test_doubts_contain_any_truth_of_a_guessed_division(
 
 def board(**changes: object) -> Domain:
     return Domain(
-        BOARD, HwType.GPU, "GPU", "nvml", Provenance.MEASURED, resource=BOARD, **changes  # type: ignore[arg-type]
+        BOARD,
+        HwType.GPU,
+        "GPU",
+        "nvml",
+        Provenance.MEASURED,
+        resource=BOARD,
+        **changes,  # type: ignore[arg-type]
     )
 
 
@@ -221,7 +231,7 @@ def test_idle_policy_applies_inside_each_instance(
 
 
 def test_users_of_one_instance_are_in_doubt_among_themselves_only() -> None:
-    parts = [PartUsage("", 100, {A: 300}), PartUsage("", 100, {B: 50, C: 50})]
+    parts = [PartUsage("", 100, {A: 300}), PartUsage("", 100, {B: 50, C: 50}, users_guessed=True)]
     interval = Interval(BOARD, Instant(0, 0), Instant(SECOND, 0), Microjoules(400))
     result = attribute(interval, usage(parts))
     assert dict(result.shares) == {A: 300, B: 50, C: 50}

@@ -25,21 +25,21 @@ from wattspan.model import (
     Usage,
 )
 
-WHOLE = 1_000_000
-"""The sizes of all parts together."""
-
 REST = ""
 """The domain of the part that has none."""
 
 
-def usage_of_parts(whole: Usage, parts: Iterable[PartUsage]) -> Usage:
-    """``whole`` with the use of its parts, of which it gets the sums and the rest of the sizes."""
+def usage_of_parts(whole: Usage, parts: Iterable[PartUsage], size: int) -> Usage:
+    """``whole`` with the use of its parts, of which it gets the sums.
+
+    ``size`` > 0 is that of all parts together, in the unit of theirs.
+    """
     known = tuple(parts)
     spent: dict[Payer, int] = {}
     for part in known:
         for payer, amount in part.spent.items():
             spent[payer] = spent.get(payer, 0) + amount
-    rest = PartUsage(REST, max(0, WHOLE - sum(part.size for part in known)), {}, whole.unclaimed)
+    rest = PartUsage(REST, max(0, size - sum(part.size for part in known)), {}, whole.unclaimed)
     return Usage(
         whole.resource,
         whole.start,
@@ -78,11 +78,10 @@ def attribute_parts(
     found: list[PartEnergy] = []
     for part, active, resting in zip(parts, divided, idles, strict=True):
         charged = _divide_part(part, active, resting, policy)
-        uncertain = known if is_guessed else active
-        is_sole = active == known or not is_guessed
+        disputed = _disputed(part, active, known, is_guessed=is_guessed)
         for payer, (energy, idle_share) in charged.items():
             own = energy - idle_share
-            doubt = 0 if is_sole and own == active else max(own, uncertain - own)
+            doubt = max(own, disputed - own) if disputed and own != disputed else 0
             before = shares.get(payer, _NOTHING)
             shares[payer] = _Charge(before.energy + energy, before.doubt + doubt)
         paid = sum(energy for energy, _ in charged.values())
@@ -102,6 +101,13 @@ def attribute_parts(
         tuple(found),
         doubts if any(doubts) else (),
     )
+
+
+def _disputed(part: PartUsage, active: int, known: int, *, is_guessed: bool) -> int:
+    """The energy of which any part may be that of a user of ``part``; 0: shares are certain."""
+    if is_guessed:
+        return known
+    return active if part.users_guessed else 0
 
 
 class _Charge(NamedTuple):
@@ -148,12 +154,11 @@ def merge_parts(inside: Sequence[tuple[Usage, int]]) -> tuple[PartUsage, ...]:
     """
     if not any(usage.parts for usage, _ in inside):
         return ()
+    size = max(sum(part.size for part in usage.parts) for usage, _ in inside)
     merged: dict[str, PartUsage] = {REST: PartUsage(REST, 0, {})}
     for usage, overlap in inside:
         whole = max(1, usage.end.mono - usage.start.mono)
-        parts = usage.parts or (
-            PartUsage(REST, WHOLE, usage.spent, usage.unclaimed, usage.present),
-        )
+        parts = usage.parts or (PartUsage(REST, size, usage.spent, usage.unclaimed, usage.present),)
         for part in parts:
             before = merged.get(part.domain_id, PartUsage(part.domain_id, 0, {}))
             spent = dict(before.spent)
@@ -166,5 +171,6 @@ def merge_parts(inside: Sequence[tuple[Usage, int]]) -> tuple[PartUsage, ...]:
                 before.unclaimed + part.unclaimed * overlap // whole,
                 before.present | part.present,
                 before.is_guessed or part.is_guessed,
+                before.users_guessed or part.users_guessed,
             )
     return tuple(merged.values())

@@ -238,8 +238,6 @@ class MigInstance(NamedTuple):
     memory: int  # bytes
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class PowerSensor:
     """The power sensor of a board. Times in nanoseconds; ``None``: it has no such reading.

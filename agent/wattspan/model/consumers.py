@@ -75,9 +75,9 @@ class PartUsage(NamedTuple):
     """The use of one part of a resource in one period, such as of a MIG instance of a GPU.
 
     ``domain_id`` names the part's own domain; "" is the rest, which has none. ``size`` is the part
-    of the idle energy, in relation to the sizes of the others. ``spent``, ``unclaimed`` and ``present`` are as
-    in :class:`Usage`. ``is_guessed``: the use of this part in relation to the others is an
-    assumption. In a part with several users the division among them is always one.
+    of the idle energy, in relation to the sizes of the others. ``spent``, ``unclaimed`` and
+    ``present`` are as in :class:`Usage`. ``is_guessed``: the use of this part in relation to the
+    others is an assumption; ``users_guessed``: that of its users among each other is one.
     """
 
     domain_id: str
@@ -86,6 +86,7 @@ class PartUsage(NamedTuple):
     unclaimed: int = 0
     present: frozenset[Payer] = frozenset()
     is_guessed: bool = False
+    users_guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
