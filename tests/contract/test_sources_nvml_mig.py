@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.dcgm_exporter import DcgmServer, series
 from support.emulated_faults import GpuFaults
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100
@@ -232,6 +233,42 @@ def test_refused_activity_falls_back_and_returns(host: Host) -> None:
     assert host.board.method == "mig-gpm"
     assert host.batch.failures == ()
     assert all(a.end == b.start for a, b in itertools.pairwise(host.usages))
+
+
+def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
+    server = DcgmServer()
+    host = older(tmp_path, *OLD_DRIVER["activity"], settings=NvmlSettings(dcgm=server.url))
+    occupied(host, 0.8, 0.2)
+    board, dcgm = host.gpus.uuid(0), host.session._dcgm
+    assert dcgm is not None
+    try:
+        host.run(2)
+        assert host.board.method == "mig-equal"
+        names = zip("1234", ("0.8", "0.2", "0.0", "0"), strict=True)
+        lines = [series("SM_ACTIVE", board, instance, value) for instance, value in names]
+        server.body = "\n".join(lines[:1]).encode()
+        dcgm.fetch()
+        host.run(2)
+        assert host.board.method == "mig-equal"  # three instances are missing
+        server.body = "\n".join(lines).encode()
+        dcgm.fetch()
+        host.run(1)
+        settled = len(host.attributions)
+        host.run(60)
+        assert host.board.method == "mig-dcgm"
+        assert host.board.usage_step == 30_000_000_000
+        assert host.batch.failures == ()
+        del host.attributions[:settled]
+        charged, truth = host.charged(), host.settled_truth()
+        for one in PROCESSES[:2]:
+            assert charged[one.pid] == pytest.approx(truth[one.pid], rel=0.01)
+        dcgm.close()
+        host.run(120)
+        assert host.board.method == "mig-equal"  # the figures are too old
+    finally:
+        host.session.close()
+        host.gpus.close()
+        server.close()
 
 
 @pytest.mark.parametrize("missing", OLD_DRIVER["instances"])

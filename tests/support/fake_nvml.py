@@ -30,6 +30,7 @@ class FakeGpu:
     architecture: int = 9
     utilisation: tuple[int, int] = (0, 0)
     running: list[int] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)  # of an MPS server
     samples: list[tuple[int, int, int]] = field(default_factory=list)  # wall us, pid, percent
     limits: dict[int, int] = field(
         default_factory=lambda: {
@@ -171,6 +172,10 @@ def _processes(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.running]
 
 
+def _clients(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.clients]
+
+
 def _nobody(_nvml: FakeNvml, _gpu: FakeGpu) -> list[SimpleNamespace]:
     return []
 
@@ -188,7 +193,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetProcessUtilization": FakeNvml.process_utilisation,
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": _nobody,
-    "nvmlDeviceGetMPSComputeRunningProcesses": _nobody,
+    "nvmlDeviceGetMPSComputeRunningProcesses": _clients,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda _n, g: [g.limits[187], g.limits[188]],
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda _n, g: g.limits[189],
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],

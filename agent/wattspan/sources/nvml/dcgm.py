@@ -116,6 +116,7 @@ class DcgmExporter:
 def _get(url: str) -> str:
     # Imported here: most agents have no such exporter.
     from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class NoRedirect(HTTPRedirectHandler):
@@ -127,6 +128,9 @@ def _get(url: str) -> str:
     try:
         with build_opener(NoRedirect).open(Request(url), timeout=_TIMEOUT) as response:  # noqa: S310
             body: bytes = response.read(_MAX_BYTES + 1)
+    except HTTPError as error:
+        error.close()
+        raise DcgmError(f"the server answers {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise DcgmError(str(getattr(reason, "strerror", None) or reason).lower()) from None

@@ -283,7 +283,7 @@ class GpuProcesses:
         self._known: dict[int, Consumer] = {}
         self._servers: frozenset[int] = frozenset()  # of MPS, with clients
         self._clients: tuple[int, ...] = ()
-        self._clients_sampled = False
+        self._sampled: set[int] = set()  # clients with samples of their own
         self._turn = 0  # of the clients in the division of a server's sample
         self.misdated = 0  # samples of the last read with impossible stamps
 
@@ -295,7 +295,8 @@ class GpuProcesses:
         self._keep_known(set().union(*lists.values()))
         holders, self._servers = self._holders(lists)
         clients = tuple(sorted(lists[_MPS_CALL] - self._servers)) if self._servers else ()
-        self._clients, self._clients_sampled = clients, self._clients_sampled and bool(clients)
+        self._clients = clients
+        self._sampled.intersection_update(clients)
         return holders.payers
 
     def list_instances(self, devices: Mapping[int, Iterable[Any]]) -> dict[int, Holders]:
@@ -341,7 +342,7 @@ class GpuProcesses:
     @property
     def guessed(self) -> frozenset[Payer]:
         """The clients of an MPS server among which its samples are divided."""
-        if not self._clients or self._clients_sampled:
+        if self._sampled:
             return frozenset()
         return frozenset(self._known[pid] for pid in self._clients if pid in self._known)
 
@@ -371,9 +372,9 @@ class GpuProcesses:
         """The samples with those of MPS servers dropped, or divided among the clients."""
         if not self._clients:
             return samples
-        self._clients_sampled |= any(sample.pid in self._clients for sample in samples)
+        self._sampled.update(sample.pid for sample in samples if sample.pid in self._clients)
         kept = [sample for sample in samples if sample.pid not in self._servers]
-        if self._clients_sampled:
+        if self._sampled:
             return kept
         for sample in samples:
             if sample.pid in self._servers:
