@@ -133,7 +133,9 @@ def _states(
             readable = {state.key.device: state for state in actuator.devices()}
             yield from readable.values()
             for domain in domains:
-                if domain.hw_type is kind and domain.id not in readable:
+                if domain.id in readable or _is_instance(domain):
+                    continue  # one limit holds for all MIG instances of a board
+                if domain.hw_type is kind:
                     try:
                         yield actuator.read(domain.id)
                     except ActuatorError as error:
@@ -141,6 +143,10 @@ def _states(
                             yield error
         finally:
             actuator.close()
+
+
+def _is_instance(domain: Domain) -> bool:
+    return domain.hw_type is HwType.GPU and domain.parent is not None
 
 
 # -------------------------------------------------------------------------------------- capper
