@@ -40,6 +40,7 @@ class FakeGpu:
     throttled: dict[int, int] = field(default_factory=lambda: {74: 0, 269: 0, 270: 0, 271: 0})
     reasons: int = 0
     mig: int = 0
+    virtualisation: int = 0
     step_ns: int = 1  # the counter moves this often
     joules: float = 1000.0
     since: int = 0
@@ -199,6 +200,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],
     "nvmlDeviceGetEnforcedPowerLimit": lambda _n, g: g.limits[190],
     "nvmlDeviceGetMemoryInfo": lambda _n, _g: SimpleNamespace(total=80 << 30, used=5 << 30, free=0),
+    "nvmlDeviceGetVirtualizationMode": lambda _n, g: g.virtualisation,
     "nvmlDeviceGetMigMode": lambda _n, g: [g.mig, g.mig],
     "nvmlDeviceGetClockInfo": lambda _n, _g, kind: {1: 1980, 2: 2619}[kind],
     "nvmlDeviceGetTemperature": lambda _n, _g, _sensor: 41,

@@ -509,3 +509,11 @@ def test_process_beside_mps_is_charged_its_own_use() -> None:
     assert bench.spent(TRAIN) == pytest.approx(0.5 * covered, rel=0.02)
     assert bench.spent(SERVE) == pytest.approx(0.4 * covered, rel=0.1)  # known after a second
     assert all(not usage.parts for usage in bench.usages)  # one client: no assumption
+
+
+def test_board_divided_among_virtual_machines_is_reported() -> None:
+    bench = Bench(FakeGpu("GPU-a", virtualisation=3))
+    bench.nvml.errors |= SAMPLES_REFUSED
+    bench.turn()
+    bench.run(2)
+    assert "vGPU" in bench.failure("process utilisation").cause

@@ -45,6 +45,7 @@ class DemoJob:
     memory: int = 4 << 30  # bytes on each of its GPUs
     spans: Literal["", "steps", "requests"] = ""  # of the work on its first GPU
     work: GpuWork | None = None
+    instance: int | None = None  # the number of its MIG instance, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class HostProfile:
     gpus: tuple[EmulatedBoard, ...] = ()
     jobs: tuple[DemoJob, ...] = ()
     meters: tuple[EmulatedMeter, ...] = ()
+    instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Compute slices of the MIG instances, by the index of the GPU."""
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -89,6 +92,11 @@ _SERVER_JOB = DemoJob(
     memory=9 << 30,
     spans="requests",
 )
+
+
+def _mig_job(name: str, load: float, instance: int) -> DemoJob:
+    """A job with a steady load of its MIG instance."""
+    return DemoJob(name, duty=0.05, gpus={0: SteadyLoad(load)}, memory=6 << 30, instance=instance)
 
 
 PROFILES: Mapping[str, HostProfile] = {
@@ -125,6 +133,28 @@ PROFILES: Mapping[str, HostProfile] = {
             (H100,),
             (_TRAINER,),
             _GRACE_METERS,
+        ),
+        HostProfile(
+            "h100-mig",
+            "one-socket server, one H100-class GPU in MIG instances of 3, 2, 1 and 1 slices",
+            "xeon-1s",
+            _SERVER,
+            (H100,),
+            (
+                DemoJob(
+                    "trainer",
+                    duty=0.25,
+                    cpu=0,
+                    gpus={0: Training(step=0.12, host=0.03, noise=0.03, seed=1)},
+                    memory=30 << 30,
+                    spans="steps",
+                    instance=1,
+                ),
+                _mig_job("tuner", 0.55, instance=2),
+                _mig_job("notebook", 0.15, instance=3),
+                _mig_job("resident", 0.0, instance=4),
+            ),
+            instances={0: (3, 2, 1, 1)},
         ),
         HostProfile(
             "laptop",

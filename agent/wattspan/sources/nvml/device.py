@@ -42,6 +42,7 @@ from wattspan.util.throttle import RetryBackoff
 
 ENERGY_COUNTER = "energy counter"
 METHOD = "gpu-sm-utilisation"
+_VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
 TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
@@ -221,6 +222,7 @@ class GpuSampler:
         self._power = PowerReading()
         self._utilisation: tuple[int, int] | None = None
         self._mig = False
+        self._virtualisation: int | None = None  # not asked yet
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
@@ -268,6 +270,9 @@ class GpuSampler:
         if status_due:
             with self._status_pace:
                 status = self._status(at)
+                if self._virtualisation is None:
+                    mode = self._calls.ask("virtualisation", "nvmlDeviceGetVirtualizationMode")
+                    self._virtualisation = int(mode or 0)
             self._ceiling = status.limits.maximum or self._ceiling
             self._mig = bool(status.mig)
             self._follow_mode(at, into, mig=self._mig)
@@ -442,13 +447,11 @@ class GpuSampler:
         """Everything that is wrong with this GPU, as long as it is."""
         found = self._calls.failures(self._call_failure)
         if self._meter.derived is None and self._calls.refused(ENERGY_COUNTER) is not None:
-            found.append(
-                self._failure(
-                    "energy and power",
-                    Trouble.ABSENT,
-                    "the GPU offers neither an energy counter nor its power",
-                )
-            )
+            cause, remedy = "the GPU offers neither an energy counter nor its power", ""
+            if self._virtualisation == _VGPU_GUEST:
+                cause = "it is a virtual GPU, and the host of this virtual machine has the board"
+                remedy = "Run wattspan on that host to measure and to cap it."
+            found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
         if self._meter.frozen:
             found.append(
                 self._failure(
@@ -470,6 +473,9 @@ class GpuSampler:
         elif refusal is not None and refusal != calls.NO_PERMISSION:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
+            if self._virtualisation == _VGPU_HOST:
+                cause = "the board is divided among virtual machines (vGPU)"
+                remedy += " Its processes run inside of them."
             found.append(self._failure("process utilisation", Trouble.ABSENT, cause, remedy))
         if self._nested:
             found.append(
