@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -35,14 +36,14 @@ IDS = ["gpu:MIG-1", "gpu:MIG-2", "gpu:MIG-3"]
 A, B, C, D = (Consumer(pid, 1) for pid in (1, 2, 3, 4))
 
 part_usages = st.builds(
-    lambda size, spent, unclaimed, present, *guessed: PartUsage(
-        "", size, spent, unclaimed, frozenset(present), *guessed
+    lambda size, spent, unclaimed, present, spread, guessed: PartUsage(
+        "", size, spent, unclaimed, frozenset(present), spread, guessed
     ),
     st.integers(0, WHOLE // 3),
     st.dictionaries(st.sampled_from([A, B, C, D]), st.integers(0, 10**10), max_size=3),
     st.integers(0, 10**10),
     st.sets(st.sampled_from([A, B, C, D])),
-    st.booleans(),
+    st.sampled_from([1.0, 2.5, math.inf]),
     st.booleans(),
 )
 
@@ -138,7 +139,7 @@ def test_doubts_contain_any_truth_of_a_guessed_division(
     """Whatever the instances in use did, their energy is within the stated range."""
     parts = [
         PartUsage(
-            "", WHOLE // 7, {Consumer(10 + i, 1): SECOND} if i in held else {}, is_guessed=True
+            "", WHOLE // 7, {Consumer(10 + i, 1): SECOND} if i in held else {}, spread=math.inf
         )
         for i in range(3)
     ]
@@ -149,6 +150,25 @@ def test_doubts_contain_any_truth_of_a_guessed_division(
     for (payer, share), doubt in zip(result.shares, doubts, strict=True):
         part = truth[payer.pid - 10] / total if total else 1 / len(held)  # type: ignore[union-attr]
         assert abs(share - energy * part) <= doubt + 1
+
+
+@given(
+    st.lists(st.integers(1, 10**9), min_size=2, max_size=3),
+    st.lists(st.floats(1, 2.5), min_size=3, max_size=3),
+    st.integers(1, 10**9),
+)
+def test_doubts_contain_work_of_different_power(
+    used: list[int], powers: list[float], energy: int
+) -> None:
+    """Equal use of multiprocessors draws up to 2.5 times as much in one instance as in another."""
+    parts = [PartUsage("", 1, {Consumer(10 + i, 1): use}, spread=2.5) for i, use in enumerate(used)]
+    interval = Interval(BOARD, Instant(0, 0), Instant(SECOND, 0), Microjoules(energy))
+    result = attribute(interval, usage(parts))
+    drawn = [use * power for use, power in zip(used, powers, strict=False)]
+    doubts = result.doubts or (0,) * len(result.shares)
+    for (payer, share), doubt in zip(result.shares, doubts, strict=True):
+        truth = energy * drawn[payer.pid - 10] / sum(drawn)  # type: ignore[union-attr]
+        assert abs(share - truth) <= doubt + 2
 
 
 def board(**changes: object) -> Domain:
@@ -239,7 +259,10 @@ def test_users_of_one_instance_are_in_doubt_among_themselves_only() -> None:
 
 
 def test_only_user_of_a_device_without_known_activity_is_not_in_doubt() -> None:
-    parts = [PartUsage("", 100, {A: 300}, is_guessed=True), PartUsage("", 100, {}, is_guessed=True)]
+    parts = [
+        PartUsage("", 100, {A: 300}, spread=math.inf),
+        PartUsage("", 100, {}, spread=math.inf),
+    ]
     interval = Interval(BOARD, Instant(0, 0), Instant(SECOND, 0), Microjoules(400))
     assert attribute(interval, usage(parts)).doubts == ()
 

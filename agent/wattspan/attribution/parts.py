@@ -9,6 +9,7 @@ have the whole energy, and the payers that of the parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -72,16 +73,15 @@ def attribute_parts(
     weights = [sum(part.spent.values()) + max(0, part.unclaimed) for part in parts]
     divided = split(known, weights) if any(weights) else [0] * len(parts)
     idles = split(idle, [part.size for part in parts])
-    is_guessed = any(part.is_guessed for part in parts)
+    spread = max(part.spread for part in parts)
     shares: dict[Payer, _Charge] = {}
     rest = int(interval.energy) - sum(divided) - sum(idles)
     found: list[PartEnergy] = []
     for part, active, resting in zip(parts, divided, idles, strict=True):
         charged = _divide_part(part, active, resting, policy)
-        disputed = _disputed(part, active, known, is_guessed=is_guessed)
+        possible = possible_energies(active, known, spread)
         for payer, (energy, idle_share) in charged.items():
-            own = energy - idle_share
-            doubt = max(own, disputed - own) if disputed and own != disputed else 0
+            doubt = _doubt(energy - idle_share, active, possible, sole=not part.users_guessed)
             before = shares.get(payer, _NOTHING)
             shares[payer] = _Charge(before.energy + energy, before.doubt + doubt)
         paid = sum(energy for energy, _ in charged.values())
@@ -103,11 +103,28 @@ def attribute_parts(
     )
 
 
-def _disputed(part: PartUsage, active: int, known: int, *, is_guessed: bool) -> int:
-    """The energy of which any part may be that of a user of ``part``; 0: shares are certain."""
-    if is_guessed:
-        return known
-    return active if part.users_guessed else 0
+def possible_energies(active: int, known: int, spread: float) -> tuple[int, int]:
+    """The least and the most that a part may have used, which was charged ``active`` of ``known``.
+
+    That is if equal use in another part draws from 1/``spread`` to ``spread`` times the power.
+    """
+    others = known - active
+    if active == 0 or others == 0 or spread <= 1:
+        return active, active
+    if math.isinf(spread):
+        return 0, known
+    least = known * active / (active + others * spread)
+    most = known * active * spread / (active * spread + others)
+    return math.floor(least), math.ceil(most)
+
+
+def _doubt(own: int, active: int, possible: tuple[int, int], *, sole: bool) -> int:
+    """The largest possible error of a user that was charged ``own`` of the energy of its part."""
+    least, most = possible
+    if not sole and own != active:
+        return max(own, most - own)
+    off = max(active - least, most - active)
+    return -(-off * own // max(1, active))
 
 
 class _Charge(NamedTuple):
@@ -170,7 +187,7 @@ def merge_parts(inside: Sequence[tuple[Usage, int]]) -> tuple[PartUsage, ...]:
                 spent,
                 before.unclaimed + part.unclaimed * overlap // whole,
                 before.present | part.present,
-                before.is_guessed or part.is_guessed,
+                max(before.spread, part.spread),
                 before.users_guessed or part.users_guessed,
             )
     return tuple(merged.values())

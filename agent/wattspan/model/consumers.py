@@ -76,8 +76,9 @@ class PartUsage(NamedTuple):
 
     ``domain_id`` names the part's own domain; "" is the rest, which has none. ``size`` is the part
     of the idle energy, in relation to the sizes of the others. ``spent``, ``unclaimed`` and
-    ``present`` are as in :class:`Usage`. ``is_guessed``: the use of this part in relation to the
-    others is an assumption; ``users_guessed``: that of its users among each other is one.
+    ``present`` are as in :class:`Usage`. ``spread`` is the largest ratio of the powers of equal use
+    in this part and in the others: 1 if use tells energy, infinite if the use is an assumption.
+    ``users_guessed``: the use of its users in relation to each other is an assumption.
     """
 
     domain_id: str
@@ -85,7 +86,7 @@ class PartUsage(NamedTuple):
     spent: Mapping[Payer, int]
     unclaimed: int = 0
     present: frozenset[Payer] = frozenset()
-    is_guessed: bool = False
+    spread: float = 1.0
     users_guessed: bool = False
 
 
