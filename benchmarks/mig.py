@@ -40,6 +40,7 @@ from wattspan.testing import FakeDirectory, ManualClock
 TICK = 0.1
 REST = 10  # seconds without a process, which show the idle power
 WINDOW = 10  # seconds of each compared energy
+ROUNDING = 1e-4  # relative errors up to this are roundings of the counter's millijoules
 LEAST = 0.02  # windows with less of the board's active energy have no relative error
 
 
@@ -226,7 +227,9 @@ def rows(case: Case, runs: int, seconds: int) -> Iterator[str]:
     for rule in RULES:
         errors = [abs(energy / truth - 1) for energy, truth, _ in found[rule]]
         bias = sum(e for e, _, _ in found[rule]) / sum(t for _, t, _ in found[rule]) - 1
-        stated = [(abs(e - t) <= u + 1, u / t) for e, t, u in found[rule] if u is not None]
+        stated = [
+            (abs(e - t) <= u + ROUNDING * t, u / t) for e, t, u in found[rule] if u is not None
+        ]
         inside = f"{statistics.mean(ok for ok, _ in stated):.1%}" if stated else "–"
         width = f"{statistics.median(w for _, w in stated):.1%}" if stated else "–"
         yield (

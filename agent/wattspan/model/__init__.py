@@ -41,6 +41,7 @@ from wattspan.model.snapshot import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUN
 from wattspan.model.snapshot import AgentStats as AgentStats
 from wattspan.model.snapshot import BaselineQuality as BaselineQuality
 from wattspan.model.snapshot import Checkpoint as Checkpoint
+from wattspan.model.snapshot import DevicePod as DevicePod
 from wattspan.model.snapshot import DomainAccount as DomainAccount
 from wattspan.model.snapshot import Exemplar as Exemplar
 from wattspan.model.snapshot import Failure as Failure

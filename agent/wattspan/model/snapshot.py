@@ -100,6 +100,15 @@ class GpuStatus:
     index: int | None = None  # of the driver; may change with a reboot
 
 
+class DevicePod(NamedTuple):
+    """A container of a Kubernetes pod to which a device is allotted, alone or with others."""
+
+    device: str  # as the device plugin names it: the UUID of a GPU or of a MIG instance
+    namespace: str
+    pod: str
+    container: str
+
+
 MAX_RATE = 1_000_000
 """The largest valid rate, in units per kilowatt-hour."""
 
@@ -360,6 +369,7 @@ class Snapshot:
     tuning: TuningAccounts = field(default_factory=TuningAccounts)
     footprint: Footprint = Footprint()
     since: Instant | None = None
+    device_pods: tuple[DevicePod, ...] = ()
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if unknown."""

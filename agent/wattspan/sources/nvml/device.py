@@ -49,6 +49,9 @@ EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
 """
+MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
+"""NVML requires as much between two samples of the activity of a MIG instance."""
+
 MAX_USAGE_INTERVAL = 3 * SECOND // 2
 """Intervals wait three seconds for usage, and a utilisation reading holds for two: usage that is
 read less often is worth nothing.
@@ -228,6 +231,8 @@ class GpuSampler:
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._process_pace = CallInterval(settings.process_interval, clock)
         self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
+        activity = max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval)
+        self._instance_pace = CallInterval(activity, clock, MAX_USAGE_INTERVAL)
         self._facts = self._domain_facts()
         self.domain = self._define(self._facts)
         self.instances: tuple[Domain, ...] = ()
@@ -262,8 +267,8 @@ class GpuSampler:
         if self._process_pace.begin(at.mono):
             with self._process_pace:
                 self._list_processes()
-        if looks and self._division.instances:
-            if usage_due:
+        if self._division.instances:
+            if self._instance_pace.begin(at.mono):
                 self._measure_instances(at, into)
         elif looks:
             self._measure_use(at, into, settle=usage_due)
@@ -289,7 +294,7 @@ class GpuSampler:
             self._present = self._processes.list_holders()
 
     def _measure_instances(self, at: Instant, into: GpuFindings) -> None:
-        with self._usage_pace:
+        with self._instance_pace:
             usage = self._division.usage(self.domain.id, at)
         if usage is not None:
             into.usages.append(usage)
