@@ -227,9 +227,8 @@ def rows(case: Case, runs: int, seconds: int) -> Iterator[str]:
     for rule in RULES:
         errors = [abs(energy / truth - 1) for energy, truth, _ in found[rule]]
         bias = sum(e for e, _, _ in found[rule]) / sum(t for _, t, _ in found[rule]) - 1
-        stated = [
-            (abs(e - t) <= u + ROUNDING * t, u / t) for e, t, u in found[rule] if u is not None
-        ]
+        known = [(e, t, u) for e, t, u in found[rule] if u is not None]
+        stated = [(abs(e - t) <= u + ROUNDING * t, u / t) for e, t, u in known]
         inside = f"{statistics.mean(ok for ok, _ in stated):.1%}" if stated else "–"
         width = f"{statistics.median(w for _, w in stated):.1%}" if stated else "–"
         yield (

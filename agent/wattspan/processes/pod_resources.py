@@ -107,7 +107,7 @@ def _answer(http2: Any, connection: socket.socket) -> bytes:
         for event in http2.receive_data(received):
             match event:
                 case events.ResponseReceived() | events.TrailersReceived():
-                    fields = dict(event.headers)
+                    fields: dict[str, str] = {str(k): str(v) for k, v in event.headers}
                     status = fields.get("grpc-status", status)
                     if status not in {"", "0"}:
                         text = clean_label(fields.get("grpc-message", ""), _MAX_LABEL)
