@@ -137,7 +137,7 @@ PROFILES: Mapping[str, HostProfile] = {
         HostProfile(
             "h100-mig",
             "one-socket server, one H100-class GPU in MIG instances of 3, 2, 1 and 1 slices",
-            "xeon-1s",
+            LAYOUTS["xeon-1s"],
             _SERVER,
             (H100,),
             (
