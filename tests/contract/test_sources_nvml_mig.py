@@ -152,10 +152,10 @@ def test_each_instance_is_a_part_of_its_board(host: Host) -> None:
 
 def test_processes_are_charged_within_one_per_cent_of_the_truth(host: Host) -> None:
     occupied(host, 0.9, 0.3, 0.6, 0.1)
-    host.run(20)
+    host.run(10)
     host.gpus.set_load(0, PROCESSES[0].pid, 0.2)
     host.gpus.set_load(0, PROCESSES[3].pid, 1.0)
-    host.run(40)
+    host.run(20)
     charged, truth = host.charged(), host.settled_truth()
     for one in PROCESSES:
         assert charged[one.pid] == pytest.approx(truth[one.pid], rel=0.01)
@@ -166,7 +166,7 @@ def test_work_of_different_power_is_within_the_stated_doubt(host: Host) -> None:
     host.gpus.divide(0, (4, 3))
     host.gpus.attach(0, PROCESSES[0].pid, SteadyLoad(0.9, TRAIN), instance=1)
     host.gpus.attach(0, PROCESSES[1].pid, SteadyLoad(0.9, DECODE), instance=2)
-    host.run(20)
+    host.run(8)
     charged, truth, doubts = host.charged(), host.settled_truth(), host.doubts()
     for pid in (101, 102):
         error = abs(charged[pid] - truth[pid])
@@ -175,7 +175,7 @@ def test_work_of_different_power_is_within_the_stated_doubt(host: Host) -> None:
 
 def test_instances_have_the_energy_of_the_board_together(host: Host) -> None:
     occupied(host, 0.9, 0.3, 0.6, 0.1)
-    snapshot = host.run(20)
+    snapshot = host.run(10)
     board = snapshot.domains[0]
     parts = instances(snapshot)
     rest = [part for a in host.attributions for part in a.parts if not part.domain_id]
@@ -264,7 +264,7 @@ def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
         dcgm.fetch()
         host.run(1)
         settled = len(host.attributions)
-        host.run(60)
+        host.run(20)
         assert host.board.method == "mig-dcgm"
         assert host.board.usage_step == 30_000_000_000
         assert host.batch.failures == ()
@@ -273,7 +273,8 @@ def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
         for one in PROCESSES[:2]:
             assert charged[one.pid] == pytest.approx(truth[one.pid], rel=0.01)
         dcgm.close()
-        host.run(120)
+        host.clock.advance(90)
+        host.run(2)
         assert host.board.method == "mig-equal"  # the figures are too old
     finally:
         host.session.close()
@@ -314,7 +315,7 @@ def test_mode_that_changes_while_running_is_followed(host: Host) -> None:
     host.run(10)
     assert len(host.batch.domains) == 4
     host.gpus.divide(0, ())
-    host.run(20)
+    host.run(10)
     assert (host.board.method, len(host.batch.domains)) == ("gpu-sm-utilisation", 1)
     assert host.batch.failures == ()
     truth = host.settled_truth()[PROCESSES[0].pid]

@@ -517,3 +517,14 @@ def test_board_divided_among_virtual_machines_is_reported() -> None:
     bench.turn()
     bench.run(2)
     assert "vGPU" in bench.failure("process utilisation").cause
+
+
+def test_virtual_gpu_names_its_host_as_the_place_to_measure() -> None:
+    bench = Bench(FakeGpu("GPU-a", virtualisation=2))
+    unsupported = ("TotalEnergyConsumption", "PowerUsage", "FieldValues")
+    bench.nvml.errors |= {f"nvmlDeviceGet{name}": 3 for name in unsupported}
+    bench.turn()
+    bench.run(2)
+    failure = bench.failure("energy and power")
+    assert "virtual GPU" in failure.cause
+    assert "on that host" in failure.remedy
