@@ -169,13 +169,16 @@ ATTRIBUTES = {
     "job": "name of the tuned job, at most 100 characters. Prometheus calls it `exported_job`, "
     "because `job` is the scrape job; rules and dashboards use that name. Keep the default of "
     "`honor_labels`. OTLP sends `exported_job`",
+    "k8s.container.name": "name of the container in its pod",
+    "k8s.namespace.name": "namespace of the pod",
+    "k8s.pod.name": "name of the pod",
     "knob": "`gpu_power`, `gpu_clock` or `cpu_power`",
     "limit": "`minimum`, `default`, `maximum`, `requested` or `enforced`; for a device "
     "that can be capped, `original` is the limit before the first write of the capper, and "
     "`ceiling` its share of the power budget",
     "listener": "`prometheus`, `http`, `grpc`, `unix` (both Unix sockets for spans) or `api`",
-    "method": "attribution method of the domain's energy; for compared energy, `counter` or "
-    "`integrated`",
+    "method": "attribution method of the domain's energy: `cpu-time`, `gpu-sm-utilisation`, "
+    "`mig-gpm`, `mig-dcgm`, `mig-equal`, ...; for compared energy, `counter` or `integrated`",
     "mig": "`true` if the GPU is divided into MIG instances; absent if unknown",
     "mode": "`off`, `advise` or `apply`",
     "move": "`probe`, `hold`, `release` or `decline`",

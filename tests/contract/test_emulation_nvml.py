@@ -167,8 +167,7 @@ def test_versions_are_available(begun: Any) -> None:
 def test_call_that_is_not_emulated_is_not_supported(begun: Any, h100: Any) -> None:
     assert code(begun.nvmlDeviceGetFanSpeed, h100) == begun.NVML_ERROR_NOT_SUPPORTED
     assert code(begun.nvmlDeviceGetEccMode, h100) == begun.NVML_ERROR_NOT_SUPPORTED
-    assert code(begun.nvmlGpmSampleAlloc) == begun.NVML_ERROR_NOT_SUPPORTED
-    assert begun.nvmlGpmQueryDeviceSupport(h100).isSupportedDevice == 0
+    assert code(begun.nvmlGpmQueryIfStreamingEnabled, h100) == begun.NVML_ERROR_NOT_SUPPORTED
 
 
 # ---------------------------------------------------------------------------------- identity
@@ -477,25 +476,79 @@ def test_mig_has_no_utilisation(begun: Any, gpus: EmulatedGpus, h100: Any) -> No
     assert [(entry.pid, entry.gpuInstanceId) for entry in listed] == [(TRAINER, 1), (RESIDENT, 2)]
 
 
-@only_c
 def test_mig_instances_have_separate_handles(
     begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
 ) -> None:
-    gpus.attach(0, TRAINER, SteadyLoad())
-    GpuFaults(gpus).mig(0)
+    gpus.divide(0, (3, 1))
+    gpus.attach(0, TRAINER, SteadyLoad(), instance=2)
     assert begun.nvmlDeviceGetMaxMigDeviceCount(h100) == 7
+    large, small = (begun.nvmlDeviceGetMigDeviceHandleByIndex(h100, index) for index in (0, 1))
+    assert begun.nvmlDeviceGetUUID(small) == "MIG-e0e0e0e0-0000-4000-8000-000000000002"
+    assert begun.nvmlDeviceGetName(large) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    assert begun.nvmlDeviceGetGpuInstanceId(large) == 1
+    assert begun.nvmlDeviceGetComputeInstanceId(small) == 0
+    attributes = begun.nvmlDeviceGetAttributes_v2(large)
+    assert (attributes.gpuInstanceSliceCount, attributes.multiprocessorCount) == (3, 60)
+    assert [p.pid for p in begun.nvmlDeviceGetComputeRunningProcesses(small)] == [TRAINER]
+    assert begun.nvmlDeviceGetComputeRunningProcesses(large) == []
+    assert code(begun.nvmlDeviceGetTotalEnergyConsumption, small) == 3
+    assert code(begun.nvmlDeviceGetGpuInstanceId, h100) == 3
+    assert code(begun.nvmlDeviceGetMigDeviceHandleByIndex, h100, 2) == 6
+    assert code(begun.nvmlDeviceGetMigMode, a40) == 3
+    gpus.divide(0, ())
+    assert code(begun.nvmlDeviceGetMigDeviceHandleByIndex, h100, 0) == 6
+    assert code(begun.nvmlDeviceGetAttributes_v2, large) == 6
+
+
+@only_c
+def test_mig_handle_names_its_device(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:
+    gpus.divide(0, (1,))
     instance = begun.nvmlDeviceGetMigDeviceHandleByIndex(h100, 0)
-    assert begun.nvmlDeviceGetUUID(instance) == "MIG-e0e0e0e0-0000-4000-8000-000000000001"
-    assert begun.nvmlDeviceGetGpuInstanceId(instance) == 1
-    assert begun.nvmlDeviceGetComputeInstanceId(instance) == 0
-    assert begun.nvmlDeviceGetAttributes_v2(instance).gpuInstanceSliceCount == 1
     assert begun.nvmlDeviceIsMigDeviceHandle(instance).value == 1
     assert begun.nvmlDeviceIsMigDeviceHandle(h100).value == 0
     parent = begun.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)
     assert begun.nvmlDeviceGetIndex(parent) == 0
-    assert code(begun.nvmlDeviceGetTotalEnergyConsumption, instance) == 3
-    assert code(begun.nvmlDeviceGetMigDeviceHandleByIndex, h100, 1) == 6
-    assert code(begun.nvmlDeviceGetMigMode, a40) == 3
+
+
+def activity(begun: Any, first: Any, second: Any) -> list[tuple[int, float]]:
+    asked = begun.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics = begun.NVML_GPM_METRICS_GET_VERSION, 2
+    asked.sample1, asked.sample2 = first, second
+    asked.metrics[0].metricId = begun.NVML_GPM_METRIC_SM_UTIL
+    asked.metrics[1].metricId = begun.NVML_GPM_METRIC_DRAM_BW_UTIL
+    begun.nvmlGpmMetricsGet(asked)
+    return [(metric.nvmlReturn, metric.value) for metric in asked.metrics[:2]]
+
+
+def test_activity_of_an_instance_is_relative_to_its_size(
+    begun: Any, gpus: EmulatedGpus, h100: Any
+) -> None:
+    gpus.divide(0, (3, 1))
+    gpus.attach(0, TRAINER, SteadyLoad(0.25), instance=1)
+    assert begun.nvmlGpmQueryDeviceSupport(h100).isSupportedDevice == 1
+    samples = [begun.nvmlGpmSampleAlloc() for _ in range(4)]
+    for pair in (samples[:2], samples[2:]):
+        gpus.run(0.1)
+        for instance, sample in zip((1, 2), pair, strict=True):
+            begun.nvmlGpmMigSampleGet(h100, instance, sample)
+    assert activity(begun, samples[0], samples[2]) == [(0, pytest.approx(25, abs=1e-3)), (3, 0)]
+    assert activity(begun, samples[1], samples[3])[0] == (0, 0)
+    assert code(activity, begun, samples[2], samples[0]) == begun.NVML_ERROR_INVALID_ARGUMENT
+    assert code(begun.nvmlGpmMigSampleGet, h100, 3, samples[0]) == begun.NVML_ERROR_NOT_FOUND
+    for sample in samples:
+        begun.nvmlGpmSampleFree(sample)
+
+
+def test_activity_is_not_supported_before_hopper(
+    begun: Any, gpus: EmulatedGpus, h100: Any, a40: Any
+) -> None:
+    gpus.divide(0, (1,))
+    sample = begun.nvmlGpmSampleAlloc()
+    assert begun.nvmlGpmQueryDeviceSupport(a40).isSupportedDevice == 0
+    assert code(begun.nvmlGpmMigSampleGet, a40, 1, sample) == begun.NVML_ERROR_NOT_SUPPORTED
+    GpuFaults(gpus).no_activity(0)
+    assert begun.nvmlGpmQueryDeviceSupport(h100).isSupportedDevice == 0
+    assert code(begun.nvmlGpmMigSampleGet, h100, 1, sample) == begun.NVML_ERROR_NOT_SUPPORTED
 
 
 def test_throttling_is_counted_by_its_reason(begun: Any, gpus: EmulatedGpus, h100: Any) -> None:

@@ -186,16 +186,6 @@ def test_board_without_counter_is_integrated(host: Host) -> None:
     assert spent == pytest.approx(host.gpus.truth(0).energy - before.energy, rel=0.05)
 
 
-def test_mig_board_is_measured_and_not_attributed(host: Host) -> None:
-    GpuFaults(host.gpus).mig(0)
-    host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
-    host.run(5)
-    assert len(host.of(0)) == 50
-    assert all(usage.spent == {} for usage in host.used(0))
-    assert all(usage.unclaimed == usage.capacity for usage in host.used(0))
-    assert any("MIG" in failure.cause for failure in host.batch.failures)
-
-
 def test_domain_has_the_address_of_its_board_as_the_kernel_writes_it(host: Host) -> None:
     host.run(0.1)
     assert [domain.pci for domain in host.batch.domains] == ["0000:10:00.0", "0000:11:00.0"]

@@ -21,7 +21,8 @@ SONAME = "libnvidia-ml.so.1"
 ENVIRONMENT = "WATTSPAN_EMULATED_GPUS"  # names the file of emulated GPUs
 _SOURCES = Path(__file__).parent
 _STRUCTURES = (
-    *(gpu_file.ProcessEntry, gpu_file.SampleEntry, gpu_file.Identity, gpu_file.Live),
+    *(gpu_file.ProcessEntry, gpu_file.SampleEntry, gpu_file.InstanceEntry),
+    *(gpu_file.Identity, gpu_file.Live),
     *(gpu_file.GpuRecord, gpu_file.Header, gpu_file.HostRecord),
 )
 _CONSTANTS = {

@@ -1,4 +1,4 @@
-/* Events, of which there are Xids only; and profiling (GPM), which is not emulated. */
+/* Events, of which there are Xids only. */
 #include "calls.h"
 
 #include <stdlib.h>
@@ -68,13 +68,4 @@ NVML_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *d
 NVML_API nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data,
                                        unsigned int milliseconds) {
     return nvmlEventSetWait_v2(set, data, milliseconds);
-}
-
-NVML_API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
-    struct GpuRecord *record;
-    nvmlReturn_t result = state_device(device, &record);
-    if (result != NVML_SUCCESS) return result;
-    if (support == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    support->isSupportedDevice = 0;
-    return NVML_SUCCESS;
 }

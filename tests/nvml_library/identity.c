@@ -121,8 +121,16 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus, nvmlDevice_
 
 NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
     struct GpuRecord *record;
+    struct InstanceEntry entry;
+    char text[128];
     nvmlReturn_t result = state_device(device, &record);
-    return result != NVML_SUCCESS ? result : state_text(record->identity.name, name, length);
+    if (result != NVML_SUCCESS) return result;
+    if (device->instance == 0) return state_text(record->identity.name, name, length);
+    result = state_instance(record, device->instance, &entry, NULL);
+    if (result != NVML_SUCCESS) return result;
+    snprintf(text, sizeof text, "%.95s MIG %ug.%ugb", record->identity.name, entry.slices,
+             (unsigned int)(entry.memory >> 30));
+    return state_text(text, name, length);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
@@ -195,7 +203,11 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
     return NVML_SUCCESS;
 }
 
-/* MIG: each process is in a GPU instance of its own. */
+/* MIG: GPU instances, each with one compute instance of the same size. */
+
+static int divisible(const struct GpuRecord *record) { /* of the Ampere chips only A100 and A30 */
+    return record->identity.compute_major >= 8 && record->identity.compute_minor == 0;
+}
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
                                            unsigned int *pending) {
@@ -203,15 +215,12 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *cu
     nvmlReturn_t result = state_whole(device, &record);
     if (result != NVML_SUCCESS) return result;
     if (current == NULL || pending == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    /* of the Ampere chips only A100 and A30 */
-    if (record->identity.compute_major < 8 || record->identity.compute_minor != 0)
-        return NVML_ERROR_NOT_SUPPORTED;
+    if (!divisible(record)) return NVML_ERROR_NOT_SUPPORTED;
     *current = *pending = record->mig != 0;
     return NVML_SUCCESS;
 }
 
-RECORD_VALUE(nvmlDeviceGetMaxMigDeviceCount, unsigned int,
-             record->identity.compute_major >= 9 ? 7 : 0)
+RECORD_VALUE(nvmlDeviceGetMaxMigDeviceCount, unsigned int, divisible(record) ? MAX_INSTANCES : 0)
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
                                                           nvmlDevice_t *mig) {
@@ -222,8 +231,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, u
     if (!record->mig) return NVML_ERROR_NOT_FOUND;
     result = state_read(record, &live, NULL);
     if (result != NVML_SUCCESS) return result;
-    if (index >= live.processes) return NVML_ERROR_NOT_FOUND;
-    *mig = state_handle(device->index, index + 1);
+    if (index >= live.instances) return NVML_ERROR_NOT_FOUND;
+    *mig = state_handle(device->index, live.instance[index].id);
     return NVML_SUCCESS;
 }
 
@@ -268,11 +277,13 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsign
 NVML_API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device,
                                                  nvmlDeviceAttributes_t *attributes) {
     struct GpuRecord *record;
+    struct InstanceEntry entry;
     nvmlReturn_t result = instance_of(device, &record);
+    if (result == NVML_SUCCESS) result = state_instance(record, device->instance, &entry, NULL);
     if (result != NVML_SUCCESS) return result;
     memset(attributes, 0, sizeof *attributes);
-    attributes->multiprocessorCount = record->identity.multiprocessors / 8;
-    attributes->gpuInstanceSliceCount = attributes->computeInstanceSliceCount = 1;
-    attributes->memorySizeMB = record->identity.memory_total / 8 / (1u << 20);
+    attributes->multiprocessorCount = entry.multiprocessors;
+    attributes->gpuInstanceSliceCount = attributes->computeInstanceSliceCount = entry.slices;
+    attributes->memorySizeMB = entry.memory / (1u << 20);
     return NVML_SUCCESS;
 }

@@ -140,5 +140,29 @@ typedef struct {
     unsigned int version;
     unsigned int isSupportedDevice;
 } nvmlGpmSupport_t;
+#define NVML_GPM_SUPPORT_VERSION 1u
+
+typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
+
+typedef struct {
+    unsigned int metricId;
+    unsigned int nvmlReturn;
+    double value;
+    struct {
+        const char *shortName, *longName, *unit;
+    } metricInfo;
+} nvmlGpmMetric_t;
+_Static_assert(sizeof(nvmlGpmMetric_t) == 40, "nvmlGpmMetric_t");
+
+/* The number of metrics differs by version; the caller's numMetrics are read and written. */
+typedef struct {
+    unsigned int version;
+    unsigned int numMetrics;
+    nvmlGpmSample_t sample1;
+    nvmlGpmSample_t sample2;
+    nvmlGpmMetric_t metrics[1];
+} nvmlGpmMetricsGet_t;
+_Static_assert(offsetof(nvmlGpmMetricsGet_t, metrics) == 24, "nvmlGpmMetricsGet_t.metrics");
+#define NVML_GPM_METRICS_GET_VERSION 1u
 
 #endif

@@ -149,6 +149,20 @@ nvmlReturn_t state_read(struct GpuRecord *record, struct Live *live, uint64_t *n
     return NVML_ERROR_UNKNOWN;
 }
 
+nvmlReturn_t state_instance(struct GpuRecord *record, unsigned int id, struct InstanceEntry *entry,
+                            uint64_t *at) {
+    struct Live live;
+    nvmlReturn_t result = state_read(record, &live, NULL);
+    if (result != NVML_SUCCESS) return result;
+    for (uint32_t place = 0; place < live.instances; place++) {
+        if (live.instance[place].id != id) continue;
+        *entry = live.instance[place];
+        if (at != NULL) *at = live.at;
+        return NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
 nvmlReturn_t state_text(const char *text, char *buffer, unsigned int size) {
     if (buffer == NULL) return NVML_ERROR_INVALID_ARGUMENT;
     if (strlen(text) >= size) return NVML_ERROR_INSUFFICIENT_SIZE;

@@ -18,6 +18,9 @@ nvmlReturn_t state_device(nvmlDevice_t device, struct GpuRecord **record);  /* t
 nvmlReturn_t state_whole(nvmlDevice_t device, struct GpuRecord **record);   /* and is no instance */
 int state_forbids(const struct GpuRecord *record); /* to set anything */
 nvmlReturn_t state_read(struct GpuRecord *record, struct Live *live, uint64_t *now);
+/* An instance by its id, and the time of its activity. */
+nvmlReturn_t state_instance(struct GpuRecord *record, unsigned int id, struct InstanceEntry *entry,
+                            uint64_t *at);
 nvmlReturn_t state_text(const char *text, char *buffer, unsigned int size);
 uint64_t state_unix_us(void);
 void state_pause_ms(unsigned int milliseconds);

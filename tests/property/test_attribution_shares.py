@@ -5,7 +5,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.attribution.settlement import attribute, split
+from wattspan.attribution.division import split
+from wattspan.attribution.settlement import attribute
 from wattspan.model import (
     Consumer,
     IdlePolicy,

@@ -86,9 +86,12 @@ class GpuFaults:
         self._flag(gpu, gpu_file.FAULT_NO_PROCESSES, on)
 
     def mig(self, gpu: int, on: bool = True) -> None:
-        """MIG mode: no utilisation, no process utilisation, an instance for each process."""
-        self._record(gpu).mig = on
-        self._gpus.step()
+        """MIG mode with seven instances: no utilisation, and no process utilisation."""
+        self._gpus.divide(gpu, (1,) * 7 if on else ())
+
+    def no_activity(self, gpu: int, on: bool = True) -> None:
+        """The activity of MIG instances (GPM) is not supported, as before Hopper."""
+        self._flag(gpu, gpu_file.FAULT_NO_GPM, on)
 
     def reset_counter(self, gpu: int, start: int = 0) -> None:
         """The energy counter begins again at ``start`` picojoules, as when a driver reloads."""
@@ -149,7 +152,7 @@ class GpuFaults:
 _SWITCHES = frozenset(
     (
         *("lost", "hang", "mig", "no_permission", "deaf"),
-        *("no_energy_counter", "no_power", "no_processes"),
+        *("no_energy_counter", "no_power", "no_processes", "no_activity"),
     )
 )
 _THERMAL_MHZ = 900  # like an overheated board, unless a clock is given

@@ -30,6 +30,7 @@ class FakeGpu:
     architecture: int = 9
     utilisation: tuple[int, int] = (0, 0)
     running: list[int] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)  # of an MPS server
     samples: list[tuple[int, int, int]] = field(default_factory=list)  # wall us, pid, percent
     limits: dict[int, int] = field(
         default_factory=lambda: {
@@ -39,6 +40,7 @@ class FakeGpu:
     throttled: dict[int, int] = field(default_factory=lambda: {74: 0, 269: 0, 270: 0, 271: 0})
     reasons: int = 0
     mig: int = 0
+    virtualisation: int = 0
     step_ns: int = 1  # the counter moves this often
     joules: float = 1000.0
     since: int = 0
@@ -171,6 +173,10 @@ def _processes(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.running]
 
 
+def _clients(_nvml: FakeNvml, gpu: FakeGpu) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.clients]
+
+
 def _nobody(_nvml: FakeNvml, _gpu: FakeGpu) -> list[SimpleNamespace]:
     return []
 
@@ -188,12 +194,13 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetProcessUtilization": FakeNvml.process_utilisation,
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": _nobody,
-    "nvmlDeviceGetMPSComputeRunningProcesses": _nobody,
+    "nvmlDeviceGetMPSComputeRunningProcesses": _clients,
     "nvmlDeviceGetPowerManagementLimitConstraints": lambda _n, g: [g.limits[187], g.limits[188]],
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda _n, g: g.limits[189],
     "nvmlDeviceGetPowerManagementLimit": lambda _n, g: g.limits[192],
     "nvmlDeviceGetEnforcedPowerLimit": lambda _n, g: g.limits[190],
     "nvmlDeviceGetMemoryInfo": lambda _n, _g: SimpleNamespace(total=80 << 30, used=5 << 30, free=0),
+    "nvmlDeviceGetVirtualizationMode": lambda _n, g: g.virtualisation,
     "nvmlDeviceGetMigMode": lambda _n, g: [g.mig, g.mig],
     "nvmlDeviceGetClockInfo": lambda _n, _g, kind: {1: 1980, 2: 2619}[kind],
     "nvmlDeviceGetTemperature": lambda _n, _g, _sensor: 41,

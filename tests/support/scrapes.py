@@ -20,6 +20,7 @@ from wattspan.model import (
     Consumer,
     Decision,
     DecisionReason,
+    DevicePod,
     Domain,
     DomainAccount,
     Exemplar,
@@ -167,6 +168,10 @@ def full_host() -> Snapshot:
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
         spans=spans(),
         tuning=tuning(),
+        device_pods=(
+            DevicePod("GPU-0", "ml", "trainer-0", "main"),
+            DevicePod("MIG-absent", "ml", "other", "main"),
+        ),
         footprint=Footprint(
             RatedEnergy("EUR", RateOrigin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
             RatedEnergy("g", RateOrigin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),

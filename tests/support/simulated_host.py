@@ -199,7 +199,8 @@ def imbalances(snapshot: Snapshot) -> list[str]:
         if account.pending < 0:
             wrong.append(f"{account.domain.id}: pending is negative")
         kind = account.domain.hw_type
-        consumers[kind] = consumers.get(kind, 0) + account.consumers
+        if account.attributed:
+            consumers[kind] = consumers.get(kind, 0) + account.consumers
     for kind, total in consumers.items():
         listed = sum(row.energy.get(kind, 0) for row in snapshot.processes)
         booked = listed + snapshot.other.get(kind, 0) + snapshot.retired.get(kind, 0)

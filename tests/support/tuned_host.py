@@ -68,6 +68,7 @@ class Gpu:
     slope: float = 0.25
     cap: int = DEFAULT
     mig: bool = False
+    mig_users_known: bool = False
     throttling: tuple[str, ...] = ()
     energy: int = 0
     knob: Knob = Knob.GPU_POWER  # a package's is another
@@ -475,6 +476,7 @@ class Host:
                 "nvml",
                 Provenance.EMULATED,
                 resource=gpu.resource,
+                method="mig-gpm" if gpu.mig_users_known else "none",
             )
             for gpu in self.devices
         }

@@ -6,7 +6,7 @@ import pytest
 
 from support.simulated_host import PACKAGE
 from wattspan.attribution.counter_deltas import CounterMeter, energy_between
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.model import (
     SECOND,
     Attribution,

@@ -2,6 +2,8 @@
 
 import tracemalloc
 
+import pytest
+
 from wattspan.attribution.history import AttributionHistory
 from wattspan.model import (
     SECOND,
@@ -59,6 +61,21 @@ def test_last_entry_of_a_domain_is_never_dropped() -> None:
     history.add(settled(0, 100, domain="a", me=5))
     history.add(settled(0, 100, domain="b", me=5))
     assert len(history) == 2
+
+
+@pytest.mark.parametrize("doubt", [7, 2**33])
+def test_doubts_of_an_entry_are_kept(doubt: int) -> None:
+    history = AttributionHistory(300 * SECOND, 10**6)
+    start, end = Instant(10**12, 10**18, 7), Instant(10**12 + 1, 10**18 + 1, 8)
+    shares = (Share(ME, Microjoules(3)), Share(YOU, Microjoules(1)))
+    doubts = (Microjoules(0), Microjoules(doubt))
+    zero = Microjoules(0)
+    interval = Interval("d", start, end, Microjoules(4))
+    history.add(Attribution(interval, shares, zero, zero, doubts=doubts))
+    (found,) = history.entries("d", 0, 2**62)
+    assert list(found.doubts) == list(doubts)
+    assert list(found.shares[1::2]) == [3, 1]
+    assert {history.payer(number) for number in found.shares[::2]} == {ME, YOU}
 
 
 def test_entry_is_returned_as_it_was_added() -> None:

@@ -2,6 +2,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,19 @@ def test_unreadable_counter_is_a_failure_with_a_remedy() -> None:
     findings, readable = examined([Batch((PACKAGE,), failures=(denied,))])
     assert findings == [Finding(Severity.FAIL, "/sys/e", "permission denied (denied)", "Grant it.")]
     assert readable == 0
+
+
+def test_mig_instance_without_a_counter_is_part_of_its_board() -> None:
+    board = replace(PACKAGE, hw_type=HwType.GPU, name="H100 0")
+    instance = replace(
+        board, id="i", name="H100 0, 1g.10gb 1", in_cover=False, parent="p", resource=None,
+        provenance=Provenance.ESTIMATED, why="1 of 7 slices of the board",
+    )  # fmt: skip
+    batches = [Batch((board, instance), batch.readings) for batch in counting(300)]
+    (_, finding), readable = examined(batches)
+    assert (finding.mark, finding.what) == (Severity.OK, "gpu H100 0, 1g.10gb 1")
+    assert "a part of its board's energy, estimated, not summed: 1 of 7 slices" in finding.detail
+    assert readable == 1
 
 
 def test_estimate_is_not_counted_as_a_counter() -> None:

@@ -53,7 +53,7 @@ class Host:
         self.autotune, self.caps = AutotuneSettings(mode="advise"), CapsSettings()
         self.host_dir = folder / "host"
 
-    def told(self) -> dict[str, Finding]:
+    def told(self, *more: Domain) -> dict[str, Finding]:
         config = Config(
             agent=AgentSettings(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
             autotune=self.autotune,
@@ -67,7 +67,7 @@ class Host:
             sysfs=self.sysfs,
         )
         board = Domain(GPU, HwType.GPU, "GPU a", "nvml", Provenance.MEASURED)
-        found = examine_tuning(config, context, (board,), self.root)
+        found = examine_tuning(config, context, (board, *more), self.root)
         return {finding.what: finding for finding in found}
 
     def journal(self, *entries: JournalEntry, boot: str = BOOT) -> Path:
@@ -149,6 +149,13 @@ def test_applying_to_no_job_is_warned_of(found: bool, mark: Severity, host: Host
 def test_actuator_is_listed_with_its_range(host: Host) -> None:
     finding = host.told()[POWER]
     assert finding == Finding(Severity.OK, POWER, "700 W now, 200 W at least, 700 W at most")
+
+
+def test_mig_instance_has_no_knob_of_its_own(host: Host) -> None:
+    instance = Domain(
+        "gpu:MIG-1", HwType.GPU, "1g.10gb 1", "nvml", Provenance.ESTIMATED, False, parent=GPU
+    )
+    assert host.told(instance) == host.told()
 
 
 def test_tuning_checks_write_nothing(host: Host) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from support.synthetic_kernel import SyntheticKernel
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.model import Consumer, NamePolicy, Remainder
 from wattspan.ports import UsageBatch, UsageSource
 from wattspan.processes.lifecycle import exit_weight

@@ -275,7 +275,7 @@ def test_mig_gpu_is_unattributed_with_a_reason() -> None:
     bench.turn()
     bench.run(5)
     assert all(usage.unclaimed == usage.capacity for usage in bench.usages)
-    assert "MIG" in bench.failure("process utilisation").cause
+    assert "MIG is on" in bench.failure("MIG instances").cause
     assert bench.statuses[-1].mig is True
     assert bench.statuses[-1].utilisation is None
 
@@ -446,3 +446,85 @@ def test_single_hung_call_does_not_delay_later_samples() -> None:
     asked = bench.nvml.calls
     assert asked.count("nvmlDeviceGetMemoryInfo") > 0
     assert asked.count("nvmlDeviceGetProcessUtilization") > 0
+
+
+SERVER = Consumer(300, 3)
+
+
+class MpsBench(Bench):
+    """A GPU with an MPS server and two clients; TRAIN has twice the use of SERVE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory.infos[SERVER] = PayerInfo(SERVER, "nvidia-cuda-mps")
+        self.gpu.running = [SERVER.pid]
+        self.gpu.clients = [TRAIN.pid, SERVE.pid]
+        self.gpu.utilisation = (90, 0)
+        self.turn()
+
+    @property
+    def present(self) -> frozenset[object]:
+        return frozenset(self.usages[-1].present)
+
+
+def test_mps_clients_are_charged_and_their_server_is_not() -> None:
+    bench = MpsBench()
+    bench.run(10, each=sampling(bench, (TRAIN, 60), (SERVE, 30), (SERVER, 90)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.spent(TRAIN) == pytest.approx(0.60 * covered)
+    assert bench.spent(SERVE) == pytest.approx(0.30 * covered)
+    assert bench.spent(SERVER) == 0
+    assert bench.unclaimed() == pytest.approx(0, abs=0.001)
+    assert bench.present == {TRAIN, SERVE}
+    assert all(not usage.parts for usage in bench.usages)
+
+
+def test_use_of_an_mps_server_is_divided_among_clients_as_an_assumption() -> None:
+    """Where the driver samples the server only, no figure tells its clients apart."""
+    bench = MpsBench()
+    bench.run(10, each=sampling(bench, (SERVER, 91)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.spent(SERVER) == 0
+    assert bench.spent(TRAIN) == pytest.approx(bench.spent(SERVE), rel=0.01)
+    assert bench.spent(TRAIN) + bench.spent(SERVE) == pytest.approx(0.91 * covered, rel=0.01)
+    clients, others = bench.usages[-1].parts
+    assert (clients.users_guessed, set(clients.spent)) == (True, {TRAIN, SERVE})
+    assert (others.users_guessed, others.spent) == (False, {})
+
+
+def test_mps_server_without_clients_is_charged() -> None:
+    bench = MpsBench()
+    bench.gpu.clients = []
+    bench.run(5, each=sampling(bench, (SERVER, 40)))
+    assert bench.spent(SERVER) > 1
+    assert bench.present == {SERVER}
+
+
+def test_process_beside_mps_is_charged_its_own_use() -> None:
+    bench = MpsBench()
+    bench.gpu.clients = [SERVE.pid]
+    bench.gpu.running.append(TRAIN.pid)
+    bench.run(10, each=sampling(bench, (TRAIN, 50), (SERVER, 40)))
+    covered = (bench.usages[-1].end.mono - bench.usages[0].start.mono) / 1e9
+    assert bench.spent(TRAIN) == pytest.approx(0.5 * covered, rel=0.02)
+    assert bench.spent(SERVE) == pytest.approx(0.4 * covered, rel=0.1)  # known after a second
+    assert all(not usage.parts for usage in bench.usages)  # one client: no assumption
+
+
+def test_board_divided_among_virtual_machines_is_reported() -> None:
+    bench = Bench(FakeGpu("GPU-a", virtualisation=3))
+    bench.nvml.errors |= SAMPLES_REFUSED
+    bench.turn()
+    bench.run(2)
+    assert "vGPU" in bench.failure("process utilisation").cause
+
+
+def test_virtual_gpu_names_its_host_as_the_place_to_measure() -> None:
+    bench = Bench(FakeGpu("GPU-a", virtualisation=2))
+    unsupported = ("TotalEnergyConsumption", "PowerUsage", "FieldValues")
+    bench.nvml.errors |= {f"nvmlDeviceGet{name}": 3 for name in unsupported}
+    bench.turn()
+    bench.run(2)
+    failure = bench.failure("energy and power")
+    assert "virtual GPU" in failure.cause
+    assert "on that host" in failure.remedy

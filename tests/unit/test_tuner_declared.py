@@ -439,3 +439,30 @@ def test_groups_of_a_process_are_read_at_each_declaration() -> None:
     job = owned(host)
     host.groups[Consumer(job.consumer.pid, 1)] = (Group(GroupKind.USER, "ann"),)
     assert host.declare(job).decision is DeclarationOutcome.ACCEPTED
+
+
+# -------------------------------------------------------------------------------------- MIG
+
+
+def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job() -> None:
+    host = Host(settings=quick())
+    host.gpus[0].mig = host.gpus[0].mig_users_known = True
+    host.declare(owned(host))
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    assert host.gpus[0].cap < DEFAULT
+    host.strangers.append(Consumer(9999, 1))  # another tenant, in any instance
+    host.run(2)
+    assert row(host).decision.move is not Move.HOLD
+    assert host.gpus[0].cap == DEFAULT
+
+
+@pytest.mark.parametrize(("known", "declared"), [(False, True), (True, False)])
+def test_board_with_mig_is_not_tuned_otherwise(known: bool, declared: bool) -> None:
+    host = Host(settings=quick())
+    host.gpus[0].mig, host.gpus[0].mig_users_known = True, known
+    job = owned(host)
+    if declared:
+        host.declare(job)
+    host.run(120)
+    assert row(host).decision.reason is DecisionReason.MIG
+    assert host.gpus[0].cap == DEFAULT

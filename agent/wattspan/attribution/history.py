@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from struct import Struct
 from typing import NamedTuple
@@ -18,18 +18,25 @@ from wattspan.model import Attribution, Instant, Interval, Microjoules, Payer
 
 
 class HistoryEntry(NamedTuple):
-    """One settled interval: ``shares`` alternates payer number and microjoules."""
+    """One settled interval: ``shares`` alternates payer number and microjoules.
+
+    ``doubts`` are the largest possible errors of the shares, in their order; empty where the
+    division is no assumption.
+    """
 
     interval: Interval
     idle: Microjoules
     unattributed: Microjoules
     shares: array[int]
     withheld: Microjoules = Microjoules(0)
+    doubts: Sequence[int] = ()
 
 
-_HEAD = Struct("<10q?")
-"""Start and end (three clocks each), energy, idle, unattributed, withheld; True for shares of
-8 bytes."""
+_HEAD = Struct("<10qB")
+"""Start and end (three clocks each), energy, idle, unattributed, withheld; _WIDE, _DOUBTFUL."""
+
+_WIDE = 1  # shares and doubts of 8 bytes
+_DOUBTFUL = 2  # a doubt for each share follows the shares
 
 _TIMES = Struct("<q16xq")
 """The monotonic clock at the start and the end of an entry."""
@@ -45,20 +52,28 @@ _PAYER_BYTES = 240  # of a payer and its number, measured
 
 def _pack(attribution: Attribution, shares: list[int]) -> bytes:
     _, start, end, energy = attribution.interval
-    wide = max(shares, default=0) >> 32 > 0
+    doubts = attribution.doubts
+    wide = max(max(shares, default=0), max(doubts, default=0)) >> 32 > 0
     rest = attribution.idle, attribution.unattributed, attribution.withheld
-    head = _HEAD.pack(*start, *end, energy, *rest, wide)
-    return head + array("q" if wide else "I", shares).tobytes()
+    flags = _WIDE * wide | _DOUBTFUL * bool(doubts)
+    head = _HEAD.pack(*start, *end, energy, *rest, flags)
+    return head + array("q" if wide else "I", [*shares, *doubts]).tobytes()
 
 
 def unpack_entry(domain_id: str, packed: bytes) -> HistoryEntry:
     """The entry of ``domain_id`` that was packed."""
-    begun, began_at, asleep, ended, ended_at, slept, energy, *rest, wide = _HEAD.unpack_from(packed)
+    begun, began_at, asleep, ended, ended_at, slept, energy, *rest, flags = _HEAD.unpack_from(
+        packed
+    )
     start, end = _instant((begun, began_at, asleep)), _instant((ended, ended_at, slept))
     interval = _interval((domain_id, start, end, energy))
-    shares = array("q" if wide else "I", packed[_HEAD.size :])
+    shares = array("q" if flags & _WIDE else "I", packed[_HEAD.size :])
+    doubts: Sequence[int] = ()
+    if flags & _DOUBTFUL:
+        count = len(shares) // 3
+        shares, doubts = shares[: 2 * count], shares[2 * count :]
     idle, unattributed, withheld = rest
-    return _entry((interval, idle, unattributed, shares, withheld))
+    return _entry((interval, idle, unattributed, shares, withheld, doubts))
 
 
 def _end(packed: bytes) -> int:

@@ -39,6 +39,7 @@ from wattspan.model import (
     Interval,
     Microjoules,
     Milliwatts,
+    PartEnergy,
     Payer,
     PayerInfo,
     ProcessRow,
@@ -247,6 +248,8 @@ class Ledger:
         state.idle += attribution.idle
         state.unattributed += attribution.unattributed
         state.withheld += attribution.withheld
+        for part in attribution.parts:
+            self._book_part(part, interval)
         if state.settled is None or state.settled.mono < interval.end.mono:
             state.settled = interval.end
         while state.unsettled and state.unsettled[0].at.mono <= interval.end.mono:
@@ -255,6 +258,18 @@ class Ledger:
         for payer, energy in attribution.shares:
             charges[payer] = charges.get(payer, 0) + energy
         return attribution
+
+    def _book_part(self, part: PartEnergy, interval: Interval) -> None:
+        """Book the energy of a part in the account of its own domain, if it has one."""
+        state = self._domains.get(part.domain_id)
+        if state is None:
+            return
+        state.energy += part.energy
+        state.consumers += part.consumers
+        state.idle += part.idle
+        state.unattributed += part.unattributed
+        state.power.add(part.energy, interval.duration)
+        state.settled = interval.end
 
     def _post_charges(self, now: int) -> None:
         """Post the charges since the last call to rows and groups.

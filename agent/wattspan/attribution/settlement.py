@@ -11,10 +11,11 @@ after that is counted as late and charged to nobody.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
+from wattspan.attribution.division import split
+from wattspan.attribution.parts import attribute_parts, merge_parts
 from wattspan.model import (
     Attribution,
     IdlePolicy,
@@ -25,26 +26,6 @@ from wattspan.model import (
     Share,
     Usage,
 )
-
-
-def split(total: int, weights: Sequence[int]) -> list[int]:
-    """``total`` divided in proportion to ``weights``, by largest remainder (Hamilton's method).
-
-    The parts are whole, never negative, add up to ``total`` exactly, and each differs from its
-    exact proportion by less than one. Ties go to the earlier weight. ``sum(weights)`` must be
-    positive; ValueError if a weight is negative or all are zero.
-    """
-    whole = sum(weights)
-    if whole <= 0 or min(weights) < 0:
-        raise ValueError("weights must not be negative, nor all zero")
-    parts = [total * weight // whole for weight in weights]
-    left = total - sum(parts)
-    if left:
-        remainders = [total * weight % whole for weight in weights]
-        by_remainder = sorted(range(len(weights)), key=remainders.__getitem__, reverse=True)
-        for i in by_remainder[:left]:
-            parts[i] += 1
-    return parts
 
 
 def attribute(
@@ -73,6 +54,10 @@ def attribute(
         return Attribution(interval, (), Microjoules(idle), rest, withheld)
 
     known = active if covered is None else active * min(covered, duration) // duration
+    if usage.parts:
+        return attribute_parts(
+            interval, usage, idle=idle, withheld=withheld, known=known, policy=policy
+        )
     payers: list[Payer] = [payer for payer, spent in usage.spent.items() if spent > 0]
     weights = [usage.spent[payer] for payer in payers]
     parts, unclaimed = list[int](), known
@@ -208,4 +193,5 @@ def _merge(inside: list[tuple[Usage, int]]) -> Usage:
         capacity if bounded else None,
         present,
         metered if is_metered else None,
+        merge_parts(inside),
     )

@@ -91,6 +91,14 @@ class ProcessesSettings(Table, frozen=True):
             most=100_000,
         ),
     ] = 1000
+    pod_resources: Annotated[
+        str,
+        about(
+            "Socket of the kubelet's Pod Resources API, which names the pods of each GPU and MIG "
+            'instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if it exists; '
+            '`""`: none.'
+        ),
+    ] = "auto"
     idle: Annotated[
         IdlePolicy,
         about(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
@@ -227,6 +227,19 @@ _MS = 1_000_000
 AMD_VENDOR = 0x1002
 """AMD's number as a vendor of PCI devices."""
 
+MIG_SLICES = 7
+"""Compute slices of a board that can be divided into MIG instances."""
+_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}  # of 8, by compute slices
+
+
+class MigInstance(NamedTuple):
+    """A GPU instance of a board in MIG mode, with one compute instance of the same size."""
+
+    id: int
+    slices: int
+    multiprocessors: int
+    memory: int  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class PowerSensor:
@@ -261,6 +274,24 @@ class EmulatedBoard:
     counter_step: int | None = 100 * _MS  # None: there is no energy counter
     sample_period: int = 166_666_667  # utilisation samples
     cap_latency: int = 50 * _MS  # no authoritative figure exists: a parameter
+    mig_multiprocessors: Mapping[int, int] = field(default_factory=dict)
+    """Multiprocessors of a MIG instance, by its compute slices; empty: no MIG."""
+
+    def instances(self, slices: Sequence[int]) -> tuple[MigInstance, ...]:
+        """MIG instances of the given sizes, numbered from 1; ValueError if they do not fit."""
+        unknown = [size for size in slices if size not in self.mig_multiprocessors]
+        memory = sum(_MEMORY_SLICES.get(size, 0) for size in slices)
+        if unknown or sum(slices) > MIG_SLICES or memory > max(_MEMORY_SLICES.values()):
+            raise ValueError(f"{self.name} has no MIG instances of {list(slices)} slices")
+        return tuple(
+            MigInstance(
+                number,
+                size,
+                self.mig_multiprocessors[size],
+                self.memory * _MEMORY_SLICES[size] // max(_MEMORY_SLICES.values()),
+            )
+            for number, size in enumerate(slices, start=1)
+        )
 
     @property
     def is_amd(self) -> bool:
@@ -281,6 +312,7 @@ H100 = EmulatedBoard(
     silicon=Silicon(70_000, 110_000, 519_000, 345, 1980, knee=0.6, flat_voltage=0.8),
     memory_mhz=2619,
     sensor=PowerSensor(100 * _MS, 25 * _MS, 1000 * _MS, usage_is_average=True),
+    mig_multiprocessors={1: 16, 2: 32, 3: 60, 4: 64, 7: 132},
 )
 
 MI300X = EmulatedBoard(  # clocks, compute units, memory and highest limit as specified by AMD

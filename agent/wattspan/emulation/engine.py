@@ -76,6 +76,8 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
             self._gpus = EmulatedGpus(
                 directory / profile.gpu_file, profile.gpus, self._clock, lambda: counters.speeds
             )
+            for index, slices in profile.instances.items():
+                self._gpus.divide(index, slices)
             self._gpus.start(GPU_STEP)
         self._jobs = JobManager(directory, self._gpus, cpus, tree.socket_of_cpu)
         self._answers: Mapping[str, Callable[..., dict[str, Any]]] = {
@@ -116,11 +118,12 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         load: float,
         kernel: str = "train",
         steps: dict[str, Any] | None = None,
+        instance: int | None = None,
     ) -> dict[str, Any]:
         work: GpuWork = SteadyLoad(load, KERNELS[kernel])
         if steps is not None:
             work = Training(**steps, load=load, kernel=KERNELS[kernel])
-        self._jobs.gpus.attach(gpu, pid, work, until_exit=True)
+        self._jobs.gpus.attach(gpu, pid, work, until_exit=True, instance=instance)
         return {"done": "attach"}
 
     def _load(self, pid: int, gpu: int, load: float) -> dict[str, Any]:

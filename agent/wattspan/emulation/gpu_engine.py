@@ -18,6 +18,7 @@ from wattspan.emulation.boards import (
     Allocation,
     Demand,
     EmulatedBoard,
+    MigInstance,
     OperatingPoint,
     PowerHistory,
     PowerSegment,
@@ -57,6 +58,7 @@ class GpuTenant:
     memory: int
     kind: ProcessKind = ProcessKind.COMPUTE
     socket: int = 0  # with the CPUs that do the host's part of its work
+    instance: int | None = None  # the id of its MIG instance
     grant: Allocation = _NO_GRANT
     energy: int = 0
     used: int = 0  # since the last utilisation sample, in millionths times nanoseconds
@@ -113,6 +115,8 @@ class GpuState:
     capped_ns: int = 0
     throttled_ns: tuple[tuple[Throttle, int], ...] = ()
     temperature: float = 30.0
+    instances: tuple[MigInstance, ...] = ()  # without any, MIG is off
+    active: tuple[int, ...] = ()  # of each instance, in millionths of it times nanoseconds
 
     @property
     def enforced(self) -> int:
@@ -215,6 +219,16 @@ def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> Gp
     return _operating_point(replace(gpu, tenants=tenants))
 
 
+def divided(gpu: GpuState, instances: tuple[MigInstance, ...]) -> GpuState:
+    """The GPU with other MIG instances; its processes are put into them in turn."""
+    tenants = tuple(
+        replace(tenant, instance=instances[place % len(instances)].id if instances else None)
+        for place, tenant in enumerate(gpu.tenants)
+    )
+    active = (0,) * len(instances)
+    return _operating_point(replace(gpu, instances=instances, active=active, tenants=tenants))
+
+
 BOARD = 0
 """The key of the whole board's energy; the other keys are pids."""
 
@@ -252,11 +266,21 @@ def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> Gp
         history=extended(gpu.history, PowerSegment(gpu.at, now, power), keep),
         tenants=tuple(_work_advanced(tenant, elapsed, hosts) for tenant in gpu.tenants),
         used=gpu.used + share * elapsed,
+        active=tuple(
+            active + _activity(gpu, instance) * elapsed
+            for active, instance in zip(gpu.active, gpu.instances, strict=True)
+        ),
         capped_ns=gpu.capped_ns + elapsed * gpu.point.capped,
         throttled_ns=tuple(throttled.items()),
         temperature=_warmed(gpu, elapsed),
     )
     return _sampled(_sensed(moved, gpu.at), gpu, wall)
+
+
+def _activity(gpu: GpuState, instance: MigInstance) -> int:
+    """The present activity of the multiprocessors of a MIG instance, in millionths."""
+    share = sum(tenant.grant.share for tenant in gpu.tenants if tenant.instance == instance.id)
+    return min(1_000_000, share * gpu.board.multiprocessors // instance.multiprocessors)
 
 
 def _latched(gpu: GpuState, now: int) -> int:
@@ -349,10 +373,25 @@ def _operating_point(gpu: GpuState) -> GpuState:
     """The operating point that demands and controls imply from now on."""
     controls = gpu.controls
     ceilings = [mhz for mhz in (controls.lock_mhz, controls.throttle_mhz) if mhz is not None]
-    demands = [Demand(tenant.work.demand, tenant.work.kernel) for tenant in gpu.tenants]
+    demands = [
+        Demand(tenant.work.demand * _room(gpu, tenant), tenant.work.kernel)
+        for tenant in gpu.tenants
+    ]
     point = operate(gpu.board.silicon, demands, gpu.enforced, min(ceilings, default=None))
     tenants = tuple(
         replace(tenant, grant=grant)
         for tenant, grant in zip(gpu.tenants, point.grants, strict=True)
     )
     return replace(gpu, point=point, tenants=tenants)
+
+
+def _room(gpu: GpuState, tenant: GpuTenant) -> float:
+    """The part of the GPU that a whole demand of a process is: under MIG, of its instance.
+
+    Processes of one instance share it in time slices.
+    """
+    if not gpu.instances:
+        return 1.0
+    (instance,) = (one for one in gpu.instances if one.id == tenant.instance)
+    together = sum(one.work.demand for one in gpu.tenants if one.instance == instance.id)
+    return instance.multiprocessors / gpu.board.multiprocessors / max(1.0, together)

@@ -29,6 +29,7 @@ VERSION = 2
 MAX_GPUS = 16
 MAX_PROCESSES = 64
 MAX_SAMPLES = 72
+MAX_INSTANCES = 7
 
 
 class ProcessEntry(ctypes.LittleEndianStructure):
@@ -49,6 +50,19 @@ class SampleEntry(ctypes.LittleEndianStructure):
         ("sm", ctypes.c_uint32),  # percent
         ("memory", ctypes.c_uint32),  # percent
         ("reserved", ctypes.c_uint32),
+    )
+
+
+class InstanceEntry(ctypes.LittleEndianStructure):
+    """A MIG instance: a GPU instance with one compute instance of the same size."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint32),
+        ("slices", ctypes.c_uint32),
+        ("multiprocessors", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("memory", ctypes.c_uint64),  # bytes
+        ("active", ctypes.c_uint64),  # ns that all its multiprocessors were busy
     )
 
 
@@ -112,6 +126,9 @@ class Live(ctypes.LittleEndianStructure):
         ("memory_used", ctypes.c_uint64),  # bytes
         ("processes", ctypes.c_uint32),
         ("samples", ctypes.c_uint32),
+        ("instances", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("instance", InstanceEntry * MAX_INSTANCES),
         ("process", ProcessEntry * MAX_PROCESSES),
         ("sample", SampleEntry * MAX_SAMPLES),  # oldest first
     )
@@ -167,6 +184,7 @@ FAULT_NO_POWER = 8  # no power reading
 FAULT_NO_PROCESSES = 16  # no process lists and no process utilisation
 FAULT_DEAF = 32  # setters of limits succeed, and nothing comes of it
 FAULT_SHORT_COUNTER = 128  # the energy accumulator of an AMD board has 32 bits
+FAULT_NO_GPM = 64  # no activity of MIG instances, as before Hopper and with older drivers
 
 KINDS = ("compute", "graphics", "mps")
 NO_INSTANCE = 0xFFFF_FFFF

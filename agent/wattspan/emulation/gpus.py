@@ -31,6 +31,7 @@ from wattspan.emulation.gpu_engine import (
     attached,
     changed,
     detached,
+    divided,
     energies,
     energy_split,
     new_gpu,
@@ -107,7 +108,7 @@ class EmulatedGpus(Closeable):
             host.header.cuda_version = CUDA_VERSION
             for index, gpu in enumerate(self._gpus):
                 write_identity(host.gpu[index], gpu, index)
-                publish(host.gpu[index].live, gpu, host.gpu[index].mig != 0)
+                publish(host.gpu[index].live, gpu)
 
         self.file = GpuFile.create(path, fill)
         self._stop = threading.Event()
@@ -156,10 +157,13 @@ class EmulatedGpus(Closeable):
         kind: ProcessKind = ProcessKind.COMPUTE,
         until_exit: bool = False,
         socket: int = 0,
+        instance: int | None = None,
     ) -> None:
         """Put a process on a GPU; ``until_exit`` takes it off when that process is gone.
 
-        ValueError if it is already there, if memory runs out, or if the list is full.
+        ``instance`` is the id of a MIG instance, by default the one with the fewest processes.
+        ValueError if the process is already there, if memory runs out, if the list is full, or if
+        there is no such instance.
         """
         with self._lock:
             present = self._gpus[gpu]
@@ -167,10 +171,26 @@ class EmulatedGpus(Closeable):
                 raise ValueError(f"GPU {gpu} already has {MAX_PROCESSES} processes")
             if present.memory_used + memory > present.board.memory:
                 raise ValueError(f"GPU {gpu} has too little memory left for process {pid}")
-            tenant = GpuTenant(pid, work, memory, kind, socket)
+            ids = [one.id for one in present.instances]
+            if instance is None and ids:
+                taken = [tenant.instance for tenant in present.tenants]
+                instance = min(ids, key=taken.count)
+            if instance is not None and instance not in ids:
+                raise ValueError(f"GPU {gpu} has no MIG instance {instance}")
+            tenant = GpuTenant(pid, work, memory, kind, socket, instance)
             self._advance(gpu, lambda state: attached(state, tenant))
             if until_exit:
                 self._until_exit.add((gpu, pid))
+
+    def divide(self, gpu: int, slices: Sequence[int]) -> None:
+        """Divide a GPU into MIG instances of so many compute slices; () ends the MIG mode.
+
+        Its processes are put into the instances in turn. ValueError if the sizes do not fit.
+        """
+        with self._lock:
+            instances = self._gpus[gpu].board.instances(slices)
+            self.file.record(gpu).mig = bool(instances)
+            self._advance(gpu, lambda state: divided(state, instances))
 
     def set_load(self, gpu: int, pid: int, demand: float) -> None:
         """Change the demand of a process with steady work.
@@ -257,7 +277,6 @@ class EmulatedGpus(Closeable):
 
     def _advance(self, index: int, change: Callable[[GpuState], GpuState] | None = None) -> None:
         """Bring a GPU to the present and then change its state; the lock is held."""
-        record = self.file.record(index)
         with self.file.writing(index) as live:
             now = self._clock.now()
             asked = self._requested(index)
@@ -266,7 +285,7 @@ class EmulatedGpus(Closeable):
             self._gpus[index] = gpu = gpu if change is None else change(gpu)
             self._record_finished(index)
             self._logs[index].record(gpu.at, energies(gpu))
-            publish(live, gpu, record.mig != 0, before)
+            publish(live, gpu, before)
 
     def _record_finished(self, index: int) -> None:
         gpu = self._gpus[index]
@@ -329,7 +348,7 @@ def write_identity(record: GpuRecord, gpu: GpuState, index: int) -> None:
     record.persistence_request = 1
 
 
-def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None) -> None:
+def publish(live: Live, gpu: GpuState, before: GpuState | None = None) -> None:
     """Write the present state; ``before`` is the state published last, if any."""
     live.at, live.power = gpu.at, gpu.point.power
     live.energy, live.energy_rest = divmod(gpu.energy, PICOJOULES)
@@ -351,8 +370,13 @@ def publish(live: Live, gpu: GpuState, mig: bool, before: GpuState | None = None
         entry = live.process[place]
         entry.pid, entry.kind = tenant.pid, KINDS.index(tenant.kind)
         entry.memory = tenant.memory
-        entry.instance = place + 1 if mig else NO_INSTANCE
+        entry.instance = NO_INSTANCE if tenant.instance is None else tenant.instance
         entry.share, entry.busy = tenant.grant.share, tenant.busy // 1_000_000
+    live.instances = len(gpu.instances)
+    for place, instance in enumerate(gpu.instances):
+        part = live.instance[place]
+        part.id, part.slices, part.multiprocessors = instance[:3]
+        part.memory, part.active = instance.memory, gpu.active[place] // 1_000_000
     if before is not None and before.samples is gpu.samples:
         return
     live.samples = len(gpu.samples)

@@ -116,7 +116,13 @@ class JobManager:
         socket = self._socket_of_cpu[min(job.cpu or 0, len(self._socket_of_cpu) - 1)]
         for gpu, work in job.gpus.items():
             self.gpus.attach(
-                gpu, process.pid, work, memory=job.memory, until_exit=True, socket=socket
+                gpu,
+                process.pid,
+                work,
+                memory=job.memory,
+                until_exit=True,
+                socket=socket,
+                instance=job.instance,
             )
         if job.work is not None:
             self._cpus.attach(process.pid, job.work, socket)

@@ -7,6 +7,7 @@ changed nor initialised.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +17,12 @@ from typing import Any
 import pynvml
 
 from wattspan.clock import SystemClock
+from wattspan.emulation.boards import MIG_SLICES
 from wattspan.emulation.gpu_file import (
     FAULT_DEAF,
     FAULT_HANG,
     FAULT_NO_COUNTER,
+    FAULT_NO_GPM,
     FAULT_NO_PERMISSION,
     FAULT_NO_POWER,
     FAULT_NO_PROCESSES,
@@ -30,6 +33,7 @@ from wattspan.emulation.gpu_file import (
     GpuRecord,
     GpuSnapshot,
     Identity,
+    InstanceEntry,
     Live,
     TornStateError,
     counter_energy,
@@ -39,6 +43,8 @@ from wattspan.ports import Clock
 _POLL = 0.005  # seconds between two checks of a fault that blocks calls
 _WITH_MIG = {(8, 0), (9, 0), (10, 0)}  # of the Ampere chips only A100 and A30
 _VOLTA = 5
+_HOPPER = 9
+_INSTANCE = 1 << 16  # the handle of a MIG instance is that of its GPU and a multiple of this
 _LARGEST_CLOCK = 0xFF_FFFF
 
 
@@ -52,16 +58,24 @@ class EmulatedNvml:
         self._pause = threading.Event()
         self._file: GpuFile | None = None
         self._users = 0
+        self._samples: dict[int, _GpmSample] = {}  # of the caller, by address
 
     def __getattr__(self, name: str) -> Any:
         """An NVML function that is emulated, or a constant or an exception of pynvml."""
-        if name.startswith("NVML"):
+        if name.startswith(("NVML", "c_nvml")):
             return getattr(pynvml, name)
+        if name in _INSTANCE_CALLS:
+            return partial(self._ask_gpu, _INSTANCE_CALLS[name], part=True)
         if name in _GPU_CALLS:
             return partial(self._ask_gpu, _GPU_CALLS[name])
         if name in _HOST_CALLS:
             return partial(self._ask_host, _HOST_CALLS[name])
-        own = {"nvmlInit": self._init, "nvmlShutdown": self._shutdown}
+        own: dict[str, Callable[..., Any]] = {
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shutdown,
+            "nvmlGpmSampleAlloc": self._allocate_sample,
+            "nvmlGpmSampleFree": self._free_sample,
+        }
         if name not in own:
             raise AttributeError(f"The emulated NVML has no {name!r}.")
         return own[name]
@@ -88,12 +102,27 @@ class EmulatedNvml:
     def _ask_host(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return call(self._opened(), *arguments)
 
-    def _ask_gpu(self, call: Callable[..., Any], handle: int, *arguments: Any) -> Any:
-        gpu = _Gpu(self._opened(), self._clock, handle)
+    def _ask_gpu(
+        self, call: Callable[..., Any], handle: int, *arguments: Any, part: bool = False
+    ) -> Any:
+        """Call with a GPU, or with a MIG instance if the function takes a ``part``."""
+        instance, index = divmod(handle, _INSTANCE)
+        gpu = _Gpu(self._opened(), self._clock, index, instance)
         while gpu.record.faults & FAULT_HANG:
             self._pause.wait(_POLL)
         gpu.refuse_if_lost()
+        if instance and not part:
+            raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return call(gpu, *arguments)
+
+    def _allocate_sample(self) -> Any:
+        self._opened()
+        sample = _GpmSample()
+        self._samples[ctypes.addressof(sample)] = sample
+        return ctypes.cast(ctypes.pointer(sample), pynvml.c_nvmlGpmSample_t)
+
+    def _free_sample(self, sample: Any) -> None:
+        self._samples.pop(ctypes.addressof(sample.contents), None)
 
     def _opened(self) -> GpuFile:
         file = self._file
@@ -111,10 +140,10 @@ class EmulatedNvml:
 
 
 class _Gpu:
-    """The GPU that a call is about. A handle is the GPU's index."""
+    """The GPU, or MIG instance (``instance`` > 0), that a call is about."""
 
-    def __init__(self, file: GpuFile, clock: Clock, index: int) -> None:
-        self.file, self.clock, self.index = file, clock, index
+    def __init__(self, file: GpuFile, clock: Clock, index: int, instance: int) -> None:
+        self.file, self.clock, self.index, self.instance = file, clock, index, instance
 
     @property
     def record(self) -> GpuRecord:
@@ -172,10 +201,105 @@ def _handle_by_uuid(file: GpuFile, uuid: str | bytes) -> int:
     raise _error(pynvml.NVML_ERROR_NOT_FOUND)
 
 
+def _entry(live: Live, instance: int) -> InstanceEntry:
+    """A MIG instance by its id; "not found" if it was destroyed."""
+    for entry in live.instance[: live.instances]:
+        if entry.id == instance:
+            found: InstanceEntry = entry
+            return found
+    raise _error(pynvml.NVML_ERROR_NOT_FOUND)
+
+
+def _name(gpu: _Gpu) -> str:
+    name = str(gpu.identity.name.decode())
+    if not gpu.instance:
+        return name
+    entry = _entry(gpu.live, gpu.instance)
+    return f"{name} MIG {entry.slices}g.{entry.memory >> 30}gb"
+
+
+def _uuid(gpu: _Gpu) -> str:
+    uuid = str(gpu.identity.uuid.decode())
+    return f"MIG-{uuid[4:-2]}{gpu.instance:02x}" if gpu.instance else uuid
+
+
+def _mig_handle(gpu: _Gpu, index: int) -> int:
+    live = gpu.live
+    if index >= live.instances:
+        raise _error(pynvml.NVML_ERROR_NOT_FOUND)
+    return gpu.index + int(live.instance[index].id) * _INSTANCE
+
+
+def _instance_id(gpu: _Gpu) -> int:
+    if not gpu.instance:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu.instance
+
+
+def _attributes(gpu: _Gpu) -> Any:
+    entry = _entry(gpu.live, _instance_id(gpu))
+    return _structure(
+        "c_nvmlDeviceAttributes",
+        multiprocessorCount=entry.multiprocessors,
+        gpuInstanceSliceCount=entry.slices,
+        computeInstanceSliceCount=entry.slices,
+        memorySizeMB=entry.memory >> 20,
+    )
+
+
+def _max_instances(gpu: _Gpu) -> int:
+    capable = (gpu.identity.compute_major, gpu.identity.compute_minor) in _WITH_MIG
+    return MIG_SLICES if capable else 0
+
+
 def _mig_mode(gpu: _Gpu) -> list[int]:
-    if (gpu.identity.compute_major, gpu.identity.compute_minor) not in _WITH_MIG:
+    if not _max_instances(gpu):
         raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return [int(gpu.record.mig)] * 2  # present and pending mode
+
+
+# ------------------------------------------------------------------------------------- profiling
+
+
+class _GpmSample(ctypes.Structure):
+    """What a sample of a MIG instance keeps: both in nanoseconds."""
+
+    _fields_ = (("at", ctypes.c_uint64), ("active", ctypes.c_uint64))
+
+
+def _gpm_support(gpu: _Gpu) -> Any:
+    supported = gpu.identity.architecture >= _HOPPER and not gpu.record.faults & FAULT_NO_GPM
+    return _structure("c_nvmlGpmSupport_t", isSupportedDevice=int(supported))
+
+
+def _sample_instance(gpu: _Gpu, instance: int, sample: Any) -> Any:
+    gpu.refuse_if(FAULT_NO_GPM)
+    if gpu.identity.architecture < _HOPPER:
+        raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    live = gpu.live
+    kept = ctypes.cast(sample, ctypes.POINTER(_GpmSample)).contents
+    kept.at, kept.active = live.at, _entry(live, instance).active
+    return sample
+
+
+def _gpm_metrics(_file: GpuFile, asked: Any) -> Any:
+    """The activity between two samples; each metric has a return code of its own."""
+    first, second = (
+        ctypes.cast(sample, ctypes.POINTER(_GpmSample)).contents
+        for sample in (asked.sample1, asked.sample2)
+    )
+    duration = int(second.at - first.at)
+    if duration <= 0:
+        raise _error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for metric in asked.metrics[: asked.numMetrics]:
+        metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        if metric.metricId in {
+            pynvml.NVML_GPM_METRIC_SM_UTIL,
+            pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+        }:
+            metric.nvmlReturn = 0
+            metric.value = 100.0 * (second.active - first.active) / duration
+    return asked
 
 
 # ----------------------------------------------------------------------------------- processes
@@ -194,7 +318,7 @@ def _list_processes(kind: str) -> Callable[[_Gpu], list[Any]]:
                 computeInstanceId=NO_INSTANCE if entry.instance == NO_INSTANCE else 0,
             )
             for entry in live.process[: live.processes]
-            if entry.kind == wanted
+            if entry.kind == wanted and gpu.instance in {0, entry.instance}
         ]
 
     return listed
@@ -365,11 +489,21 @@ _HOST_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetCount": _count,
     "nvmlDeviceGetHandleByIndex": _handle_by_index,
     "nvmlDeviceGetHandleByUUID": _handle_by_uuid,
+    "nvmlGpmMetricsGet": _gpm_metrics,
 }
+_INSTANCE_CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlDeviceGetName": _name,
+    "nvmlDeviceGetUUID": _uuid,
+    "nvmlDeviceGetGpuInstanceId": _instance_id,
+    "nvmlDeviceGetComputeInstanceId": lambda gpu: _instance_id(gpu) * 0,
+    "nvmlDeviceGetAttributes_v2": _attributes,
+    "nvmlDeviceGetComputeRunningProcesses": _list_processes("compute"),
+    "nvmlDeviceGetGraphicsRunningProcesses": _list_processes("graphics"),
+    "nvmlDeviceGetMPSComputeRunningProcesses": _list_processes("mps"),
+}
+"""The calls on a GPU or on one of its MIG instances; those below refuse an instance."""
 _GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetIndex": lambda gpu: gpu.index,
-    "nvmlDeviceGetName": lambda gpu: gpu.identity.name.decode(),
-    "nvmlDeviceGetUUID": lambda gpu: gpu.identity.uuid.decode(),
     "nvmlDeviceGetPciInfo": lambda gpu: _structure("nvmlPciInfo_t", busId=gpu.identity.bus_id),
     "nvmlDeviceGetArchitecture": lambda gpu: gpu.identity.architecture,
     "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: gpu.identity.limit_default,
@@ -382,10 +516,11 @@ _GPU_CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clock(gpu, kind, gpu.identity.clock_max),
     "nvmlDeviceGetSupportedMemoryClocks": lambda gpu: [gpu.identity.memory_clock],
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.live.reasons,
-    "nvmlDeviceGetComputeRunningProcesses": _list_processes("compute"),
-    "nvmlDeviceGetGraphicsRunningProcesses": _list_processes("graphics"),
-    "nvmlDeviceGetMPSComputeRunningProcesses": _list_processes("mps"),
     "nvmlDeviceGetMigMode": _mig_mode,
+    "nvmlDeviceGetMaxMigDeviceCount": _max_instances,
+    "nvmlDeviceGetMigDeviceHandleByIndex": _mig_handle,
+    "nvmlGpmQueryDeviceSupport": _gpm_support,
+    "nvmlGpmMigSampleGet": _sample_instance,
     "nvmlDeviceGetProcessUtilization": _process_utilisation,
     "nvmlDeviceGetTotalEnergyConsumption": _energy,
     "nvmlDeviceGetPowerUsage": _power_usage,

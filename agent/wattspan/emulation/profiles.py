@@ -45,6 +45,7 @@ class DemoJob:
     memory: int = 4 << 30  # bytes on each of its GPUs
     spans: Literal["", "steps", "requests"] = ""  # of the work on its first GPU
     work: GpuWork | None = None
+    instance: int | None = None  # the number of its MIG instance, from 1
 
 
 NVIDIA_GPUS, AMD_GPUS = "gpus", "amd-gpus"
@@ -65,6 +66,8 @@ class HostProfile:
     gpus: tuple[EmulatedBoard, ...] = ()
     jobs: tuple[DemoJob, ...] = ()
     meters: tuple[EmulatedMeter, ...] = ()
+    instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Compute slices of the MIG instances, by the index of the GPU."""
 
     @property
     def gpu_file(self) -> str:
@@ -101,6 +104,11 @@ _SERVER_JOB = DemoJob(
     memory=9 << 30,
     spans="requests",
 )
+
+
+def _mig_job(name: str, load: float, instance: int) -> DemoJob:
+    """A job with a steady load of its MIG instance."""
+    return DemoJob(name, duty=0.05, gpus={0: SteadyLoad(load)}, memory=6 << 30, instance=instance)
 
 
 PROFILES: Mapping[str, HostProfile] = {
@@ -152,6 +160,28 @@ PROFILES: Mapping[str, HostProfile] = {
             _SERVER,
             (MI300X,) * 8,
             (_TRAINER, _SERVER_JOB),
+        ),
+        HostProfile(
+            "h100-mig",
+            "one-socket server, one H100-class GPU in MIG instances of 3, 2, 1 and 1 slices",
+            LAYOUTS["xeon-1s"],
+            _SERVER,
+            (H100,),
+            (
+                DemoJob(
+                    "trainer",
+                    duty=0.25,
+                    cpu=0,
+                    gpus={0: Training(step=0.12, host=0.03, noise=0.03, seed=1)},
+                    memory=30 << 30,
+                    spans="steps",
+                    instance=1,
+                ),
+                _mig_job("tuner", 0.55, instance=2),
+                _mig_job("notebook", 0.15, instance=3),
+                _mig_job("resident", 0.0, instance=4),
+            ),
+            instances={0: (3, 2, 1, 1)},
         ),
         HostProfile(
             "laptop",

@@ -11,6 +11,8 @@ from wattspan.model.consumers import Group as Group
 from wattspan.model.consumers import GroupKind as GroupKind
 from wattspan.model.consumers import IdlePolicy as IdlePolicy
 from wattspan.model.consumers import NamePolicy as NamePolicy
+from wattspan.model.consumers import PartEnergy as PartEnergy
+from wattspan.model.consumers import PartUsage as PartUsage
 from wattspan.model.consumers import Payer as Payer
 from wattspan.model.consumers import PayerInfo as PayerInfo
 from wattspan.model.consumers import Remainder as Remainder
@@ -39,6 +41,7 @@ from wattspan.model.snapshot import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUN
 from wattspan.model.snapshot import AgentStats as AgentStats
 from wattspan.model.snapshot import BaselineQuality as BaselineQuality
 from wattspan.model.snapshot import Checkpoint as Checkpoint
+from wattspan.model.snapshot import DevicePod as DevicePod
 from wattspan.model.snapshot import DomainAccount as DomainAccount
 from wattspan.model.snapshot import Exemplar as Exemplar
 from wattspan.model.snapshot import Failure as Failure

@@ -71,6 +71,25 @@ class PayerInfo:
         return self.groups[0].name if self.groups else ""
 
 
+class PartUsage(NamedTuple):
+    """The use of one part of a resource in one period, such as of a MIG instance of a GPU.
+
+    ``domain_id`` names the part's own domain; "" is the rest, which has none. ``size`` is the part
+    of the idle energy, in relation to the sizes of the others. ``spent``, ``unclaimed`` and
+    ``present`` are as in :class:`Usage`. ``spread`` is the largest ratio of the powers of equal use
+    in this part and in the others: 1 if use tells energy, infinite if the use is an assumption.
+    ``users_guessed``: the use of its users in relation to each other is an assumption.
+    """
+
+    domain_id: str
+    size: int
+    spent: Mapping[Payer, int]
+    unclaimed: int = 0
+    present: frozenset[Payer] = frozenset()
+    spread: float = 1.0
+    users_guessed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The use of one resource by each payer in one period.
@@ -80,7 +99,7 @@ class Usage:
     *unattributed*. ``capacity`` is the largest possible use (CPUs times duration). ``present``
     lists the payers that hold the resource, used or not (GPU contexts). ``metered`` is the whole
     use by a meter of the resource itself, such as the idle times of CPUs; None without a precise
-    one.
+    one. ``parts`` divide the same use among the parts of the resource; () if it has none.
     """
 
     resource: str
@@ -91,6 +110,7 @@ class Usage:
     capacity: int | None = None
     present: frozenset[Payer] = frozenset()
     metered: int | None = None
+    parts: tuple[PartUsage, ...] = ()
 
     @property
     def busy(self) -> int:
@@ -140,6 +160,19 @@ class Share(NamedTuple):
     energy: Microjoules
 
 
+class PartEnergy(NamedTuple):
+    """The energy of one part of a domain in one interval, divided without remainder."""
+
+    domain_id: str
+    consumers: Microjoules
+    idle: Microjoules
+    unattributed: Microjoules
+
+    @property
+    def energy(self) -> Microjoules:
+        return Microjoules(self.consumers + self.idle + self.unattributed)
+
+
 _ENERGY = itemgetter(1)
 
 
@@ -149,7 +182,9 @@ class Attribution:
 
     ``interval.energy == sum(share.energy) + idle + unattributed``, checked on construction.
     ``withheld`` is the part of ``unattributed`` that may be idle or active energy, because the idle
-    power is unknown.
+    power is unknown. ``parts`` are those of the usage; together they have the whole energy.
+    ``doubts`` are the largest possible errors of the shares, in their order, where the division is
+    an assumption; () where no share is.
     """
 
     interval: Interval
@@ -157,10 +192,15 @@ class Attribution:
     idle: Microjoules
     unattributed: Microjoules
     withheld: Microjoules = Microjoules(0)
+    parts: tuple[PartEnergy, ...] = ()
+    doubts: tuple[Microjoules, ...] = ()
 
     def __post_init__(self) -> None:
         parts = self.idle + self.unattributed + sum(map(_ENERGY, self.shares))
         valid = self.idle >= 0 and 0 <= self.withheld <= self.unattributed
+        valid &= len(self.doubts) in (0, len(self.shares))
+        if self.parts:
+            valid &= sum(part.energy for part in self.parts) == self.interval.energy
         if parts != self.interval.energy or not valid:
             raise ValueError(
                 f"{self.interval.domain_id}: {self.interval.energy} uJ were divided into {parts} uJ"

@@ -100,6 +100,15 @@ class GpuStatus:
     index: int | None = None  # of the driver; may change with a reboot
 
 
+class DevicePod(NamedTuple):
+    """A container of a Kubernetes pod to which a device is allotted, alone or with others."""
+
+    device: str  # as the device plugin names it: the UUID of a GPU or of a MIG instance
+    namespace: str
+    pod: str
+    container: str
+
+
 MAX_RATE = 1_000_000
 """The largest valid rate, in units per kilowatt-hour."""
 
@@ -151,7 +160,8 @@ class DomainAccount:
     """The account of one domain since its first reading, up to ``settled``.
 
     For an attributed domain ``energy == consumers + idle + unattributed`` to the microjoule;
-    ``pending`` is later energy that is in none of them yet. For other domains the three are 0.
+    ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
+    MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
     power was unknown.
     """
@@ -359,6 +369,7 @@ class Snapshot:
     tuning: TuningAccounts = field(default_factory=TuningAccounts)
     footprint: Footprint = Footprint()
     since: Instant | None = None
+    device_pods: tuple[DevicePod, ...] = ()
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if unknown."""

@@ -17,7 +17,7 @@ from itertools import dropwhile, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.model import Group, GroupKind
 from wattspan.util.text import clean_label
 

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
 from wattspan.processes.cpus import BusyClock, CpuTopology
 from wattspan.processes.procfs import ProcFs

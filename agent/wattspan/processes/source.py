@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import (
     SECOND,

@@ -45,6 +45,7 @@ from wattspan.ports import (
 )
 from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
+from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.device_history import DeviceHistory
@@ -180,7 +181,12 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
-        services = (footprint.services, spans.services, tuning.services)
+        kubelet = ServiceGroup("pods")
+        pods = None if emulated else open_pod_resources(config.processes.pod_resources)
+        if pods is not None:
+            kubelet.add_thread("wattspan-pods", pods.run)
+            kubelet.health_checks.append(pods.health)
+        services = (footprint.services, kubelet, spans.services, tuning.services)
         poller = Poller(
             clock,
             ledger,
@@ -204,6 +210,7 @@ def build_agent(
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,
+                device_pods=pods.devices if pods is not None else tuple,
             ),
             observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
             recorders={DEVICES: devices.record},

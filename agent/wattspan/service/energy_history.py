@@ -167,12 +167,14 @@ class EnergyHistory:
         powers = self._static_powers()
         static = _static_share(domain, interval, attribution.idle, powers, self._dividers)
         error = self._baseline_errors.get(domain.id, 0.0)
+        doubts = dict(zip(shares, attribution.doubts, strict=False))
         for consumer, watched in self._watched.items():
-            share = shares.get(consumer, 0)
-            _add_share(watched.own, domain, interval, divided, share, static, error)
+            share, doubt = shares.get(consumer, 0), doubts.get(consumer, 0)
+            _add_share(watched.own, domain, interval, divided, share, static, error, doubt)
             if watched.descended is not None:
                 own = sum(shares[one] for one in watched.members & shares.keys())
-                _add_share(watched.descended, domain, interval, divided, own, static, error)
+                doubt = sum(doubts[one] for one in watched.members & doubts.keys())
+                _add_share(watched.descended, domain, interval, divided, own, static, error, doubt)
 
     # ---------------------------------------------------------------------------- for queries
 
@@ -346,8 +348,8 @@ class EnergyHistory:
             divided = entry.interval.energy - entry.idle - entry.withheld
             own = _share_of(entry, found.numbers)
             static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
-            error = errors.get(domain.id, 0.0)
-            _add_share(profile, domain, entry.interval, divided, own, static, error)
+            error, doubt = errors.get(domain.id, 0.0), _doubt_of(entry, found.numbers)
+            _add_share(profile, domain, entry.interval, divided, own, static, error, doubt)
         return profile
 
 
@@ -388,6 +390,12 @@ def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
     return sum(energies[payers.index(one)] for one in numbers.intersection(payers))
 
 
+def _doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
+    """The sum of the largest possible errors of some payers' shares."""
+    pairs = zip(entry.shares[::2], entry.doubts, strict=False)
+    return sum(doubt for one, doubt in pairs if one in numbers)
+
+
 def _add_share(
     profile: EnergyProfile,
     domain: Domain,
@@ -396,10 +404,13 @@ def _add_share(
     own: int,
     static: tuple[StaticShare, StaticBasis] | None = None,
     baseline_error: float = 0.0,
+    doubt: int = 0,
 ) -> None:
     """Add the energy ``own`` of a payer, of ``divided`` in an interval, with its errors.
 
-    Too much or too little idle energy is an error of the payers by their shares.
+    Too much or too little idle energy is an error of the payers by their shares. ``doubt`` is the
+    error where the division is an assumption; the energy of all others is the rest, so the error is
+    never larger than that in one direction and ``own`` in the other.
     """
     active = max(1, divided)
     noise = _counter_edge_error(domain, interval) * own // active
@@ -410,6 +421,8 @@ def _add_share(
         noise += exchanged * 3 * domain.usage_step // max(1, interval.duration)
     part = None if static is None else (static[0].of(own), static[1])
     baseline = baseline_error * interval.duration / 1e6 * own / active
+    if doubt and own < active:
+        baseline += min(doubt, max(own, active - own))
     profile.add(domain.id, domain.hw_type, interval, own, noise, part, baseline)
 
 

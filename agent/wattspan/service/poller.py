@@ -22,6 +22,7 @@ from wattspan.model import (
     Attribution,
     Checkpoint,
     Consumer,
+    DevicePod,
     Failure,
     Footprint,
     GpuStatus,
@@ -232,6 +233,7 @@ class SnapshotProviders:
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
+    device_pods: Callable[[], tuple[DevicePod, ...]] = tuple
 
 
 class LatestSnapshot:
@@ -381,6 +383,7 @@ class Poller:
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
+            device_pods=self._providers.device_pods(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._save is not None:

@@ -192,12 +192,14 @@ class Uncertainty(NamedTuple):
     Errors of counter steps at two edges are independent. Errors of the power curve are not, because
     one activity between the edges affects both. ``edges`` combines the two. Within one slice the
     error grows with the length, by ``rates`` (times 2**32) per nanosecond; from the length ``far``
-    on ``edges`` is the smaller one for all types.
+    on ``edges`` is the smaller one for all types. ``inside`` has the errors of the time between the
+    slices of the two edges, also where these have no energy.
     """
 
     far: int
     edges: dict[HwType, Microjoules]
     rates: list[int]
+    inside: list[int]
     near: dict[int, dict[HwType, Microjoules]]  # computed values, by minus the length
 
 
@@ -207,7 +209,7 @@ def uncertainty_between(
     """The uncertainty of periods from row ``first`` to row ``last``; ``newest`` is the last row."""
     # The newest row is empty: it only ends its predecessor.
     until = last - 1 if last == newest > first else last
-    edges, rates = [], []
+    edges, rates, inside = [], [], []
     for lane in lanes.measured:
         steps, curves, slopes, walks, baselines = errors[lane]
         walked = sqrt(max(0.0, walks[until] - walks[first]))
@@ -216,8 +218,9 @@ def uncertainty_between(
         # One microjoule more, for rounding.
         edges.append(ceil(hypot(step, curves[first] + curves[until])) + 1)
         rates.append(ceil(max(slopes[first], slopes[until]) * 2**32) + 1)
+        inside.append(ceil(baseline) if first < until else 0)
     far = max((e << 32) // r + 1 for e, r in zip(edges, rates, strict=True))
-    return Uncertainty(far, lanes.named(*edges), rates, {})
+    return Uncertainty(far, lanes.named(*edges), rates, inside, {})
 
 
 def short_period_uncertainty(
@@ -226,7 +229,7 @@ def short_period_uncertainty(
     """The uncertainty of a period shorter than ``far``, its length rounded to three bits."""
     size = (length | 7).bit_length() - 3
     rounded = -length >> size << size  # away from zero, whichever sign
-    edges = zip(uncertainty.edges.values(), uncertainty.rates, strict=True)
-    found = lanes.named(*(min(e, (r * -rounded >> 32) + 1) for e, r in edges))
+    errors = zip(uncertainty.edges.values(), uncertainty.rates, uncertainty.inside, strict=True)
+    found = lanes.named(*(min(e, (r * -rounded >> 32) + 1 + i) for e, r, i in errors))
     uncertainty.near[rounded] = found
     return found

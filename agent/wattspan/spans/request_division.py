@@ -22,7 +22,7 @@ from math import isfinite, sqrt
 from operator import itemgetter
 from typing import NamedTuple
 
-from wattspan.attribution.settlement import split
+from wattspan.attribution.division import split
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in

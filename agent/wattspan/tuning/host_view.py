@@ -210,6 +210,17 @@ class HostView:
             return self.users.share(resource, job, self.now.mono) < _MIN_DEVICE_SHARE
         return not self.users.of(resource, self.now.mono).issubset(job)
 
+    def is_whole(self, device: str, job: Collection[Payer]) -> bool:
+        """True if the users of all MIG instances of a board are known, and are in ``job``.
+
+        Its one limit slows all instances.
+        """
+        domain = self.domains.get(device)
+        if domain is None or domain.resource is None or not domain.method.startswith("mig-"):
+            return False
+        users = self.users.of(domain.resource, self.now.mono)
+        return bool(users) and users.issubset(job)
+
     def vetoes(self, knob: Knob, devices: Collection[str]) -> set[DecisionReason]:
         """Reasons in the state of the devices not to tune them."""
         reasons: set[DecisionReason] = set()

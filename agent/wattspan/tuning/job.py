@@ -737,6 +737,8 @@ class TuningJob:
     def _vetoes(self, host: HostView) -> set[DecisionReason]:
         """External reasons not to tune the job's devices now."""
         vetoes = host.vetoes(self.knob, self.devices)
+        if self.terms.declared is not None and self._has_whole_boards(host):
+            vetoes.discard(DecisionReason.MIG)
         keys = [CapKey(self.knob, one) for one in self.devices]
         members = {one for job in self._everyone for one in job.members}
         if any(host.is_shared(key, members) for key in keys):
@@ -744,6 +746,11 @@ class TuningJob:
         if self.terms.may_apply and self.applied and host.trouble is not None:
             vetoes.add(host.trouble)
         return vetoes
+
+    def _has_whole_boards(self, host: HostView) -> bool:
+        """True if all tenants of the devices' MIG instances belong to this job."""
+        divided = [one for one in self.devices if (gpu := host.gpu(one)) and gpu.mig]
+        return all(host.is_whole(one, self._members) for one in divided)
 
     def _observe(self, host: HostView, *, may_explore: bool) -> Observation:
         vetoes = self._vetoes(host)

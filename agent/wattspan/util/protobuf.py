@@ -54,6 +54,15 @@ _LAYOUT: Mapping[str, Sequence[str]] = {
     ],
     "PartialSuccess": ["optional int64 rejected = 1", "optional string error_message = 2"],
     "Response": ["optional PartialSuccess partial_success = 1"],
+    # podresources/v1 of Kubernetes
+    "ListPodResources": ["repeated PodDevices pods = 1"],
+    "PodDevices": [
+        "optional bytes name = 1",
+        "optional bytes namespace = 2",
+        "repeated ContainerDevices containers = 3",
+    ],
+    "ContainerDevices": ["optional bytes name = 1", "repeated DeviceIds devices = 2"],
+    "DeviceIds": ["optional bytes resource = 1", "repeated bytes ids = 2"],
     # google.rpc and google.protobuf
     "Any": ["optional string type_url = 1", "optional bytes value = 2"],
     "Status": [

@@ -149,6 +149,16 @@ def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
         yield (*_named(board), gpu.model, gpu.driver, mig), 1
 
 
+def device_pods(snapshot: Snapshot) -> Iterator[Sample]:
+    """Yield each container that a present GPU or MIG instance is allotted to."""
+    ids = (account.domain.id for account in snapshot.domains if account.present)
+    domains = {domain_id.removeprefix("gpu:"): domain_id for domain_id in ids}
+    for one in snapshot.device_pods:
+        domain_id = domains.get(one.device)
+        if domain_id is not None:
+            yield (domain_id, one.namespace, one.pod, one.container), 1
+
+
 GPUS = (
     Metric("wattspan.power.limit", GAUGE, "W", "Power limit of the device.",
            ("hw.id", "limit"), power_limits),
@@ -182,6 +192,9 @@ GPUS = (
            ("hw.id", "reason"), throttling),
     Metric("wattspan.gpu.info", INFO, "", "Description of a GPU.",
            (*NAME_ATTRIBUTES, "hw.model", "hw.driver_version", "mig"), gpu_info),
+    Metric("wattspan.device.pod.info", INFO, "",
+           "Container of a Kubernetes pod to which the GPU or MIG instance is allotted.",
+           ("hw.id", "k8s.namespace.name", "k8s.pod.name", "k8s.container.name"), device_pods),
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from wattspan.model import (
     Domain,
     Failure,
     GpuStatus,
+    HwType,
     Interval,
     PayerInfo,
     Provenance,
@@ -157,6 +158,12 @@ def _domains(probe: SourceProbe) -> Iterator[Finding]:
     for domain in probe.domains:
         if domain.id in failed and domain.id not in probe.last:
             continue  # its failure is a finding
+        if domain.hw_type is HwType.GPU and domain.parent is not None:
+            yield ok(
+                f"{domain.hw_type} {domain.name}",
+                f"a part of its board's energy, {domain.provenance}, not summed: {domain.why}",
+            )
+            continue
         power = probe.power(domain)
         figure = "no figure yet" if power is None else f"{formatting.watts(power / 1000)} W"
         constant = power == 0 and domain.in_cover  # some hypervisors show counters like this
@@ -172,6 +179,12 @@ def _domains(probe: SourceProbe) -> Iterator[Finding]:
         )
 
 
+_MIG_LIMIT = (
+    "divided by MIG: one power limit for all instances, tuned only if all tenants belong to one"
+    " declared job"
+)
+
+
 def _gpu(gpu: GpuStatus | None) -> str:
     if gpu is None:
         return ""
@@ -180,7 +193,7 @@ def _gpu(gpu: GpuStatus | None) -> str:
         gpu.model,
         f"driver {gpu.driver}" if gpu.driver else "",
         f"power limit {limit / 1000:.0f} W" if limit is not None else "",
-        "split into MIG instances: energy is of the whole board" if gpu.mig else "",
+        _MIG_LIMIT if gpu.mig else "",
     ]
     text = ", ".join(filter(None, parts))
     return f"; {text}" if text else ""

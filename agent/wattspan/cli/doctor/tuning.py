@@ -30,7 +30,7 @@ from wattspan.cli.doctor.host import capabilities
 from wattspan.cli.tune.text import setting_text
 from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
-from wattspan.ports import Actuator, ActuatorError, CapsError, Clock, SourceContext
+from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
 from wattspan.service.configuration import capper_client
 from wattspan.util.text import printable
 
@@ -153,7 +153,9 @@ def _states(
         readable = {state.key.device: state for one in opened for state in one.devices()}
         yield from readable.values()
         for domain in domains if opened else ():
-            if domain.hw_type is kind and domain.id not in readable:
+            if domain.id in readable or _is_instance(domain):
+                continue  # one limit holds for all MIG instances of a board
+            if domain.hw_type is kind:
                 state = _state_of(domain.id, opened)
                 absent = isinstance(state, ActuatorError) and state.trouble is Trouble.ABSENT
                 if not absent or kind is HwType.GPU:
@@ -172,6 +174,10 @@ def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | Actuato
         except ActuatorError as error:
             errors.append(error)
     return min(errors, key=lambda error: error.trouble is Trouble.ABSENT)
+
+
+def _is_instance(domain: Domain) -> bool:
+    return domain.hw_type is HwType.GPU and domain.parent is not None
 
 
 # -------------------------------------------------------------------------------------- capper

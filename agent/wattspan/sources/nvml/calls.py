@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 from wattspan.model import SECOND, Failure, Trouble
 from wattspan.ports import Clock
+from wattspan.util.text import printable
 
 SOURCE = "nvml"
 SUCCESS = 0
 UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 NOT_FOUND = 6
@@ -44,6 +46,7 @@ FIELD_RETRY_INTERVAL = (
     60 * SECOND
 )  # MIG can be turned off, a permission granted: refusals do not last
 MAX_UNKNOWN_ERRORS = 3  # so many "unknown error" in a row are a GPU that is gone
+MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 MAX_LIST_RETRIES = 3  # a list may grow between the call for its size and the call for its content
 
 _CAUSES = {
@@ -132,6 +135,13 @@ class NvmlLibrary:
         self.error: type[Exception] = nvml.NVMLError
         self.current: tuple[str, int] | None = None
 
+    def structure(self, name: str) -> Any:
+        """A new structure of the binding; "function not found" if the binding is too old."""
+        kind = getattr(self._nvml, name, None)
+        if kind is None:
+            raise self.error(FUNCTION_NOT_FOUND)
+        return kind()
+
     def call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._nvml, name, None)
         if function is None:
@@ -208,6 +218,24 @@ class GpuCalls:
                 if code != INSUFFICIENT_SIZE or left == 0:
                     raise
 
+    def try_call(self, name: str, *arguments: Any, handle: Any = None) -> tuple[Any, int | None]:
+        """The answer of a call and None, or None and the code of its error, which is not kept.
+
+        ``handle`` is that of a MIG device, by default that of the GPU. Raises if the GPU or the
+        session is lost.
+        """
+        try:
+            return self._library.call(
+                name, self.handle if handle is None else handle, *arguments
+            ), None
+        except self._library.error as error:
+            code = code_of(error)
+            if code in SESSION_ERRORS:
+                raise SessionLostError(code) from None
+            if code in GPU_ERRORS:
+                raise GpuLostError(code) from None
+            return None, code
+
     def record_answer(self, what: str) -> None:
         """Record an answer to ``what``, which clears its earlier errors."""
         if self._refused:
@@ -243,6 +271,10 @@ class GpuCalls:
         refusal = self._refused.get(what)
         return refusal is None or self._clock.monotonic() >= refusal.until
 
+    def retry(self) -> None:
+        """Request refused fields again now: the mode of the GPU has changed."""
+        self._refused.clear()
+
     def rebind(self, handle: Any) -> None:
         """The library was reinitialised; this is the same GPU's new handle."""
         self.handle = handle
@@ -260,6 +292,12 @@ class GpuCalls:
         for what, code in self._failing.items():
             by_code.setdefault(code, []).append(what)
         return [of(", ".join(sorted(whats)), code) for code, whats in sorted(by_code.items())]
+
+
+def driver_text(value: Any) -> str:
+    """Text of the driver, printable. Old bindings return bytes."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return printable(text[:MAX_TEXT])
 
 
 def code_of(error: Exception) -> int:

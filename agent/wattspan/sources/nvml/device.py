@@ -27,7 +27,9 @@ from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
+from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.energy import EDGE_GUARD, CallInterval, EdgeDetector, EnergyMeter
+from wattspan.sources.nvml.mig import MigDivision
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
     PowerReading,
@@ -40,12 +42,16 @@ from wattspan.util.throttle import RetryBackoff
 
 ENERGY_COUNTER = "energy counter"
 METHOD = "gpu-sm-utilisation"
+_VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
 TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
 DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
 """
+MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
+"""NVML requires as much between two samples of the activity of a MIG instance."""
+
 MAX_USAGE_INTERVAL = 3 * SECOND // 2
 """Intervals wait three seconds for usage, and a utilisation reading holds for two: usage that is
 read less often is worth nothing.
@@ -97,7 +103,21 @@ class NvmlSettings(Table, frozen=True):
         ),
     ] = "auto"
 
+    dcgm: Annotated[
+        str,
+        about(
+            "Address of dcgm-exporter's metrics, as `http://127.0.0.1:9400/metrics`: the activity "
+            "of MIG instances on boards whose driver does not report it (Ampere). "
+            '`""`: such boards are divided equally among the slices in use.'
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
+        if self.dcgm and not self.dcgm.startswith(("http://", "https://")):
+            raise ValueError(
+                f"dcgm: {quoted(self.dcgm)} is no address; write one as "
+                '"http://127.0.0.1:9400/metrics"'
+            )
         for model, watts in self.static_powers.items():
             if not model or not 0 < watts <= _MAX_STATIC_WATTS:
                 raise ValueError(
@@ -167,6 +187,7 @@ class _DomainFacts(NamedTuple):
     resolution: int
     usage_step: int
     is_stamped: bool  # counter values have the time at which the counter moved
+    method: str  # of the division among MIG instances; "" without MIG
 
 
 class GpuSampler:
@@ -183,6 +204,7 @@ class GpuSampler:
         epoch: int,
         backoff: RetryBackoff,
         nested: bool,
+        dcgm: DcgmExporter | None = None,
     ) -> None:
         clock = context.clock
         self.identity = identity
@@ -196,6 +218,7 @@ class GpuSampler:
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
+        self._division = MigDivision(library, self._calls, self._processes, identity.uuid, dcgm)
         self._static_power = settings.static_power(identity.model)
         self._usage: UsageMeter | None = None
         self._present: frozenset[Payer] = frozenset()
@@ -203,13 +226,17 @@ class GpuSampler:
         self._power = PowerReading()
         self._utilisation: tuple[int, int] | None = None
         self._mig = False
+        self._virtualisation: int | None = None  # not asked yet
         self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
         self._gauge_pace = CallInterval(GAUGE_SAMPLES * settings.interval, clock)
         self._status_pace = CallInterval(settings.status_interval, clock)
         self._process_pace = CallInterval(settings.process_interval, clock)
         self._usage_pace = CallInterval(settings.usage_interval, clock, MAX_USAGE_INTERVAL)
+        activity = max(MIN_ACTIVITY_PERIOD, GAUGE_SAMPLES * settings.interval)
+        self._instance_pace = CallInterval(activity, clock, MAX_USAGE_INTERVAL)
         self._facts = self._domain_facts()
         self.domain = self._define(self._facts)
+        self.instances: tuple[Domain, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -217,7 +244,12 @@ class GpuSampler:
 
     def rebind(self, handle: Any) -> None:
         """Use a new handle: the library was initialised again, and this GPU was not lost."""
+        self._division.close()
         self._calls.rebind(handle)
+
+    def close(self) -> None:
+        """Release what the library keeps for this GPU."""
+        self._division.close()
 
     def sample(self, into: GpuFindings) -> None:
         """Make the calls that are due. Raises GpuLostError or SessionLostError."""
@@ -235,18 +267,55 @@ class GpuSampler:
         self._count(at, energy, self._power.draw if looks else None, into)
         if self._process_pace.begin(at.mono):
             with self._process_pace:
-                self._present = self._processes.list_holders()
-        if looks:
+                self._list_processes()
+        if self._division.instances:
+            if self._instance_pace.begin(at.mono):
+                self._measure_instances(at, into)
+        elif looks:
             self._measure_use(at, into, settle=usage_due)
         if status_due:
             with self._status_pace:
                 status = self._status(at)
+                if self._virtualisation is None:
+                    mode = self._calls.ask("virtualisation", "nvmlDeviceGetVirtualizationMode")
+                    self._virtualisation = int(mode or 0)
             self._ceiling = status.limits.maximum or self._ceiling
             self._mig = bool(status.mig)
+            self._follow_mode(at, into, mig=self._mig)
             into.gpus.append(status)
         facts = self._domain_facts()
         if facts != self._facts:  # the same object while nothing changes: callers compare
             self._facts, self.domain = facts, self._define(facts)
+            self.instances = self._division.domains(self.domain)
+
+    def _list_processes(self) -> None:
+        if self._division.instances:
+            self._division.list_processes()
+        else:
+            self._present = self._processes.list_holders()
+
+    def _measure_instances(self, at: Instant, into: GpuFindings) -> None:
+        with self._instance_pace:
+            usage = self._division.usage(self.domain.id, at)
+        if usage is not None:
+            into.usages.append(usage)
+
+    def _follow_mode(self, at: Instant, into: GpuFindings, *, mig: bool) -> None:
+        """Settle the usage so far if the mode or the MIG instances have changed."""
+        listed = self._division.find(mig=mig)
+        if not self._division.differs(listed):
+            self._division.use(listed)
+            return
+        if self._division.instances:
+            self._measure_instances(at, into)
+        elif self._usage is not None:
+            self._record(self._usage, at, into)
+        self._calls.retry()
+        self._division.begin(listed, at)
+        if self._usage is not None:
+            self._usage.restart(at)
+        self._list_processes()
+        self.instances = self._division.domains(self.domain)
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
@@ -303,7 +372,9 @@ class GpuSampler:
             self._record(self._usage, _before(at, lag), into)
 
     def _record(self, meter: UsageMeter, end: Instant, into: GpuFindings) -> None:
-        into.usages += meter.usages(end, self._present, named=self._processes.named)
+        into.usages += meter.usages(
+            end, self._present, named=self._processes.named, guessed=self._processes.guessed
+        )
 
     def flush_usage(self, into: GpuFindings) -> None:
         """Report the usage so far of a GPU that was lost."""
@@ -341,10 +412,11 @@ class GpuSampler:
             self._resolution,
             self._usage_step,
             self._edges.period is not None,
+            self._division.method,
         )
 
     def _define(self, facts: _DomainFacts) -> Domain:
-        derived, limit, named, resolution, usage_step, is_stamped = facts
+        derived, limit, named, resolution, usage_step, is_stamped, division = facts
         provenance = Provenance.DERIVED if derived else Provenance.MEASURED
         how = "integrated from its power" if derived else "by its energy counter"
         return Domain(
@@ -354,7 +426,7 @@ class GpuSampler:
             source=SOURCE,
             provenance=Provenance.EMULATED if self._emulated else provenance,
             resource=self.identity.domain_id,
-            method=METHOD if named else "none",
+            method=division or (METHOD if named else "none"),
             max_power=DEFAULT_MAX_POWER if limit is None else Milliwatts(limit * TRANSIENT_FACTOR),
             resolution=Nanoseconds(resolution),
             usage_step=Nanoseconds(usage_step),
@@ -372,6 +444,8 @@ class GpuSampler:
 
     @property
     def _usage_step(self) -> int:
+        if self._division.method:
+            return self._division.step
         return 0 if self._usage is None else _rounded(self._usage.step, 50 * MILLISECOND)
 
     # ------------------------------------------------------------------ failures
@@ -380,13 +454,11 @@ class GpuSampler:
         """Everything that is wrong with this GPU, as long as it is."""
         found = self._calls.failures(self._call_failure)
         if self._meter.derived is None and self._calls.refused(ENERGY_COUNTER) is not None:
-            found.append(
-                self._failure(
-                    "energy and power",
-                    Trouble.ABSENT,
-                    "the GPU offers neither an energy counter nor its power",
-                )
-            )
+            cause, remedy = "the GPU offers neither an energy counter nor its power", ""
+            if self._virtualisation == _VGPU_GUEST:
+                cause = "it is a virtual GPU, and the host of this virtual machine has the board"
+                remedy = "Run wattspan on that host to measure and to cap it."
+            found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
         if self._meter.frozen:
             found.append(
                 self._failure(
@@ -401,15 +473,16 @@ class GpuSampler:
 
     def _attribution_failures(self) -> list[Failure]:
         """Reasons for which energy cannot be charged to processes, or not to all of them."""
-        found = []
+        found: list[Failure] = []
         refusal = self._processes.refusal
-        if refusal is not None and refusal != calls.NO_PERMISSION:
+        if self._mig:
+            found.extend(self._division.failures(self._failure))
+        elif refusal is not None and refusal != calls.NO_PERMISSION:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
-            if self._mig:
-                cause = (
-                    "MIG is on, and the driver does not report processes' shares of a divided GPU"
-                )
+            if self._virtualisation == _VGPU_HOST:
+                cause = "the board is divided among virtual machines (vGPU)"
+                remedy += " Its processes run inside of them."
             found.append(self._failure("process utilisation", Trouble.ABSENT, cause, remedy))
         if self._nested:
             found.append(

@@ -14,15 +14,22 @@ later excess.
 NVML knows processes by pid. Inside a pid namespace it translates the pids that it can and passes
 on the rest unchanged: such a number may belong to another process here. In a namespace, only pids
 that are in a list of running processes as well are accepted.
+
+MPS: clients share the context of a server, which the driver lists as a process too. The use is
+that of the clients: samples of the server are dropped where clients have samples, and otherwise
+divided equally among the clients, which the usage marks as an assumption.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Payer, Usage
+from wattspan.attribution.parts import REST
+from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, PartUsage, Payer, Usage
 from wattspan.ports import Clock, ProcessDirectory
 from wattspan.sources.nvml.calls import NOT_FOUND, GpuCalls
 
@@ -113,12 +120,20 @@ class UsageMeter:
                 return distance
         return self.step
 
-    def usages(self, end: Instant, present: frozenset[Payer], *, named: bool) -> list[Usage]:
+    def usages(
+        self,
+        end: Instant,
+        present: frozenset[Payer],
+        *,
+        named: bool,
+        guessed: frozenset[Payer] = frozenset(),
+    ) -> list[Usage]:
         """The records up to ``end``; none if that is not after the records before.
 
-        ``named``: the driver distinguishes processes. Otherwise all busy time of the device is
-        unclaimed. Between processes that share the GPU there is a record for each period of the
-        samples: their shares differ from one to the next.
+        ``guessed`` are MPS clients among which the use of their server was divided. ``named``:
+        the driver distinguishes processes. Otherwise all busy time of the device is unclaimed.
+        Between processes that share the GPU there is a record for each period of the samples: their
+        shares differ from one to the next.
         """
         start = self._end
         if end.mono <= start.mono:
@@ -139,19 +154,23 @@ class UsageMeter:
         self._forget(end.mono)
         usages = []
         for until, part in slices:
-            usages.append(
-                Usage(
-                    resource=self._resource,
-                    start=start,
-                    end=until,
-                    spent=part,
-                    unclaimed=unclaimed,
-                    capacity=until.mono - start.mono,
-                    present=present,
-                )
+            usage = Usage(
+                resource=self._resource,
+                start=start,
+                end=until,
+                spent=part,
+                unclaimed=unclaimed,
+                capacity=until.mono - start.mono,
+                present=present,
             )
+            usages.append(_with_guessed(usage, guessed))
             start = until
         return usages
+
+    def restart(self, start: Instant) -> None:
+        """Forget everything before ``start``, up to which other records have been made."""
+        self._end, self._observed_at, self._shortage = start, start.mono, 0
+        self._forget(start.mono)
 
     def _slices(self, start: Instant, end: Instant) -> list[tuple[Instant, dict[Payer, int]]]:
         """The ends of the periods of samples, and the busy time of each payer in them.
@@ -194,11 +213,31 @@ class UsageMeter:
         self._last_sample = {pid: mono for pid, mono in self._last_sample.items() if mono > horizon}
 
 
+def _with_guessed(usage: Usage, guessed: frozenset[Payer]) -> Usage:
+    """The usage with a part of its own for payers whose shares among each other are a guess."""
+    together = {payer: spent for payer, spent in usage.spent.items() if payer in guessed}
+    if len(together) < 2:
+        return usage
+    others = {payer: spent for payer, spent in usage.spent.items() if payer not in guessed}
+    return replace(
+        usage,
+        parts=(
+            PartUsage(_MPS_PART, 0, together, users_guessed=True),
+            PartUsage(REST, 1, others, usage.unclaimed, usage.present),
+        ),
+    )
+
+
+_MPS_PART = "mps"
+MPS_SERVER = "nvidia-cuda-mps"
+"""The kernel's name of the server, up to 15 bytes."""
+
 UTILISATION = "process utilisation"
+_MPS_CALL = "nvmlDeviceGetMPSComputeRunningProcesses"
 _LIST_CALLS = {
     "compute processes": "nvmlDeviceGetComputeRunningProcesses",
     "graphics processes": "nvmlDeviceGetGraphicsRunningProcesses",
-    "MPS processes": "nvmlDeviceGetMPSComputeRunningProcesses",
+    "MPS processes": _MPS_CALL,
 }
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the kernel's fixed inode for it
 _TICK = SECOND // 100  # USER_HZ, the unit of start times in /proc
@@ -213,6 +252,17 @@ def in_nested_pid_namespace(proc: Path = Path("/proc")) -> bool:
         return (proc / "self/ns/pid").stat().st_ino != _INITIAL_PID_NAMESPACE
     except OSError:
         return True
+
+
+class Holders(NamedTuple):
+    """The processes with a context, and their number, which includes those without a payer."""
+
+    payers: frozenset[Payer]
+    number: int
+
+
+def _pids_in(entries: Iterable[Any] | None) -> set[int]:
+    return {int(entry.pid) for entry in entries or ()}
 
 
 class GpuProcesses:
@@ -231,20 +281,70 @@ class GpuProcesses:
         self._outdated = 0  # stamps up to here may be from before the clock was set back
         self._listed: frozenset[int] = frozenset()
         self._known: dict[int, Consumer] = {}
+        self._servers: frozenset[int] = frozenset()  # of MPS, with clients
+        self._clients: tuple[int, ...] = ()
+        self._sampled: set[int] = set()  # clients with samples of their own
+        self._turn = 0  # of the clients in the division of a server's sample
         self.misdated = 0  # samples of the last read with impossible stamps
 
     def list_holders(self) -> frozenset[Payer]:
         """The processes with a context on the GPU now, from all three process lists."""
-        pids: set[int] = set()
-        for what, name in _LIST_CALLS.items():
-            entries = self._calls.ask_list(what, name)
-            pids.update(int(entry.pid) for entry in entries or ())
+        lists = {
+            name: _pids_in(self._calls.ask_list(what, name)) for what, name in _LIST_CALLS.items()
+        }
+        self._keep_known(set().union(*lists.values()))
+        holders, self._servers = self._holders(lists)
+        clients = tuple(sorted(lists[_MPS_CALL] - self._servers)) if self._servers else ()
+        self._clients = clients
+        self._sampled.intersection_update(clients)
+        return holders.payers
+
+    def list_instances(self, devices: Mapping[int, Iterable[Any]]) -> dict[int, Holders]:
+        """The processes of each MIG instance, by the handles of its devices.
+
+        An instance whose processes the driver does not list is absent.
+        """
+        everything: dict[int, dict[str, set[int]]] = {}
+        for instance, handles in devices.items():
+            lists: dict[str, set[int]] = {}
+            for name in _LIST_CALLS.values():
+                for handle in handles:
+                    entries, code = self._calls.try_call(name, handle=handle)
+                    if code in {None, NOT_FOUND}:
+                        lists.setdefault(name, set()).update(_pids_in(entries))
+            if lists:
+                everything[instance] = {
+                    name: lists.get(name, set()) for name in _LIST_CALLS.values()
+                }
+        self._keep_known(set().union(*(s for lists in everything.values() for s in lists.values())))
+        self._servers, self._clients = frozenset(), ()
+        return {instance: self._holders(lists)[0] for instance, lists in everything.items()}
+
+    def _keep_known(self, pids: set[int]) -> None:
         for pid in self._known.keys() - pids - self._listed:
             del self._known[pid]
         self._listed = frozenset(pids)
-        holders = {pid: self._directory.identify(pid) for pid in pids}
-        self._known.update({pid: holder for pid, holder in holders.items() if holder})
-        return frozenset(holder for holder in holders.values() if holder)
+
+    def _holders(self, lists: Mapping[str, set[int]]) -> tuple[Holders, frozenset[int]]:
+        """The processes of some lists, and the MPS servers, which are none of them."""
+        found = {pid: self._directory.identify(pid) for pid in set().union(*lists.values())}
+        self._known.update({pid: payer for pid, payer in found.items() if payer})
+        servers = frozenset(pid for pid, payer in found.items() if payer and self._serves(payer))
+        if not lists[_MPS_CALL] - servers:
+            servers = frozenset()  # without clients it has the context for itself
+        payers = frozenset(payer for pid, payer in found.items() if payer and pid not in servers)
+        return Holders(payers, len(found) - len(servers)), servers
+
+    def _serves(self, payer: Consumer) -> bool:
+        info = self._directory.describe(payer)
+        return info is not None and info.command.startswith(MPS_SERVER)
+
+    @property
+    def guessed(self) -> frozenset[Payer]:
+        """The clients of an MPS server among which its samples are divided."""
+        if self._sampled:
+            return frozenset()
+        return frozenset(self._known[pid] for pid in self._clients if pid in self._known)
 
     def samples(self) -> list[ProcessSample] | None:
         """The samples since the last call; None if this GPU does not distinguish its processes."""
@@ -266,7 +366,32 @@ class GpuProcesses:
             newest = max(newest, stamp)
             samples.append(self._sample(entry, stamp * _MICROSECOND - self._offset, now.asleep))
         self._seen = newest
-        return samples
+        return self._without_servers(samples)
+
+    def _without_servers(self, samples: list[ProcessSample]) -> list[ProcessSample]:
+        """The samples with those of MPS servers dropped, or divided among the clients."""
+        if not self._clients:
+            return samples
+        self._sampled.update(sample.pid for sample in samples if sample.pid in self._clients)
+        kept = [sample for sample in samples if sample.pid not in self._servers]
+        if self._sampled:
+            return kept
+        for sample in samples:
+            if sample.pid in self._servers:
+                kept += self._divided(sample)
+        return kept
+
+    def _divided(self, sample: ProcessSample) -> list[ProcessSample]:
+        """A server's sample in whole percents for each client; the rest goes to each in turn."""
+        count = len(self._clients)
+        part, rest = divmod(sample.percent, count)
+        self._turn += 1
+        return [
+            ProcessSample(
+                sample.mono, pid, self._known.get(pid), part + ((place + self._turn) % count < rest)
+            )
+            for place, pid in enumerate(self._clients)
+        ]
 
     def _follow_wall_clock(self, now: Instant) -> None:
         """Follow a step of the wall clock, which stamps the samples.

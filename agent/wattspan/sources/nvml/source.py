@@ -27,7 +27,9 @@ from wattspan.sources.nvml.calls import (
     GpuLostError,
     NvmlLibrary,
     SessionLostError,
+    driver_text,
 )
+from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.device import (
     GpuFindings,
     GpuIdentity,
@@ -35,7 +37,6 @@ from wattspan.sources.nvml.device import (
     NvmlSettings,
 )
 from wattspan.sources.nvml.processes import in_nested_pid_namespace
-from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -50,7 +51,6 @@ MAX_GPUS = 256
 """No host has as many. A driver that counts four billion GPUs would otherwise be asked for each."""
 
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
-_MAX_TEXT = 96  # NVML's own buffers for names and UUIDs
 
 
 def _new_backoff() -> RetryBackoff:
@@ -93,6 +93,7 @@ class NvmlSession:
             nested = not context.emulated and in_nested_pid_namespace()
         self._nested = nested
         self._library = NvmlLibrary(nvml, context.clock)
+        self._dcgm = DcgmExporter(settings.dcgm, context.clock) if settings.dcgm else None
         self._initialised = False
         self._driver = ""
         self._gpus: dict[str, GpuSampler] = {}  # by UUID: indices change when a GPU goes
@@ -151,8 +152,12 @@ class NvmlSession:
 
     def close(self) -> None:
         """Release the GPUs: while a process holds them they cannot be reset or unloaded."""
+        for gpu in self._gpus.values():
+            gpu.close()
         self._gpus.clear()
         self._shut_down()
+        if self._dcgm is not None:
+            self._dcgm.close()
 
     # -------------------------------------------------------------------- GPUs
 
@@ -174,6 +179,7 @@ class NvmlSession:
     def _lose(self, uuid: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(uuid)
         gpu.flush_usage(found)
+        gpu.close()
         gpu.backoff.failed(self._clock.monotonic())
         self._lost[uuid] = LostGpu(gpu.identity.index, code, gpu.backoff, gpu)
 
@@ -205,9 +211,9 @@ class NvmlSession:
 
     def _gpu(self, handle: Any, index: int) -> GpuSampler:
         identity = GpuIdentity(
-            uuid=_printable_text(self._library.call("nvmlDeviceGetUUID", handle)),
+            uuid=driver_text(self._library.call("nvmlDeviceGetUUID", handle)),
             index=index,
-            model=_printable_text(self._library.call("nvmlDeviceGetName", handle)),
+            model=driver_text(self._library.call("nvmlDeviceGetName", handle)),
             driver=self._driver,
             architecture=self._optional("nvmlDeviceGetArchitecture", handle),
             pci=_pci_address(self._optional("nvmlDeviceGetPciInfo", handle)),
@@ -223,6 +229,7 @@ class NvmlSession:
             epoch=0 if before is None else before.epoch + 1,
             backoff=_new_backoff() if before is None else before.backoff,
             nested=self._nested,
+            dcgm=self._dcgm,
         )
 
     def _optional(self, name: str, *arguments: Any) -> Any:
@@ -238,7 +245,7 @@ class NvmlSession:
         try:
             self._library.call("nvmlInit")
             self._initialised = True
-            self._driver = _printable_text(self._optional("nvmlSystemGetDriverVersion") or "")
+            self._driver = driver_text(self._optional("nvmlSystemGetDriverVersion") or "")
             self._enumerate(found)
         except self._library.error as error:
             self._fail(calls.code_of(error), found)
@@ -302,7 +309,8 @@ class NvmlSession:
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
         lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
-        domains = (*(gpu.domain for gpu in self._gpus.values()), *lost)
+        present = (one for gpu in self._gpus.values() for one in (gpu.domain, *gpu.instances))
+        domains = (*present, *lost)
         if len(domains) != len(self._domains) or any(
             one is not other for one, other in zip(domains, self._domains, strict=True)
         ):
@@ -325,18 +333,12 @@ def _unexpected_failure(thing: str, error: Exception, domain_id: str | None) -> 
     return Failure(SOURCE, thing, Trouble.MALFORMED, cause, remedy, domain_id)
 
 
-def _printable_text(value: Any) -> str:
-    """Text of the driver, printable. Old bindings return bytes."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return printable(text[:_MAX_TEXT])
-
-
 def _pci_address(info: Any) -> str:
     """The address in NVML's structure in the kernel's form: its domain has four digits, not eight.
 
     "" without a valid one.
     """
-    found = _BUS_ID.fullmatch(_printable_text(getattr(info, "busId", "")).lower())
+    found = _BUS_ID.fullmatch(driver_text(getattr(info, "busId", "")).lower())
     return "" if found is None else f"{int(found[1], 16):04x}:{found[2]}"
 
 

@@ -1,0 +1,139 @@
+"""Activity of MIG instances from the metrics of dcgm-exporter, for boards without GPM.
+
+The exporter renews its figures every 30 s by default. A thread of its own reads them, because no
+read of an energy counter may wait for a network.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from wattspan.model import SECOND, Nanoseconds
+from wattspan.ports import Clock
+
+SM_ACTIVE, ENGINE_ACTIVE = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+FETCH_INTERVAL = 5 * SECOND
+MAX_AGE = 90 * SECOND
+"""Figures that have not been fetched for three of the exporter's intervals are not used."""
+
+EXPORTER_INTERVAL = Nanoseconds(30 * SECOND)
+"""The default interval of the exporter: figures are means over it, and may be as old."""
+
+_MAX_BYTES = 16 << 20
+_TIMEOUT = 2.0  # seconds
+_FULL = 1_000_000
+_SERIES = re.compile(rf"({SM_ACTIVE}|{ENGINE_ACTIVE})\{{([^}}]*)\}}\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Activity = Mapping[tuple[str, int], int]
+"""Millionths of the instance, by the UUID of the board and the id of the GPU instance."""
+
+
+class DcgmError(Exception):
+    """The metrics cannot be read; the message is the cause."""
+
+
+def parse_activity(text: str) -> dict[tuple[str, int], int]:
+    """The activity of all instances in the text of the exporter.
+
+    The activity of multiprocessors is preferred to that of the graphics engine, which is 1 while
+    any kernel runs. Lines that are no such figure are ignored.
+    """
+    found: dict[str, dict[tuple[str, int], int]] = {SM_ACTIVE: {}, ENGINE_ACTIVE: {}}
+    for line in text.splitlines():
+        match = _SERIES.match(line)
+        if match is None:
+            continue
+        labels = dict(_LABEL.findall(match[2]))
+        value = _ratio(match[3])
+        instance, board = labels.get("GPU_I_ID", ""), labels.get("UUID", "")
+        if value is not None and board and instance.isdecimal():
+            found[match[1]][board, int(instance)] = round(value * _FULL)
+    return found[ENGINE_ACTIVE] | found[SM_ACTIVE]
+
+
+def _ratio(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and 0 <= value <= 1 else None
+
+
+class _Fetched(NamedTuple):
+    at: int
+    activity: Activity
+
+
+class DcgmExporter:
+    """The newest activities from an exporter at ``url``; the thread starts with the first query."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self.url = url
+        self._clock = clock
+        self._newest = _Fetched(-MAX_AGE, {})
+        self.trouble = "it was not asked yet"
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def activity(self, board: str) -> dict[int, int] | None:
+        """The activities of the instances of a board, by instance id; None if they are unknown."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="wattspan-dcgm", daemon=True)
+            self._thread.start()
+        at, activity = self._newest
+        if self._clock.monotonic() - at > MAX_AGE:
+            return None
+        own = {instance: value for (uuid, instance), value in activity.items() if uuid == board}
+        return own or None
+
+    def fetch(self) -> None:
+        """Read the metrics once; a failure is kept as ``trouble``."""
+        try:
+            activity = parse_activity(_get(self.url))
+        except DcgmError as error:
+            self.trouble = str(error)
+            return
+        self.trouble = "" if activity else f"it has no {SM_ACTIVE} of a MIG instance"
+        self._newest = _Fetched(self._clock.monotonic(), activity)
+
+    def close(self) -> None:
+        """End the thread; a request under way ends by its timeout."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_TIMEOUT)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self.fetch()
+            self._stop.wait(FETCH_INTERVAL / 1e9)
+
+
+def _get(url: str) -> str:
+    # Imported here: most agents have no such exporter.
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class NoRedirect(HTTPRedirectHandler):
+        """Follows no redirect: the agent contacts only the configured server."""
+
+        def redirect_request(self, *_: object) -> None:
+            return None
+
+    try:
+        with build_opener(NoRedirect).open(Request(url), timeout=_TIMEOUT) as response:  # noqa: S310
+            body: bytes = response.read(_MAX_BYTES + 1)
+    except HTTPError as error:
+        error.close()
+        raise DcgmError(f"the server answers {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise DcgmError(str(getattr(reason, "strerror", None) or reason).lower()) from None
+    if len(body) > _MAX_BYTES:
+        raise DcgmError("the answer is longer than 16 MiB")
+    return body.decode(errors="replace")

@@ -1,0 +1,112 @@
+"""Devices of Kubernetes pods: the kubelet's Pod Resources API over its socket."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grpclib.const import Status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.kubelet import Kubelet, Pods, encode_pods
+from wattspan.model import DevicePod
+from wattspan.processes.pod_resources import (
+    PodResources,
+    PodResourcesError,
+    decode_devices,
+    list_devices,
+    open_pod_resources,
+)
+
+MIG = "MIG-11111111-2222-3333-4444-555555555555"
+PODS: Pods = {
+    ("ml", "trainer-0"): {"main": [MIG], "sidecar": []},
+    ("ml", "notebook"): {"main": ["GPU-a::1", "GPU-a::2"]},
+    ("web", "server"): {"main": ["GPU-a::0"]},
+    ("kube-system", "dns"): {},
+}
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:  # a socket's path is short
+        yield Path(directory, "kubelet.sock")
+
+
+def test_each_pod_of_a_device_is_listed_once() -> None:
+    assert decode_devices(encode_pods(PODS)) == (
+        DevicePod("GPU-a", "ml", "notebook", "main"),
+        DevicePod("GPU-a", "web", "server", "main"),
+        DevicePod(MIG, "ml", "trainer-0", "main"),
+    )
+
+
+def test_node_without_pods_has_no_devices() -> None:
+    assert decode_devices(b"") == ()
+
+
+@given(st.binary() | st.binary(max_size=40).map(lambda noise: encode_pods(PODS)[:-3] + noise))
+def test_no_answer_breaks_the_decoder(body: bytes) -> None:
+    try:
+        devices = decode_devices(body)
+    except PodResourcesError:
+        return
+    assert all(len(part) <= 253 for one in devices for part in one)
+
+
+def test_kubelet_is_asked_over_its_socket(path: Path) -> None:
+    with Kubelet(path, encode_pods(PODS)):
+        assert {one.pod for one in list_devices(path)} == {"trainer-0", "notebook", "server"}
+
+
+def test_long_answer_is_read_whole(path: Path) -> None:
+    pods: Pods = {("ml", f"pod-{i}"): {"main": [f"GPU-{i}"]} for i in range(900)}
+    with Kubelet(path, encode_pods(pods)):
+        assert len(list_devices(path)) == 900
+
+
+def test_refusal_and_silence_are_reported_and_recovered_from(path: Path) -> None:
+    pods = PodResources(path)
+    pods.read()
+    (health,) = pods.health()
+    assert (health.up, health.failures[0].cause) == (False, "no such file or directory")
+    with Kubelet(path, encode_pods(PODS)) as kubelet:
+        kubelet.status = Status.UNIMPLEMENTED
+        pods.read()
+        assert "gRPC status 12 no such method" in pods.health()[0].failures[0].cause
+        kubelet.status = Status.OK
+        pods.read()
+        assert len(pods.devices()) == 3
+        assert pods.health()[0].failures == ()
+    pods.read()
+    assert pods.devices() == ()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 60])
+def test_other_protocols_are_refused(path: Path, answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(PodResourcesError):
+            list_devices(path, timeout=5)
+        thread.join()
+
+
+def test_setting_selects_the_socket(path: Path) -> None:
+    assert open_pod_resources("") is None
+    assert open_pod_resources("auto") is None  # there is no kubelet here
+    assert open_pod_resources(str(path)) is not None
