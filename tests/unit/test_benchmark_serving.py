@@ -142,7 +142,7 @@ def test_table_of_results_is_complete() -> None:
         {"replays": [{**run, "literal_saved": 0.0}], "bursty": run, "steps": [3.0, None, 6.0]}
     )
     assert "| share of that oracle | 100% |" in text
-    assert "| 1 of 2, and before the step in 1 |" in text
+    assert "| 1 of 2, and at the step already in 1 |" in text
 
 
 def test_request_that_is_added_later_is_served() -> None:

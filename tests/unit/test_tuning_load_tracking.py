@@ -146,6 +146,18 @@ def test_setting_after_a_lasting_surge_is_lowered_by_steps() -> None:
     assert server.state.setting == 1
 
 
+def test_setting_before_a_surge_that_is_not_certified_now_waits_for_the_dwell_time() -> None:
+    state = begin_tracking(policy(dwell=300 * SECOND), 0)
+    server = NumberedServer(rate=6, state=state).tuned()
+    server.rate = 20
+    server.run(15)
+    assert server.state.before_surge == 2
+    server.rate = 14  # the average is in a bin without evidence
+    server.run(60, until=lambda: server.state.before_surge == 0)
+    assert server.state.before_surge == server.state.setting == 0
+    assert server.now < server.state.may_lower_at
+
+
 def test_setting_that_is_only_tried_is_not_restored_after_a_surge() -> None:
     server = NumberedServer(rate=6)
     server.run(200, until=lambda: server.state.trial)
