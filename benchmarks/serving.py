@@ -315,7 +315,8 @@ def table(results: dict[str, object]) -> str:
             f"| bursty trace: additional misses of both | {100 * burst['extra']:.2f}, "
             f"{100 * burst['single_extra']:.2f} points | ≤ 0.5 |",
             f"| step to twice the load: original in force within one period ({PERIOD} s) | "
-            f"{soon} of {len(lowered)}, and at the step already in {len(steps) - len(lowered)} | all |",
+            f"{soon} of {len(lowered)}, and at the step already in "
+            f"{len(steps) - len(lowered)} | all |",
             f"| the same, median and most | {statistics.median(lowered):.1f} s, "
             f"{max(lowered):.1f} s | ≤ {PERIOD} s |",
         )
