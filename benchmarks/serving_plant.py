@@ -51,7 +51,8 @@ class VirtualServer:
     """One engine on one board; ``advance`` runs it up to a time.
 
     ``energy`` is in joules, idle power included; ``in_flight`` is the integral of the number of
-    requests over time, in seconds. ``limit`` is the power cap in watts.
+    requests over time, in seconds. ``limit`` is the power cap in watts, ``delay`` the time until a
+    clock is in force.
     """
 
     requests: Iterable[tuple[float, int, int]]  # arrival, prompt tokens, output tokens
@@ -60,6 +61,7 @@ class VirtualServer:
     slots: int = 64
     budget: int = 2048
     limit: float = 700.0
+    delay: float = CLOCK_DELAY
     now: float = 0.0
     energy: float = 0.0
     in_flight: float = 0.0
@@ -68,8 +70,7 @@ class VirtualServer:
     finished: list[ServedRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._source = iter(self.requests)
-        self._next = next(self._source, None)
+        self._coming = deque(self.requests)
         self._tables: dict[int, ModelCosts] = {}
         self._mhz = self.silicon.max_mhz
         self._at = self._costs(self._mhz)
@@ -93,12 +94,16 @@ class VirtualServer:
     @property
     def exhausted(self) -> bool:
         """True if no request is in flight and none will arrive."""
-        return self._next is None and not self.present
+        return not self._coming and not self.present
+
+    def add(self, arrival: float, prompt: int, output: int) -> None:
+        """Add a request behind all others; it arrives at ``arrival`` or at once."""
+        self._coming.append((arrival, prompt, output))
 
     def set_clock(self, mhz: int) -> None:
         """Lock the clock; it is in force after ``CLOCK_DELAY``."""
         if mhz != (self._pending[1] if self._pending else self._mhz):
-            self._pending = self.now + CLOCK_DELAY, mhz
+            self._pending = self.now + self.delay, mhz
 
     def advance(self, until: float) -> None:
         """Run iterations until ``until``; the last one may end later."""
@@ -109,7 +114,7 @@ class VirtualServer:
                 self._pending = None
             self._admit()
             if not self.present:
-                target = until if self._next is None else min(until, self._next[0])
+                target = min(until, self._coming[0][0]) if self._coming else until
                 self.energy += IDLE_WATTS * (target - self.now)
                 self.now = target
                 continue
@@ -122,11 +127,10 @@ class VirtualServer:
         return table
 
     def _admit(self) -> None:
-        while self._next is not None and self._next[0] <= self.now:
-            at, prompt, output = self._next
+        while self._coming and self._coming[0][0] <= self.now:
+            at, prompt, output = self._coming.popleft()
             self._waiting.append(ServedRequest(at, max(1, prompt), max(1, output)))
             self.arrivals += 1
-            self._next = next(self._source, None)
 
     def _iterate(self, until: float) -> None:
         decoding = len(self._decoding)
@@ -150,8 +154,8 @@ class VirtualServer:
         if not chunks:
             first = self._cost(self._at, decoding, 0.0, contexts)[0]
             horizon = until
-            if self._next is not None and len(self._decoding) < self.slots:
-                horizon = min(horizon, self._next[0])
+            if self._coming and len(self._decoding) < self.slots:
+                horizon = min(horizon, self._coming[0][0])
             if self._pending is not None:
                 horizon = min(horizon, self._pending[0])
             count = max(1, math.ceil((horizon - self.now) / first))

@@ -339,6 +339,8 @@ def _grounds() -> tuple[Place, ...]:
     pairs = series("wattspan_autotune_pairs", TUNED)
     exploring = series("wattspan_autotune_exploration_seconds_total", TUNED)
     units = series("wattspan_autotune_units_total", TUNED)
+    requests = series("wattspan_autotune_load_requests", TUNED)
+    bins = series("wattspan_autotune_load_bin", TUNED)
     loads = series("wattspan_autotune_load_ratio", TUNED)
     misses = series("wattspan_autotune_slo_miss_ratio", TUNED)
     return (
@@ -360,6 +362,16 @@ def _grounds() -> tuple[Place, ...]:
                 Ask(_closest(by(ONE, rate(exploring))), f"exploring: {LEGEND}"),
                 legend="list", empty="no tuned jobs",
             ), 12, 8,
+        ),
+        Place(
+            graph(
+                "Requests in flight of tracked servers",
+                "Load, and the largest load of its load bin. Of more than "
+                f"{MANY} servers, those with the highest load.",
+                palette.PLAIN, Ask(f"topk({MANY}, {requests})", LEGEND),
+                Ask(f"topk({MANY}, {bins})", f"bin: {LEGEND}"),
+                legend="list", dashed=("/^bin: /",), empty="no tracked servers",
+            ), 24, 8,
         ),
         Place(
             graph(

@@ -14,13 +14,12 @@ import argparse
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,8 +205,8 @@ def _tuned(profile: str) -> tuple[EmulatedBoard, Training]:
 
 def run(terms: Terms, seed: int) -> Score:
     """One job, from its start to its end, under an agent that tunes it."""
-    with _agent(terms) as (folder, host):
-        board = _Board(host.directory)
+    with running_agent(_config(terms), terms.profile) as (folder, host):
+        board = BoardClient(host.directory)
         original = board.limit
         time.sleep(5)  # the agent learns the idle power while the host is idle
         began = time.monotonic()
@@ -219,11 +218,11 @@ def run(terms: Terms, seed: int) -> Score:
             time.sleep(LOOK)
             if (limit := board.limit) != settings[-1]:
                 settings.append(limit)
-            told = _told(folder) or told
+            told = job_report(folder, f"{JOB}/{STEP}") or told
         last = job.done()
         energy = host.energy(last.at) - spent
         job.end()
-        _until(lambda: board.limit == original, 30)
+        until(lambda: board.limit == original, 30)
         took, ideal = last.took - first.took, last.ideal - first.ideal
         # energy of the same steps at the original limit; edges count with the whole
         free = free_power(terms.profile) * ideal * (last.at - first.at) / took / 1e6
@@ -237,7 +236,7 @@ def run(terms: Terms, seed: int) -> Score:
 class _ProfileJob:
     """The job of the emulated host itself, whose spans are as long as its steps."""
 
-    def __init__(self, terms: Terms, host: _Host, folder: Path, seed: int) -> None:
+    def __init__(self, terms: Terms, host: StackHost, folder: Path, seed: int) -> None:
         del terms
         self._host = host
         host.ask(do="start-jobs", agent=str(folder / "run" / "otlp.sock"))
@@ -254,7 +253,7 @@ class _ProfileJob:
 class _LoopJob:
     """A process that trains in a loop of ours, whose spans are as long as it observes."""
 
-    def __init__(self, terms: Terms, host: _Host, folder: Path, seed: int) -> None:
+    def __init__(self, terms: Terms, host: StackHost, folder: Path, seed: int) -> None:
         work = _tuned(terms.profile)[1]
         same = {"step": work.step, "host_part": work.host, "noise": work.noise, "seed": seed}
         self._truth = folder / "truth.jsonl"
@@ -268,7 +267,7 @@ class _LoopJob:
         )
 
     def done(self) -> Done:
-        _until(lambda: self._lines() or self._process.poll() is not None, 30)
+        until(lambda: self._lines() or self._process.poll() is not None, 30)
         truth = json.loads(self._lines()[-1])
         return Done(truth["at"], truth["units"], truth["took"], truth["ideal"])
 
@@ -282,7 +281,7 @@ class _LoopJob:
         self._process.wait()
 
 
-class _Host(ControlClient):
+class StackHost(ControlClient):
     """The emulated host of an agent, by its door."""
 
     def __init__(self, directory: Path) -> None:
@@ -296,7 +295,7 @@ class _Host(ControlClient):
         return int(answer["at"][0]["gpus"][0]["energy"])
 
 
-class _Board:
+class BoardClient:
     """The first board as any client sees it."""
 
     def __init__(self, directory: Path) -> None:
@@ -305,48 +304,58 @@ class _Board:
         self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
 
     @property
+    def clock(self) -> int:
+        """The SM clock in megahertz; the lowest one while the board is idle."""
+        return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, 1))
+
+    @property
     def limit(self) -> int:
         """Milliwatts, as last requested by anybody."""
         return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
 
 
+def _config(terms: Terms) -> str:
+    return CONFIG.replace("{budget}", str(terms.budget)).replace("{block}", terms.block).replace(
+        "{settle}", terms.settle
+    ) + ("" if terms.callback else NAMED_JOB)
+
+
 @contextmanager
-def _agent(terms: Terms) -> Iterator[tuple[Path, _Host]]:
-    """An agent that runs, and the emulated host it has started."""
+def running_agent(config_text: str, profile: str) -> Iterator[tuple[Path, StackHost]]:
+    """An agent that runs, and the emulated host it has started.
+
+    ``{folder}`` in the configuration is the directory of its files, which ends with it.
+    """
     with tempfile.TemporaryDirectory(prefix="wattspan-stack-") as name:
         folder = Path(name)
         config = folder / "config.toml"
-        config.write_text(
-            CONFIG.format(
-                folder=folder, budget=terms.budget, block=terms.block, settle=terms.settle
-            )
-            + ("" if terms.callback else NAMED_JOB)
-        )
+        config.write_text(config_text.replace("{folder}", name))
         process = subprocess.Popen(
             [
                 *(sys.executable, "-c", "from wattspan.cli import main; main()"),
-                *("run", "--config", str(config), "--emulate", terms.profile),
+                *("run", "--config", str(config), "--emulate", profile),
             ],
             env={k: v for k, v in os.environ.items() if not k.startswith("WATTSPAN_")},
         )
         try:
-            _until(lambda: (folder / "run" / "otlp.sock").exists(), 30)
-            yield folder, _Host(host_of(process.pid))
+            until(lambda: (folder / "run" / "otlp.sock").exists(), 60)
+            yield folder, StackHost(host_of(process.pid))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    """The agent's report of the job; empty while it does not respond."""
+def job_report(folder: Path, job: str) -> dict[str, Any]:
+    """The agent's report of a job; empty while it does not respond."""
     try:
         rows = request_json("/v1/tuning", {}, directories=(str(folder / "run"),))["jobs"]
     except (MeasurementError, KeyError):
         return {}
-    return next((row for row in rows if re.fullmatch(rf"{JOB}/{STEP}", row["job"])), {})
+    return next((row for row in rows if row["job"] == job), {})
 
 
-def _until(holds: Any, seconds: float) -> None:
+def until(holds: Callable[[], object], seconds: float) -> None:
+    """Wait until ``holds`` is true, at most ``seconds``."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,7 +1,7 @@
-"""A server whose limit follows its load: a real process with announced spans, on an emulated board.
+"""A server whose setting follows its load: real announced spans, on an emulated board.
 
 The server's requests take a fixed time, so that only the machine's own delays can exceed the limits
-of seconds. A capper writes the limits of a board that outlives the agent.
+of seconds. A capper writes the limits, or locks the clock, of a board that outlives the agent.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pynvml import NVML_CLOCK_SM
 
 from support.program import wattspan
 from support.tuned_stack import ORIGINAL, Tuned, TunedHost, stack_config
+from wattspan.emulation.boards import H100
+from wattspan.emulation.control import EmulatedGpu
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long]
 
@@ -36,6 +39,8 @@ tbt = "span:decode"
 """,
     http="127.0.0.1:0",
 )
+CLOCK_CONFIG = CONFIG.replace('["gpu_power"]', '["gpu_clock"]')
+FASTEST, LOWEST = H100.silicon.max_mhz, H100.silicon.max_mhz // 2  # MHz; half of it is `floor`
 SERVER = """
 import sys, threading, time
 from pathlib import Path
@@ -101,6 +106,25 @@ def serving(agent: Tuned) -> Iterator[Server]:
         process.communicate()
 
 
+class Clock:
+    """The SM clock of the host's board, which is the locked one while the board is busy."""
+
+    def __init__(self, host: TunedHost) -> None:
+        self._nvml = host.emulated.nvml()
+        self._nvml.nvmlInit()
+        self._board = self._nvml.nvmlDeviceGetHandleByIndex(0)
+
+    @property
+    def megahertz(self) -> int:
+        return int(self._nvml.nvmlDeviceGetClockInfo(self._board, NVML_CLOCK_SM))
+
+    def locked(self) -> bool:
+        return LOWEST <= self.megahertz < FASTEST
+
+    def unlocked(self) -> bool:
+        return self.megahertz == FASTEST
+
+
 @contextmanager
 def tracked(folder: Path) -> Iterator[tuple[TunedHost, Tuned, Server]]:
     """A server whose limit has been lowered."""
@@ -137,6 +161,30 @@ def test_limit_of_a_server_follows_its_load_and_ends_with_it(tmp_path: Path) -> 
         agent.until(host.capped, "a lower limit is certified at the higher load", 180)
         server.kill()
         agent.until(host.restored, "the end of the server restores the original")
+
+
+def test_clock_of_a_server_follows_its_load_and_ends_with_it(tmp_path: Path) -> None:
+    with (
+        TunedHost(trains=False) as host,
+        Tuned(host, tmp_path, config=CLOCK_CONFIG, job=JOB) as agent,
+        serving(agent) as server,
+    ):
+        clock = Clock(host)
+        server.clients(6)
+        agent.until(clock.unlocked, "the board is busy at the original clock")
+        agent.until(clock.locked, "a lower clock is in force", within=120)
+        told = agent.told()
+        assert told["knob"] == "gpu_clock"
+        assert {entry["knob"] for entry in agent.journal()} == {"gpu_clock"}
+        assert host.limit == ORIGINAL
+        agent.until(lambda: agent.told()["decision"]["move"] == "hold", "it is certified", 120)
+        server.clients(40)
+        agent.until(clock.unlocked, "a rise of the load unlocks the clock")
+        agent.until(clock.locked, "a lower clock is certified at the higher load", 180)
+        server.kill()
+        agent.until(lambda: not agent.journal(), "the end of the server unlocks the clock")
+        with EmulatedGpu(0, host=host.emulated.directory) as gpu, gpu.busy(0.5):
+            agent.until(clock.unlocked, "the original clock is in force")
 
 
 def test_limit_of_a_hanging_server_is_restored(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from benchmarks import serving
+from benchmarks import serving, serving_stack
 from benchmarks.serving_plant import CLOCK_DELAY, IDLE_WATTS, VirtualServer
 
 from wattspan.emulation.boards import H100
@@ -142,4 +142,37 @@ def test_table_of_results_is_complete() -> None:
         {"replays": [{**run, "literal_saved": 0.0}], "bursty": run, "steps": [3.0, None, 6.0]}
     )
     assert "| share of that oracle | 100% |" in text
-    assert "| 1 of 2 |" in text
+    assert "| 1 of 2, and at the step already in 1 |" in text
+
+
+def test_request_that_is_added_later_is_served() -> None:
+    server = VirtualServer((), EVEN)
+    server.advance(1.0)
+    server.add(1.0, 100, 2)
+    assert not server.exhausted
+    server.advance(2.0)
+    assert [one.arrived for one in server.finished] == [1.0]
+    assert server.exhausted
+
+
+def test_excerpt_begins_at_zero() -> None:
+    arrivals = serving_stack.excerpt(1450, 600)
+    assert 0 <= arrivals[0][0] < 5
+    assert 595 < arrivals[-1][0] < 600
+    assert all(one in serving.trace() for one in serving_stack.excerpt(0, 10))
+
+
+def test_table_of_stacks_compares_them() -> None:
+    def run(mode: str, clocks: list[tuple[float, int]], energy: int) -> serving_stack.StackRun:
+        served = serving_stack.ServedExcerpt(200, 1, 1000, energy, clocks, 0.12)
+        return serving_stack.StackRun(mode, served, {}, unlocked=True)
+
+    text = serving_stack.table(
+        run("apply", [(0.0, 1980), (10.0, 1590), (40.0, 1590)], 80_000_000),
+        run("advise", [(0.0, 1980), (40.0, 1980)], 100_000_000),
+    )
+    tracked = (
+        "| load tracking | 200 | 1 (0.50%) | 0.080 | 20.0% | 1980 MHz 25%, 1590 MHz 75% | 0.1 s |"
+    )
+    assert tracked in text
+    assert "| original | 200 | 1 (0.50%) | 0.100 | 0.0% | 1980 MHz 100% | 0.1 s |" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from wattspan.model import SECOND
@@ -87,6 +89,42 @@ def test_doubled_arrivals_are_a_surge_before_requests_accumulate() -> None:
     tracker = steady(tracker, 5, 12.0, rate=10, at=120)
     assert tracker.surging
     assert tracker.bin == 5
+
+
+def test_end_of_a_surge_of_arrivals_is_known_within_a_period() -> None:
+    tracker = steady(LoadTracker(PERIOD), 120, 12.0)
+    tracker = steady(tracker, 3, 12.0, rate=12, at=120)
+    assert tracker.surging
+    assert not steady(tracker, 5, 12.0, at=123).surging
+
+
+def test_usual_poisson_arrivals_seldom_surge() -> None:
+    chance = random.Random(4)
+    tracker, surges = steady(LoadTracker(PERIOD), 30, 10.0), 0
+    for second in range(30, 1530):
+        before = tracker.surging
+        rate = sum(chance.random() < 0.055 for _ in range(100))
+        tracker = steady(tracker, 1, 10.0, rate=rate, at=second)
+        surges += tracker.surging and not before
+    assert surges <= 25  # once in a minute
+
+
+def test_bursts_that_are_usual_are_no_surge() -> None:
+    tracker = LoadTracker(PERIOD)
+    for second in range(0, 3600, 10):
+        tracker = steady(tracker, 5, 10.0, rate=10, at=second)
+        tracker = steady(tracker, 5, 10.0, rate=1, at=second + 5)
+    surging = []
+    for second in range(3600, 3700, 10):
+        for step in range(10):
+            tracker = steady(tracker, 1, 10.0, rate=10 if step < 5 else 1, at=second + step)
+            surging.append(tracker.surging)
+    assert not any(surging)
+
+
+def test_arrivals_after_idleness_are_not_compared() -> None:
+    tracker = steady(LoadTracker(PERIOD), 120, 0.0, rate=0)
+    assert not steady(tracker, 1, 1.0, rate=50, at=120).arrival_test.surging
 
 
 def test_rise_from_nothing_is_no_surge() -> None:

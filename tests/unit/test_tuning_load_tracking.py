@@ -122,6 +122,62 @@ def test_setting_is_lowered_one_step_a_minute() -> None:
     assert server.state.reason is DecisionReason.CERTIFIED
 
 
+def test_short_surge_is_undone_without_a_dwell_time() -> None:
+    server = NumberedServer(rate=6).tuned()
+    server.run(70)
+    assert server.state.setting == 2
+    server.rate = 20
+    server.run(2)
+    assert server.state.setting == 0
+    server.rate = 6
+    assert server.run(30, until=lambda: server.state.setting > 0) <= 15
+    assert server.state.setting == 2
+    assert server.state.may_lower_at == server.now + server.state.dwell
+
+
+def test_setting_after_a_lasting_surge_is_lowered_by_steps() -> None:
+    server = NumberedServer(rate=6).tuned()
+    server.run(70)
+    server.rate = 20
+    server.run(15)
+    assert server.state.setting == 0
+    server.rate = 6
+    server.run(100, until=lambda: server.state.setting > 0)
+    assert server.state.setting == 1
+
+
+def test_setting_before_a_surge_that_is_not_certified_now_waits_for_the_dwell_time() -> None:
+    state = begin_tracking(policy(dwell=300 * SECOND), 0)
+    server = NumberedServer(rate=6, state=state).tuned()
+    server.rate = 20
+    server.run(15)
+    assert server.state.before_surge == 2
+    server.rate = 14  # the average is in a bin without evidence
+    server.run(60, until=lambda: server.state.before_surge == 0)
+    assert server.state.before_surge == server.state.setting == 0
+    assert server.now < server.state.may_lower_at
+
+
+def test_setting_that_is_only_tried_is_not_restored_after_a_surge() -> None:
+    server = NumberedServer(rate=6)
+    server.run(200, until=lambda: server.state.trial)
+    server.rate = 20
+    server.run(2)
+    assert server.state.setting == 0
+    server.rate = 6
+    assert server.run(30, until=lambda: server.state.setting > 0) == 30
+
+
+def test_release_forgets_the_setting_before_a_surge() -> None:
+    server = NumberedServer(rate=6).tuned()
+    server.run(70)
+    server.rate = 20
+    server.run(2)
+    assert server.state.before_surge == 2
+    state = release(server.state, LoadObservation(server.now), DecisionReason.FOREIGN_WRITER)
+    assert state.before_surge == 0
+
+
 def test_tracking_saves_what_the_meters_show() -> None:
     server = NumberedServer().tuned()
     server.run(300)

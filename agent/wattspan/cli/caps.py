@@ -263,7 +263,7 @@ def cap_lines(row: CapRow, now: int) -> Iterator[str]:
         if row.expires is not None:
             yield f"lapses in {_left(row.expires - now)} unless renewed"
         if row.why:
-            yield f"because: {row.why}"
+            yield f"because: {row.why.removesuffix('.')}"
     if row.ceiling is not None:
         yield f"its share of the ceiling: {setting(row.ceiling)}"
     if row.trouble:

@@ -120,6 +120,18 @@ def slo_misses(snapshot: Snapshot) -> Iterator[Sample]:
                 yield (*_labels(row), one.name), one.miss_ratio
 
 
+def requests_in_flight(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.tuning.rows:
+        if row.load is not None:
+            yield _labels(row), row.load.load
+
+
+def bin_bounds(snapshot: Snapshot) -> Iterator[Sample]:
+    for row in snapshot.tuning.rows:
+        if row.load is not None:
+            yield _labels(row), row.load.bin_bound
+
+
 def loads(snapshot: Snapshot) -> Iterator[Sample]:
     for row in snapshot.tuning.rows:
         if row.load is not None and row.load.used is not None:
@@ -248,6 +260,11 @@ TUNING = (
            "Load of a tracked job relative to the largest one at which its present setting is "
            "certified (ratio); absent at the original setting.",
            JOB_ATTRIBUTES, loads),
+    Metric("wattspan.autotune.load.requests", GAUGE, "{request}",
+           "Load of a tracked job: requests in flight.", JOB_ATTRIBUTES, requests_in_flight),
+    Metric("wattspan.autotune.load.bin", GAUGE, "{request}",
+           "Largest load of the present load bin of a tracked job, in requests in flight.",
+           JOB_ATTRIBUTES, bin_bounds),
     Metric("wattspan.cap.power", GAUGE, "W", "Power cap of a device, by holder.",
            (*CAP_ATTRIBUTES, "holder"), active_power_limits),
     Metric("wattspan.cap.clock", GAUGE, "Hz", "Clock cap of a device, by holder.",

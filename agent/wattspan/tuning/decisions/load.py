@@ -32,6 +32,20 @@ _MAX_HISTORY = 128
 _SLOW_PERIODS = 6  # of the moving average of requests in flight
 _SPREAD_PERIODS = 24  # of the variance between both
 _SURGE_DEVIATIONS = 3.0
+_SURGE_RATIO = 2.0  # of arrivals to their usual rate, for which the test of arrivals is made
+_SURGE_EVIDENCE = 4.0
+"""Logarithm of the likelihood ratio at which arrivals surge.
+
+Of Poisson arrivals at 5.5 a second, simulated: twice as many are known after 2 s (median), and in
+57 of 60 runs within 4.5 s; usual ones are mistaken for a surge once in two minutes.
+"""
+_MAX_EVIDENCE = 1.3 * _SURGE_EVIDENCE  # so that the end of a surge is known soon
+_DISPERSION_PERIODS = 120  # of the moving average of the dispersion of arrivals
+_LEVEL_VARIANCE = 0.5 - 2 / (1 + _SLOW_PERIODS) + 0.5 / _SLOW_PERIODS
+"""Variance of a level's latest value around its average, per arrival a period of a Poisson process.
+
+Both are exponential averages, over one period and over ``_SLOW_PERIODS``.
+"""
 _TOKEN_PERIODS = 12  # of the moving average of token rates
 _MIX_TOLERANCE = 1.25  # ratio to the usual tokens per request that does not scale the load
 _MIX_LIFETIME = 3600.0  # seconds over which the usual ratio is averaged
@@ -107,16 +121,50 @@ class _Level(NamedTuple):
     @property
     def rise(self) -> float:
         """The factor of a rise beyond chance, at the present rate of rise; else 1."""
-        return self.rise_above(self.average / 4)
-
-    def rise_above(self, variance: float) -> float:
-        """The same; ``variance`` is the smallest one."""
         if self.average <= 0 or self.periods < _SLOW_PERIODS:
             return 1.0
-        deviation = math.sqrt(max(self.variance, variance))
+        deviation = math.sqrt(max(self.variance, self.average / 4))
         if self.latest <= self.average + _SURGE_DEVIATIONS * deviation:
             return 1.0
+        return self.trend
+
+    @property
+    def trend(self) -> float:
+        """The value to expect at the present rate of rise, relative to the average."""
         return (2 * self.latest - self.average) / self.average
+
+
+class _ArrivalTest(NamedTuple):
+    """A cumulative sum (Page 1954) for ``_SURGE_RATIO`` times the ``usual`` arrivals a second.
+
+    ``total`` is the log likelihood ratio of Poisson processes, divided by the ``dispersion`` of the
+    arrivals, which is one for a Poisson process. The usual rate is that of the time when the total
+    was last zero: the average soon contains the surge.
+    """
+
+    total: float = 0.0
+    usual: float = 0.0
+    dispersion: float = 1.0
+
+    def add(self, sample: LoadSample, level: _Level, period: int) -> _ArrivalTest:
+        """Add the arrivals of a sample; ``level`` has those before, per second."""
+        if level.periods < _SLOW_PERIODS or level.average <= 0:
+            return _ArrivalTest(dispersion=self.dispersion)
+        span = sample.end - sample.start
+        dispersion = self.dispersion
+        if not self.surging:
+            weight = -math.expm1(-span / (_DISPERSION_PERIODS * period))
+            chance = _LEVEL_VARIANCE * level.average * SECOND / period
+            dispersion += weight * ((level.latest - level.average) ** 2 / chance - dispersion)
+        usual = self.usual if 0 < self.total < _SURGE_EVIDENCE else level.average
+        expected = usual * span / SECOND
+        gain = sample.arrivals * math.log(_SURGE_RATIO) - expected * (_SURGE_RATIO - 1)
+        total = self.total + gain / max(1.0, dispersion)
+        return _ArrivalTest(min(max(total, 0.0), _MAX_EVIDENCE), usual, dispersion)
+
+    @property
+    def surging(self) -> bool:
+        return self.total >= _SURGE_EVIDENCE
 
 
 class _PeriodCounts(NamedTuple):
@@ -132,6 +180,7 @@ class LoadTracker:
     period: int
     in_flight: _Level = field(default_factory=_Level)
     arrivals: _Level = field(default_factory=_Level)  # per second
+    arrival_test: _ArrivalTest = field(default_factory=_ArrivalTest)
     rates: _TokenRates = field(default_factory=_TokenRates)
     usual: _TokenRates = field(default_factory=_TokenRates)
     seconds: float = 0.0
@@ -152,6 +201,7 @@ class LoadTracker:
             self,
             in_flight=self.in_flight.add(sample.in_flight, span / self.period, calm=calm),
             arrivals=self.arrivals.add(per_second, span / self.period, calm=calm),
+            arrival_test=self.arrival_test.add(sample, self.arrivals, self.period),
         )
         seconds = self.seconds + span / SECOND
         slow = max(-math.expm1(-span / (_TOKEN_PERIODS * self.period)), span / SECOND / seconds)
@@ -186,14 +236,13 @@ class LoadTracker:
 
     @property
     def arrivals_rise(self) -> float:
-        """The rise of arrivals in a surge; their chance is at least that of a Poisson process."""
-        rate, seconds = self.arrivals.average, 2 * self.period / SECOND
-        return self.arrivals.rise_above(rate / seconds)
+        """The factor of a surge of arrivals, at its present rate of rise; else 1."""
+        return max(1.0, self.arrivals.trend) if self.arrival_test.surging else 1.0
 
     @property
     def surging(self) -> bool:
         """True if the requests in flight, or the arrivals, rise beyond chance."""
-        return max(self.in_flight.rise, self.arrivals_rise) > 1
+        return self.in_flight.rise > 1 or self.arrival_test.surging
 
     @property
     def usual_bin(self) -> int:

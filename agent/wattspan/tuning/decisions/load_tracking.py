@@ -2,9 +2,11 @@
 
 A step adds the observation and decides. The setting is that of the present load bin and of those
 up to the projected load, as far as they were met before (:mod:`load`, :mod:`load_cells`). It is
-raised at once; it is lowered by one setting in a dwell time, after two quiet periods. A setting
-below the certified ones is tried only where latencies leave room for it, and is left at the first
-sign of misses. Misses, growth of the queue or silence restore the original and double the dwell.
+raised at once; it is lowered by one setting in a dwell time, after two quiet periods. A surge that
+ends with the load in certified bins is undone without a dwell time: the setting before is in force
+again after two quiet periods. A setting below the certified ones is tried only where latencies
+leave room for it, and is left at the first sign of misses. Misses, growth of the queue or silence
+restore the original and double the dwell.
 """
 
 from __future__ import annotations
@@ -129,6 +131,7 @@ class TrackingState(NamedTuple):
     load: LoadTracker
     cells: LoadCells
     setting: int = 0
+    before_surge: int = 0  # the certified setting that a surge has raised
     reason: DecisionReason = DecisionReason.BASELINE
     begun: int = 0
     changed_at: int = 0
@@ -277,7 +280,7 @@ def _observe(state: TrackingState, observation: LoadObservation) -> TrackingStat
     before = state.bin
     if observation.sample is not None:
         state = state._replace(load=state.load.add(observation.sample))
-    if state.bin > before:
+    if state.bin > before or (state.before_surge and state.load.surging):
         state = state._replace(quiet_since=now)
     state = _mark(state, now, settled=observation.in_force)
     state = _add_requests(state, observation.requests)
@@ -434,8 +437,7 @@ def _choose(state: TrackingState, now: int) -> TrackingState:
     number = state.bin
     target = state.cells.cheapest(number, state.cells.lowest(number))
     if present > target and not (present == target + 1 and _may_try(state, now, [number], target)):
-        state = _set(state, now, target, DecisionReason.CERTIFIED)
-        return state._replace(totals=state.totals._replace(raised=state.totals.raised + 1))
+        return _raise(state, now, target)
     if present > target:
         return state  # the trial goes on
     if present == target and state.trial:
@@ -449,16 +451,32 @@ def _choose(state: TrackingState, now: int) -> TrackingState:
             alarm=_new_alarm(state, trial=False),
         )
     quiet = now - state.quiet_since >= QUIET_PERIODS * state.policy.period
-    if not quiet or now < state.may_lower_at:
+    if not quiet or (now < state.may_lower_at and not state.before_surge):
         return state
     needed = _needed_bins(state)
     certified = min(state.cells.lowest(number) for number in needed)
     target = min(target, certified)
+    again = min(state.before_surge, target)
+    if again > present:
+        state = _set(state, now, again, DecisionReason.CERTIFIED)
+        return state._replace(may_lower_at=now + state.dwell)
+    state = state._replace(before_surge=0)
+    if now < state.may_lower_at:
+        return state
     if present < target:
         return _lower(state, now, present + 1, trial=False)
     if present == target == certified and _may_try(state, now, needed, target):
         return _lower(state, now, present + 1, trial=True)
     return state
+
+
+def _raise(state: TrackingState, now: int, setting: int) -> TrackingState:
+    """Raise the setting for the load; in a surge, the certified one is kept for its end."""
+    certified = state.setting - state.trial
+    before = max(state.before_surge, certified) if state.load.surging else 0
+    state = _set(state, now, setting, DecisionReason.CERTIFIED)
+    totals = state.totals._replace(raised=state.totals.raised + 1)
+    return state._replace(before_surge=before, totals=totals)
 
 
 def _needed_bins(state: TrackingState) -> list[int]:
@@ -498,7 +516,9 @@ def _lower(state: TrackingState, now: int, setting: int, *, trial: bool) -> Trac
 
 
 def _set(state: TrackingState, now: int, setting: int, reason: DecisionReason) -> TrackingState:
-    state = state._replace(setting=setting, reason=reason, changed_at=now, trial=False)
+    state = state._replace(
+        setting=setting, reason=reason, changed_at=now, trial=False, before_surge=0
+    )
     return state._replace(alarm=_new_alarm(state, trial=False) if setting else None)
 
 
