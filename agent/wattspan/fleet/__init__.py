@@ -1,0 +1,1 @@
+"""Power budgets of several hosts, on a coordination service."""
