@@ -155,6 +155,7 @@ class EtcdChanges:
                 if changes := self._changes(message):
                     return changes
         except (ConnectionError, msgspec.MsgspecError) as error:
+            self.close()
             raise WatchEndedError(
                 f"The changes of etcd at {self._stream.endpoint} ended: {error}. They are read"
                 " again."
