@@ -5,6 +5,9 @@ PURE := model/* \
 	spans/* \
 	tuning/decisions/* \
 	tuning/serialization \
+	capper/budget_shares \
+	fleet/allotment \
+	fleet/allotment_planner \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \

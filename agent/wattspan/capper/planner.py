@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from itertools import groupby
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from wattspan.capper.budget_shares import DEFAULT_PRIORITY, BudgetClaim, share_budget
 from wattspan.capper.devices import matches_device
 from wattspan.capper.journal_entries import JournalEntry
 from wattspan.config import CapsSettings
@@ -299,96 +298,10 @@ def _below(highest: int, limits: Iterable[int]) -> int | None:
 
 # ------------------------------------------------------------------------------ power budget
 
-SHARE_STEP: Final = 1_000
-_DEFAULT_PRIORITY = 100
 _STUCK_PRIORITY = 1_000_000
 _DEFAULT_MINIMUM_DIVISOR = 4
 """A device without a known minimum, as most packages, keeps its default divided by this. With
 less a host could hardly raise its limits again."""
-
-
-class BudgetDevice(NamedTuple):
-    """One device under the ceiling, in milliwatts.
-
-    ``maximum`` is its original limit; a device that cannot be capped now has its present limit for
-    both. ``want`` is the limit that its holder asks for, None for the maximum.
-    """
-
-    minimum: int
-    maximum: int
-    priority: int = _DEFAULT_PRIORITY
-    want: int | None = None
-
-    @property
-    def demand(self) -> int:
-        """``want`` within the range."""
-        want = self.maximum if self.want is None else self.want
-        return min(max(want, self.minimum), self.maximum)
-
-    def rounded(self, cap: int) -> int:
-        """``cap`` in whole watts, unless it is an end of the range."""
-        if cap >= self.maximum:
-            return cap
-        return max(cap // SHARE_STEP * SHARE_STEP, min(self.minimum, cap))
-
-
-def share_budget(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey, int]:
-    """The cap of each device. Their sum is within ``limit``, unless the minimums exceed it.
-
-    So the ceiling holds whatever the devices draw. Every device has its minimum. The remainder goes
-    to the devices' wants and then, if any is left, up to their maxima; both times in the order of
-    priority, so that the lowest priority is limited first. Within one priority it is divided in
-    proportion to the devices' ranges; the excess of a device goes to the others. The rule is that
-    of the highest averages (D'Hondt, Jefferson), under which a higher limit never reduces a share.
-    Caps are in whole watts, which every device keeps: a register counts in eighths of a watt.
-    """
-    ordered = sorted(devices.items(), key=lambda item: (-item[1].priority, item[0]))
-    caps = {key: min(device.minimum, device.maximum) for key, device in ordered}
-    left = limit - sum(caps.values())
-    for to_maximum in (False, True):
-        for _, group in groupby(ordered, key=lambda item: item[1].priority):
-            claims = {
-                key: _Claim(
-                    (one.maximum if to_maximum else one.demand) - caps[key],
-                    one.maximum - one.minimum,
-                )
-                for key, one in group
-            }
-            for key, part in _divide(left, claims).items():
-                caps[key] += part
-                left -= part
-    return {key: device.rounded(caps[key]) for key, device in ordered}
-
-
-class _Claim(NamedTuple):
-    """A part of a division: ``most`` at most, in proportion to ``weight``."""
-
-    most: int
-    weight: int
-
-
-def _divide(room: int, claims: Mapping[CapKey, _Claim]) -> dict[CapKey, int]:
-    """``room`` divided in proportion to weights; the excess of one goes to the others."""
-    claims = {key: claim for key, claim in claims.items() if claim.most > 0}
-    room = min(max(room, 0), sum(claim.most for claim in claims.values()))
-    parts = _rounded_down(room, claims)
-    # The parts are at most those of the rule, and a few milliwatts short of the room.
-    for _ in range(room - sum(parts.values())):
-        unfilled = (key for key, claim in claims.items() if parts[key] < claim.most)
-        parts[max(unfilled, key=lambda k: (Fraction(claims[k].weight, parts[k] + 1), k))] += 1
-    return parts
-
-
-def _rounded_down(room: int, claims: Mapping[CapKey, _Claim]) -> dict[CapKey, int]:
-    full: dict[CapKey, int] = {}
-    while True:
-        unfilled = {key: claim for key, claim in claims.items() if key not in full}
-        rest, whole = room - sum(full.values()), sum(claim.weight for claim in unfilled.values())
-        parts = {key: rest * claim.weight // whole for key, claim in unfilled.items()}
-        more = {key: claims[key].most for key in parts if parts[key] >= claims[key].most}
-        if not more:
-            return full | parts
-        full |= more
 
 
 def imposed_limits(
@@ -422,15 +335,15 @@ def imposed_limits(
 
 def _budget_devices(
     settings: CapsSettings, host: Planner, fixed: Mapping[CapKey, int]
-) -> dict[CapKey, BudgetDevice]:
-    devices: dict[CapKey, BudgetDevice] = {}
+) -> dict[CapKey, BudgetClaim]:
+    devices: dict[CapKey, BudgetClaim] = {}
     for key, present in host.states.items():
         state = host.original(key)
         if not is_power_knob(key.knob) or (original := state.requested) is None:
             continue
         if host.is_stuck(key):  # the others share the rest
             stuck = _power_limit(present)
-            devices[key] = BudgetDevice(stuck, stuck, _STUCK_PRIORITY)
+            devices[key] = BudgetClaim(stuck, stuck, _STUCK_PRIORITY)
             continue
         lowest = state.minimum
         if lowest is None:
@@ -440,16 +353,16 @@ def _budget_devices(
         if key in host.demand.tuned:
             wants.append(host.demand.tuned[key].value)
         named = (one.priority for one in settings.priority if matches_device([one.device], state))
-        devices[key] = BudgetDevice(
+        devices[key] = BudgetClaim(
             min(lowest, original),
             original,
-            next(named, _DEFAULT_PRIORITY),
+            next(named, DEFAULT_PRIORITY),
             min(wants, default=None),
         )
     return devices
 
 
-def _limited(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey, BudgetDevice]:
+def _limited(devices: Mapping[CapKey, BudgetClaim], limit: int) -> dict[CapKey, BudgetClaim]:
     """The devices, each with its share of ``limit`` as its maximum."""
     caps = share_budget(devices, limit)
     return {
@@ -459,8 +372,8 @@ def _limited(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey,
 
 
 def _with_floors(
-    devices: Mapping[CapKey, BudgetDevice], host: Planner
-) -> dict[CapKey, BudgetDevice]:
+    devices: Mapping[CapKey, BudgetClaim], host: Planner
+) -> dict[CapKey, BudgetClaim]:
     """The devices, each with the tuner's floor as its minimum."""
     raised = {}
     for key, one in devices.items():
