@@ -17,6 +17,7 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import CapperHost, CapperLock, Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
@@ -178,8 +179,11 @@ class Capper:
             stack.callback(self._engine.close)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
+        self._fleet = FleetCeiling(
+            host.allotment, clock, enabled=config.fleet.is_enabled, record=record
+        )
         self._ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record
+            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
         )
         self._requests = RequestHandler(
             self._engine.manager,
@@ -188,6 +192,7 @@ class Capper:
             config.caps,
             clock,
             record,
+            self._fleet,
         )
         permitted = _permitted_users(config, log)
         self.server = CapperSocketServer(
@@ -216,6 +221,7 @@ class Capper:
         self._engine.audit.size = _file_size(config)
         self.server.permit(_permitted_users(config, self._log))
         self._engine.manager.reconfigure(_operator_limits(config))
+        self._fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 

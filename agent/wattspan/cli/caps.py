@@ -38,6 +38,7 @@ _NAME_STATE_DIRECTORY = (
 
 _SOURCES = {
     "configuration": "[caps] budget_watts",
+    "fleet": "allotted by the fleet",
     "file": "[caps] budget_file",
     "socket": "set on the socket",
 }

@@ -12,11 +12,12 @@ from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import h11
 import msgspec
 
+from wattspan.config import FleetSettings
+from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
 from wattspan.fleet.coordination import (
     CoordinationError,
     OutcomeUnknownError,
@@ -30,7 +31,7 @@ from wattspan.http.access_policy import (
     readable_pem,
 )
 from wattspan.model import SECOND
-from wattspan.model.settings import Listen, quoted
+from wattspan.model.settings import Listen
 from wattspan.ports import Clock, ConfigError
 from wattspan.util.encoding import GrpcStatus
 from wattspan.util.files import read_regular
@@ -60,46 +61,6 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One member of the cluster."""
-
-    host: str
-    port: int
-    tls: bool
-
-    def __str__(self) -> str:
-        return f"http{'s' * self.tls}://{Listen.written(self.host, self.port)}"
-
-
-def parse_endpoint(url: str) -> Endpoint:
-    """The endpoint of a setting; ConfigError."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise _invalid_endpoint(url, str(error)) from None
-    if parts.scheme not in ("http", "https"):
-        raise _invalid_endpoint(url, "it begins with neither http:// nor https://")
-    if "@" in parts.netloc:
-        raise ConfigError(
-            "[fleet] endpoints holds a user name or a password, and addresses are not secret; set"
-            " user and password_file."
-        )
-    if not parts.hostname or port == 0:
-        raise _invalid_endpoint(url, "it names no host" if not parts.hostname else "port 0")
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise _invalid_endpoint(url, "it has a path")
-    return Endpoint(parts.hostname, port or 2379, parts.scheme == "https")
-
-
-def _invalid_endpoint(url: str, cause: str) -> ConfigError:
-    return ConfigError(
-        f"[fleet] endpoints has {quoted(url)}, which is invalid: {cause}; write"
-        ' "https://HOST:2379".'
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class EtcdAccess:
     """Addresses and credentials of an etcd cluster. Files are read at each use.
 
@@ -107,13 +68,25 @@ class EtcdAccess:
     trusted ones; ``certificate`` and ``key`` are the client's. ``timeout`` is in nanoseconds.
     """
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[EtcdEndpoint, ...]
     authority: str = ""
     certificate: str = ""
     key: str = ""
     user: str = ""
     password_file: str = ""
     timeout: int = 3 * SECOND
+
+    @classmethod
+    def configured(cls, settings: FleetSettings) -> EtcdAccess:
+        return cls(
+            tuple(map(parse_endpoint, settings.endpoints)),
+            settings.tls_ca,
+            settings.tls_certificate,
+            settings.tls_key,
+            settings.user,
+            settings.password_file,
+            settings.timeout,
+        )
 
     def tls_context(self) -> ssl.SSLContext:
         """WattspanError if a file is unreadable or invalid."""
@@ -171,7 +144,11 @@ class _Connection:
     """One HTTP/1.1 connection to an endpoint. For one thread at a time."""
 
     def __init__(
-        self, endpoint: Endpoint, trust: Callable[[], ssl.SSLContext], clock: Clock, deadline: int
+        self,
+        endpoint: EtcdEndpoint,
+        trust: Callable[[], ssl.SSLContext],
+        clock: Clock,
+        deadline: int,
     ) -> None:
         self.endpoint = endpoint
         self._clock = clock
@@ -390,7 +367,7 @@ class EtcdGateway:
 
     def _at(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         exchange: Callable[[_Connection, dict[str, str], int], Answer],
         deadline: int,
         keep: bool,
@@ -408,7 +385,7 @@ class EtcdGateway:
         except _RefusedError as refusal:
             raise refusal.at(endpoint) from None
 
-    def _authenticate(self, endpoint: Endpoint, deadline: int) -> str:
+    def _authenticate(self, endpoint: EtcdEndpoint, deadline: int) -> str:
         body = msgspec.json.encode({"name": self._access.user, "password": self._access.password()})
 
         def exchange(connection: _Connection, headers: dict[str, str], deadline: int) -> str:
@@ -427,7 +404,7 @@ class EtcdGateway:
 
     def _exchange(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         exchange: Callable[[_Connection, dict[str, str], int], Answer],
         token: str,
         deadline: int,
@@ -438,7 +415,9 @@ class EtcdGateway:
             return exchange(connection, headers, deadline)
 
     @contextmanager
-    def _connection(self, endpoint: Endpoint, deadline: int, keep: bool) -> Iterator[_Connection]:
+    def _connection(
+        self, endpoint: EtcdEndpoint, deadline: int, keep: bool
+    ) -> Iterator[_Connection]:
         connection = self._kept(endpoint) if keep else None
         if connection is None:
             try:
@@ -456,7 +435,7 @@ class EtcdGateway:
         if keep:
             self._keep(connection)
 
-    def _kept(self, endpoint: Endpoint) -> _Connection | None:
+    def _kept(self, endpoint: EtcdEndpoint) -> _Connection | None:
         with self._lock:
             for connection in self._idle:
                 if connection.endpoint == endpoint:
@@ -501,7 +480,7 @@ class _RefusedError(Exception):
             one in self.sentence for one in _TOKEN_ERRORS
         )
 
-    def at(self, endpoint: Endpoint) -> Exception:
+    def at(self, endpoint: EtcdEndpoint) -> Exception:
         """The error of a refusal by ``endpoint``."""
         cause = self.sentence.removeprefix("etcdserver: ")
         if self.code == GrpcStatus.NOT_FOUND:
