@@ -109,6 +109,10 @@ class FleetCeiling:
         if limit != before:
             self._note(AuditAction.CEILING, peer, before, limit, why)
 
+    def end(self) -> None:
+        """End the allotment now, before an orderly end of the capper."""
+        self._lapse(_NOBODY, "the capper ends")
+
     def poll(self) -> None:
         """End an allotment whose time has passed."""
         if self._until is not None and boot_time(self._clock.now()) >= self._until:

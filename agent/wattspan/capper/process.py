@@ -237,6 +237,8 @@ class Capper:
         try:
             self.server.run()
         finally:
+            self._fleet.end()  # nobody could lower the limits later
+            self._requests.turn()
             self._requests.ending = True
             ending()
             errors = engine.release(engine.manager.stop)
