@@ -47,8 +47,8 @@ def test_budgets_hold_under_any_faults_and_are_used_after_them(
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         fleet = SimulatedFleet(Path(folder), 4, budgets=BUDGETS, places=("row-1", "row-2"))
+        fleet.run(8)  # until all hosts are registered
         fleet.is_strict = True
-        fleet.run(8)
         hosts = list(fleet.hosts.values())
         for fault, number, seconds in events:
             happen(fleet, hosts[number], fault)
