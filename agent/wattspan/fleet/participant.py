@@ -6,11 +6,9 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment_planner import AllotmentPlan
 from wattspan.fleet.coordination import (
     Changes,
     ConflictError,
@@ -22,7 +20,8 @@ from wattspan.fleet.coordination import (
 from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.records import FleetKeys
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.model import MILLISECOND, SECOND, Failure, SourceHealth, Trouble
+from wattspan.model.fleet import FleetAccounts, FleetPlace
 from wattspan.ports import Clock, WattspanError
 from wattspan.util.throttle import RateLimitedLog, RetryBackoff
 
@@ -34,25 +33,6 @@ _LEAST_PAUSE: Final = 200 * MILLISECOND
 _LONGEST_WAIT: Final = 500 * MILLISECOND
 """Longest wait for changes at once, so that the thread ends soon."""
 _FIRST_DELAY: Final = 250 * MILLISECOND
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatus:
-    """A host's part in its fleet, in milliwatts. ``limit`` is None before the first allotment.
-
-    ``trouble`` is the reason without contact, ``waiting`` the reason without an allotment. ``plan``
-    is the newest one if this host leads.
-    """
-
-    limit: int | None = None
-    safe: int | None = None
-    demand: int | None = None
-    in_contact: bool = False
-    leader: str = ""
-    leads: bool = False
-    trouble: str = ""
-    waiting: str = ""
-    plan: AllotmentPlan | None = None
 
 
 class FleetParticipant:
@@ -82,7 +62,8 @@ class FleetParticipant:
         self._watched = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wattspan-fleet", daemon=True)
-        self.status = FleetStatus()
+        self._rounds = self._failed = 0
+        self.status = FleetAccounts()
         """The newest state. Safe from any thread."""
 
     def start(self) -> None:
@@ -100,6 +81,7 @@ class FleetParticipant:
         try:
             if self._clock.monotonic() >= self._beat_due:
                 news = True
+                self._rounds += 1
                 self._beat_due = self._clock.monotonic() + self._interval
                 if self._member.beat():
                     self._beat_due = 0  # its news are published by the next round
@@ -111,10 +93,18 @@ class FleetParticipant:
         except ConflictError:
             self._beat_due = 0  # another participant was faster: read again
         except WattspanError as error:
+            self._failed += 1
             self._trouble = str(error)
             self._beat_due = self._backoff.failed(self._clock.monotonic())
             self._log.write(f"The fleet: {error}", type(error).__name__)
         self.status = self._status()
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """The contact to the fleet. Safe from any thread."""
+        trouble = self.status.trouble
+        failure = Failure("fleet", "the fleet", Trouble.RETRY, trouble.rstrip("."), verb="reach")
+        failures = (failure,) if trouble else ()
+        return (SourceHealth("fleet", not trouble, self._rounds, self._failed, failures),)
 
     def observe(self, seconds: float) -> bool:
         """True if something changes within ``seconds`` that the next round has to decide."""
@@ -196,17 +186,28 @@ class FleetParticipant:
             self._changes.close()
             self._changes = None
 
-    def _status(self) -> FleetStatus:
+    def _status(self) -> FleetAccounts:
         member, state = self._member, self._member.state
         leads = self._election.fence is not None
-        return FleetStatus(
-            limit=None if state is None else state.limit,
+        return FleetAccounts(
+            allotment=None if state is None else state.limit,
             safe=None if state is None else state.safe,
             demand=member.demand,
             in_contact=bool(member.session) and not self._trouble,
-            leader=self._election.leader,
             leads=leads,
+            leader=self._election.leader,
             trouble=self._trouble,
             waiting=member.waiting,
-            plan=self._leader.plan if leads else None,
+            places=self._places() if leads else (),
+        )
+
+    def _places(self) -> tuple[FleetPlace, ...]:
+        plan = self._leader.plan
+        if plan is None:
+            return ()
+        return tuple(
+            FleetPlace(
+                place, one.budget, one.hosts, one.demand, one.allotted, one.safe, one.possible
+            )
+            for place, one in sorted(plan.nodes.items())
         )

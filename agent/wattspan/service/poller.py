@@ -36,6 +36,7 @@ from wattspan.model import (
     TuningAccounts,
     Usage,
 )
+from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory
 
@@ -227,6 +228,7 @@ class SnapshotProviders:
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
+    fleet: Callable[[], FleetAccounts | None] = lambda: None
 
 
 class LatestSnapshot:
@@ -375,6 +377,7 @@ class Poller:
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
+            fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._save is not None:
