@@ -138,7 +138,9 @@ class RequestHandler:
 
     def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
         permitted = uids_of(self._settings.users)[0] | {0, os.geteuid()}
-        if self._fleet is None or peer.uid not in permitted:
+        if self._fleet is None:
+            raise CapsError("This host is in no fleet.", RefusalReason.NOT_ALLOWED)
+        if peer.uid not in permitted:
             raise CapsError(
                 f"User {peer.uid} may not set the fleet's allotment: name it in [caps] users.",
                 RefusalReason.NOT_ALLOWED,

@@ -225,7 +225,7 @@ def _ceiling_lines(state: StateReply, lowest: int, now: int) -> Iterator[str]:
         why = f"; because: {ceiling.why}" if ceiling.why else ""
         source = _SOURCES.get(ceiling.source, ceiling.source)
         yield f"    {source}{owner}: {_power(ceiling.limit)}{left}{why}"
-    if state.short:
+    if state.short and state.ceiling:
         yield f"    It cannot be kept: the devices' floors take {_power(state.short)} more."
 
 

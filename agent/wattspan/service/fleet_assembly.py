@@ -14,6 +14,8 @@ from wattspan.service.tuning_assembly import AgentCore, TuningAssembly
 if TYPE_CHECKING:
     from wattspan.fleet.participant import FleetParticipant
 
+_CAPPER_TIMEOUT = 3.0
+"""Seconds of one call to the capper, within which it writes all limits."""
 _LIMITED_TYPES = (HwType.GPU, HwType.CPU)
 
 
@@ -42,7 +44,7 @@ class FleetAssembly:
             config.fleet.name or self.core.view().host,
             config.fleet,
             coordination,
-            self.tuning.capper_client(),
+            self.tuning.capper_client(_CAPPER_TIMEOUT),
             clock,
             power=lambda: limited_power(self.core.view(), reserve),
             new_session=lambda: secrets.token_hex(8),
