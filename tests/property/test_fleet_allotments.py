@@ -30,7 +30,13 @@ NAMES = tuple(f"host-{number}" for number in range(5))
 HOSTS = st.sampled_from(NAMES)
 FLOORS = st.integers(50, 200).map(lambda n: n * 997)
 DEMANDS = st.none() | st.integers(0, 900_000)
-BUDGETS = st.dictionaries(st.sampled_from(NODES), st.integers(200, 2_500).map(lambda n: n * 991))
+POWERS = st.integers(200, 2_500).map(lambda n: n * 991)
+BUDGETS = st.dictionaries(st.sampled_from(NODES), POWERS)
+TIGHT_BUDGETS = st.builds(
+    lambda whole, others: {"": whole} | others,
+    st.integers(700, 1_800).map(lambda n: n * 991),
+    st.dictionaries(st.sampled_from(NODES), POWERS, max_size=2),
+)
 LEADERS = st.integers(0, 1)
 LEAST_CHANGES = st.sampled_from([0, 20_000])
 
@@ -80,6 +86,10 @@ class Fleet(RuleBasedStateMachine):
         self.sessions = 0
         self.allowed: dict[str, int] = {}
         """What the limits may add up to while a lowered budget is not in force yet."""
+        for name in NAMES:
+            self.switch_on(name, self.hosts[name].place)
+            self.connect(name)
+        self.whole_round(0)
 
     # ---------------------------------------------------------------------------------- hosts
 
@@ -97,7 +107,8 @@ class Fleet(RuleBasedStateMachine):
     def connect(self, name: str) -> None:
         """A host without a session begins one, once its former session has ended."""
         host = self.hosts[name]
-        if host.on and host.recorded and not host.recorded.session and name not in self.reports:
+        self.end_session(name)
+        if host.on and host.recorded and name not in self.reports:
             self.sessions += 1
             host.recorded = host.recorded.begin(f"session-{self.sessions}")
             self.publish(name)
@@ -123,6 +134,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=HOSTS, demand=DEMANDS, priority=st.integers(90, 110))
     def load_changes(self, name: str, demand: int | None, priority: int) -> None:
         self.hosts[name].demand, self.hosts[name].priority = demand, priority
+        self.publish(name)
 
     @rule(name=HOSTS, which=st.integers(0, 5))
     def receive(self, name: str, which: int) -> None:
@@ -137,6 +149,13 @@ class Fleet(RuleBasedStateMachine):
         host = self.hosts[name]
         if host.on and host.recorded:
             host.recorded = host.recorded.lost()
+
+    @rule(name=HOSTS, which=st.integers(0, 2))
+    def restart(self, name: str, which: int) -> None:
+        """The agent loses contact and begins a new session; an old allotment arrives first."""
+        self.lose_contact(name)
+        self.connect(name)
+        self.receive(name, which)
 
     @rule(name=HOSTS)
     def switch_off(self, name: str) -> None:
@@ -161,15 +180,17 @@ class Fleet(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------------- the operator
 
-    @rule(budgets=BUDGETS)
-    def set_budgets(self, budgets: dict[str, int]) -> None:
+    @rule(budgets=TIGHT_BUDGETS, seldom=st.integers(0, 3))
+    def set_budgets(self, budgets: dict[str, int], seldom: int) -> None:
+        if seldom:
+            return
         try:
             self.book = accept_budgets(self.book, budgets)
         except BudgetBelowFloorsError:
             return
-        self.allowed = self.possible()
+        self.allowed = self.recorded()
 
-    @rule(name=HOSTS, drained=st.booleans())
+    @rule(name=HOSTS, drained=st.sampled_from([False, False, True]))
     def drain(self, name: str, drained: bool) -> None:
         self.book = drain_host(self.book, name, drained=drained)
 
@@ -214,35 +235,52 @@ class Fleet(RuleBasedStateMachine):
         for name, allotment in plan.changed.items():
             self.hosts[name].received.append(allotment)
 
+    @rule(leader=LEADERS, least_change=LEAST_CHANGES)
+    def lead(self, leader: int, least_change: int) -> None:
+        """A leader is not overtaken; its allotments are on their way."""
+        self.read_book(leader)
+        self.read_reports(leader)
+        self.replace_book(leader, least_change)
+
+    @rule(names=st.sets(HOSTS))
+    def reach(self, names: set[str]) -> None:
+        """Some hosts get their newest allotments and acknowledge them."""
+        for name in names:
+            self.receive(name, 0)
+            self.publish(name)
+
     @rule(least_change=LEAST_CHANGES)
     def whole_round(self, least_change: int) -> None:
         """Everything works for a moment."""
         for leader in (0, 1):
-            self.read_book(leader)
-            self.read_reports(leader)
-            self.replace_book(leader, least_change)
-            for name in NAMES:
-                self.receive(name, 0)
-                self.publish(name)
+            self.lead(leader, least_change)
+            self.reach(set(NAMES))
 
     # ------------------------------------------------------------------------------ invariants
 
     def possible(self) -> dict[str, int]:
         """The sum at each node of the limits that may be in force."""
+        entries = self.book.hosts.items()
+        return self.sums({n: power_bounds(e, self.reports.get(n)).limit for n, e in entries})
+
+    def recorded(self) -> dict[str, int]:
+        """The sum at each node of the limits that the book counts without any report."""
+        return self.sums({name: entry.limit_bound for name, entry in self.book.hosts.items()})
+
+    def sums(self, limits: dict[str, int]) -> dict[str, int]:
         sums = dict.fromkeys(NODES, 0)
-        for name, entry in self.book.hosts.items():
-            bounds = power_bounds(entry, self.reports.get(name))
-            for node in nodes_of(entry.place, name):
+        for name, limit in limits.items():
+            for node in nodes_of(self.book.hosts[name].place, name):
                 if node in sums:
-                    sums[node] += bounds.limit
+                    sums[node] += limit
         return sums
 
     @invariant()
     def budgets_hold(self) -> None:
         if not hasattr(self, "book"):
             return
-        possible = self.possible()
-        self.allowed = {n: min(one, possible[n]) for n, one in self.allowed.items()}
+        possible, recorded = self.possible(), self.recorded()
+        self.allowed = {n: min(one, recorded[n]) for n, one in self.allowed.items()}
         for node, budget in self.book.budgets.items():
             inside = [n for n, e in self.book.hosts.items() if node in nodes_of(e.place, n)]
             enforced = sum(self.hosts[name].limit for name in inside)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from wattspan.capper.budget_shares import DEFAULT_PRIORITY, BudgetClaim, share_budget
 from wattspan.capper.devices import matches_device
 from wattspan.capper.journal_entries import JournalEntry
+from wattspan.capper.ramps import RampAllowance, ramp_parts
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
 
@@ -30,7 +31,8 @@ class OperatorLimits:
 
     ``floor`` and ``largest_step`` are fractions of a device's default setting; ``floor_watts``
     applies to every cap on power, tuned or imposed. A lease lasts for ``longest_lease`` nanoseconds
-    at most. Tuners may hold ``tunable`` devices and ``knobs``; an empty collection permits all.
+    at most. Tuners may hold ``tunable`` devices and ``knobs``; an empty collection permits all. The
+    power limits of the host together change by at most ``ramp`` milliwatts per second; 0 for any.
     """
 
     floor: float = 0.0
@@ -39,6 +41,7 @@ class OperatorLimits:
     longest_lease: int = 10 * SECOND
     tunable: Collection[str] = ()
     knobs: Collection[Knob] = ()
+    ramp: int = 0
 
 
 class CapBounds(NamedTuple):
@@ -149,6 +152,29 @@ class Planner:
                 (lower if present is None or target < present else increase)[key] = target
         return Plan(lower, increase, tuple(restore))
 
+    def ramped(self, plan: Plan, allowance: RampAllowance, exempt: Set[CapKey]) -> Plan:
+        """The part of ``plan`` that the ramp of the host permits now.
+
+        A knob on its way up to its original is raised, and restored by the last step. ``exempt``
+        knobs are raised and restored at once.
+        """
+        originals = {key: self.entries[key].original for key in plan.restore}
+        upwards = {key: value for key, value in originals.items() if value is not None}
+        upwards |= {**plan.increase}
+        up = self._changes({key: v for key, v in upwards.items() if key not in exempt})
+        down = self._changes(plan.lower)
+        parts = ramp_parts(up, allowance.up) | ramp_parts(down, allowance.down)
+        late = {key: part for key, part in parts.items() if part < (up | down)[key]}
+
+        def reached(targets: Mapping[CapKey, int], sign: int) -> dict[CapKey, int]:
+            missing = {key: (up | down)[key] - part for key, part in late.items()}
+            moving = {key: value for key, value in targets.items() if parts.get(key, 1)}
+            return {key: value - sign * missing.get(key, 0) for key, value in moving.items()}
+
+        restored = tuple(key for key in plan.restore if key not in late)
+        raised = {key: value for key, value in upwards.items() if key not in restored}
+        return Plan(reached(plan.lower, -1), reached(raised, 1), restored)
+
     def grant(self, key: CapKey, value: int) -> int:
         """The part of a requested limit that is granted: within bounds, one step down at most."""
         bounds = self._bounds(key, tuned=True)
@@ -224,6 +250,12 @@ class Planner:
             return kept
         values = {key: planned[key] if key in planned else ours[key].value for key in keys}
         return {key: v for key, v in values.items() if v is not None and is_power_knob(key.knob)}
+
+    def _changes(self, targets: Mapping[CapKey, int]) -> dict[CapKey, int]:
+        """The distance of each power limit from its target, where that is known and not 0."""
+        presents = {key: self._present(key) for key in targets if is_power_knob(key.knob)}
+        changes = {key: abs(targets[key] - one) for key, one in presents.items() if one is not None}
+        return {key: change for key, change in changes.items() if change}
 
     def _step(self, key: CapKey, value: int) -> int:
         return limit_step(self.ranged(key), self._present(key), value, self.demand.limits)

@@ -129,6 +129,7 @@ def _operator_limits(config: Config) -> OperatorLimits:
         longest_lease=int(config.caps.lease),
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
+        ramp=config.caps.ramp_watts_per_second * 1000,
     )
 
 
