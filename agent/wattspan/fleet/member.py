@@ -30,8 +30,16 @@ from wattspan.fleet.coordination import (
     StoredKey,
 )
 from wattspan.fleet.demand import next_demand
-from wattspan.fleet.records import FleetKeys, Presence, decode_allotment, decode_presence, encode
-from wattspan.ports import CapsError, Clock
+from wattspan.fleet.records import (
+    MAX_LIFETIME,
+    FleetKeys,
+    Presence,
+    decode_allotment,
+    decode_presence,
+    encode,
+)
+from wattspan.model import SECOND
+from wattspan.ports import CapsError, Clock, ConfigError
 
 _ENDED: Final = 0  # a time in the past
 
@@ -61,8 +69,13 @@ class FleetMember:
         *,
         power: Callable[[], int | None],
         new_session: Callable[[], str],
+        ramp: int = 0,
     ) -> None:
-        """``power`` is the present power of the host in milliwatts, None if it is unknown."""
+        """``power`` is the present power of the host in milliwatts, None if it is unknown.
+
+        The capper changes the host's limits by at most ``ramp`` milliwatts per second; 0 for any.
+        """
+        self._ramp = ramp
         self.name, self._settings = name, settings
         self._coordination, self._capper, self._clock = coordination, capper, clock
         self._power, self._new_session = power, new_session
@@ -174,7 +187,7 @@ class FleetMember:
                 acknowledged=self._acknowledged,
             ),
             beat=self._beat,
-            lifetime=settings.contact + settings.fallback,
+            lifetime=self._lifetime(state),
         )
         key, value = self._keys.report(self.name), encode(presence)
         try:
@@ -189,6 +202,19 @@ class FleetMember:
         except ConflictError:
             self._lose("Its session was ended by the fleet, or its name is used by another host.")
             raise
+
+    def _lifetime(self, state: AllotmentRow) -> int:
+        """The time from a beat without a successor until the fallback is certainly in force."""
+        settings = self._settings
+        ramp = SECOND * max(0, state.original - state.floor) // self._ramp if self._ramp else 0
+        lifetime = settings.contact + settings.fallback + ramp
+        if lifetime > MAX_LIFETIME:
+            raise ConfigError(
+                f"[caps] ramp_watts_per_second is too slow for a fleet: a fallback from"
+                f" {watts(state.original)} to {watts(state.floor)} would take {ramp // SECOND} s."
+                f" [fleet] contact and fallback and the ramp may take {MAX_LIFETIME // SECOND} s."
+            )
+        return lifetime
 
     def _newest(self) -> Allotment | None:
         entry = self._own(self._keys.allotment(self.name))
