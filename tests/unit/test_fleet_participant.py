@@ -198,7 +198,10 @@ def test_slow_ramp_delays_the_use_of_a_lost_host_s_power(folder: Path) -> None:
 def test_ramp_that_is_too_slow_for_a_fleet_is_reported(folder: Path) -> None:
     fleet = SimulatedFleet(folder, 1, budgets={"": BUDGET}, ramp=W)
     fleet.run(3, BUDGET)
-    assert "too slow for a fleet" in fleet.hosts["host0"].participant.status.trouble
+    assert (
+        "are too slow for a fleet: a fallback by 1200 W"
+        in fleet.hosts["host0"].participant.status.trouble
+    )
 
 
 def test_stepped_clocks_change_nothing(fleet: SimulatedFleet) -> None:

@@ -11,6 +11,7 @@ fallback.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -70,12 +71,14 @@ class FleetMember:
         power: Callable[[], int | None],
         new_session: Callable[[], str],
         ramp: int = 0,
+        largest_step: float = 1.0,
     ) -> None:
         """``power`` is the present power of the host in milliwatts, None if it is unknown.
 
-        The capper changes the host's limits by at most ``ramp`` milliwatts per second; 0 for any.
+        The capper changes the host's limits by at most ``ramp`` milliwatts per second, 0 for any,
+        and lowers one by ``largest_step`` of its default in a second.
         """
-        self._ramp = ramp
+        self._ramp, self._largest_step = ramp, largest_step
         self.name, self._settings = name, settings
         self._coordination, self._capper, self._clock = coordination, capper, clock
         self._power, self._new_session = power, new_session
@@ -206,13 +209,15 @@ class FleetMember:
     def _lifetime(self, state: AllotmentRow) -> int:
         """The time from a beat without a successor until the fallback is certainly in force."""
         settings = self._settings
-        ramp = SECOND * max(0, state.original - state.floor) // self._ramp if self._ramp else 0
-        lifetime = settings.contact + settings.fallback + ramp
+        span = max(0, state.original - state.floor)
+        ramp = SECOND * span // self._ramp if self._ramp else 0
+        steps = SECOND * math.ceil(1 / self._largest_step)
+        lifetime = settings.contact + settings.fallback + ramp + steps
         if lifetime > MAX_LIFETIME:
             raise ConfigError(
-                f"[caps] ramp_watts_per_second is too slow for a fleet: a fallback from"
-                f" {watts(state.original)} to {watts(state.floor)} would take {ramp // SECOND} s."
-                f" [fleet] contact and fallback and the ramp may take {MAX_LIFETIME // SECOND} s."
+                "[caps] ramp_watts_per_second and largest_step are too slow for a fleet: a fallback"
+                f" by {watts(span)} would take {(ramp + steps) // SECOND} s. Together with [fleet]"
+                f" contact and fallback, {MAX_LIFETIME // SECOND} s are permitted."
             )
         return lifetime
 
