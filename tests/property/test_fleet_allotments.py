@@ -143,6 +143,13 @@ class Fleet(RuleBasedStateMachine):
         if host.on and host.recorded and which < len(host.received):
             host.recorded = host.recorded.adopt(host.received[-1 - which])
 
+    @rule(names=st.sets(HOSTS))
+    def receive_again(self, names: set[str]) -> None:
+        """The network repeats everything, the oldest last."""
+        for name in names:
+            for which in range(len(self.hosts[name].received)):
+                self.receive(name, which)
+
     @rule(name=HOSTS)
     def lose_contact(self, name: str) -> None:
         """The host's own time is up: before its session ends at the service."""

@@ -203,6 +203,7 @@ def build_agent(
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,
+                ramps=devices.ramps,
             ),
             observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
             recorders={DEVICES: devices.record},

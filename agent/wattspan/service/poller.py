@@ -227,6 +227,7 @@ class SnapshotProviders:
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
+    ramps: Callable[[], Mapping[int, int]] = dict
 
 
 class LatestSnapshot:
@@ -375,6 +376,7 @@ class Poller:
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
+            ramps=self._providers.ramps(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._save is not None:
