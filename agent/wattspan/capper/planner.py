@@ -365,6 +365,28 @@ def imposed_limits(
     return ImposedLimits(fixed, writable, min(ceilings), short)
 
 
+class PowerRange(NamedTuple):
+    """The sums of all devices with a power knob, in milliwatts.
+
+    ``floor`` is the lowest sum of their limits, ``original`` that of their original ones,
+    ``enforced`` that of the present ones, None if a device's is unknown.
+    """
+
+    floor: int
+    original: int
+    enforced: int | None
+
+
+def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
+    """The range of the host's limits; ``enforced`` is None while no device is known."""
+    devices = _budget_devices(settings, host, {})
+    floor = sum(one.minimum for one in devices.values())
+    original = sum(one.maximum for one in devices.values())
+    is_unknown = host.hidden or not devices
+    enforced = None if is_unknown else sum(map(_power_limit, host.states.values()))
+    return PowerRange(floor, original, enforced)
+
+
 def _budget_devices(
     settings: CapsSettings, host: Planner, fixed: Mapping[CapKey, int]
 ) -> dict[CapKey, BudgetClaim]:

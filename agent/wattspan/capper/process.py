@@ -17,6 +17,7 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import CapperHost, CapperLock, Journal, JournalError
 from wattspan.capper.lease_manager import CapManager
 from wattspan.capper.planner import OperatorLimits
@@ -179,8 +180,11 @@ class Capper:
             stack.callback(self._engine.close)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
+        self._fleet = FleetCeiling(
+            host.allotment, clock, enabled=config.fleet.is_enabled, record=record
+        )
         self._ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record
+            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
         )
         self._requests = RequestHandler(
             self._engine.manager,
@@ -189,6 +193,7 @@ class Capper:
             config.caps,
             clock,
             record,
+            self._fleet,
         )
         permitted = _permitted_users(config, log)
         self.server = CapperSocketServer(
@@ -217,6 +222,7 @@ class Capper:
         self._engine.audit.size = _file_size(config)
         self.server.permit(_permitted_users(config, self._log))
         self._engine.manager.reconfigure(_operator_limits(config))
+        self._fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -232,6 +238,8 @@ class Capper:
         try:
             self.server.run()
         finally:
+            self._fleet.end()  # nobody could lower the limits later
+            self._requests.turn()
             self._requests.ending = True
             ending()
             errors = engine.release(engine.manager.stop)

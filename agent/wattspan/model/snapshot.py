@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.model.consumers import Consumer, Group, PayerInfo
+from wattspan.model.fleet import FleetAccounts
 from wattspan.model.measurements import (
     Domain,
     GapReason,
@@ -359,6 +360,7 @@ class Snapshot:
     spans: SpanAccounts = SpanAccounts()
     tuning: TuningAccounts = field(default_factory=TuningAccounts)
     footprint: Footprint = Footprint()
+    fleet: FleetAccounts | None = None
     since: Instant | None = None
     ramps: Mapping[int, int] = field(default_factory=dict)
 

@@ -49,6 +49,7 @@ from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_r
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.fleet_assembly import FleetAssembly
 from wattspan.service.poller import (
     DEVICES,
     STATIC_POWERS,
@@ -179,7 +180,8 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
-        services = (footprint.services, spans.services, tuning.services)
+        fleet = FleetAssembly(core, tuning)
+        services = (footprint.services, spans.services, tuning.services, fleet.services)
         poller = Poller(
             clock,
             ledger,
@@ -204,6 +206,7 @@ def build_agent(
                 tuning=tuning.accounts,
                 footprint=footprint.report,
                 ramps=devices.ramps,
+                fleet=fleet.accounts,
             ),
             observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
             recorders={DEVICES: devices.record},

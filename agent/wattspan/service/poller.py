@@ -36,6 +36,7 @@ from wattspan.model import (
     TuningAccounts,
     Usage,
 )
+from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.energy_history import EnergyHistory
 
@@ -228,6 +229,7 @@ class SnapshotProviders:
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
     ramps: Callable[[], Mapping[int, int]] = dict
+    fleet: Callable[[], FleetAccounts | None] = lambda: None
 
 
 class LatestSnapshot:
@@ -377,6 +379,7 @@ class Poller:
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
             ramps=self._providers.ramps(),
+            fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._save is not None:

@@ -23,7 +23,7 @@ from wattspan.model import (
     Tick,
     TuningAccounts,
 )
-from wattspan.ports import Caps, ProcessDirectory, SnapshotView
+from wattspan.ports import ProcessDirectory, SnapshotView
 from wattspan.processes.metadata import RunningProcesses
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
@@ -37,6 +37,7 @@ from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
 
 if TYPE_CHECKING:
+    from wattspan.capper.protocol import CapperClient
     from wattspan.emulation.host import EmulatedHost
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
@@ -96,7 +97,7 @@ class TuningAssembly:
             self._add_capper()
             from wattspan.service.capper_process import CapperHealth
 
-            capper = CapperHealth(self._client)
+            capper = CapperHealth(self.capper_client)
             self.services.add_thread("wattspan-capper-watch", capper.run)
             self.services.health_checks.append(capper.health)
         if self.tap is not None:
@@ -109,6 +110,7 @@ class TuningAssembly:
             tuned.mode == "apply"
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
             or bool(caps.fixed or caps.budget_watts or caps.budget_file)
+            or self.core.config.fleet.is_enabled
         )
 
     def accounts(self) -> TuningAccounts:
@@ -190,7 +192,14 @@ class TuningAssembly:
             ("--emulated", str(self.core.emulated.directory))
             if self.core.emulated is not None
             else (),
-            to_toml(Config(agent=agent, autotune=self.core.config.autotune, caps=caps)),
+            to_toml(
+                Config(
+                    agent=agent,
+                    autotune=self.core.config.autotune,
+                    caps=caps,
+                    fleet=self.core.config.fleet,
+                )
+            ),
             answered=self._answered,
             log=self.core.log,
         )
@@ -200,7 +209,7 @@ class TuningAssembly:
         """True if a capper listens already, for example the system's service."""
         from wattspan.ports import CapsError
 
-        client = self._client(CAPPER_TIMEOUT)
+        client = self.capper_client(CAPPER_TIMEOUT)
         try:
             client.rows()
         except CapsError as error:
@@ -209,7 +218,7 @@ class TuningAssembly:
             client.close()
         return True
 
-    def _client(self, timeout: float = 1.0) -> Caps:
+    def capper_client(self, timeout: float = 1.0) -> CapperClient:
         from wattspan.capper.journal import capper_socket_path
         from wattspan.capper.protocol import CapperClient
 
@@ -261,7 +270,7 @@ class TuningAssembly:
             device_users=device_users,
             snapshot=self.core.view,
             directory=self._directory,
-            caps=self._client() if self._needs_capper else None,
+            caps=self.capper_client() if self._needs_capper else None,
             decisions=decisions
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),
