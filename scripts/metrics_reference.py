@@ -205,6 +205,7 @@ ATTRIBUTES = {
     "span.name": "name of the spans",
     "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
     "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
+    "window": "length of the window: `1s`, `10s` or `60s`",
 }
 """Description of each attribute in Markdown."""
 

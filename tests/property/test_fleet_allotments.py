@@ -29,7 +29,8 @@ NODES = ("", "row-1", "row-1/rack-1", "row-1/rack-2", "row-2", "row-2/host-2")
 NAMES = tuple(f"host-{number}" for number in range(5))
 HOSTS = st.sampled_from(NAMES)
 FLOORS = st.integers(50, 200).map(lambda n: n * 997)
-DEMANDS = st.none() | st.integers(0, 900_000)
+DEMANDS = st.none() | st.integers(0, 900_000) | st.just(0)
+"""A host that asks for nothing leaves the others more than their safe allotments."""
 POWERS = st.integers(200, 2_500).map(lambda n: n * 991)
 BUDGETS = st.dictionaries(st.sampled_from(NODES), POWERS)
 TIGHT_BUDGETS = st.builds(
@@ -142,6 +143,13 @@ class Fleet(RuleBasedStateMachine):
         host = self.hosts[name]
         if host.on and host.recorded and which < len(host.received):
             host.recorded = host.recorded.adopt(host.received[-1 - which])
+
+    @rule(names=st.sets(HOSTS))
+    def receive_again(self, names: set[str]) -> None:
+        """The network repeats everything, the oldest last."""
+        for name in names:
+            for which in range(len(self.hosts[name].received)):
+                self.receive(name, which)
 
     @rule(name=HOSTS)
     def lose_contact(self, name: str) -> None:

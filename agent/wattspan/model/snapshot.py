@@ -341,7 +341,8 @@ class Snapshot:
     For each hardware type, ``sum(row.energy for processes) + other + retired`` equals the
     consumers' energy of its attributed domains: ``other`` is the energy of unlisted processes,
     ``retired`` that of processes that were listed once. Neither ever falls. ``since`` is the
-    beginning of the accounts, in this run of the agent or in an earlier one.
+    beginning of the accounts, in this run of the agent or in an earlier one. ``ramps`` are the
+    largest changes of the host's power in milliwatts per second, by window in nanoseconds.
     """
 
     at: Instant
@@ -361,6 +362,7 @@ class Snapshot:
     footprint: Footprint = Footprint()
     fleet: FleetAccounts | None = None
     since: Instant | None = None
+    ramps: Mapping[int, int] = field(default_factory=dict)
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if unknown."""

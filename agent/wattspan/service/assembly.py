@@ -205,6 +205,7 @@ def build_agent(
                 spans=spans.accounts,
                 tuning=tuning.accounts,
                 footprint=footprint.report,
+                ramps=devices.ramps,
                 fleet=fleet.accounts,
             ),
             observers={STATIC_POWERS: static_powers.apply, **tuning.observers},

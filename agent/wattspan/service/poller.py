@@ -228,6 +228,7 @@ class SnapshotProviders:
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
+    ramps: Callable[[], Mapping[int, int]] = dict
     fleet: Callable[[], FleetAccounts | None] = lambda: None
 
 
@@ -377,6 +378,7 @@ class Poller:
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
+            ramps=self._providers.ramps(),
             fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
