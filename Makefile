@@ -8,6 +8,7 @@ PURE := model/* \
 	capper/budget_shares \
 	fleet/allotment \
 	fleet/allotment_planner \
+	fleet/demand \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \
