@@ -69,7 +69,7 @@ class FleetParticipant:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 3.0) -> None:
         """Leave the fleet and end the thread; a call that hangs does not delay the end."""
         self._stopped.set()
         if self._thread.is_alive():
