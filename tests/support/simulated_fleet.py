@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from wattspan.capper.fleet_ceiling import FleetCeiling
@@ -97,7 +97,10 @@ class SimulatedHost:
         self.participant = self.new_participant(self.client, self)
 
     def new_participant(
-        self, coordination: Coordination, capper: AllottedCapper
+        self,
+        coordination: Coordination,
+        capper: AllottedCapper,
+        log: Callable[[str], None] = lambda line: None,
     ) -> FleetParticipant:
         """Another agent's participant, which is not started."""
         member = FleetMember(
@@ -110,7 +113,7 @@ class SimulatedHost:
             new_session=self._new_session,
             ramp=self.ramp,
         )
-        return FleetParticipant(self.settings, coordination, member, self.clock, lambda line: None)
+        return FleetParticipant(self.settings, coordination, member, self.clock, log)
 
     def kill_agent(self) -> None:
         self.participant = None
