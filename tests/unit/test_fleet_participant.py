@@ -63,6 +63,20 @@ def test_lost_host_falls_back_before_its_power_is_given_to_others(fleet: Simulat
     assert fleet.limits == [750 * W] * 4
 
 
+@pytest.mark.slow
+def test_others_grow_only_when_devices_have_obeyed(fleet: SimulatedFleet) -> None:
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+    fleet.run(90, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1000 * W
+    host.lag = 4.0
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
 def test_killed_agent_and_its_host_fall_back(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)
     fleet.hosts["host1"].kill_agent()
