@@ -5,6 +5,10 @@ PURE := model/* \
 	spans/* \
 	tuning/decisions/* \
 	tuning/serialization \
+	capper/budget_shares \
+	fleet/allotment \
+	fleet/allotment_planner \
+	fleet/demand \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \

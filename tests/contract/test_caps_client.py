@@ -15,6 +15,7 @@ import pytest
 from support.capper_bench import Bench, W
 from support.capper_server import CapperServer
 from support.waiting import eventually
+from wattspan.capper.fleet_ceiling import FleetCeiling, boot_time
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
@@ -187,6 +188,30 @@ def test_ceiling_survives_its_writer_until_lifted(
     assert [one.limit for one in client.state.ceilings] == [900 * W]
     spoken(path, b'{"do":"ceiling","limit":null}')
     eventually(lambda: bench.stands == [650 * W, 650 * W], "the originals")
+
+
+def test_allotment_is_set_and_ends_in_time(bench: Bench, path: Path) -> None:
+    clock = SystemClock()
+    fleet = FleetCeiling(bench.folder / "allotment.json", clock, enabled=True)
+    with CapperServer(bench, path, fleet=fleet) as server:
+        client = server.client()
+        assert client.allotment().until is None
+        eventually(lambda: client.allotment().enforced == 400 * W, "the floors")
+        until = boot_time(clock.now()) + 60 * SECOND
+        client.allot(900 * W, 600 * W, until, "why")
+        eventually(lambda: client.allotment().enforced == 900 * W, "the allotment")
+        assert client.allotment().until == until
+        ended = client.allot(0, 0, 0, "why")
+        assert (ended.limit, ended.until) == (600 * W, None)
+        eventually(lambda: client.allotment().enforced == 600 * W, "the fallback")
+        client.close()
+
+
+def test_allotment_outside_a_fleet_is_an_error(client: CapperClient) -> None:
+    with pytest.raises(CapsError, match=r"\[fleet\] endpoints"):
+        client.allotment()
+    with pytest.raises(CapsError, match="is in no fleet"):
+        client.allot(1, 1, 1, "why")
 
 
 # ----------------------------------------------------------------------------------- the wire

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.capper.planner import SHARE_STEP, BudgetDevice, share_budget
+from wattspan.capper.budget_shares import SHARE_STEP, BudgetClaim, share_budget
 from wattspan.model import CapKey, Knob
 
 MILLIWATTS = st.integers(0, 40_000)
-Host = Mapping[CapKey, BudgetDevice]
+Host = Mapping[CapKey, BudgetClaim]
 
 
 @st.composite
-def devices(draw: st.DrawFn) -> BudgetDevice:
+def devices(draw: st.DrawFn) -> BudgetClaim:
     low, high = sorted((draw(MILLIWATTS), draw(MILLIWATTS)))
-    return BudgetDevice(low, high, draw(st.integers(0, 3)), draw(st.none() | MILLIWATTS))
+    return BudgetClaim(low, high, draw(st.integers(0, 3)), draw(st.none() | MILLIWATTS))
 
 
 KEYS = st.builds(CapKey, st.just(Knob.GPU_POWER), st.text("abcdefgh", min_size=1, max_size=2))

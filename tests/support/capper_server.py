@@ -10,6 +10,7 @@ from typing import Self
 
 from support.capper_bench import Bench
 from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import CapperClient
 from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
@@ -29,15 +30,18 @@ class CapperServer:
         *,
         allowed: frozenset[int] | None = None,
         clock: Clock | None = None,
+        fleet: FleetCeiling | None = None,
     ) -> None:
         self.bench, self.path = bench, path
         clock = clock or SystemClock()
         bench.clock = clock  # type: ignore[assignment]
         bench.start()
         settings = CapsSettings()
-        self.ceilings = PowerCeilings(settings, bench.folder / "ceilings.json", "boot", clock)
+        path_of_ceilings = bench.folder / "ceilings.json"
+        self.ceilings = PowerCeilings(settings, path_of_ceilings, "boot", clock, fleet=fleet)
+        record = bench.events.append
         self.desk = RequestHandler(
-            bench.manager, bench.reconciler, self.ceilings, settings, clock, bench.events.append
+            bench.manager, bench.reconciler, self.ceilings, settings, clock, record, fleet
         )
         listening = listen_unix(path, 0o666, what="requests for caps")
         uids = frozenset({0, os.geteuid()}) if allowed is None else allowed

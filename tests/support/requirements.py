@@ -61,6 +61,13 @@ def _missing_prometheus() -> str | None:
 
 
 @functools.cache
+def _missing_etcd() -> str | None:
+    if find_program("etcd") is None:
+        return "no etcd; run scripts/debian-tool etcd-server:etcd"
+    return None
+
+
+@functools.cache
 def _missing_clients() -> str | None:
     if not (CLIENTS.parents[1] / "packages.txt").exists():  # written when all are installed
         return "the third-party NVML clients are not installed; `make test-all` installs them"
@@ -142,6 +149,7 @@ def _missing_loop() -> str | None:
 REQUIREMENTS = (
     Requirement("cc", _missing_compiler),
     Requirement("prometheus", _missing_prometheus),
+    Requirement("etcd", _missing_etcd),
     Requirement("clients", _missing_clients),
     Requirement("apps", _missing_apps),
     Requirement("torch", _missing_torch),

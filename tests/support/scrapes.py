@@ -60,6 +60,7 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan.model.fleet import FleetAccounts, FleetPlace
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import counters
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
@@ -172,10 +173,19 @@ def full_host() -> Snapshot:
             DevicePod("GPU-0", "ml", "trainer-0", "main"),
             DevicePod("MIG-absent", "ml", "other", "main"),
         ),
+        fleet=FleetAccounts(
+            allotment=1_200_000, safe=900_000, demand=1_150_500, in_contact=True, leads=True,
+            leader="node7",
+            places=(
+                FleetPlace("", 4_000_000, 3, 3_450_000, 3_300_000, 2_700_000, 3_900_000),
+                FleetPlace("row-1", None, 3, 3_450_000, 3_300_000, 2_700_000, 3_900_000),
+            ),
+        ),
         footprint=Footprint(
             RatedEnergy("EUR", RateOrigin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
             RatedEnergy("g", RateOrigin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),
         ),
+        ramps={10**9: 212_500, 10 * 10**9: 20_125, 60 * 10**9: 0},
         stats=AgentStats(
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,

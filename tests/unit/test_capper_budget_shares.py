@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from wattspan.capper.planner import BudgetDevice, share_budget
+from wattspan.capper.budget_shares import BudgetClaim, share_budget
 from wattspan.model import CapKey, Knob
 
 A, B, C = (CapKey(Knob.GPU_POWER, f"gpu:{letter}") for letter in "abc")
 PACKAGE = CapKey(Knob.CPU_POWER, "rapl:package-0")
-H100 = BudgetDevice(200_000, 700_000)
-CPU = BudgetDevice(100_000, 270_000)
+H100 = BudgetClaim(200_000, 700_000)
+CPU = BudgetClaim(100_000, 270_000)
 
 
 def test_sufficient_limit_caps_no_device() -> None:

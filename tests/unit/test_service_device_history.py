@@ -22,6 +22,7 @@ from wattspan.model import (
 from wattspan.service.device_history import (
     MAX_TEMPERATURES,
     MAX_WAITING_TICKS,
+    RAMP_WINDOWS,
     DeviceHistory,
 )
 
@@ -38,14 +39,20 @@ class Host:
         self.now = START
         self._listed: dict[str, Sequence[Domain]] = {"rapl": (PACKAGE, CORE), "nvml": (GPU,)}
         self._counters = {PACKAGE.id: 0, GPU.id: 0}
+        self.powers = {PACKAGE.id: PACKAGE_POWER, GPU.id: GPU_POWER}
+
+    def second(self, silent: tuple[str, ...] = ()) -> dict[int, int]:
+        """A second of ticks, and the ramps that the snapshot at its end has."""
+        self.run(10, silent)
+        return self.devices.ramps()
 
     def run(
         self, ticks: int, silent: tuple[str, ...] = (), gpus: tuple[GpuStatus, ...] = ()
     ) -> None:
         for _ in range(ticks):
             self.now += TICK
-            self._counters[PACKAGE.id] += PACKAGE_POWER
-            self._counters[GPU.id] += GPU_POWER
+            for key, power in self.powers.items():
+                self._counters[key] += power
             readings = [
                 Reading(key, Instant(self.now - 30 * MILLISECOND, 0), Microjoules(counter))
                 for key, counter in self._counters.items()
@@ -184,3 +191,71 @@ def test_temperatures_are_kept_within_bounds() -> None:
     assert kept[-1] == (newest.at.mono, newest.temperature_celsius)
     assert host.devices.temperatures(GPU.id, START, START + 4 * SECOND) == []
     assert host.devices.gpu(GPU.id) == replace(newest, temperature_celsius=None)
+
+
+def ramps_per_second(host: Host, **changes: int) -> list[dict[int, int]]:
+    """What is reported in each of the next ten seconds, at other powers in microjoules a tick."""
+    host.powers |= changes
+    return [host.second() for _ in range(10)]
+
+
+def test_constant_power_has_a_ramp_of_zero_once_two_windows_are_measured() -> None:
+    host = Host()
+    assert host.second() == {}
+    assert host.second() == {}
+    assert host.second() == {SECOND: 0}
+    for _ in range(117):
+        host.second()
+    assert host.second() == dict.fromkeys(RAMP_WINDOWS, 0)
+
+
+def test_step_of_power_has_the_ramp_of_each_window() -> None:
+    host = Host()
+    for _ in range(130):
+        host.second()
+    reported = ramps_per_second(host, **{GPU.id: 60_000_000})
+    # 200 W more between two neighbouring seconds; the reading is 30 ms older than the tick.
+    assert reported[-1][SECOND] == pytest.approx(200_000, rel=0.04)
+    assert reported[-1][10 * SECOND] == pytest.approx(20_000, rel=0.04)
+    assert reported[-1][60 * SECOND] == pytest.approx(200_000 / 360, rel=0.04)
+
+
+def test_fall_of_power_is_a_ramp_like_its_rise() -> None:
+    host = Host()
+    ramps_per_second(host)
+    reported = ramps_per_second(host, **{GPU.id: 20_000_000})
+    assert reported[-1][SECOND] == pytest.approx(200_000, rel=0.04)
+
+
+def test_ramp_is_reported_for_a_minute() -> None:
+    host = Host()
+    ramps_per_second(host)
+    ramps_per_second(host, **{GPU.id: 60_000_000})
+    assert [host.second()[SECOND] > 0 for _ in range(49)] == [True] * 49
+    for _ in range(5):
+        host.second()
+    assert host.second()[SECOND] == 0
+
+
+def test_unknown_energy_has_no_ramp() -> None:
+    host = Host()
+    ramps_per_second(host)
+    for _ in range(61):
+        host.second(silent=(GPU.id,))
+    assert host.second(silent=(GPU.id,)) == {}
+    assert host.second() == {}
+
+
+def test_power_of_a_device_that_vanishes_is_no_ramp() -> None:
+    host = Host()
+    ramps_per_second(host)
+    host.list("nvml")
+    host.run(1)
+    assert {one[SECOND] for one in ramps_per_second(host)} == {0}
+
+
+def test_window_of_less_than_two_readings_has_no_ramp() -> None:
+    host = Host(interval=SECOND)
+    for _ in range(30):
+        host.second()
+    assert host.second() == {10 * SECOND: 0}

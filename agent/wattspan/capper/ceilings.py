@@ -1,8 +1,9 @@
 """The ceilings of the host's power: each has an owner, and the lowest applies to the devices.
 
-The configuration has one, users set theirs on the socket, and another program (a scheduler, a fleet
-manager, a person) may write one to a file. A ceiling of a user has a bounded time to live, within
-which nothing renews it, and stays over a restart of the capper.
+The configuration has one, a fleet may allot one (`fleet_ceiling`), users set theirs on the socket,
+and another program (a scheduler, a power manager, a person) may write one to a file. A ceiling of a
+user has a bounded time to live, within which nothing renews it, and stays over a restart of the
+capper.
 
 The file is TOML: ``watts = 1200``, optionally ``ttl = "1h"`` from the last write of the file, and
 ``why = "grid event"``; ``watts = 0`` lifts it. Its owner must be root, the capper's own user or a
@@ -24,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from wattspan.capper.audit import AuditAction, AuditEvent
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import CeilingRow, RefusalReason
 from wattspan.config import CapsSettings
@@ -42,6 +44,8 @@ MAX_FILE_BYTES: Final = 4096
 _MAX_WATTS: Final = 1_000_000
 _MAX_REASON_LENGTH: Final = 200
 _MILLIWATTS_PER_WATT: Final = 1_000
+_CONFIGURED: Final = ("configuration", "fleet")
+"""Sources of ceilings that the operator has agreed to: they go below the tuner's floor."""
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -90,8 +94,10 @@ class PowerCeilings:
         clock: Clock,
         *,
         record: Callable[[AuditEvent], None] = lambda event: None,
+        fleet: FleetCeiling | None = None,
     ) -> None:
-        """``path`` is where the ceilings are stored."""
+        """``path`` is where the ceilings are stored; ``fleet`` is the allotment of a fleet."""
+        self._fleet = fleet
         self._settings, self._path = settings, path
         self._boot_id, self._clock, self._record = boot_id, clock, record
         self._load_trouble = ""
@@ -106,7 +112,8 @@ class PowerCeilings:
     def trouble(self) -> str:
         """The faults of the stored ceilings and of the file; "" if there are none."""
         file = "" if self._file is None else self._file.trouble
-        return " ".join(filter(None, (self._load_trouble, file)))
+        fleet = "" if self._fleet is None else self._fleet.trouble
+        return " ".join(filter(None, (self._load_trouble, file, fleet)))
 
     def reconfigure(self, settings: CapsSettings) -> None:
         """Apply other settings from now on; the ceilings of permitted users stay."""
@@ -157,6 +164,8 @@ class PowerCeilings:
 
     def poll(self) -> None:
         """Read the file, and end ceilings with an expired time to live."""
+        if self._fleet is not None:
+            self._fleet.poll()
         if self._file is not None:
             self._take_file(self._file.poll())
         now = self._clock.monotonic()
@@ -170,6 +179,9 @@ class PowerCeilings:
         if configured := self._settings.budget_watts:
             limit = self._less_reserve(configured * _MILLIWATTS_PER_WATT)
             rows.append(CeilingRow(source="configuration", limit=limit))
+        if self._fleet is not None and (allotted := self._fleet.limit) is not None:
+            limit, expires = self._less_reserve(allotted), self._fleet.expires
+            rows.append(CeilingRow(source="fleet", limit=limit, expires=expires))
         if self._of_file is not None:
             rows.append(_row("file", self._of_file, self._less_reserve(self._of_file.limit)))
         users = (ceiling for _, ceiling in sorted(self._by_user.items()))
@@ -177,13 +189,13 @@ class PowerCeilings:
 
     @property
     def configured(self) -> int | None:
-        """The ceiling of the configuration over all devices that can be capped, in milliwatts."""
-        return next((row.limit for row in self.rows if row.source == "configuration"), None)
+        """The ceiling of the configuration, or the fleet's if it is lower, in milliwatts."""
+        return min((row.limit for row in self.rows if row.source in _CONFIGURED), default=None)
 
     @property
     def requested(self) -> int | None:
         """The lowest ceiling of the file and of users, in milliwatts."""
-        rows = (row for row in self.rows if row.source != "configuration")
+        rows = (row for row in self.rows if row.source not in _CONFIGURED)
         return min((row.limit for row in rows), default=None)
 
     @property

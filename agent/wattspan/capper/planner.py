@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from itertools import groupby
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from wattspan.capper.budget_shares import DEFAULT_PRIORITY, BudgetClaim, share_budget
 from wattspan.capper.devices import matches_device
 from wattspan.capper.journal_entries import JournalEntry
+from wattspan.capper.ramps import RampAllowance, ramp_parts
 from wattspan.config import CapsSettings
 from wattspan.model import SECOND, CapKey, Knob, KnobState
 
@@ -31,7 +31,8 @@ class OperatorLimits:
 
     ``floor`` and ``largest_step`` are fractions of a device's default setting; ``floor_watts``
     applies to every cap on power, tuned or imposed. A lease lasts for ``longest_lease`` nanoseconds
-    at most. Tuners may hold ``tunable`` devices and ``knobs``; an empty collection permits all.
+    at most. Tuners may hold ``tunable`` devices and ``knobs``; an empty collection permits all. The
+    power limits of the host together change by at most ``ramp`` milliwatts per second; 0 for any.
     """
 
     floor: float = 0.0
@@ -40,6 +41,7 @@ class OperatorLimits:
     longest_lease: int = 10 * SECOND
     tunable: Collection[str] = ()
     knobs: Collection[Knob] = ()
+    ramp: int = 0
 
 
 class CapBounds(NamedTuple):
@@ -150,6 +152,29 @@ class Planner:
                 (lower if present is None or target < present else increase)[key] = target
         return Plan(lower, increase, tuple(restore))
 
+    def ramped(self, plan: Plan, allowance: RampAllowance, exempt: Set[CapKey]) -> Plan:
+        """The part of ``plan`` that the ramp of the host permits now.
+
+        A knob on its way up to its original is raised, and restored by the last step. ``exempt``
+        knobs are raised and restored at once.
+        """
+        originals = {key: self.entries[key].original for key in plan.restore}
+        upwards = {key: value for key, value in originals.items() if value is not None}
+        upwards |= {**plan.increase}
+        up = self._changes({key: v for key, v in upwards.items() if key not in exempt})
+        down = self._changes(plan.lower)
+        parts = ramp_parts(up, allowance.up) | ramp_parts(down, allowance.down)
+        late = {key: part for key, part in parts.items() if part < (up | down)[key]}
+
+        def reached(targets: Mapping[CapKey, int], sign: int) -> dict[CapKey, int]:
+            missing = {key: (up | down)[key] - part for key, part in late.items()}
+            moving = {key: value for key, value in targets.items() if parts.get(key, 1)}
+            return {key: value - sign * missing.get(key, 0) for key, value in moving.items()}
+
+        restored = tuple(key for key in plan.restore if key not in late)
+        raised = {key: value for key, value in upwards.items() if key not in restored}
+        return Plan(reached(plan.lower, -1), reached(raised, 1), restored)
+
     def grant(self, key: CapKey, value: int) -> int:
         """The part of a requested limit that is granted: within bounds, one step down at most."""
         bounds = self._bounds(key, tuned=True)
@@ -226,6 +251,12 @@ class Planner:
         values = {key: planned[key] if key in planned else ours[key].value for key in keys}
         return {key: v for key, v in values.items() if v is not None and is_power_knob(key.knob)}
 
+    def _changes(self, targets: Mapping[CapKey, int]) -> dict[CapKey, int]:
+        """The distance of each power limit from its target, where that is known and not 0."""
+        presents = {key: self._present(key) for key in targets if is_power_knob(key.knob)}
+        changes = {key: abs(targets[key] - one) for key, one in presents.items() if one is not None}
+        return {key: change for key, change in changes.items() if change}
+
     def _step(self, key: CapKey, value: int) -> int:
         return limit_step(self.ranged(key), self._present(key), value, self.demand.limits)
 
@@ -299,96 +330,10 @@ def _below(highest: int, limits: Iterable[int]) -> int | None:
 
 # ------------------------------------------------------------------------------ power budget
 
-SHARE_STEP: Final = 1_000
-_DEFAULT_PRIORITY = 100
 _STUCK_PRIORITY = 1_000_000
 _DEFAULT_MINIMUM_DIVISOR = 4
 """A device without a known minimum, as most packages, keeps its default divided by this. With
 less a host could hardly raise its limits again."""
-
-
-class BudgetDevice(NamedTuple):
-    """One device under the ceiling, in milliwatts.
-
-    ``maximum`` is its original limit; a device that cannot be capped now has its present limit for
-    both. ``want`` is the limit that its holder asks for, None for the maximum.
-    """
-
-    minimum: int
-    maximum: int
-    priority: int = _DEFAULT_PRIORITY
-    want: int | None = None
-
-    @property
-    def demand(self) -> int:
-        """``want`` within the range."""
-        want = self.maximum if self.want is None else self.want
-        return min(max(want, self.minimum), self.maximum)
-
-    def rounded(self, cap: int) -> int:
-        """``cap`` in whole watts, unless it is an end of the range."""
-        if cap >= self.maximum:
-            return cap
-        return max(cap // SHARE_STEP * SHARE_STEP, min(self.minimum, cap))
-
-
-def share_budget(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey, int]:
-    """The cap of each device. Their sum is within ``limit``, unless the minimums exceed it.
-
-    So the ceiling holds whatever the devices draw. Every device has its minimum. The remainder goes
-    to the devices' wants and then, if any is left, up to their maxima; both times in the order of
-    priority, so that the lowest priority is limited first. Within one priority it is divided in
-    proportion to the devices' ranges; the excess of a device goes to the others. The rule is that
-    of the highest averages (D'Hondt, Jefferson), under which a higher limit never reduces a share.
-    Caps are in whole watts, which every device keeps: a register counts in eighths of a watt.
-    """
-    ordered = sorted(devices.items(), key=lambda item: (-item[1].priority, item[0]))
-    caps = {key: min(device.minimum, device.maximum) for key, device in ordered}
-    left = limit - sum(caps.values())
-    for to_maximum in (False, True):
-        for _, group in groupby(ordered, key=lambda item: item[1].priority):
-            claims = {
-                key: _Claim(
-                    (one.maximum if to_maximum else one.demand) - caps[key],
-                    one.maximum - one.minimum,
-                )
-                for key, one in group
-            }
-            for key, part in _divide(left, claims).items():
-                caps[key] += part
-                left -= part
-    return {key: device.rounded(caps[key]) for key, device in ordered}
-
-
-class _Claim(NamedTuple):
-    """A part of a division: ``most`` at most, in proportion to ``weight``."""
-
-    most: int
-    weight: int
-
-
-def _divide(room: int, claims: Mapping[CapKey, _Claim]) -> dict[CapKey, int]:
-    """``room`` divided in proportion to weights; the excess of one goes to the others."""
-    claims = {key: claim for key, claim in claims.items() if claim.most > 0}
-    room = min(max(room, 0), sum(claim.most for claim in claims.values()))
-    parts = _rounded_down(room, claims)
-    # The parts are at most those of the rule, and a few milliwatts short of the room.
-    for _ in range(room - sum(parts.values())):
-        unfilled = (key for key, claim in claims.items() if parts[key] < claim.most)
-        parts[max(unfilled, key=lambda k: (Fraction(claims[k].weight, parts[k] + 1), k))] += 1
-    return parts
-
-
-def _rounded_down(room: int, claims: Mapping[CapKey, _Claim]) -> dict[CapKey, int]:
-    full: dict[CapKey, int] = {}
-    while True:
-        unfilled = {key: claim for key, claim in claims.items() if key not in full}
-        rest, whole = room - sum(full.values()), sum(claim.weight for claim in unfilled.values())
-        parts = {key: rest * claim.weight // whole for key, claim in unfilled.items()}
-        more = {key: claims[key].most for key in parts if parts[key] >= claims[key].most}
-        if not more:
-            return full | parts
-        full |= more
 
 
 def imposed_limits(
@@ -420,17 +365,39 @@ def imposed_limits(
     return ImposedLimits(fixed, writable, min(ceilings), short)
 
 
+class PowerRange(NamedTuple):
+    """The sums of all devices with a power knob, in milliwatts.
+
+    ``floor`` is the lowest sum of their limits, ``original`` that of their original ones,
+    ``enforced`` that of the present ones, None if a device's is unknown.
+    """
+
+    floor: int
+    original: int
+    enforced: int | None
+
+
+def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
+    """The range of the host's limits; ``enforced`` is None while no device is known."""
+    devices = _budget_devices(settings, host, {})
+    floor = sum(one.minimum for one in devices.values())
+    original = sum(one.maximum for one in devices.values())
+    is_unknown = host.hidden or not devices
+    enforced = None if is_unknown else sum(map(_power_limit, host.states.values()))
+    return PowerRange(floor, original, enforced)
+
+
 def _budget_devices(
     settings: CapsSettings, host: Planner, fixed: Mapping[CapKey, int]
-) -> dict[CapKey, BudgetDevice]:
-    devices: dict[CapKey, BudgetDevice] = {}
+) -> dict[CapKey, BudgetClaim]:
+    devices: dict[CapKey, BudgetClaim] = {}
     for key, present in host.states.items():
         state = host.original(key)
         if not is_power_knob(key.knob) or (original := state.requested) is None:
             continue
         if host.is_stuck(key):  # the others share the rest
             stuck = _power_limit(present)
-            devices[key] = BudgetDevice(stuck, stuck, _STUCK_PRIORITY)
+            devices[key] = BudgetClaim(stuck, stuck, _STUCK_PRIORITY)
             continue
         lowest = state.minimum
         if lowest is None:
@@ -440,16 +407,16 @@ def _budget_devices(
         if key in host.demand.tuned:
             wants.append(host.demand.tuned[key].value)
         named = (one.priority for one in settings.priority if matches_device([one.device], state))
-        devices[key] = BudgetDevice(
+        devices[key] = BudgetClaim(
             min(lowest, original),
             original,
-            next(named, _DEFAULT_PRIORITY),
+            next(named, DEFAULT_PRIORITY),
             min(wants, default=None),
         )
     return devices
 
 
-def _limited(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey, BudgetDevice]:
+def _limited(devices: Mapping[CapKey, BudgetClaim], limit: int) -> dict[CapKey, BudgetClaim]:
     """The devices, each with its share of ``limit`` as its maximum."""
     caps = share_budget(devices, limit)
     return {
@@ -458,9 +425,7 @@ def _limited(devices: Mapping[CapKey, BudgetDevice], limit: int) -> dict[CapKey,
     }
 
 
-def _with_floors(
-    devices: Mapping[CapKey, BudgetDevice], host: Planner
-) -> dict[CapKey, BudgetDevice]:
+def _with_floors(devices: Mapping[CapKey, BudgetClaim], host: Planner) -> dict[CapKey, BudgetClaim]:
     """The devices, each with the tuner's floor as its minimum."""
     raised = {}
     for key, one in devices.items():

@@ -18,6 +18,7 @@ from wattspan.capper.audit import (
 )
 from wattspan.capper.ceilings import PowerCeilings
 from wattspan.capper.devices import ConcurrentActuator, ManagedDevices
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.host_directory import HostClaim, HostDirectoryError, HostHeldError
 from wattspan.capper.journal import (
     CapperHost,
@@ -138,6 +139,7 @@ def _operator_limits(config: Config) -> OperatorLimits:
         longest_lease=int(config.caps.lease),
         tunable=config.autotune.gpus,
         knobs=config.autotune.knobs,
+        ramp=config.caps.ramp_watts_per_second * 1000,
     )
 
 
@@ -192,8 +194,11 @@ class Capper:
                 claim.publish(Path(listening.address), host.directory)
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
+        self._fleet = FleetCeiling(
+            host.allotment, clock, enabled=config.fleet.is_enabled, record=record
+        )
         self._ceilings = PowerCeilings(
-            config.caps, host.ceilings, host.boot_id, clock, record=record
+            config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet
         )
         self._requests = RequestHandler(
             self._engine.manager,
@@ -202,6 +207,7 @@ class Capper:
             config.caps,
             clock,
             record,
+            self._fleet,
         )
         permitted = _permitted_users(config, log)
         self.server = CapperSocketServer(
@@ -230,6 +236,7 @@ class Capper:
         self._engine.audit.size = _file_size(config)
         self.server.permit(_permitted_users(config, self._log))
         self._engine.manager.reconfigure(_operator_limits(config))
+        self._fleet.enabled = config.fleet.is_enabled
         self._requests.reconfigure(config.caps)
         self._requests.turn()
 
@@ -245,6 +252,10 @@ class Capper:
         try:
             self.server.run()
         finally:
+            if self._fleet.limit is not None:  # nobody could lower the limits later
+                engine.manager.hasten()
+                self._fleet.end()
+                self._requests.turn()
             self._requests.ending = True
             ending()
             errors = engine.release(engine.manager.stop)

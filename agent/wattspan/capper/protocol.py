@@ -114,6 +114,20 @@ class CeilingRequest(CapperRequest, frozen=True, tag="ceiling"):
     ttl: SafeInteger | None = None
 
 
+class AllotmentRequest(CapperRequest, frozen=True, tag="allot"):
+    """Set the ceiling that the fleet allots to this host. For root and ``[caps] users``.
+
+    ``limit`` and ``safe`` are milliwatts of the host, with its reserve; ``until`` is the end by the
+    clock since boot in nanoseconds. Then the ceiling falls to the lower one of the two. An end in
+    the past ends the present allotment, and sets nothing.
+    """
+
+    limit: SafeInteger
+    safe: SafeInteger
+    until: SafeInteger
+    why: ReasonText = ""
+
+
 class StatusRequest(CapperRequest, frozen=True, tag="status"):
     """Ask for the state."""
 
@@ -189,8 +203,8 @@ def cap_row(sent: KnobRow) -> CapRow:
 class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):
     """One ceiling in force, over all devices together.
 
-    ``source`` is ``configuration``, ``file`` or ``socket``; ``uid`` is the owner's, ``limit`` is
-    in milliwatts, ``expires`` is monotonic time, None for a ceiling without an end.
+    ``source`` is ``configuration``, ``fleet``, ``file`` or ``socket``; ``uid`` is the owner's,
+    ``limit`` is in milliwatts, ``expires`` is monotonic time, None for a ceiling without an end.
     """
 
     source: str
@@ -198,6 +212,23 @@ class CeilingRow(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
     why: str = ""
     expires: int | None = None
+
+
+class AllotmentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The allotment of the fleet, and the range of this host's limits, in milliwatts.
+
+    All are of the host with its reserve. ``until`` is the end by the clock since boot, None once it
+    has passed. ``floor`` is the lowest sum to which the devices can be limited, ``original`` the
+    sum of their original limits; ``enforced`` is the sum of the present ones, None if a device's is
+    unknown.
+    """
+
+    limit: int
+    safe: int
+    until: int | None
+    floor: int
+    original: int
+    enforced: int | None
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):
@@ -215,6 +246,8 @@ class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag=
     ceilings: list[CeilingRow] = []
     short: int = 0
     """Milliwatts by which the devices' floors exceed the ceiling."""
+    allotment: AllotmentRow | None = None
+    """None outside a fleet."""
 
 
 class RefusedReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="refused"):
@@ -326,6 +359,14 @@ class CapperClient:
     def release(self, job: str = "") -> None:
         self._call(ReleaseRequest(job))
 
+    def allotment(self) -> AllotmentRow:
+        """The allotment of the fleet that is in force."""
+        return self._allotment(StatusRequest())
+
+    def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
+        """Set the allotment as AllotmentRequest says; the state afterwards."""
+        return self._allotment(AllotmentRequest(limit, safe, until, why))
+
     def accept(self) -> tuple[CapRow, ...]:
         """Take foreign limits as the originals. For root."""
         return self._rows(AcceptRequest())
@@ -347,6 +388,15 @@ class CapperClient:
 
     def _rows(self, request: CapperRequest) -> tuple[CapRow, ...]:
         return tuple(map(cap_row, self._call(request).rows))
+
+    def _allotment(self, request: CapperRequest) -> AllotmentRow:
+        allotment = self._call(request).allotment
+        if allotment is None:
+            raise CapsError(
+                f"The capper on {self.path} is in no fleet: set [fleet] endpoints in its"
+                " configuration and restart it."
+            )
+        return allotment
 
     def _call(self, request: CapperRequest) -> StateReply:
         deadline = self._clock.monotonic() + round(self._timeout * SECOND)

@@ -35,8 +35,9 @@ from wattspan.capper.ownership import (
     unreadable_error,
     unrecovered_limit_error,
 )
-from wattspan.capper.planner import CapDemand, Planner, WriteCause
+from wattspan.capper.planner import CapDemand, Plan, Planner, WriteCause, is_power_knob
 from wattspan.capper.protocol import RefusalReason
+from wattspan.capper.ramps import RampAllowance
 from wattspan.model import SECOND, CapKey, KnobState, Trouble
 from wattspan.ports import CapsError, Clock
 
@@ -48,6 +49,7 @@ _NOT_WRITTEN = (Trouble.DENIED, Trouble.ABSENT)
 """A write that ends in one of these has certainly not been carried out."""
 _ENFORCEMENT_TIMEOUT = 5 * SECOND
 _UNWANTED = WriteCause(why="no cap is wanted any more")
+_RAMP = WriteCause(why="towards its original limit, within [caps] ramp_watts_per_second")
 
 KnobErrors = dict[CapKey, CapsError]
 
@@ -66,6 +68,8 @@ class CapperState:
     """Entries of a former capper that were not compared with their device yet."""
     quiet: dict[CapKey, _QuietPeriod] = field(default_factory=dict)
     disobeyed_since: dict[CapKey, int] = field(default_factory=dict)
+    exempt: set[CapKey] = field(default_factory=set)
+    """Knobs whose cap or capper has ended: no ramp delays their way up."""
 
     def forget(self, key: CapKey) -> None:
         self.entries.pop(key, None)
@@ -87,7 +91,9 @@ class Reconciler:
         self.journal_trouble = ""
         self.devices, self._journal = devices, journal
         self._clock, self._record = clock, record
-        self._state = CapperState(dict(journal.entries), set(journal.entries))
+        inherited = set(journal.entries)
+        self._state = CapperState(dict(journal.entries), inherited, exempt=set(inherited))
+        self._ramp: RampAllowance | None = None
 
     # ------------------------------------------------------------------------------ knowledge
 
@@ -181,10 +187,14 @@ class Reconciler:
         """Bring observed knobs to their limits. The errors by knob.
 
         Writes that are not begun by the monotonic time ``until`` are left to the next call.
-        ``ended`` has the causes of restores.
+        ``ended`` has the knobs whose cap has ended, and the causes: they are raised or restored
+        at once, all others within the ramp.
         """
         keys, errors = set(keys), KnobErrors()
         plan = self.planner(demand).plan(keys)
+        self._state.exempt |= ended.keys()
+        self._state.exempt -= keys - {*plan.increase, *plan.restore}
+        plan = self._ramped(demand, plan)
         for key in self._state.entries.keys() & keys - {*plan.lower, *plan.increase, *plan.restore}:
             self.devices.succeed(key)  # its limit is in force
         self._write_all(demand, plan.lower, errors, until)
@@ -230,6 +240,20 @@ class Reconciler:
         for key in accepted:
             self._state.forget(key)
         return accepted
+
+    def _ramped(self, demand: CapDemand, plan: Plan) -> Plan:
+        """The part of ``plan`` that the ramp permits now."""
+        rate, now = demand.limits.ramp, self._clock.monotonic()
+        if not rate:
+            self._ramp = None
+            return plan
+        self._ramp = (self._ramp or RampAllowance.full(rate, now)).advanced(rate, now)
+        return self.planner(demand).ramped(plan, self._ramp, self._state.exempt)
+
+    def _use_ramp(self, key: CapKey, present: int | None, value: int | None) -> None:
+        """Count a change that is about to be written."""
+        if self._ramp and is_power_knob(key.knob) and present is not None and value is not None:
+            self._ramp = self._ramp.used(value - present)
 
     # ---------------------------------------------------------------------------- observation
 
@@ -298,7 +322,9 @@ class Reconciler:
         for key in targets:
             if until is not None and self._clock.monotonic() > until:
                 return
-            self._attempt(key, errors, partial(self._write, key, demand.cause(key)))
+            cause = demand.cause(key)
+            cause = cause if any(cause) else _RAMP
+            self._attempt(key, errors, partial(self._write, key, cause))
 
     def _journal_intent(self, demand: CapDemand, targets: Mapping[CapKey, int]) -> None:
         """Have on disk that these knobs are about to be written. JournalError."""
@@ -328,6 +354,7 @@ class Reconciler:
         if is_readable(key.knob) and state.requested != present:
             raise self._overtaken(entry, state)
         value = entry.value
+        self._use_ramp(key, present, value)
         try:
             shown, failure = self._put(key, value)
         except DeviceError as error:
@@ -353,6 +380,7 @@ class Reconciler:
             self.devices.succeed(key)
             return
         original = entry.original
+        self._use_ramp(key, entry.value, original)
         shown, failure = self._put(key, original)
         if is_readable(key.knob) and not (original is not None and is_honoured(original, shown)):
             raise failure or not_honoured_error(self.devices.knobs[key], original, shown)

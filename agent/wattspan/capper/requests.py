@@ -8,9 +8,10 @@ from collections.abc import Callable
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.ceilings import PowerCeilings
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.lease_manager import CapManager
-from wattspan.capper.planner import imposed_limits
+from wattspan.capper.planner import imposed_limits, power_range
 from wattspan.capper.protocol import RefusalReason, RefusedReply, StateReply, knob_row
 from wattspan.capper.reconciler import Reconciler
 from wattspan.config import CapsSettings
@@ -18,7 +19,7 @@ from wattspan.http.rate_limiter import RateLimiter
 from wattspan.model import CapKey
 from wattspan.ports import CapsError, Clock
 from wattspan.util.text import printable
-from wattspan.util.unix_sockets import PeerCredentials
+from wattspan.util.unix_sockets import PeerCredentials, uids_of
 
 MAX_JOBS = 64
 MOVES_PER_SECOND, MOVE_BURST = 2, 60
@@ -36,7 +37,10 @@ class RequestHandler:
         settings: CapsSettings,
         clock: Clock,
         record: Callable[[AuditEvent], None],
+        fleet: FleetCeiling | None = None,
     ) -> None:
+        """``fleet`` is the allotment that ``ceilings`` contain."""
+        self._fleet = fleet
         self.ending = False
         self.trouble = ""
         """The cause if imposed limits cannot be kept, else ""."""
@@ -82,8 +86,10 @@ class RequestHandler:
 
     @property
     def next_expiry(self) -> int | None:
-        """Expiry of the next lease, or None: a turn is due then, before the next regular one."""
-        return self._manager.leases.next_expiry
+        """End of the next lease or allotment, or None: a turn is due then, before the regular."""
+        lease = self._manager.leases.next_expiry
+        allotment = None if self._fleet is None else self._fleet.expires
+        return min((one for one in (lease, allotment) if one is not None), default=None)
 
     def state(self) -> StateReply:
         return StateReply(
@@ -96,6 +102,7 @@ class RequestHandler:
             suspended=self._manager.suspended,
             ceilings=list(self._ceilings.rows),
             short=self._short,
+            allotment=self._allotment(),
         )
 
     # --------------------------------------------------------------------------- inner workings
@@ -119,6 +126,8 @@ class RequestHandler:
                     self._check_rate(peer, None)
                 self._ceilings.request(request.limit, _reason(request.why), request.ttl, peer)
                 self.turn()
+            case protocol.AllotmentRequest():
+                self._allot(peer, request)
             case protocol.RestoreRequest():
                 self._require_root(peer, "restore everything")
                 self._restore(peer)
@@ -126,6 +135,39 @@ class RequestHandler:
                 self._require_root(peer, "accept foreign limits")
                 count = self._manager.accept()
                 self._record_command(peer, f"accept: {count} foreign limits")
+
+    def _allot(self, peer: PeerCredentials, request: protocol.AllotmentRequest) -> None:
+        permitted = uids_of(self._settings.users)[0] | {0, os.geteuid()}
+        if self._fleet is None:
+            raise CapsError("This host is in no fleet.", RefusalReason.NOT_ALLOWED)
+        if peer.uid not in permitted:
+            raise CapsError(
+                f"User {peer.uid} may not set the fleet's allotment: name it in [caps] users.",
+                RefusalReason.NOT_ALLOWED,
+            )
+        if request.limit != self._fleet.limit:
+            self._check_rate(peer, None)
+        try:
+            self._fleet.allot(
+                request.limit, request.safe, request.until, _reason(request.why), peer
+            )
+        finally:  # lower values apply although they could not be stored
+            self.turn()
+
+    def _allotment(self) -> protocol.AllotmentRow | None:
+        fleet = self._fleet
+        if fleet is None or fleet.limit is None:
+            return None
+        reserve = self._settings.reserve_watts * 1000
+        sums = power_range(self._settings, self._manager.planner())
+        return protocol.AllotmentRow(
+            limit=fleet.limit,
+            safe=fleet.safe,
+            until=fleet.until,
+            floor=sums.floor + reserve,
+            original=sums.original + reserve,
+            enforced=None if sums.enforced is None else sums.enforced + reserve,
+        )
 
     def _restore(self, peer: PeerCredentials) -> None:
         errors = self._manager.restore()
@@ -192,7 +234,7 @@ class RequestHandler:
         )
         self._manager.impose(imposed)
         self.trouble, self._short = "", imposed.short
-        if imposed.short and imposed.limit is not None:
+        if imposed.short and imposed.limit:  # 0 is the fleet's, before its first allotment
             self.trouble = (
                 f"A ceiling of {imposed.limit / 1000:g} W cannot be kept: the devices' floors"
                 f" take {imposed.short / 1000:g} W more. Raise the ceiling, or lower"

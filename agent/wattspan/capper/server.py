@@ -42,6 +42,7 @@ _AnyRequest = (
     | protocol.RenewRequest
     | protocol.ReleaseRequest
     | protocol.CeilingRequest
+    | protocol.AllotmentRequest
     | protocol.StatusRequest
     | protocol.RestoreRequest
     | protocol.AcceptRequest

@@ -31,6 +31,7 @@ COMMANDS = {
     "recurring": "Choose the batch size of recurring trainings, and show what the runs have cost.",
     "tune": "Show the state of tuning jobs, its reasons, and past decisions.",
     "caps": "Show or restore power limits.",
+    "fleet": "Show or change the power budgets of a fleet.",
     "capper": "Set power limits for permitted users, and restore the original ones.",
     "service": "Install, remove or show the systemd services.",
     "doctor": "Examine this host: readable counters, problems and remedies.",
@@ -49,6 +50,8 @@ Exit codes:
   5    the store cannot be used
   6    a cap was refused, or the capper does not answer
   7    tuning is off
+  8    etcd cannot be reached, or rejects the fleet's credentials
+  9    a change of the fleet is refused
   70   an internal error of wattspan
   130  interrupted
 

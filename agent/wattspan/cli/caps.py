@@ -38,6 +38,7 @@ _NAME_STATE_DIRECTORY = (
 
 _SOURCES = {
     "configuration": "[caps] budget_watts",
+    "fleet": "allotted by the fleet",
     "file": "[caps] budget_file",
     "socket": "set on the socket",
 }
@@ -237,7 +238,7 @@ def _ceiling_lines(state: StateReply, lowest: int, now: int) -> Iterator[str]:
         why = f"; because: {ceiling.why}" if ceiling.why else ""
         source = _SOURCES.get(ceiling.source, ceiling.source)
         yield f"    {source}{owner}: {_power(ceiling.limit)}{left}{why}"
-    if state.short:
+    if state.short and state.ceiling:
         yield f"    It cannot be kept: the devices' floors take {_power(state.short)} more."
 
 

@@ -1,5 +1,6 @@
 """The configuration: flag over environment over file over default, with the origin of values."""
 
+from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.loading import changed_keys, environment_variable, load, without_settings
 from wattspan.config.settings import (
@@ -34,6 +35,7 @@ __all__ = [
     "CostSettings",
     "EmulationSettings",
     "FlagValue",
+    "FleetSettings",
     "LatencyPercentile",
     "LatencySource",
     "SettingOrigin",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+from wattspan.config.fleet import FleetSettings
 from wattspan.config.footprint import CarbonSettings, CostSettings
 from wattspan.config.tuning_settings import AutotuneSettings, BoolOrAuto, CapsSettings
 from wattspan.model import HwType, IdlePolicy, Milliwatts, NamePolicy
@@ -332,6 +333,7 @@ TABLES: Mapping[str, type[Table]] = {
     "caps": CapsSettings,
     "cost": CostSettings,
     "carbon": CarbonSettings,
+    "fleet": FleetSettings,
     "emulation": EmulationSettings,
 }
 """The agent's own tables. ``[sources.*]`` and ``[exporters.*]`` belong to plugins."""
@@ -397,6 +399,7 @@ class Config:
     caps: CapsSettings = field(default_factory=CapsSettings)
     cost: CostSettings = field(default_factory=CostSettings)
     carbon: CarbonSettings = field(default_factory=CarbonSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     emulation: EmulationSettings = field(default_factory=EmulationSettings)
     sources: Mapping[str, Table] = field(default_factory=dict)
     exporters: Mapping[str, Table] = field(default_factory=dict)

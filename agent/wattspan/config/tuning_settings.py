@@ -476,6 +476,15 @@ class CapsSettings(Table, frozen=True):
         int,
         about("Lower bound of every cap in watts, besides the hardware's minimum.", least=0),
     ] = 0
+    ramp_watts_per_second: Annotated[
+        int,
+        about(
+            "Largest change of the host's power limits together, up and down; 0 for any. It delays "
+            "no restore after the end of a cap, a tuner or the capper.",
+            least=0,
+            most=1_000_000,
+        ),
+    ] = 0
     fixed: Annotated[
         tuple[FixedCapSettings, ...], about("Caps without tuning, `[[caps.fixed]]`.")
     ] = ()

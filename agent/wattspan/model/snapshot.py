@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wattspan.model.consumers import Consumer, Group, PayerInfo
+from wattspan.model.fleet import FleetAccounts
 from wattspan.model.measurements import (
     Domain,
     GapReason,
@@ -350,7 +351,8 @@ class Snapshot:
     For each hardware type, ``sum(row.energy for processes) + other + retired`` equals the
     consumers' energy of its attributed domains: ``other`` is the energy of unlisted processes,
     ``retired`` that of processes that were listed once. Neither ever falls. ``since`` is the
-    beginning of the accounts, in this run of the agent or in an earlier one.
+    beginning of the accounts, in this run of the agent or in an earlier one. ``ramps`` are the
+    largest changes of the host's power in milliwatts per second, by window in nanoseconds.
     """
 
     at: Instant
@@ -368,8 +370,10 @@ class Snapshot:
     spans: SpanAccounts = SpanAccounts()
     tuning: TuningAccounts = field(default_factory=TuningAccounts)
     footprint: Footprint = Footprint()
+    fleet: FleetAccounts | None = None
     since: Instant | None = None
     device_pods: tuple[DevicePod, ...] = ()
+    ramps: Mapping[int, int] = field(default_factory=dict)
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if unknown."""

@@ -327,6 +327,7 @@ _NON_COUNTER_SOURCES = {
     "carbon",
     "capper",
     "tuner",
+    "fleet",
     HISTORY,
     DEVICES,
     TUNING,

@@ -50,6 +50,7 @@ from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_r
 from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
+from wattspan.service.fleet_assembly import FleetAssembly
 from wattspan.service.poller import (
     DEVICES,
     STATIC_POWERS,
@@ -181,12 +182,13 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
+        fleet = FleetAssembly(core, tuning)
         kubelet = ServiceGroup("pods")
         pods = None if emulated else open_pod_resources(config.processes.pod_resources)
         if pods is not None:
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)
-        services = (footprint.services, kubelet, spans.services, tuning.services)
+        services = (footprint.services, kubelet, spans.services, tuning.services, fleet.services)
         poller = Poller(
             clock,
             ledger,
@@ -211,6 +213,8 @@ def build_agent(
                 tuning=tuning.accounts,
                 footprint=footprint.report,
                 device_pods=pods.devices if pods is not None else tuple,
+                ramps=devices.ramps,
+                fleet=fleet.accounts,
             ),
             observers={STATIC_POWERS: static_powers.apply, **tuning.observers},
             recorders={DEVICES: devices.record},

@@ -26,6 +26,12 @@ from wattspan.spans.values import IntervalEnergy
 MIN_SILENCE = 2 * SECOND
 """A device without a reading for longer is not awaited."""
 
+RAMP_WINDOWS = (SECOND, 10 * SECOND, 60 * SECOND)
+RAMP_PERIOD = 60 * SECOND
+"""Time over which the largest ramp is reported: a scrape every minute misses none."""
+_POWER_SCALE = 1_000_000
+"""Microjoules per nanosecond in milliwatts."""
+
 MAX_TEMPERATURES = 3600
 MAX_WAITING_TICKS = 64
 
@@ -76,12 +82,13 @@ class DeviceHistory:
     """
 
     def __init__(self, interval: int, absence: int, cell: int = 0) -> None:
-        self._silence = max(MIN_SILENCE, 3 * interval)
+        self._silence, self._interval = max(MIN_SILENCE, 3 * interval), interval
         self._absence, self._cell = absence, cell
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
         self._now = 0
         self._waiting: deque[_DeviceTick] = deque()
+        self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
 
     def record(self, tick: Tick, gpus: Sequence[GpuStatus]) -> None:
         """Add the readings of a tick, and the newest statuses of GPUs."""
@@ -133,6 +140,46 @@ class DeviceHistory:
         device.status = status
         if status.temperature_celsius is not None:
             device.temperatures.append(status.at.mono, status.temperature_celsius)
+
+    # -------------------------------------------------------------------------- for snapshots
+
+    def ramps(self) -> dict[int, int]:
+        """The largest ramp of the host's power in the last minute, by the length of its window.
+
+        A ramp is the difference of the mean powers of two neighbouring windows, divided by the
+        length of one, in milliwatts per second. The windows end at the newest reading that all
+        present devices have. A window that some energy of a device is unknown for, or with fewer
+        than two readings of each, has no ramp, and no length is listed without one. To be called
+        by one thread, once per snapshot.
+        """
+        with self._current():
+            present = [one for one in self._devices.values() if one.present]
+            ends = [one.counter.known for one in present]
+            end = min((one for one in ends if one is not None), default=None)
+            for window, found in self._ramps.items():
+                while found and found[0][0] <= self._now - RAMP_PERIOD:
+                    found.popleft()
+                if end is None or None in ends or (found and found[-1][0] >= end):
+                    continue
+                if (ramp := self._ramp(present, end, window)) is not None:
+                    found.append((end, ramp))
+            return {
+                window: max(ramp for _, ramp in found)
+                for window, found in self._ramps.items()
+                if found
+            }
+
+    def _ramp(self, devices: Sequence[_Device], end: int, window: int) -> int | None:
+        difference = 0
+        for device in devices:
+            if window < 2 * max(self._interval, device.domain.resolution):
+                return None
+            before = device.counter.between(end - 2 * window, end - window)
+            after = device.counter.between(end - window, end)
+            if min(before.covered, after.covered) < window:
+                return None
+            difference += after.energy - before.energy
+        return abs(difference) * _POWER_SCALE * SECOND // window**2
 
     # ---------------------------------------------------------------------------- for queries
 

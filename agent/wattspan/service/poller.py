@@ -37,6 +37,7 @@ from wattspan.model import (
     TuningAccounts,
     Usage,
 )
+from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Batch, Clock, CounterSource, ProcessDirectory, UsageBatch, UsageSource
 from wattspan.service.device_claims import DeviceClaims
 from wattspan.service.energy_history import EnergyHistory
@@ -234,6 +235,8 @@ class SnapshotProviders:
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
     device_pods: Callable[[], tuple[DevicePod, ...]] = tuple
+    ramps: Callable[[], Mapping[int, int]] = dict
+    fleet: Callable[[], FleetAccounts | None] = lambda: None
 
 
 class LatestSnapshot:
@@ -384,6 +387,8 @@ class Poller:
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
             device_pods=self._providers.device_pods(),
+            ramps=self._providers.ramps(),
+            fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))
         if self._save is not None:

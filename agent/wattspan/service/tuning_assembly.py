@@ -98,7 +98,7 @@ class TuningAssembly:
             self._add_capper()
             from wattspan.service.capper_process import CapperHealth
 
-            capper = CapperHealth(self._client)
+            capper = CapperHealth(self.capper_client)
             self.services.add_thread("wattspan-capper-watch", capper.run)
             self.services.health_checks.append(capper.health)
         if self.tap is not None:
@@ -111,6 +111,7 @@ class TuningAssembly:
             tuned.mode == "apply"
             or any(job.mode == "apply" for job in tuned.job if tuned.mode != "off")
             or caps.imposes
+            or self.core.config.fleet.is_enabled
         )
 
     def accounts(self) -> TuningAccounts:
@@ -192,7 +193,14 @@ class TuningAssembly:
             ("--emulated", str(self.core.emulated.directory))
             if self.core.emulated is not None
             else (),
-            to_toml(Config(agent=agent, autotune=self.core.config.autotune, caps=caps)),
+            to_toml(
+                Config(
+                    agent=agent,
+                    autotune=self.core.config.autotune,
+                    caps=caps,
+                    fleet=self.core.config.fleet,
+                )
+            ),
             answered=self._answered,
             log=self.core.log,
         )
@@ -200,7 +208,7 @@ class TuningAssembly:
 
     def _answered(self) -> bool:
         """True if a capper answers, for example the system's or another agent's."""
-        client = self._client(CAPPER_TIMEOUT)
+        client = self.capper_client(CAPPER_TIMEOUT)
         try:
             client.rows()
         except CapsError as error:
@@ -227,7 +235,7 @@ class TuningAssembly:
                 " them into the configuration of that capper's agent, or end that agent."
             )
 
-    def _client(self, timeout: float = 1.0) -> CapperClient:
+    def capper_client(self, timeout: float = 1.0) -> CapperClient:
         return capper_client(
             self.core.config,
             self.core.clock,
@@ -277,7 +285,7 @@ class TuningAssembly:
             device_users=device_users,
             snapshot=self.core.view,
             directory=self._directory,
-            caps=self._client() if self._needs_capper else None,
+            caps=self.capper_client() if self._needs_capper else None,
             decisions=decisions
             if self.records is None
             else ForwardedDecisions(decisions, self.records.offer),

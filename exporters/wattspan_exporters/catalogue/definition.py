@@ -36,7 +36,16 @@ class Instrument(StrEnum):
     INFO = "Info"  # facts as labels, the value always 1
 
 
-DECIMALS = {"J": 6, "W": 3, "s": 9, "g": 9, "g/kWh": 9, "{currency}": 9, "{currency}/kWh": 9}
+DECIMALS = {
+    "J": 6,
+    "W": 3,
+    "W/s": 3,
+    "s": 9,
+    "g": 9,
+    "g/kWh": 9,
+    "{currency}": 9,
+    "{currency}/kWh": 9,
+}
 """Decimal digits of units that the model holds as integers, such as microjoules."""
 
 

@@ -102,6 +102,11 @@ def host_power(snapshot: Snapshot) -> Iterator[Sample]:
         yield (worst_provenance(cover) or "",), sum(parts)
 
 
+def host_ramps(snapshot: Snapshot) -> Iterator[Sample]:
+    for window, ramp in snapshot.ramps.items():
+        yield (f"{window // SECOND}s",), ramp
+
+
 def gap_time(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield every reason of every domain, including zeros.
 
@@ -135,6 +140,11 @@ ENERGY = (
     Metric("hw.host.power", GAUGE, "W",
            "Mean power of the cover; absent while the power of any member is unknown.",
            ("provenance",), host_power),
+    Metric("wattspan.host.power.ramp", GAUGE, "W/s",
+           "Largest change of the cover's mean power between two neighbouring windows in the last "
+           "minute, divided by their length; absent while the energy of all such windows is "
+           "unknown.",
+           ("window",), host_ramps),
     Metric("wattspan.domain.up", GAUGE, "",
            "Presence of the domain: 1 if present, 0 if only its account remains.", ("hw.id",),
            each(attrgetter("domains"), lambda a: (a.domain.id,), lambda a: int(a.present))),

@@ -1,0 +1,269 @@
+"""``wattspan fleet``: shows and changes the power budgets of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    config_options,
+    echo_json,
+    json_option,
+)
+from wattspan.ports import ConfigError, WattspanError
+from wattspan.util.text import printable
+
+if TYPE_CHECKING:
+    from wattspan.fleet.allotment import AllotmentBook
+    from wattspan.fleet.etcd import EtcdCoordination
+    from wattspan.fleet.records import FleetKeys, FleetState
+
+_ATTEMPTS = 10
+_MILLIWATTS_PER_WATT = 1_000
+
+
+class RefusedChangeError(WattspanError):
+    """A change of the fleet that would be wrong; the message has the figures."""
+
+    exit_code = 9
+
+
+@click.group(name="fleet")
+def command() -> None:
+    """Show or change the power budgets of a fleet."""
+
+
+@command.command()
+@config_options
+@json_option
+def status(configuration: ConfigurationOptions, as_json: bool) -> None:
+    """Show the budgets, and the demand and the allotment of each host.
+
+    Exits with 8 if etcd does not answer.
+    """
+    with _Fleet(configuration) as fleet:
+        facts = fleet_facts(fleet.read())
+    if as_json:
+        echo_json(facts)
+        return
+    for line in fleet_lines(facts):
+        click.echo(printable(line))
+
+
+@command.command()
+@click.argument("place")
+@click.argument("watts", type=click.IntRange(1, 10**9), required=False)
+@click.option("--remove", is_flag=True, help="Remove the budget of this place.")
+@config_options
+def budget(
+    configuration: ConfigurationOptions, place: str, watts: int | None, remove: bool
+) -> None:
+    """Set the budget of PLACE to WATTS.
+
+    PLACE is "fleet" for all hosts, a row or rack such as row-1/rack-3, or a host of one, such as
+    row-1/rack-3/host-7. A lower budget is in force once all hosts have lowered their limits.
+
+    Exits with 9 if the floors of the hosts exceed the budget, with 8 if etcd does not answer.
+    """
+    from wattspan.fleet.allotment import accept_budgets, place_name
+
+    if (watts is None) is not remove:
+        raise click.UsageError("Name either WATTS or --remove.")
+    node = "" if place == "fleet" else place.strip("/")
+
+    def change(book: AllotmentBook) -> AllotmentBook:
+        budgets = {**book.budgets}
+        if watts is None:
+            if budgets.pop(node, None) is None:
+                raise RefusedChangeError(f"{place_name(node)} has no budget.")
+        else:
+            budgets[node] = watts * _MILLIWATTS_PER_WATT
+        return accept_budgets(book, budgets)
+
+    with _Fleet(configuration) as fleet:
+        fleet.change(change)
+    amount = "no budget" if watts is None else f"a budget of {watts} W"
+    click.echo(f"{place_name(node)} has {amount} now; `wattspan fleet status` shows its limits.")
+
+
+@command.command()
+@click.argument("host")
+@click.option("--undo", is_flag=True, help="Let the host have its share again.")
+@config_options
+def drain(configuration: ConfigurationOptions, host: str, undo: bool) -> None:
+    """Limit HOST to its floor, for instance before it is switched off.
+
+    Exits with 8 if etcd does not answer, with 9 for an unknown host.
+    """
+    from wattspan.fleet.allotment import drain_host
+
+    def change(book: AllotmentBook) -> AllotmentBook:
+        if host not in book.hosts and host not in book.drained:
+            known = ", ".join(sorted(book.hosts)) or "none"
+            raise RefusedChangeError(f"The fleet has no host {host}. Its hosts: {known}.")
+        return drain_host(book, host, drained=not undo)
+
+    with _Fleet(configuration) as fleet:
+        fleet.change(change)
+    outcome = "gets its share again" if undo else "is limited to its floor"
+    click.echo(f"{host} {outcome}; `wattspan fleet status` shows when its limit is in force.")
+
+
+@command.command()
+@click.argument("host")
+@config_options
+def remove(configuration: ConfigurationOptions, host: str) -> None:
+    """Remove HOST, whose power does not count from then on.
+
+    The host must be off, or drained and stopped: nobody else can know that it draws nothing.
+
+    Exits with 8 if etcd does not answer, with 9 if the host is in contact or unknown.
+    """
+    from wattspan.fleet.allotment import remove_host
+
+    with _Fleet(configuration) as fleet:
+
+        def change(book: AllotmentBook) -> AllotmentBook:
+            if host not in book.hosts:
+                known = ", ".join(sorted(book.hosts)) or "none"
+                raise RefusedChangeError(f"The fleet has no host {host}. Its hosts: {known}.")
+            presence = fleet.read().reports.get(host)
+            return remove_host(book, host, None if presence is None else presence.report)
+
+        fleet.change(change)
+    click.echo(f"{host} is removed.")
+
+
+# ------------------------------------------------------------------------------------- facts
+
+
+def fleet_facts(state: FleetState) -> dict[str, Any]:
+    """The state of a fleet in watts."""
+    from wattspan.fleet.allotment import is_acknowledged, power_bounds
+    from wattspan.fleet.allotment_planner import plan_allotments
+
+    book = state.book
+    reports = {name: presence.report for name, presence in state.reports.items()}
+    plan = plan_allotments(book, reports)
+    hosts = []
+    for name in sorted({*book.hosts, *reports}):
+        entry, report = book.hosts.get(name), reports.get(name)
+        waiting = plan.waiting.get(name) or state.invalid.get(name, "")
+        demand = None if report is None or report.demand is None else _watts(report.demand)
+        bounds = None if entry is None else power_bounds(entry, report)
+        hosts.append(
+            {
+                "name": name,
+                "place": entry.place if entry else report.place if report else "",
+                "in_contact": report is not None,
+                "drained": name in book.drained,
+                "priority": report.priority if report else entry.priority if entry else None,
+                "floor": _watts(report.floor if report else entry.floor if entry else 0),
+                "demand": demand,
+                "allotment": None if entry is None else _watts(entry.allotment.limit),
+                "enforceable": None if bounds is None else _watts(bounds.limit),
+                "safe": None if bounds is None else _watts(bounds.safe),
+                "acknowledged": bool(entry and report and is_acknowledged(entry, report)),
+                "waiting": waiting,
+            }
+        )
+    places = [
+        {
+            "place": place,
+            "budget": None if node.budget is None else _watts(node.budget),
+            "hosts": node.hosts,
+            "demand": _watts(node.demand),
+            "allotted": _watts(node.allotted),
+            "enforceable": _watts(node.possible),
+            "safe": _watts(node.safe),
+        }
+        for place, node in sorted(plan.nodes.items())
+    ]
+    return {"leader": state.leader, "places": places, "hosts": hosts}
+
+
+def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """The state of a fleet for people."""
+    from wattspan.fleet.allotment import place_name
+
+    yield f"Leader: {facts['leader'] or 'none; no allotment changes'}"
+    yield f"{'place':<24}{'budget':>9}{'demand':>9}{'allotted':>9}{'safe':>9}  hosts"
+    for one in facts["places"]:
+        yield (
+            f"{place_name(one['place']):<24}{_shown(one['budget'])}{_shown(one['demand'])}"
+            f"{_shown(one['enforceable'])}{_shown(one['safe'])}  {one['hosts']}"
+        )
+    yield f"{'host':<24}{'floor':>9}{'demand':>9}{'allotted':>9}{'safe':>9}"
+    for one in facts["hosts"]:
+        notes = [
+            "" if one["in_contact"] else "no contact",
+            "drained" if one["drained"] else "",
+            one["waiting"],
+        ]
+        demand = "all" if one["in_contact"] and one["demand"] is None else one["demand"]
+        yield (
+            f"{one['name']:<24}{_shown(one['floor'])}{_shown(demand)}{_shown(one['enforceable'])}"
+            f"{_shown(one['safe'])}  {'; '.join(filter(None, notes))}"
+        ).rstrip()
+
+
+def _shown(value: object) -> str:
+    text = "-" if value is None else value if isinstance(value, str) else f"{value:g} W"
+    return f"{text:>9}"
+
+
+def _watts(milliwatts: int) -> float:
+    return milliwatts / _MILLIWATTS_PER_WATT
+
+
+class _Fleet:
+    """The records of the configured fleet; ends its connections with the context."""
+
+    def __init__(self, configuration: ConfigurationOptions) -> None:
+        config = configuration.load_without_plugins()
+        if not config.fleet.is_enabled:
+            raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
+        from wattspan.clock import SystemClock
+        from wattspan.fleet.access import EtcdAccess
+        from wattspan.fleet.etcd import EtcdCoordination
+        from wattspan.fleet.records import FleetKeys
+
+        self._keys: FleetKeys = FleetKeys(config.fleet.prefix)
+        self._etcd: EtcdCoordination = EtcdCoordination(
+            EtcdAccess.configured(config.fleet), SystemClock()
+        )
+
+    def read(self) -> FleetState:
+        from wattspan.fleet.records import read_state
+
+        return read_state(self._keys, self._etcd.read(self._keys.prefix))
+
+    def change(self, change: Callable[[AllotmentBook], AllotmentBook]) -> None:
+        """Replace the book, again after each change by others; RefusedChangeError."""
+        from wattspan.fleet.coordination import ConflictError, KeyWrite
+        from wattspan.fleet.records import encode
+
+        for _ in range(_ATTEMPTS):
+            state = self.read()
+            try:
+                book = change(state.book)
+            except ValueError as error:
+                raise RefusedChangeError(str(error)) from None
+            try:
+                self._etcd.commit(
+                    (KeyWrite(self._keys.book, encode(book)),),
+                    (state.condition(self._keys.book),),
+                )
+            except ConflictError:
+                continue
+            return
+        raise RefusedChangeError("The fleet changes too often at present. Try again.")
+
+    def __enter__(self) -> _Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._etcd.close()

@@ -1,0 +1,1 @@
+"""Power budgets of several hosts, over a coordination service that exists already."""

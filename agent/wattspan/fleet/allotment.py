@@ -1,0 +1,259 @@
+"""Allotments of the power budgets of rows and racks to hosts: values and their rules. Pure.
+
+The leader of the fleet keeps one value, the `AllotmentBook`, under one key, and replaces it by
+compare-and-swap only. It holds, for each registered host, the newest allotment and the highest
+limit that the host may still enforce. Every decision follows from the book and the hosts' reports,
+so any successor continues in the middle of a transition. An allotment under a host's own key is a
+copy for its delivery: old copies do no harm, because hosts ignore sequences that are not newer.
+
+Limits shrink before others grow. A host's limit counts with its highest value that may be in force:
+the former until the host acknowledges the new one, or until its session ends. A host without
+contact lowers its limit to its safe allotment, and never raises a limit by itself. At every node,
+the limits that may be in force therefore add up to the budget at most, in any partition.
+
+Power is in milliwatts. A place names the groups of a host from the outermost on, as
+``row-1/rack-3``; a budget applies to a place, to ``PLACE/HOST``, or to ``""``, the whole fleet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from wattspan.capper.budget_shares import DEFAULT_PRIORITY
+
+MAX_POWER: Final = 10**12
+"""The highest power of a host or a budget, in milliwatts."""
+_PLACE = re.compile(r"(?:[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)?")
+
+
+class BudgetBelowFloorsError(ValueError):
+    """The floors of the hosts at ``place`` exceed its budget; both in milliwatts."""
+
+    def __init__(self, place: str, budget: int, floors: int, hosts: int) -> None:
+        super().__init__(
+            f"The budget of {place_name(place)}, {watts(budget)}, is {watts(floors - budget)} below"
+            f" the floors of its {hosts} host{'s' * (hosts != 1)}, which are {watts(floors)}"
+            " together. Set a higher budget, or remove hosts first."
+        )
+        self.place, self.budget, self.floors, self.hosts = place, budget, floors, hosts
+
+
+class HostInUseError(ValueError):
+    """A host cannot be removed, because it may still use its allotment."""
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that a host publishes under its lease, which ends with its ``session``.
+
+    ``floor`` is the lowest power to which its devices can be limited, ``ceiling`` the sum of their
+    original limits, ``demand`` the limit that it asks for (None: its ceiling). ``limit`` is the
+    limit that it enforces, and ``acknowledged`` the sequence of the newest allotment that is in
+    force and recorded on the host. A host that joins lowers its limit to its floor first.
+    """
+
+    session: str
+    place: str
+    floor: int
+    ceiling: int
+    limit: int
+    demand: int | None = None
+    priority: int = DEFAULT_PRIORITY
+    acknowledged: int = 0
+    leaving: bool = False
+
+
+class Allotment(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit of a host in one session, and its limit once that session has ended."""
+
+    session: str
+    sequence: int
+    limit: int
+    safe: int
+
+
+class HostEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered host in the book: its newest allotment, and the highest values of those before.
+
+    ``limit_bound`` and ``safe_bound`` are at least ``limit`` and ``safe``, and include every
+    allotment of the session that the host may have adopted and not replaced.
+    """
+
+    place: str
+    floor: int
+    ceiling: int
+    priority: int
+    allotment: Allotment
+    limit_bound: int
+    safe_bound: int
+
+
+class AllotmentBook(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state of the allotment: budgets by place, and the registered hosts by name.
+
+    A host that is ``drained`` is allotted its floor, and is not admitted again.
+    """
+
+    revision: int = 0
+    budgets: dict[str, int] = {}
+    hosts: dict[str, HostEntry] = {}
+    drained: tuple[str, ...] = ()
+
+
+class PowerBounds(NamedTuple):
+    """The highest limit that a host may enforce, now and after it loses contact."""
+
+    limit: int
+    safe: int
+
+
+class HostHolding(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's side: the limit that it enforces now, and its limit once its session has ended.
+
+    The host records it on disk before it raises a limit and before it acknowledges one. It has to
+    call `lost` early enough that its limit is lowered before its lease can end at the server.
+    """
+
+    limit: int
+    safe: int
+    session: str = ""
+    sequence: int = 0
+
+    def adopt(self, allotment: Allotment) -> HostHolding:
+        """The holding with a newer allotment of this session; unchanged by any other."""
+        if not self.session or allotment.session != self.session:
+            return self
+        if allotment.sequence <= self.sequence:
+            return self
+        return HostHolding(
+            limit=allotment.limit,
+            safe=allotment.safe,
+            session=self.session,
+            sequence=allotment.sequence,
+        )
+
+    def lost(self) -> HostHolding:
+        """The holding without contact: the lower one of the limit and the safe allotment."""
+        limit = min(self.limit, self.safe)
+        return HostHolding(limit=limit, safe=limit)
+
+    def begin(self, session: str) -> HostHolding:
+        """The holding in a new session; its limit is unchanged until a new allotment arrives."""
+        return replace(self.lost(), session=session)
+
+
+# ------------------------------------------------------------------------------- operator's changes
+
+
+def accept_budgets(book: AllotmentBook, budgets: Mapping[str, int]) -> AllotmentBook:
+    """The book with other budgets.
+
+    ValueError if a place or a power is invalid, BudgetBelowFloorsError if the hosts' floors exceed
+    a budget. Lower budgets apply as fast as the hosts acknowledge lower limits.
+    """
+    for place, budget in budgets.items():
+        if not _PLACE.fullmatch(place):
+            raise ValueError(f"{place!r} is not a place: name groups as row-1/rack-3.")
+        if not 0 < budget <= MAX_POWER:
+            raise ValueError(
+                f"The budget of {place_name(place)} must be above 0 and at most {watts(MAX_POWER)}."
+            )
+    floors: dict[str, list[int]] = {}
+    for name, entry in book.hosts.items():
+        for place in nodes_of(entry.place, name):
+            floors.setdefault(place, []).append(entry.floor)
+    for place in sorted(budgets):
+        ones = floors.get(place, [])
+        if sum(ones) > budgets[place]:
+            raise BudgetBelowFloorsError(place, budgets[place], sum(ones), len(ones))
+    return replace(book, revision=book.revision + 1, budgets=dict(budgets))
+
+
+def drain_host(book: AllotmentBook, name: str, *, drained: bool = True) -> AllotmentBook:
+    """The book in which a host is drained, or not any more."""
+    names = {*book.drained, name} if drained else {*book.drained} - {name}
+    return replace(book, revision=book.revision + 1, drained=tuple(sorted(names)))
+
+
+def remove_host(book: AllotmentBook, name: str, report: HostReport | None) -> AllotmentBook:
+    """The book without a host, whose power does not count from then on.
+
+    ``report`` is its present report, None if its session has ended: then the operator knows that
+    it is off. KeyError if it is not registered, HostInUseError if it is in contact and does not
+    leave, or has not acknowledged its last allotment. A drained host stays drained.
+    """
+    entry = book.hosts[name]
+    if report is not None and not (report.leaving and is_acknowledged(entry, report)):
+        raise HostInUseError(
+            f"{name} is in contact and may use {watts(power_bounds(entry, report).limit)}. Switch"
+            " it off, or stop its agent, first."
+        )
+    hosts = {other: one for other, one in book.hosts.items() if other != name}
+    return replace(book, revision=book.revision + 1, hosts=hosts)
+
+
+# ------------------------------------------------------------------------------- limits in force
+
+
+def power_bounds(entry: HostEntry, report: HostReport | None) -> PowerBounds:
+    """The highest limits that a registered host may enforce, by its present report if any."""
+    if report is None or report.session != entry.allotment.session:
+        lost = min(entry.limit_bound, entry.safe_bound)
+        return PowerBounds(lost, lost)
+    if is_acknowledged(entry, report):
+        bounds = PowerBounds(entry.allotment.limit, entry.allotment.safe)
+    else:
+        bounds = PowerBounds(entry.limit_bound, entry.safe_bound)
+    return PowerBounds(max(bounds.limit, report.floor), max(bounds.safe, report.floor))
+
+
+def report_problem(report: HostReport) -> str | None:
+    """The reason if a report is invalid, else None."""
+    if not _PLACE.fullmatch(report.place):
+        return f"{report.place!r} is not a place such as row-1/rack-3"
+    if not 0 <= report.floor <= report.ceiling <= MAX_POWER:
+        return (
+            f"its floor of {watts(report.floor)} and its ceiling of {watts(report.ceiling)} are"
+            " no range of power"
+        )
+    if not 0 <= report.limit <= MAX_POWER:
+        return f"its limit of {watts(report.limit)} is no power"
+    return None
+
+
+def is_acknowledged(entry: HostEntry, report: HostReport) -> bool:
+    newest = entry.allotment
+    return report.session == newest.session and report.acknowledged == newest.sequence
+
+
+# ---------------------------------------------------------------------------------------- places
+
+
+def node_of(place: str, name: str) -> str:
+    """The node of a host itself."""
+    return f"{place}/{name}" if place else name
+
+
+def groups_of(place: str) -> Iterator[str]:
+    """The groups of a place, the outermost first."""
+    yield ""
+    if place:
+        parts = place.split("/")
+        yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def nodes_of(place: str, name: str) -> list[str]:
+    """Every node to which a host belongs, its own last."""
+    return [*groups_of(place), node_of(place, name)]
+
+
+def place_name(place: str) -> str:
+    return place or "the fleet"
+
+
+def watts(milliwatts: int) -> str:
+    return f"{milliwatts / 1000:g} W"

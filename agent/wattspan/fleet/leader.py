@@ -1,0 +1,121 @@
+"""The leader of a fleet: it ends silent sessions, plans allotments and delivers them.
+
+Every write is conditional: on the leadership, and on the records from which it follows. A leader
+that was replaced therefore changes nothing, whenever it notices that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from wattspan.fleet.allotment import HostReport
+from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
+from wattspan.fleet.coordination import (
+    MAX_CHANGES,
+    Coordination,
+    KeyWrite,
+    RevisionCondition,
+)
+from wattspan.fleet.records import MAX_LIFETIME, FleetKeys, FleetState, encode, read_state
+from wattspan.ports import Clock
+
+_MILLIWATTS_PER_WATT: Final = 1_000
+
+
+class _LastWrite(NamedTuple):
+    """The newest known write of a report, and the monotonic time at which it was first seen."""
+
+    revision: int
+    seen: int
+
+
+class FleetLeader:
+    """Decides for all hosts while this host leads. For one thread."""
+
+    def __init__(
+        self, keys: FleetKeys, coordination: Coordination, clock: Clock, least_change_watts: int
+    ) -> None:
+        self._keys, self._coordination, self._clock = keys, coordination, clock
+        self._least_change = least_change_watts * _MILLIWATTS_PER_WATT
+        self._last: dict[str, _LastWrite] = {}
+        self._fence: RevisionCondition | None = None
+        self.plan: AllotmentPlan | None = None
+        """The newest plan; None before the first."""
+
+    def step(self, fence: RevisionCondition) -> None:
+        """Decide once, as leader by ``fence``. CoordinationError, RecordError.
+
+        ConflictError if a record has changed meanwhile: the next step sees it.
+        """
+        if fence != self._fence:  # silence is counted anew: this host has not watched until now
+            self._fence, self._last = fence, {}
+        state = read_state(self._keys, self._coordination.read(self._keys.prefix))
+        silent = self._observe(state)
+        for name in silent:
+            self._end_session(name, state, fence)
+        reports = self._reports(state, silent)
+        plan = self.plan = plan_allotments(state.book, reports, least_change=self._least_change)
+        book = state.book if plan.book is None else plan.book
+        copies = [
+            KeyWrite(self._keys.allotment(name), encode(entry.allotment))
+            for name, entry in book.hosts.items()
+            if state.allotments.get(name) != entry.allotment
+        ]
+        copies += [
+            KeyWrite(self._keys.allotment(name), None)
+            for name in state.allotments
+            if name not in book.hosts
+        ]
+        if plan.book is not None:
+            self._coordination.commit(
+                (KeyWrite(self._keys.book, encode(plan.book)),),
+                (fence, state.condition(self._keys.book)),
+            )
+        # An old copy does no harm, so the delivery need not be one with the decision.
+        for first in range(0, len(copies), MAX_CHANGES):
+            self._coordination.commit(copies[first : first + MAX_CHANGES], (fence,))
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _observe(self, state: FleetState) -> tuple[str, ...]:
+        """Note the writes of all reports; the hosts whose report has been silent for too long."""
+        now = self._clock.monotonic()
+        last: dict[str, _LastWrite] = {}
+        silent = []
+        lifetimes = dict.fromkeys(state.invalid, MAX_LIFETIME)
+        lifetimes |= {name: presence.lifetime for name, presence in state.reports.items()}
+        for name, lifetime in lifetimes.items():
+            revision = state.written[self._keys.report(name)].revision
+            before = self._last.get(name)
+            if before is None or before.revision != revision:
+                before = _LastWrite(revision, now)
+            last[name] = before
+            if now - before.seen > lifetime:
+                silent.append(name)
+        self._last = last
+        return tuple(silent)
+
+    def _end_session(self, name: str, state: FleetState, fence: RevisionCondition) -> None:
+        """Delete a silent report as it was read; ConflictError if it was renewed meanwhile."""
+        key = self._keys.report(name)
+        self._coordination.commit((KeyWrite(key, None),), (fence, state.condition(key)))
+
+    def _reports(self, state: FleetState, ended: tuple[str, ...]) -> Mapping[str, HostReport]:
+        """The reports of all sessions that may go on."""
+        reports = {
+            name: presence.report for name, presence in state.reports.items() if name not in ended
+        }
+        for name in state.invalid:
+            entry = state.book.hosts.get(name)
+            if entry is not None and name not in ended:
+                # It is present, with everything that it may have adopted.
+                reports[name] = HostReport(
+                    session=entry.allotment.session,
+                    place=entry.place,
+                    floor=entry.floor,
+                    ceiling=entry.ceiling,
+                    limit=entry.limit_bound,
+                    priority=entry.priority,
+                )
+        return reports

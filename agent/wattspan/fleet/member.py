@@ -1,0 +1,250 @@
+"""A host's part in its fleet: reports, its session, and the allotment in force.
+
+A session is renewed by conditional writes of the host's report, not by a lease of the service: a
+write that succeeds proves that nobody had ended the session when it was sent. From that moment on
+the allotment is in force for ``contact``, by the host's own clock, and the capper ends it by
+itself. Whoever ends the session, by deleting the report, waits for longer since the last write.
+
+A session that was lost is never continued. The next one begins once the devices are at the
+fallback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from wattspan.capper.fleet_ceiling import boot_time
+from wattspan.capper.protocol import AllotmentRow
+from wattspan.config import FleetSettings
+from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, watts
+from wattspan.fleet.coordination import (
+    ABSENT,
+    ConflictError,
+    Coordination,
+    CoordinationError,
+    KeyWrite,
+    OutcomeUnknownError,
+    RevisionCondition,
+    StoredKey,
+)
+from wattspan.fleet.demand import next_demand
+from wattspan.fleet.records import (
+    MAX_LIFETIME,
+    FleetKeys,
+    Presence,
+    decode_allotment,
+    decode_presence,
+    encode,
+)
+from wattspan.model import SECOND
+from wattspan.ports import CapsError, Clock, ConfigError
+
+_ENDED: Final = 0  # a time in the past
+
+
+class AllottedCapper(Protocol):
+    """The capper of this host, as a fleet needs it. CapsError if it does not respond."""
+
+    def allotment(self) -> AllotmentRow:
+        """The allotment in force, and the range of the host's limits."""
+        ...
+
+    def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
+        """Put an allotment in force until a time since boot; the state afterwards."""
+        ...
+
+
+class FleetMember:
+    """One host. For one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: FleetSettings,
+        coordination: Coordination,
+        capper: AllottedCapper,
+        clock: Clock,
+        *,
+        power: Callable[[], int | None],
+        new_session: Callable[[], str],
+        ramp: int = 0,
+        largest_step: float = 1.0,
+    ) -> None:
+        """``power`` is the present power of the host in milliwatts, None if it is unknown.
+
+        The capper changes the host's limits by at most ``ramp`` milliwatts per second, 0 for any,
+        and lowers one by ``largest_step`` of its default in a second.
+        """
+        self._ramp, self._largest_step = ramp, largest_step
+        self.name, self._settings = name, settings
+        self._coordination, self._capper, self._clock = coordination, capper, clock
+        self._power, self._new_session = power, new_session
+        self._keys = FleetKeys(settings.prefix)
+        self._holding = HostHolding(limit=0, safe=0)
+        self._session, self._until = "", _ENDED
+        self._last_session = ""
+        self._revision = ABSENT
+        self._beat = self._acknowledged = 0
+        self.state: AllotmentRow | None = None
+        """The capper's newest state."""
+        self.demand: int | None = None
+        """The power for which the host asks; None for that of all its devices."""
+        self.waiting = ""
+        """The reason if the host has no allotment, in one sentence; "" if it has one."""
+
+    @property
+    def session(self) -> str:
+        """The present session, "" without one."""
+        return self._session
+
+    @property
+    def sequence(self) -> int:
+        """The sequence of the allotment in force; 0 without one."""
+        return self._holding.sequence
+
+    def beat(self) -> bool:
+        """Renew the session, or begin one, and put the newest allotment in force.
+
+        True if the next beat has news and should follow at once. CoordinationError, CapsError and
+        RecordError leave everything as it is: the allotment ends in time.
+        """
+        state = self.state = self._capper.allotment()
+        if self._session and self._now() >= self._until:
+            self._lose("It has lost contact to the fleet, and joins again.")
+        if not self._session and not self._begin(state):
+            return False
+        sent = self._now()
+        self._publish(state)
+        self._until = sent + self._settings.contact
+        return self._adopt(self._newest())
+
+    def leave(self) -> None:
+        """End the session for an orderly stop, so that the fleet need not wait for its end."""
+        session, self._session = self._session, ""
+        if not session:
+            return
+        with suppress(CapsError, CoordinationError):
+            state = self._capper.allot(0, 0, _ENDED, "the agent stops")
+            if _is_lowered(state):
+                condition = RevisionCondition(self._keys.report(self.name), self._revision)
+                delete = KeyWrite(self._keys.report(self.name), None)
+                self._coordination.commit((delete,), (condition,))
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _now(self) -> int:
+        return boot_time(self._clock.now())
+
+    def _lose(self, why: str) -> None:
+        self._session, self._acknowledged = "", 0
+        self._until = _ENDED
+        self._holding = self._holding.lost()
+        self.waiting = why
+
+    def _begin(self, state: AllotmentRow) -> bool:
+        """Begin a session once no earlier allotment is in force; False if that takes longer."""
+        if state.until is not None:
+            state = self._capper.allot(0, 0, _ENDED, "a new session with the fleet begins")
+        self.state = state
+        if not _is_lowered(state):
+            self.waiting = (
+                f"Its devices are not yet limited to {watts(max(state.limit, state.floor))}, with"
+                " which it may join the fleet."
+            )
+            return False
+        entry = self._own(self._keys.report(self.name))
+        if entry is not None and decode_presence(entry).report.session != self._last_session:
+            self.waiting = (
+                "A session of its name has not ended: it is that of its agent before a crash, or"
+                " of another host with the same [fleet] name."
+            )
+            return False
+        self._revision = entry.revision if entry else ABSENT
+        self._session = self._last_session = self._new_session()
+        self._acknowledged = 0
+        self._holding = HostHolding(limit=state.limit, safe=state.safe).begin(self._session)
+        self.waiting = "It has joined the fleet, and waits for its allotment."
+        return True
+
+    def _publish(self, state: AllotmentRow) -> None:
+        """Write the report under the condition that the session goes on."""
+        self._beat += 1
+        settings = self._settings
+        held = max(self._holding.limit, state.floor)
+        original = max(state.floor, state.original)
+        self.demand = next_demand(
+            self.demand, self._power(), state.enforced or held, state.floor, original
+        )
+        presence = Presence(
+            report=HostReport(
+                session=self._session,
+                place=settings.place,
+                floor=state.floor,
+                ceiling=original,
+                limit=max(held, state.enforced or held),
+                demand=self.demand,
+                priority=settings.priority,
+                acknowledged=self._acknowledged,
+            ),
+            beat=self._beat,
+            lifetime=self._lifetime(state),
+        )
+        key, value = self._keys.report(self.name), encode(presence)
+        try:
+            self._revision = self._coordination.commit(
+                (KeyWrite(key, value),), (RevisionCondition(key, self._revision),)
+            )
+        except OutcomeUnknownError:
+            entry = self._own(key)
+            if entry is None or entry.value != value:
+                raise  # not made so far; if it is made later, the next beat conflicts
+            self._revision = entry.revision
+        except ConflictError:
+            self._lose("Its session was ended by the fleet, or its name is used by another host.")
+            raise
+
+    def _lifetime(self, state: AllotmentRow) -> int:
+        """The time from a beat without a successor until the fallback is certainly in force."""
+        settings = self._settings
+        span = max(0, state.original - state.floor)
+        ramp = SECOND * span // self._ramp if self._ramp else 0
+        steps = SECOND * math.ceil(1 / self._largest_step)
+        lifetime = settings.contact + settings.fallback + ramp + steps
+        if lifetime > MAX_LIFETIME:
+            raise ConfigError(
+                "[caps] ramp_watts_per_second and largest_step are too slow for a fleet: a fallback"
+                f" by {watts(span)} would take {(ramp + steps) // SECOND} s. Together with [fleet]"
+                f" contact and fallback, {MAX_LIFETIME // SECOND} s are permitted."
+            )
+        return lifetime
+
+    def _newest(self) -> Allotment | None:
+        entry = self._own(self._keys.allotment(self.name))
+        return None if entry is None else decode_allotment(entry)
+
+    def _own(self, key: str) -> StoredKey | None:
+        entries = self._coordination.read(key).entries
+        return next((entry for entry in entries if entry.key == key), None)
+
+    def _adopt(self, newest: Allotment | None) -> bool:
+        if newest is not None:
+            self._holding = self._holding.adopt(newest)
+        holding = self._holding
+        if not holding.sequence:
+            return False
+        why = f"allotment {holding.sequence} of the fleet"
+        state = self._capper.allot(holding.limit, holding.safe, self._until, why)
+        self.state, self.waiting = state, ""
+        if state.until != self._until or not _is_lowered(state):
+            return False  # its time has passed meanwhile, or devices are still above it
+        news = self._acknowledged != holding.sequence
+        self._acknowledged = holding.sequence
+        return news
+
+
+def _is_lowered(state: AllotmentRow) -> bool:
+    """True if all devices together are within the limit, or at their floors."""
+    return state.enforced is not None and state.enforced <= max(state.limit, state.floor)

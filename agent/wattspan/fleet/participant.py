@@ -1,0 +1,218 @@
+"""The thread of a host in a fleet: beats, the candidacy, and the steps of a leader."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from wattspan.config import FleetSettings
+from wattspan.fleet.coordination import (
+    Changes,
+    ConflictError,
+    Coordination,
+    CoordinationError,
+    Election,
+    LeaseEndedError,
+)
+from wattspan.fleet.leader import FleetLeader
+from wattspan.fleet.member import FleetMember
+from wattspan.fleet.records import FleetKeys
+from wattspan.model import MILLISECOND, SECOND, Failure, SourceHealth, Trouble
+from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.ports import Clock, WattspanError
+from wattspan.util.throttle import RateLimitedLog, RetryBackoff
+
+LEADER_LEASE_SECONDS: Final = 10
+"""Time from the end of a leader until another one may be elected, at most."""
+BEATS_PER_CONTACT: Final = 4
+_LEAST_PAUSE: Final = 200 * MILLISECOND
+"""Least time between two rounds, so that changes of many hosts are decided together."""
+_LONGEST_WAIT: Final = 500 * MILLISECOND
+"""Longest wait for changes at once, so that the thread ends soon."""
+_FIRST_DELAY: Final = 250 * MILLISECOND
+
+
+class FleetParticipant:
+    """One host in its fleet. ``round`` is one pass; ``start`` repeats it in a thread."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        coordination: Coordination,
+        member: FleetMember,
+        clock: Clock,
+        log: Callable[[str], None],
+    ) -> None:
+        self._settings, self._coordination, self._member = settings, coordination, member
+        self._clock = clock
+        self._log = RateLimitedLog(clock.monotonic, log)
+        self._keys = FleetKeys(settings.prefix)
+        self._election = Election(coordination, self._keys.leader, member.name)
+        self._leader = FleetLeader(self._keys, coordination, clock, settings.least_change_watts)
+        self._interval = settings.contact // BEATS_PER_CONTACT
+        self._backoff = RetryBackoff(_FIRST_DELAY, self._interval, random.random)
+        self._lease = 0
+        self._beat_due = 0
+        self._has_news = False
+        self._trouble = ""
+        self._changes: Changes | None = None
+        self._watched = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wattspan-fleet", daemon=True)
+        self._rounds = self._failed = 0
+        self.status = FleetAccounts()
+        """The newest state. Safe from any thread."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 3.0) -> None:
+        """Leave the fleet and end the thread; a call that hangs does not delay the end."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def round(self) -> None:
+        """Renew, lead if elected, and publish the status. Never raises a WattspanError."""
+        news, self._has_news = self._has_news, False
+        try:
+            if self._clock.monotonic() >= self._beat_due:
+                news = True
+                self._rounds += 1
+                self._beat_due = self._clock.monotonic() + self._interval
+                if self._member.beat():
+                    self._beat_due = 0  # its news are published by the next round
+                self._campaign()
+                self._trouble = ""
+                self._backoff.reset()
+            if news:
+                self._lead()
+        except ConflictError:
+            self._beat_due = 0  # another participant was faster: read again
+        except WattspanError as error:
+            self._failed += 1
+            self._trouble = str(error)
+            self._beat_due = self._backoff.failed(self._clock.monotonic())
+            self._log.write(f"The fleet: {error}", type(error).__name__)
+        self.status = self._status()
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        """The contact to the fleet. Safe from any thread."""
+        trouble = self.status.trouble
+        failure = Failure("fleet", "the fleet", Trouble.RETRY, trouble.rstrip("."), verb="reach")
+        failures = (failure,) if trouble else ()
+        return (SourceHealth("fleet", not trouble, self._rounds, self._failed, failures),)
+
+    def observe(self, seconds: float) -> bool:
+        """True if something changes within ``seconds`` that the next round has to decide."""
+        try:
+            changes = self._watch().wait(seconds)
+        except CoordinationError:
+            self._unwatch()
+            self._stopped.wait(seconds)
+            return False
+        own = self._keys.allotment(self._member.name)
+        if any(change.key == own for change in changes):
+            self._beat_due = 0
+        self._has_news = self._has_news or bool(changes)
+        return bool(changes)
+
+    def close(self) -> None:
+        """Leave the fleet; for the thread that calls ``round``."""
+        self._member.leave()
+        self._election.resign()
+        with suppress(CoordinationError):
+            if self._lease:
+                self._coordination.revoke(self._lease)
+        self._unwatch()
+        self._coordination.close()
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.round()
+                self._wait()
+            except Exception as error:  # noqa: BLE001 - the host would never return to its fleet
+                self._log.failure("The host's part in the fleet", error)
+                self._unwatch()
+                self._stopped.wait(self._interval / SECOND)
+        self.close()
+
+    def _campaign(self) -> None:
+        if not self._settings.lead:
+            return
+        try:
+            if not self._lease:
+                self._lease = self._coordination.grant(LEADER_LEASE_SECONDS)
+            self._coordination.renew(self._lease)
+            self._election.campaign(self._lease)
+        except LeaseEndedError:
+            self._lease = 0  # the next beat asks for another
+
+    def _lead(self) -> None:
+        fence = self._election.fence
+        if fence is not None:
+            try:
+                self._leader.step(fence)
+            except ConflictError:
+                self._beat_due = 0  # it leads no more, or a record was changed: look again
+
+    def _wait(self) -> None:
+        """Return at the next beat, or earlier with changes to see."""
+        started = self._clock.monotonic()
+        while not self._stopped.is_set():
+            now = self._clock.monotonic()
+            left = min(self._beat_due - now, _LONGEST_WAIT)
+            if now - started < _LEAST_PAUSE:
+                left = max(left, _LEAST_PAUSE - (now - started))
+            if left <= 0:
+                return
+            if self.observe(left / SECOND):
+                self._stopped.wait(_LEAST_PAUSE / SECOND)
+                return
+
+    def _watch(self) -> Changes:
+        """The changes of all records for a leader, of the own allotment for others."""
+        leads = self._election.fence is not None
+        prefix = self._keys.prefix if leads else self._keys.allotment(self._member.name)
+        if self._changes is None or prefix != self._watched:
+            self._unwatch()
+            revision = self._coordination.read(self._keys.leader).revision
+            self._changes, self._watched = self._coordination.watch(prefix, revision), prefix
+        return self._changes
+
+    def _unwatch(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
+
+    def _status(self) -> FleetAccounts:
+        member, state = self._member, self._member.state
+        leads = self._election.fence is not None
+        return FleetAccounts(
+            allotment=None if state is None else state.limit,
+            safe=None if state is None else state.safe,
+            demand=member.demand,
+            in_contact=bool(member.session) and not self._trouble,
+            leads=leads,
+            leader=self._election.leader,
+            trouble=self._trouble,
+            waiting=member.waiting,
+            places=self._places() if leads else (),
+        )
+
+    def _places(self) -> tuple[FleetPlace, ...]:
+        plan = self._leader.plan
+        if plan is None:
+            return ()
+        return tuple(
+            FleetPlace(
+                place, one.budget, one.hosts, one.demand, one.allotted, one.safe, one.possible
+            )
+            for place, one in sorted(plan.nodes.items())
+        )

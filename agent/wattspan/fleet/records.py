@@ -1,0 +1,140 @@
+"""The fleet's keys in the coordination service, and their values in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from wattspan.fleet.allotment import Allotment, AllotmentBook, HostReport
+from wattspan.fleet.coordination import ABSENT, PrefixState, RevisionCondition, StoredKey
+from wattspan.model import SECOND
+from wattspan.ports import WattspanError
+
+MAX_LIFETIME: Final = 1200 * SECOND
+"""Longest lifetime of a report."""
+
+Record = TypeVar("Record")
+
+
+class RecordError(WattspanError):
+    """A value of the fleet cannot be read: another version, or another program's."""
+
+    exit_code = 8
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's report as it is stored, and renewed by a write with the next ``beat``.
+
+    From ``lifetime`` nanoseconds after the send of a write that was followed by no other, the host
+    enforces its fallback, by its own clock. Whoever has seen no newer write for that long, by any
+    clock that runs at the same speed, may end the session by deleting the key.
+    """
+
+    report: HostReport
+    beat: int
+    lifetime: Annotated[int, msgspec.Meta(gt=0, le=MAX_LIFETIME)]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKeys:
+    """The keys of the fleet with ``prefix``, which ends with a slash."""
+
+    prefix: str
+
+    @property
+    def book(self) -> str:
+        return f"{self.prefix}book"
+
+    @property
+    def leader(self) -> str:
+        return f"{self.prefix}leader"
+
+    def report(self, host: str) -> str:
+        return f"{self.prefix}reports/{host}"
+
+    def allotment(self, host: str) -> str:
+        return f"{self.prefix}allotments/{host}"
+
+    def host_of(self, key: str) -> str | None:
+        """The host of a report's key; None for any other key."""
+        start = self.report("")
+        return key.removeprefix(start) if key.startswith(start) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """All records of a fleet at one moment.
+
+    ``reports`` are the valid ones; ``invalid`` has a sentence for each host whose report cannot be
+    read. ``written`` are all keys as stored.
+    """
+
+    book: AllotmentBook
+    reports: Mapping[str, Presence]
+    allotments: Mapping[str, Allotment]
+    invalid: Mapping[str, str]
+    leader: str
+    written: Mapping[str, StoredKey]
+
+    def condition(self, key: str) -> RevisionCondition:
+        """The condition that a key is as it was."""
+        entry = self.written.get(key)
+        return RevisionCondition(key, entry.revision if entry else ABSENT)
+
+
+def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
+    """The records of a fleet; RecordError if the book is invalid."""
+    written = {entry.key: entry for entry in stored.entries}
+    reports: dict[str, Presence] = {}
+    allotments: dict[str, Allotment] = {}
+    invalid: dict[str, str] = {}
+    for entry in stored.entries:
+        host = keys.host_of(entry.key)
+        try:
+            if host is not None:
+                reports[host] = decode_presence(entry)
+            elif entry.key.startswith(keys.allotment("")):
+                name = entry.key.removeprefix(keys.allotment(""))
+                allotments[name] = decode_allotment(entry)
+        except RecordError as error:
+            if host is not None:
+                invalid[host] = str(error)
+    leader = written.get(keys.leader)
+    return FleetState(
+        decode_book(written.get(keys.book)),
+        reports,
+        allotments,
+        invalid,
+        leader.value.decode("utf-8", "replace") if leader else "",
+        written,
+    )
+
+
+def decode_book(entry: StoredKey | None) -> AllotmentBook:
+    """The book, an empty one before the first write; RecordError."""
+    return AllotmentBook() if entry is None else _decode(entry, AllotmentBook)
+
+
+def decode_presence(entry: StoredKey) -> Presence:
+    return _decode(entry, Presence)
+
+
+def decode_allotment(entry: StoredKey) -> Allotment:
+    return _decode(entry, Allotment)
+
+
+def encode(record: AllotmentBook | Presence | Allotment) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def _decode(entry: StoredKey, kind: type[Record]) -> Record:
+    try:
+        return msgspec.json.decode(entry.value, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RecordError(
+            f"The record {entry.key} of the fleet is invalid: {error}. Are all agents of one"
+            " version? Correct or delete the key."
+        ) from None

@@ -1,0 +1,264 @@
+"""A fleet of agents: budgets, joins, losses of contact, restarts, and the operator's changes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from support.simulated_fleet import SimulatedFleet, W
+from support.waiting import eventually
+from wattspan.capper.protocol import AllotmentRow
+from wattspan.model import SECOND
+from wattspan.model.settings import Duration
+
+BUDGET = 3000 * W
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory, since every change of an allotment is synchronized with the disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fleet(folder: Path) -> SimulatedFleet:
+    return SimulatedFleet(folder, 4, budgets={"": BUDGET})
+
+
+def test_hosts_share_the_whole_budget(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_power_moves_to_the_host_that_needs_it(fleet: SimulatedFleet) -> None:
+    for host in fleet.hosts.values():
+        host.power = 350 * W
+    fleet.hosts["host0"].power = 1400 * W
+    fleet.run(120, BUDGET)
+    assert fleet.hosts["host0"].enforced >= 1400 * W
+
+
+@pytest.mark.slow
+def test_lost_host_falls_back_before_its_power_is_given_to_others(fleet: SimulatedFleet) -> None:
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+        host.lag = 3.0
+    fleet.run(120, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1000 * W
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
+    host.client.connected = False
+    fleet.run(60, BUDGET)
+    assert host.enforced <= 750 * W
+    assert fleet.enforced == BUDGET
+    host.client.connected = True
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_others_grow_only_when_devices_have_obeyed(fleet: SimulatedFleet) -> None:
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+    fleet.run(90, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1000 * W
+    host.lag = 4.0
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+def test_killed_agent_and_its_host_fall_back(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    fleet.hosts["host1"].kill_agent()
+    fleet.run(60, BUDGET)
+    assert fleet.hosts["host1"].enforced <= 750 * W
+    fleet.hosts["host1"].start_agent()
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_service_lost_for_an_hour_leaves_the_safe_allotments(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    for host in fleet.hosts.values():
+        host.client.connected = False
+    fleet.run(3600, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+    status = fleet.hosts["host0"].participant.status
+    assert not status.in_contact
+    assert "No endpoint answers" in status.trouble
+    for host in fleet.hosts.values():
+        host.client.connected = True
+    fleet.run(60, BUDGET)
+    assert all(host.participant.status.in_contact for host in fleet.hosts.values())
+
+
+def test_leader_lost_is_followed_by_another(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    (leader,) = [host for host in fleet.hosts.values() if host.participant.status.leads]
+    leader.switch_off()
+    fleet.run(60, BUDGET)
+    assert sum(host.participant.status.leads for host in fleet.hosts.values() if host.is_on) == 1
+    leader.switch_on()
+    fleet.run(60, BUDGET)
+    assert fleet.enforced == BUDGET
+
+
+def test_host_joins_when_others_have_shrunk(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 4, budgets={"": BUDGET})
+    late = fleet.hosts["host3"]
+    late.switch_off()
+    fleet.run(10, BUDGET)
+    assert fleet.limits == [1000 * W] * 3 + [0]
+    late.switch_on()
+    late.enforced = late.floor
+    before = fleet.clock.monotonic()
+    while late.enforced < 740 * W:
+        fleet.run(0.25)
+    assert fleet.clock.monotonic() - before <= 5e9
+    fleet.run(10, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+def test_stopped_host_gives_its_power_at_once(fleet: SimulatedFleet) -> None:
+    for host in fleet.hosts.values():
+        host.power = 1500 * W
+    fleet.run(30, BUDGET)
+    fleet.hosts["host1"].stop_agent()
+    fleet.run(2, BUDGET)
+    assert fleet.hosts["host1"].enforced <= 750 * W
+
+
+def test_second_host_of_a_name_does_not_join(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    twin = fleet.hosts["host1"]
+    first, client = twin.participant, twin.client
+    twin.start_agent()
+    second = twin.participant
+    for _ in range(100):
+        fleet.run(0.25, BUDGET)
+        first.round()
+    assert "another host with the same [fleet] name" in second.status.waiting
+    assert first.status.in_contact
+    assert client.connected
+
+
+@pytest.mark.slow
+def test_stuck_device_keeps_its_power_from_others(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    stuck = fleet.hosts["host0"]
+    stuck.is_stuck = True
+    for host in fleet.hosts.values():
+        host.power = 1500 * W
+    stuck.power = 300 * W
+    fleet.run(120, BUDGET)
+    assert stuck.enforced == 750 * W
+    stuck.is_stuck = False
+    fleet.run(120, BUDGET)
+    assert fleet.enforced >= BUDGET - 200 * W
+
+
+def test_lowered_budget_is_reached_and_a_raised_one_used(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    fleet.set_budgets({"": 2000 * W})
+    fleet.run(5)
+    fleet.run(5, 2000 * W)
+    fleet.set_budgets({"": 4000 * W})
+    fleet.run(10, 4000 * W)
+    assert fleet.enforced == 4000 * W
+
+
+def test_lost_answers_of_commits_do_not_end_a_session(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    for host in fleet.hosts.values():
+        host.client.deaf = True
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+    assert all(host.participant.status.in_contact for host in fleet.hosts.values())
+
+
+def test_dead_capper_is_reported(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    host = fleet.hosts["host2"]
+    host.capper_runs = False
+    fleet.run(5, BUDGET)
+    assert "No capper answers" in host.participant.status.trouble
+    host.restart_capper()
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_slow_ramp_delays_the_use_of_a_lost_host_s_power(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 3, budgets={"": BUDGET}, ramp=20 * W)
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+    fleet.run(120, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1400 * W
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
+    host.kill_agent()
+    fleet.run(180, BUDGET)
+    assert host.enforced <= 1000 * W
+    assert fleet.enforced >= BUDGET - 10 * W
+
+
+def test_ramp_that_is_too_slow_for_a_fleet_is_reported(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 1, budgets={"": BUDGET}, ramp=W)
+    fleet.run(3, BUDGET)
+    assert (
+        "are too slow for a fleet: a fallback by 1200 W"
+        in fleet.hosts["host0"].participant.status.trouble
+    )
+
+
+@pytest.mark.slow
+def test_unexpected_error_does_not_end_the_thread(fleet: SimulatedFleet) -> None:
+    fleet.run(5, BUDGET)
+    host, lines = fleet.hosts["host1"], []
+
+    class Broken:
+        calls = 0
+
+        def allotment(self) -> AllotmentRow:
+            self.calls += 1
+            if self.calls > 2:
+                return host.allotment()
+            raise ZeroDivisionError("a bug")
+
+        allot = host.allot
+
+    broken = Broken()
+    host.kill_agent()
+    settings = replace(host.settings, contact=Duration(3 * SECOND))
+    host.settings = settings
+    participant = host.new_participant(host.client, broken, lines.append)
+    participant.start()
+
+    def goes_on() -> bool:
+        fleet.clock.advance(0.05)
+        return broken.calls > 4
+
+    eventually(goes_on, "it goes on", within=20)
+    participant.stop(20)
+    assert "ZeroDivisionError: a bug" in lines[0]
+
+
+def test_stepped_clocks_change_nothing(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    fleet.clock.step_wall(10**7)
+    fleet.run(30, BUDGET)
+    fleet.clock.step_wall(-(10**8))
+    fleet.run(30, BUDGET)
+    assert fleet.limits == [750 * W] * 4
