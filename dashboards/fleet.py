@@ -58,6 +58,17 @@ TOP_GROUPS = _of_all("fleet_group:wattspan_power_watts:top20", KIND)
 GROUP_COST = _of_all("fleet_group:wattspan_cost_per_hour:rate5m", KIND)
 GROUP_CARBON = _of_all("fleet_group:wattspan_carbon_grams_per_hour:rate5m", KIND)
 
+BUDGET = series("wattspan_fleet_budget_watts")
+DEMAND = series("wattspan_fleet_demand_watts")
+ALLOTTED = series("wattspan_fleet_allotted_watts")
+HEADROOM = series("wattspan_fleet_headroom_watts")
+SAFE = series("wattspan_fleet_safe_watts")
+REGISTERED = series("wattspan_fleet_hosts")
+ALLOTMENT = series("wattspan_fleet_host_allotment_watts")
+HOST_DEMAND = series("wattspan_fleet_host_demand_watts")
+HOST_SAFE = series("wattspan_fleet_host_safe_watts")
+CONTACT = series("wattspan_fleet_contact")
+
 TO_HOST = link("This host", uids.HOST, instance=cell("Host"))
 
 
@@ -73,6 +84,7 @@ def document() -> dict[str, Any]:
             Row("", (*_headline(), *_power())),
             Row("Groups", _groups()),
             Row("Hosts", (_hosts(), _firing())),
+            Row("Power budgets", _budgets()),
             Row("Money, carbon, savings", _money()),
         ),
         since="now-6h",
@@ -308,6 +320,70 @@ def _firing() -> Place:
             sort="Severity", rising=True, empty="no alerts",
         ),
         24, 6,
+    )  # fmt: skip
+
+
+def _budgets() -> tuple[Place, ...]:
+    def of_places(selector: str) -> str:
+        return f"max by (place) ({selector})"
+
+    empty = "no fleet budgets"
+    return (
+        Place(
+            graph(
+                "Limits and budgets of places",
+                "Sum of the limits that the hosts of a row or rack may enforce, beside its budget, "
+                "as the leader of the fleet knows them. The sum stays below the budget, except "
+                "while a lowered budget is not in force yet.",
+                palette.WATT,
+                Ask(of_places(BUDGET), "budget of {{place}}"),
+                Ask(of_places(ALLOTTED), "limits of {{place}}"),
+                Ask(of_places(DEMAND), "demand of {{place}}"),
+                empty=empty,
+            ), 12, 9,
+        ),
+        Place(
+            listing(
+                "Places",
+                "Each row or rack now: its budget, the demand of its hosts, the limits that they "
+                "may enforce, the limits without contact to the fleet, and the unused rest.",
+                (
+                    Column("place", "Place"),
+                    Column("A", "Budget", palette.WATT, width=90),
+                    Column("B", "Demand", palette.WATT, width=90),
+                    Column("C", "Limits", palette.WATT, width=90),
+                    Column("D", "Safe", palette.WATT, width=90),
+                    Column("E", "Headroom", palette.WATT, width=90),
+                    Column("F", "Hosts", palette.PLAIN, width=80),
+                ),
+                *map(
+                    Ask, map(of_places, (BUDGET, DEMAND, ALLOTTED, SAFE, HEADROOM, REGISTERED))
+                ),
+                sort="Budget", empty=empty,
+            ), 12, 9,
+        ),
+        Place(
+            listing(
+                "Allotments of hosts",
+                "Each host of a fleet now: the power that it asks for, its limit, its limit "
+                "without contact at most, and its contact to the fleet (1 or 0).",
+                (
+                    Column("instance", "Host", link=TO_HOST),
+                    Column("A", "Demand", palette.WATT),
+                    Column("B", "Limit", palette.WATT),
+                    Column("C", "Safe", palette.WATT),
+                    Column(
+                        "D", "Contact", palette.PLAIN,
+                        steps=((None, palette.BAD), (1, palette.GOOD)),
+                    ),
+                ),
+                Ask(by("instance", HOST_DEMAND)),
+                Ask(by("instance", ALLOTMENT)),
+                Ask(by("instance", HOST_SAFE)),
+                Ask(by("instance", CONTACT)),
+                sort="Limit", empty=empty,
+            ), 24, 8,
+        ),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from wattspan_exporters.catalogue.agent import AGENT, FOOTPRINT, SOURCES
 from wattspan_exporters.catalogue.definition import Metric, prometheus_name
 from wattspan_exporters.catalogue.energy import ACCOUNTS, ENERGY, OUTSIDE_COVER, SPANS
+from wattspan_exporters.catalogue.fleet import FLEET
 from wattspan_exporters.catalogue.gpu import GPUS
 from wattspan_exporters.catalogue.inference import INFERENCE
 from wattspan_exporters.catalogue.tuning import TUNING
@@ -119,6 +120,14 @@ CHAPTERS = (
         TUNING,
     ),
     Chapter(
+        "Fleet",
+        "Power budgets that several hosts share. Absent outside a "
+        "[fleet](../explanation/fleet-budgets.md). They are limits and requests, and of an "
+        "emulated host those of emulated devices. The sums of a place come from the leader of the "
+        "fleet only, which changes: take the maximum over all hosts.",
+        FLEET,
+    ),
+    Chapter(
         "Cost and carbon",
         "Energy of the cover, multiplied by the rate of a kilowatt-hour at the time of "
         "settlement. Absent unless `[cost]` and `[carbon]` set a rate "
@@ -182,6 +191,7 @@ ATTRIBUTES = {
     "origin": "source of the rate: `constant`, `schedule` (a tariff file) or `metric` (a server "
     "or a file that another program updates)",
     "pid": "process id in the agent's pid namespace; absent for work that outlived its process",
+    "place": "row or rack of the fleet, such as `row-1/rack-3`; `fleet` for all hosts",
     "provenance": "origin of the figure: `measured` by an energy counter (for a power "
     "sensor: by the sensor), `derived` from measured power, `estimated` by a load model, "
     "`emulated` on an emulated host; for a sum, the least reliable of its parts",

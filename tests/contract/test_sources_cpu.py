@@ -9,9 +9,12 @@ import pytest
 
 from support.powercap_host import PowercapHost
 from wattspan.attribution.counter_deltas import energy_between
-from wattspan.model import Interval, Provenance, Reading
+from wattspan.emulation.power_meters import EmulatedMeter, PowerMeters
+from wattspan.emulation.powercap_tree import CounterScope
+from wattspan.model import SECOND, Interval, Provenance, Reading
 from wattspan.ports import CounterSource
 from wattspan.sources.estimate import EstimateSource, LoadModel
+from wattspan.sources.hwmon.source import HwmonSource
 from wattspan.sources.rapl.pyrapl import PyRaplSource
 
 Open = Callable[[PowercapHost], CounterSource]
@@ -35,13 +38,22 @@ def estimate(host: PowercapHost) -> CounterSource:
     )
 
 
+def hwmon(host: PowercapHost) -> CounterSource:
+    scope = CounterScope("package")
+    meters = PowerMeters(host.tree.root, [EmulatedMeter("Grace Power Socket 0", scope)])
+    meters.step(0, lambda _: 0)
+    meters.step(SECOND, lambda _: 100 * 10**12)
+    meters.close()
+    return HwmonSource(host.tree.root, host.clock, {}, emulated=True)
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[PowercapHost]:
     with PowercapHost(tmp_path) as host:
         yield host
 
 
-@pytest.fixture(params=[powercap, pyrapl, estimate])
+@pytest.fixture(params=[powercap, pyrapl, hwmon, estimate])
 def source(request: pytest.FixtureRequest, host: PowercapHost) -> Iterator[CounterSource]:
     source = request.param(host)
     yield source
@@ -50,7 +62,7 @@ def source(request: pytest.FixtureRequest, host: PowercapHost) -> Iterator[Count
 
 def test_source_is_a_counter_source(source: CounterSource) -> None:
     assert isinstance(source, CounterSource)
-    assert source.name in {"rapl", "estimate"}
+    assert source.name in {"rapl", "hwmon", "estimate"}
 
 
 def test_domain_list_is_reused_while_unchanged(source: CounterSource, host: PowercapHost) -> None:

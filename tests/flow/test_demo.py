@@ -32,8 +32,8 @@ from wattspan.clock import SystemClock
 
 pytestmark = pytest.mark.long
 
-PROMPT = 20.0
-"""Time limit of a demo in seconds on a busy machine; the usual time is a minute."""
+PROMPT = 40.0
+"""Seconds after which an interrupted demo has not obeyed: it ends by itself after a minute."""
 
 
 class Demo:
@@ -157,12 +157,12 @@ def scraped(address: str) -> dict[str, tuple[float, dict[str, str]]]:
 def test_demo_ends_after_its_duration(tmp_path: Path) -> None:
     clock = SystemClock()
     began = clock.monotonic()
-    done = wattspan("demo", "--duration", "3s", "--listen", "127.0.0.1:0")
+    done = wattspan("demo", "--duration", "3s", "--listen", "127.0.0.1:0")  # killed after a minute
     took = (clock.monotonic() - began) / 1e9
     # Another demo may have the default port of the span listener.
     errors = [line for line in done.stderr.splitlines() if "127.0.0.1:4318" not in line]
     assert (done.returncode, errors) == (0, [])
-    assert 3 <= took < PROMPT
+    assert took >= 3
     assert "DEVICE" in done.stdout, "however short, it shows something"
 
 
@@ -187,10 +187,8 @@ def test_interrupted_demo_exits_zero_and_cleans_up(tmp_path: Path, after: str) -
     with demo(tmp_path, "--listen", "127.0.0.1:0", "--profile", "laptop") as shown:
         shown.prints(after)
         children = descendants(shown.process.pid)
-        began = shown.seconds
         os.killpg(shown.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
-        assert shown.process.wait(60) == 0, shown.printed
-        assert shown.seconds - began < PROMPT
+        assert shown.process.wait(PROMPT) == 0, shown.printed
         eventually(lambda: not alive(children), "its processes are gone")
         assert "Traceback" not in shown.printed
 

@@ -59,6 +59,7 @@ from wattspan.model import (
     TuningRow,
     TuningState,
 )
+from wattspan.model.fleet import FleetAccounts, FleetPlace
 from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import counters
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
@@ -167,6 +168,14 @@ def full_host() -> Snapshot:
         health=(SourceHealth("rapl", True, 100, 3, (denied,), 1_234_567),),
         spans=spans(),
         tuning=tuning(),
+        fleet=FleetAccounts(
+            allotment=1_200_000, safe=900_000, demand=1_150_500, in_contact=True, leads=True,
+            leader="node7",
+            places=(
+                FleetPlace("", 4_000_000, 3, 3_450_000, 3_300_000, 2_700_000, 3_900_000),
+                FleetPlace("row-1", None, 3, 3_450_000, 3_300_000, 2_700_000, 3_900_000),
+            ),
+        ),
         footprint=Footprint(
             RatedEnergy("EUR", RateOrigin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
             RatedEnergy("g", RateOrigin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),

@@ -31,10 +31,10 @@ class SimulatedHost:
 
     def __init__(
         self, name: str, settings: FleetSettings, cluster: MemoryCluster, clock: ManualClock,
-        path: Path, *, floor: int, original: int,
+        path: Path, *, floor: int, original: int, ramp: int = 0,
     ) -> None:  # fmt: skip
         self.name, self.settings, self.clock = name, settings, clock
-        self.floor, self.original = floor, original
+        self.floor, self.original, self.ramp = floor, original, ramp
         self.lag = 0.0
         self.power: int | None = None
         self.is_on, self.capper_runs = True, True
@@ -85,7 +85,10 @@ class SimulatedHost:
         if self._above_since is None:
             self._above_since = now
         if now - self._above_since >= self.lag * 1e9:
-            self.enforced, self._above_since = target, None
+            lowest = self.enforced - round(self.ramp * STEP) if self.ramp else target
+            self.enforced = max(target, lowest)
+            if self.enforced == target:
+                self._above_since = None
 
     # ---------------------------------------------------------------------------------- agent
 
@@ -99,6 +102,7 @@ class SimulatedHost:
             self.clock,
             power=lambda: None if self.power is None else min(self.power, self.enforced),
             new_session=self._new_session,
+            ramp=self.ramp,
         )
         self.participant = FleetParticipant(
             self.settings, coordination or self.client, member, self.clock, lambda line: None
@@ -141,7 +145,7 @@ class SimulatedFleet:
 
     def __init__(
         self, folder: Path, hosts: int, *, budgets: Mapping[str, int], floor: int = 300 * W,
-        original: int = 1500 * W, places: Sequence[str] = ("",), **settings: object,
+        original: int = 1500 * W, ramp: int = 0, places: Sequence[str] = ("",), **settings: object,
     ) -> None:  # fmt: skip
         self.clock = ManualClock()
         self.cluster = MemoryCluster(self.clock)
@@ -165,6 +169,7 @@ class SimulatedFleet:
                 folder / f"{name}.json",
                 floor=floor,
                 original=original,
+                ramp=ramp,
             )
             for number, name in enumerate(f"host{number}" for number in range(hosts))
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,15 @@ BUDGET = 3000 * W
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> SimulatedFleet:
-    return SimulatedFleet(tmp_path, 4, budgets={"": BUDGET})
+def folder() -> Iterator[Path]:
+    """In memory, since every change of an allotment is synchronized with the disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fleet(folder: Path) -> SimulatedFleet:
+    return SimulatedFleet(folder, 4, budgets={"": BUDGET})
 
 
 def test_hosts_share_the_whole_budget(fleet: SimulatedFleet) -> None:
@@ -21,6 +30,7 @@ def test_hosts_share_the_whole_budget(fleet: SimulatedFleet) -> None:
     assert fleet.limits == [750 * W] * 4
 
 
+@pytest.mark.slow
 def test_power_moves_to_the_host_that_needs_it(fleet: SimulatedFleet) -> None:
     for host in fleet.hosts.values():
         host.power = 350 * W
@@ -29,6 +39,7 @@ def test_power_moves_to_the_host_that_needs_it(fleet: SimulatedFleet) -> None:
     assert fleet.hosts["host0"].enforced >= 1400 * W
 
 
+@pytest.mark.slow
 def test_lost_host_falls_back_before_its_power_is_given_to_others(fleet: SimulatedFleet) -> None:
     for name, host in fleet.hosts.items():
         host.power = 1500 * W if name == "host0" else 350 * W
@@ -57,11 +68,12 @@ def test_killed_agent_and_its_host_fall_back(fleet: SimulatedFleet) -> None:
     assert fleet.limits == [750 * W] * 4
 
 
+@pytest.mark.slow
 def test_service_lost_for_an_hour_leaves_the_safe_allotments(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)
     for host in fleet.hosts.values():
         host.client.connected = False
-    fleet.run(600, BUDGET)
+    fleet.run(3600, BUDGET)
     assert fleet.limits == [750 * W] * 4
     status = fleet.hosts["host0"].participant.status
     assert not status.in_contact
@@ -83,8 +95,8 @@ def test_leader_lost_is_followed_by_another(fleet: SimulatedFleet) -> None:
     assert fleet.enforced == BUDGET
 
 
-def test_host_joins_when_others_have_shrunk(tmp_path: Path) -> None:
-    fleet = SimulatedFleet(tmp_path, 4, budgets={"": BUDGET})
+def test_host_joins_when_others_have_shrunk(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 4, budgets={"": BUDGET})
     late = fleet.hosts["host3"]
     late.switch_off()
     fleet.run(10, BUDGET)
@@ -122,6 +134,7 @@ def test_second_host_of_a_name_does_not_join(fleet: SimulatedFleet) -> None:
     assert client.connected
 
 
+@pytest.mark.slow
 def test_stuck_device_keeps_its_power_from_others(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)
     stuck = fleet.hosts["host0"]
@@ -164,6 +177,31 @@ def test_dead_capper_is_reported(fleet: SimulatedFleet) -> None:
     host.restart_capper()
     fleet.run(60, BUDGET)
     assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_slow_ramp_delays_the_use_of_a_lost_host_s_power(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 3, budgets={"": BUDGET}, ramp=20 * W)
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+    fleet.run(120, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1400 * W
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
+    host.kill_agent()
+    fleet.run(180, BUDGET)
+    assert host.enforced <= 1000 * W
+    assert fleet.enforced >= BUDGET - 10 * W
+
+
+def test_ramp_that_is_too_slow_for_a_fleet_is_reported(folder: Path) -> None:
+    fleet = SimulatedFleet(folder, 1, budgets={"": BUDGET}, ramp=W)
+    fleet.run(3, BUDGET)
+    assert (
+        "are too slow for a fleet: a fallback by 1200 W"
+        in fleet.hosts["host0"].participant.status.trouble
+    )
 
 
 def test_stepped_clocks_change_nothing(fleet: SimulatedFleet) -> None:

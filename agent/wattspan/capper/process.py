@@ -238,8 +238,10 @@ class Capper:
         try:
             self.server.run()
         finally:
-            self._fleet.end()  # nobody could lower the limits later
-            self._requests.turn()
+            if self._fleet.limit is not None:  # nobody could lower the limits later
+                engine.manager.end_ramp()
+                self._fleet.end()
+                self._requests.turn()
             self._requests.ending = True
             ending()
             errors = engine.release(engine.manager.stop)

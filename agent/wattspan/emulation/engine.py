@@ -29,6 +29,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.control import SOCKET_NAME
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.jobs import JobManager, set_process_name
+from wattspan.emulation.power_meters import PowerMeters
 from wattspan.emulation.powercap_engine import (
     CpuJobs,
     PowercapEngine,
@@ -36,7 +37,7 @@ from wattspan.emulation.powercap_engine import (
     on_sockets,
     open_cpu_load,
 )
-from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
+from wattspan.emulation.powercap_tree import PowercapTree
 from wattspan.emulation.profiles import KERNELS, HostProfile, profile_named
 from wattspan.emulation.workloads import GpuWork, SteadyLoad, Training
 from wattspan.model import MILLISECOND
@@ -59,10 +60,16 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         self._profile = profile
         self._clock = SystemClock()
         cpus = CpuJobs()
-        tree = self.tree_type(directory / "sys", LAYOUTS[profile.powercap])
+        tree = self.tree_type(directory / "sys", profile.powercap)
         load = on_sockets(open_cpu_load(), tree.socket_of_cpu)
         counters = self.counters_type(tree, profile.law, self._clock, load)
-        self._runner = PowercapRunner(counters, self._clock, period=period, also=cpus.step)
+        self._meters = PowerMeters(directory / "sys", profile.meters)
+
+        def step(at: int, speeds: Sequence[float]) -> None:
+            cpus.step(at, speeds)
+            self._meters.step(at, counters.picojoules)
+
+        self._runner = PowercapRunner(counters, self._clock, period=period, also=step)
         self._runner.start()
         self._gpus: EmulatedGpus | None = None
         if profile.gpus:
@@ -155,6 +162,7 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
         if self._gpus is not None:
             self._gpus.close()
         self._runner.stop()
+        self._meters.close()
 
 
 class _ClientHandler(socketserver.StreamRequestHandler):

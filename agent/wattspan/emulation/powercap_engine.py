@@ -353,7 +353,11 @@ class PowercapEngine:
 
     def energy(self, zone: str) -> Microjoules:
         """The energy of the hardware behind ``zone`` since the start, regardless of faults."""
-        return Microjoules(self._picojoules(zone_at(self.tree.layout, zone)) // 1_000_000)
+        return Microjoules(self.picojoules(zone_at(self.tree.layout, zone).meter) // 1_000_000)
+
+    def picojoules(self, scope: CounterScope) -> int:
+        """The energy within ``scope`` since the start, in 1e-12 J."""
+        return self.law.picojoules(scope, self.elapsed, self.busy, self._cpus, self.charged)
 
     def energies(self) -> Mapping[str, Microjoules]:
         """``energy`` of every zone of the layout."""
@@ -365,11 +369,8 @@ class PowercapEngine:
 
     # ------------------------------------------------------------------------------ values
 
-    def _picojoules(self, zone: EmulatedZone) -> int:
-        return self.law.picojoules(zone.meter, self.elapsed, self.busy, self._cpus, self.charged)
-
     def _steps(self, zone: EmulatedZone) -> int:
-        return self._picojoules(zone) // (zone.step * 1000)
+        return self.picojoules(zone.meter) // (zone.step * 1000)
 
     def _write_all(self) -> None:
         for zone in self.tree.layout.zones:

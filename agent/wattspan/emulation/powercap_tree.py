@@ -111,6 +111,9 @@ LAYOUTS: Mapping[str, PowercapLayout] = MappingProxyType(
     }
 )
 
+NO_COUNTERS = PowercapLayout("none", 1, ())
+"""One socket of a processor without powercap, such as an ARM server's."""
+
 _DEVICES = "devices/virtual/powercap"
 _CLASS = "class/powercap"
 _CPUS = "devices/system/cpu"

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wattspan.emulation.boards import H100, EmulatedBoard, Kernel
+from wattspan.emulation.power_meters import EmulatedMeter
 from wattspan.emulation.powercap_engine import CpuLaw
+from wattspan.emulation.powercap_tree import LAYOUTS, NO_COUNTERS, CounterScope, PowercapLayout
 from wattspan.emulation.workloads import (
     DECODE,
     LARGE_MODEL,
@@ -47,14 +49,15 @@ class DemoJob:
 
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """An emulated host: a powercap layout with its law, GPU boards, and the jobs of a demo."""
+    """An emulated host: CPU counters or power meters with their law, boards, and a demo's jobs."""
 
     name: str
     about: str
-    powercap: str
+    powercap: PowercapLayout
     law: CpuLaw = field(default_factory=CpuLaw)
     gpus: tuple[EmulatedBoard, ...] = ()
     jobs: tuple[DemoJob, ...] = ()
+    meters: tuple[EmulatedMeter, ...] = ()
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -62,6 +65,13 @@ _LAPTOP = CpuLaw(package_idle=3_000, package_active=6_000, dram_idle=800, dram_a
 
 _BATCH = CpuLaw(package_idle=55_000, package_active=150_000, dram_idle=7_000, dram_active=1_800)
 """Each of this machine's CPUs represents many of the emulated package's."""
+
+_GRACE = CpuLaw(package_idle=65_000, package_active=60_000)
+_GRACE_METERS = (
+    EmulatedMeter("Grace Power Socket 0", CounterScope("package")),
+    EmulatedMeter("CPU Power Socket 0", CounterScope("core")),
+    EmulatedMeter("SysIO Power Socket 0", CounterScope("uncore")),
+)
 
 _TRAINER = DemoJob(
     "trainer",
@@ -87,7 +97,7 @@ PROFILES: Mapping[str, HostProfile] = {
         HostProfile(
             "two-socket-h100",
             "two-socket server, memory counters, two H100-class GPUs",
-            "xeon-2s",
+            LAYOUTS["xeon-2s"],
             _SERVER,
             (H100, H100),
             (_TRAINER, _SERVER_JOB),
@@ -95,29 +105,38 @@ PROFILES: Mapping[str, HostProfile] = {
         HostProfile(
             "two-socket",
             "two-socket server, memory counters, no GPU",
-            "xeon-2s",
+            LAYOUTS["xeon-2s"],
             _SERVER,
             jobs=(DemoJob("batch", 0.4, 0), DemoJob("web", 0.1, 1)),
         ),
         HostProfile(
             "one-socket-h100",
             "one-socket server, memory counter, one H100-class GPU",
-            "xeon-1s",
+            LAYOUTS["xeon-1s"],
             _SERVER,
             (H100,),
             (_TRAINER,),
         ),
         HostProfile(
+            "grace-hopper",
+            "ARM superchip: power meters instead of CPU counters, one H100-class GPU",
+            NO_COUNTERS,
+            _GRACE,
+            (H100,),
+            (_TRAINER,),
+            _GRACE_METERS,
+        ),
+        HostProfile(
             "laptop",
             "client processor with psys, core and uncore counters",
-            "client",
+            LAYOUTS["client"],
             _LAPTOP,
             jobs=(DemoJob("browser", 0.2), DemoJob("compile", 0.4)),
         ),
         HostProfile(
             "batch",
             "one-socket server without a GPU, with a CPU-bound job that its power limit can slow",
-            "xeon-1s",
+            LAYOUTS["xeon-1s"],
             _BATCH,
             jobs=(DemoJob("cruncher", 0.9, 0, spans="steps", work=Training(0.1, 0.5, 0.02, 6)),),
         ),

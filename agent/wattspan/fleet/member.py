@@ -11,6 +11,7 @@ fallback.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -30,8 +31,16 @@ from wattspan.fleet.coordination import (
     StoredKey,
 )
 from wattspan.fleet.demand import next_demand
-from wattspan.fleet.records import FleetKeys, Presence, decode_allotment, decode_presence, encode
-from wattspan.ports import CapsError, Clock
+from wattspan.fleet.records import (
+    MAX_LIFETIME,
+    FleetKeys,
+    Presence,
+    decode_allotment,
+    decode_presence,
+    encode,
+)
+from wattspan.model import SECOND
+from wattspan.ports import CapsError, Clock, ConfigError
 
 _ENDED: Final = 0  # a time in the past
 
@@ -61,8 +70,15 @@ class FleetMember:
         *,
         power: Callable[[], int | None],
         new_session: Callable[[], str],
+        ramp: int = 0,
+        largest_step: float = 1.0,
     ) -> None:
-        """``power`` is the present power of the host in milliwatts, None if it is unknown."""
+        """``power`` is the present power of the host in milliwatts, None if it is unknown.
+
+        The capper changes the host's limits by at most ``ramp`` milliwatts per second, 0 for any,
+        and lowers one by ``largest_step`` of its default in a second.
+        """
+        self._ramp, self._largest_step = ramp, largest_step
         self.name, self._settings = name, settings
         self._coordination, self._capper, self._clock = coordination, capper, clock
         self._power, self._new_session = power, new_session
@@ -174,7 +190,7 @@ class FleetMember:
                 acknowledged=self._acknowledged,
             ),
             beat=self._beat,
-            lifetime=settings.contact + settings.fallback,
+            lifetime=self._lifetime(state),
         )
         key, value = self._keys.report(self.name), encode(presence)
         try:
@@ -189,6 +205,21 @@ class FleetMember:
         except ConflictError:
             self._lose("Its session was ended by the fleet, or its name is used by another host.")
             raise
+
+    def _lifetime(self, state: AllotmentRow) -> int:
+        """The time from a beat without a successor until the fallback is certainly in force."""
+        settings = self._settings
+        span = max(0, state.original - state.floor)
+        ramp = SECOND * span // self._ramp if self._ramp else 0
+        steps = SECOND * math.ceil(1 / self._largest_step)
+        lifetime = settings.contact + settings.fallback + ramp + steps
+        if lifetime > MAX_LIFETIME:
+            raise ConfigError(
+                "[caps] ramp_watts_per_second and largest_step are too slow for a fleet: a fallback"
+                f" by {watts(span)} would take {(ramp + steps) // SECOND} s. Together with [fleet]"
+                f" contact and fallback, {MAX_LIFETIME // SECOND} s are permitted."
+            )
+        return lifetime
 
     def _newest(self) -> Allotment | None:
         entry = self._own(self._keys.allotment(self.name))

@@ -48,6 +48,8 @@ class FleetAssembly:
             clock,
             power=lambda: limited_power(self.core.view(), reserve),
             new_session=lambda: secrets.token_hex(8),
+            ramp=config.caps.ramp_watts_per_second * 1000,
+            largest_step=config.caps.largest_step,
         )
         participant = FleetParticipant(config.fleet, coordination, member, clock, self.core.log)
         self._participant = participant

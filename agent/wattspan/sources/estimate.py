@@ -39,6 +39,7 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
+from wattspan.sources.hwmon.source import has_cpu_meter
 from wattspan.sources.rapl.sysfs import ENERGY_FILE, scan_zones
 
 
@@ -255,14 +256,14 @@ def open_estimate(settings: EstimateSettings, context: SourceContext) -> Counter
 
 
 def _has_counter(sysfs: Path) -> bool:
-    """True if a counter of this host can be read."""
+    """True if a CPU counter or a power meter of this host can be read."""
     for path in scan_zones(sysfs).zones.values():
         try:
             if (path / ENERGY_FILE).read_bytes().strip().isdigit():
                 return True
         except OSError:
             continue
-    return False
+    return has_cpu_meter(sysfs)
 
 
 plugin = SourcePlugin(settings=EstimateSettings, open=open_estimate)

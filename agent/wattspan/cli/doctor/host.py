@@ -73,6 +73,8 @@ def examine_host(root: Path = Path("/"), euid: int | None = None) -> Iterator[Fi
     powercap = root / "sys/class/powercap"
     if powercap.is_dir():
         yield ok("powercap", f"{powercap} exists")
+    elif platform.machine() not in ("x86_64", "i686"):
+        yield note("powercap", f"{powercap} is of x86 processors; source hwmon reads power meters")
     else:
         yield warning(
             "powercap",

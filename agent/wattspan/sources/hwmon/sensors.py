@@ -1,0 +1,279 @@
+"""Meaning of hwmon sensors: which part of the hardware each measures, and which may be summed.
+
+- ``power_meter`` with the labels of NVIDIA Grace: ``CPU Power Socket N`` and ``SysIO Power Socket
+  N`` are rails within ``Grace Power Socket N``, which is within ``Module Power Socket N``. The GPU
+  of a Grace Hopper module has its own counter in NVML.
+- ``power_meter`` with another label or none: the whole machine with its GPUs, so it is not summed.
+- ``ina3221``: the supply rails of a Jetson module, named by their loads.
+- ``i915``, ``xe``: energy counters of discrete Intel GPUs. ``energy1`` is the card; the package,
+  the memory (``xe``) and the tiles (``i915_gtN``) are within it.
+
+The meaning of any other sensor comes from the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from wattspan.model import (
+    MILLISECOND,
+    Domain,
+    HwType,
+    Milliwatts,
+    ModelEnum,
+    Nanoseconds,
+    Provenance,
+)
+
+NAME = "hwmon"
+READ_INTERVAL = 100 * MILLISECOND
+"""Of one chip. Power that changes more often is not seen between two reads."""
+
+
+class Quantity(ModelEnum):
+    """The quantity that a sensor's files show."""
+
+    ENERGY = "energy"  # microjoules since some time
+    AVERAGE_POWER = "average power"  # microwatts, over an interval that ends now
+    POWER = "power"  # microwatts now
+    CURRENT = "voltage and current"  # millivolts and milliamperes now
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """One sensor of a hwmon chip.
+
+    ``device`` is the directory name of the chip's device, such as a PCI address, which survives
+    renumbering. ``channel`` is the prefix of the sensor's files, such as ``power1``. ``interval``
+    is that of an average.
+    """
+
+    chip: str
+    device: str
+    channel: str
+    label: str
+    quantity: Quantity
+    interval: int = 0  # nanoseconds
+
+    @property
+    def title(self) -> str:
+        """The label, or the channel of a sensor without one."""
+        return self.label or self.channel
+
+    @property
+    def key(self) -> str:
+        """``CHIP/LABEL``, by which the configuration names the sensor."""
+        return f"{self.chip}/{self.title}"
+
+
+class Part(ModelEnum):
+    """The part of the hardware that a sensor measures."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    GPU = "gpu"
+    SUPPLY = "supply"  # a rail with other loads than these
+    MACHINE = "machine"  # all of the others
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A rule's result: the part, its socket, the sensors of the same device that contain it."""
+
+    part: Part
+    why: str
+    socket: int | None = None
+    within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
+    summed: bool = True
+
+
+CONFIGURABLE = ("cpu", "memory", "gpu", "machine", "ignore")
+_ROLE = re.compile(r"(?:cpu(?::(?P<socket>\d{1,4}))?|memory|gpu|machine|ignore)", re.ASCII)
+
+
+def role_fault(role: str) -> str:
+    """The reason why ``role`` is invalid in the configuration; "" if it is valid."""
+    if _ROLE.fullmatch(role):
+        return ""
+    return f"{role!r} is none of cpu, cpu:SOCKET, memory, gpu, machine and ignore"
+
+
+def _configured(role: str) -> Meaning:
+    part, _, socket = role.partition(":")
+    return Meaning(
+        Part(part),
+        "by sources.hwmon.sensors",
+        socket=int(socket) if socket else None,
+        summed=part != "machine",
+    )
+
+
+_GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d{1,4})", re.ASCII)
+_MACHINE = Meaning(Part.MACHINE, "the whole machine, GPUs included", summed=False)
+
+
+def _power_meter(sensor: Sensor) -> Meaning:
+    match = _GRACE.fullmatch(sensor.label)
+    if match is None:
+        return _MACHINE
+    socket = int(match[2])
+    grace, module = f"Grace Power Socket {socket}", f"Module Power Socket {socket}"
+    if match[1] == "Module":
+        return Meaning(Part.MACHINE, "the module, its GPU included", socket, summed=False)
+    if match[1] == "Grace":
+        why = f"socket {socket}'s processor with its memory and regulators"
+        return Meaning(Part.CPU, why, socket, within=(module,))
+    what = "cores" if match[1] == "CPU" else "input and output"
+    return Meaning(Part.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
+
+
+_TOTAL_RAILS = ("VDD_IN", "VIN", "VDD_SYS_IN")
+_MEMORY_LOADS = ("DDR", "DRAM", "VDDQ", "VDDRQ")
+
+
+def _jetson_rail(sensor: Sensor) -> Meaning | None:
+    label = sensor.label.upper()
+    loads = label.split("_")
+    if label in _TOTAL_RAILS:
+        return Meaning(Part.MACHINE, "the module's input", summed=False)
+    if "CPU" in loads:
+        shared = " and GPU" if "GPU" in loads else ""
+        return Meaning(Part.CPU, f"the rail of CPU{shared}", within=_TOTAL_RAILS)
+    if "GPU" in loads:
+        return Meaning(Part.GPU, "the rail of the GPU", within=_TOTAL_RAILS)
+    if any(load.startswith(_MEMORY_LOADS) for load in loads):
+        return Meaning(Part.MEMORY, "the rail of the memory", within=_TOTAL_RAILS)
+    if "SOC" in loads or "CV" in loads:
+        return Meaning(Part.SUPPLY, "a rail of the system on a chip", within=_TOTAL_RAILS)
+    return None
+
+
+def _intel_gpu(sensor: Sensor) -> Meaning | None:
+    if sensor.quantity is not Quantity.ENERGY:
+        return None  # the power of the same parts, or a limit
+    if sensor.channel == "energy1" and sensor.chip in ("i915", "xe"):
+        return Meaning(Part.GPU, "the card's own counter")
+    whole = "i915" if sensor.chip.startswith("i915_gt") else "xe"
+    return Meaning(Part.GPU, f"the card's {sensor.title}", within=(whole,))
+
+
+def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
+    """The meaning of a sensor by ``roles``, which maps keys to roles, else by its chip.
+
+    None if it is unknown, or ignored by configuration.
+    """
+    role = roles.get(sensor.key)
+    if role is not None:
+        return None if role == "ignore" else _configured(role)
+    if sensor.chip == "power_meter":
+        return _power_meter(sensor)
+    if sensor.chip == "ina3221":
+        return _jetson_rail(sensor)
+    if sensor.chip in ("i915", "xe") or sensor.chip.startswith("i915_gt"):
+        return _intel_gpu(sensor)
+    return None
+
+
+_HW_TYPES = {
+    Part.CPU: HwType.CPU,
+    Part.MEMORY: HwType.MEMORY,
+    Part.GPU: HwType.GPU,
+    Part.SUPPLY: HwType.ENCLOSURE,
+    Part.MACHINE: HwType.ENCLOSURE,
+}
+_MAX_POWER = Milliwatts(20_000_000)
+"""No plausible sensor shows more: the largest host has eight boards of 1.4 kW."""
+
+
+def resolve_sensors(
+    sensors: Iterable[Sensor], roles: Mapping[str, str], *, emulated: bool = False
+) -> dict[Sensor, Domain]:
+    """The domain of each sensor with a known meaning, in the order of the ids.
+
+    A sensor is summed unless another present one contains it, or its meaning forbids it. The
+    provenance is ``measured`` of counters and ``derived`` of integrated power.
+    """
+    known = {
+        sensor: meaning for sensor in sensors if (meaning := meaning_of(sensor, roles)) is not None
+    }
+    ids = _ids(known)
+
+    def container(sensor: Sensor, meaning: Meaning) -> str | None:
+        for name in meaning.within:
+            for other in known:
+                if other is not sensor and _contains(name, other, sensor):
+                    return ids[other]
+        return None
+
+    domains = {}
+    for sensor in sorted(known, key=ids.__getitem__):
+        meaning = known[sensor]
+        parent = container(sensor, meaning)
+        above = next((one for one, name in ids.items() if name == parent), None)
+        summed = meaning.summed and (above is None or not known[above].summed)
+        by_cpu = summed and meaning.part in (Part.CPU, Part.MEMORY)
+        measured = sensor.quantity is Quantity.ENERGY
+        domains[sensor] = Domain(
+            id=ids[sensor],
+            hw_type=_HW_TYPES[meaning.part],
+            name=sensor.title,
+            source=NAME,
+            provenance=Provenance.EMULATED
+            if emulated
+            else (Provenance.MEASURED if measured else Provenance.DERIVED),
+            in_cover=summed,
+            parent=parent,
+            resource=_resource(meaning) if by_cpu else None,
+            method="cpu-time-proxy" if by_cpu else "none",
+            max_power=_MAX_POWER,
+            resolution=Nanoseconds(
+                MILLISECOND if measured else max(sensor.interval, READ_INTERVAL)
+            ),
+            why=_reason(sensor, meaning, parent, summed=summed),
+        )
+    return domains
+
+
+def _contains(name: str, other: Sensor, sensor: Sensor) -> bool:
+    """True if ``other`` is the sensor called ``name`` that contains ``sensor``."""
+    if other.chip == name:  # a card with its tiles or parts
+        return other.device == sensor.device and other.channel == "energy1"
+    return other.chip == sensor.chip and other.title == name
+
+
+def _resource(meaning: Meaning) -> str:
+    return "cpu" if meaning.socket is None else f"cpu:{meaning.socket}"
+
+
+def _reason(sensor: Sensor, meaning: Meaning, parent: str | None, *, summed: bool) -> str:
+    how = "" if sensor.quantity is Quantity.ENERGY else f", integrated from its {sensor.quantity}"
+    reason = meaning.why + how
+    if summed:
+        return reason
+    if parent is not None and meaning.summed:
+        return f"{reason}; contained in {parent}"
+    return (
+        f'{reason}; sources.hwmon.sensors = {{"{sensor.key}" = "cpu"}} would sum it as CPU energy'
+    )
+
+
+def _ids(sensors: Iterable[Sensor]) -> dict[Sensor, str]:
+    """Unique ids: chip and title; with the device where several chips have it."""
+    ordered = sorted(sensors, key=lambda sensor: (sensor.key, sensor.device, sensor.channel))
+    names = {sensor: f"{NAME}:{sensor.chip}/{_slug(sensor.title)}" for sensor in ordered}
+    everywhere = Counter(names.values())
+    of_device = Counter((name, sensor.device) for sensor, name in names.items())
+    return {
+        sensor: name
+        + (f"@{sensor.device}" if everywhere[name] > 1 else "")
+        + (f":{sensor.channel}" if of_device[name, sensor.device] > 1 else "")
+        for sensor, name in names.items()
+    }
+
+
+def _slug(title: str) -> str:
+    """``title`` without spaces, for command lines and labels."""
+    return re.sub(r"[^a-z0-9_.+-]+", "-", title.lower()).strip("-") or "sensor"

@@ -1,0 +1,350 @@
+"""The ``hwmon`` source plugin: discovery of sensors, reads, and integration of power.
+
+Sensors are looked for again every few seconds, or at once after a file became invalid. A failing
+sensor costs only itself. A chip whose reads are slow, such as firmware behind ACPI, is read less
+often (``CallInterval``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from wattspan.model import (
+    MILLISECOND,
+    SECOND,
+    Domain,
+    Failure,
+    HwType,
+    Instant,
+    Microjoules,
+    Reading,
+    Trouble,
+)
+from wattspan.model.settings import Table, about
+from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.sources.hwmon.sensors import (
+    NAME,
+    READ_INTERVAL,
+    Quantity,
+    Sensor,
+    meaning_of,
+    resolve_sensors,
+    role_fault,
+)
+from wattspan.sources.nvml.energy import CallInterval, PowerIntegral
+from wattspan.util.text import printable
+
+HWMON_CLASS = "class/hwmon"
+DISCOVERY_INTERVAL = 5 * SECOND
+MAX_SENSORS = 256
+MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a driver
+_MAX_LABEL = 64
+
+_GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
+_AGAIN = "It is read again."
+_CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d?)_(input|average)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SensorFiles:
+    """A sensor with the files of its value: one, or those of the voltage and the current."""
+
+    sensor: Sensor
+    files: tuple[Path, ...]
+
+
+def scan_sensors(sysfs: Path) -> list[SensorFiles]:
+    """All sensors of energy, power, or voltage and current, by chip. An unreadable root has none.
+
+    Where a sensor shows an average and the present power, the average counts: nothing between two
+    reads is missed. The files of the ACPI power meter are in the directory of its device on older
+    kernels.
+    """
+    found = []
+    for chip in _entries(sysfs / HWMON_CLASS):
+        name = _text(chip / "name")
+        if not name:
+            continue
+        device = (chip / "device").resolve().name if (chip / "device").exists() else chip.name
+        folders = (chip, chip / "device") if name == "power_meter" else (chip,)
+        seen: set[str] = set()
+        for folder in folders:
+            for files in _channels(name, device, folder):
+                if files.sensor.channel not in seen:
+                    seen.add(files.sensor.channel)
+                    found.append(files)
+    return found[:MAX_SENSORS]
+
+
+def _channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
+    values: dict[str, str] = {}
+    for entry in _entries(folder):
+        match = _CHANNEL.fullmatch(entry.name)
+        if match is not None:
+            channel = f"{match[1]}{match[2]}"
+            if values.get(channel) != "average":
+                values[channel] = match[3]
+    for channel, value in values.items():
+        file = folder / f"{channel}_{value}"
+        if channel.startswith("curr"):
+            place = f"in{channel.removeprefix('curr')}"
+            label = _text(folder / f"{place}_label")
+            if not label or not (folder / f"{place}_input").exists():
+                continue  # a rail without a name, or a sum of channels
+            sensor = Sensor(chip, device, place, label, Quantity.CURRENT)
+            yield SensorFiles(sensor, (folder / f"{place}_input", file))
+            continue
+        label = _text(folder / f"{channel}_label") or _text(folder / f"{channel}_oem_info")
+        if channel.startswith("energy"):
+            yield SensorFiles(Sensor(chip, device, channel, label, Quantity.ENERGY), (file,))
+        elif value == "average":
+            milliseconds = _number(folder / f"{channel}_average_interval")
+            interval = min(milliseconds * MILLISECOND, MAX_INTERVAL)
+            sensor = Sensor(chip, device, channel, label, Quantity.AVERAGE_POWER, interval)
+            yield SensorFiles(sensor, (file,))
+        else:
+            yield SensorFiles(Sensor(chip, device, channel, label, Quantity.POWER), (file,))
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return printable(path.read_text(errors="replace").strip()[:_MAX_LABEL])
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def has_cpu_meter(sysfs: Path) -> bool:
+    """True if a sensor of a CPU of known kind can be read, without configuration."""
+    sensors = {files.sensor: files for files in scan_sensors(sysfs)}
+    return any(
+        domain.hw_type is HwType.CPU and _readable(sensors[sensor])
+        for sensor, domain in resolve_sensors(sensors, {}).items()
+    )
+
+
+def _readable(files: SensorFiles) -> bool:
+    try:
+        return all(_value(path) >= 0 for path in files.files)
+    except (OSError, ValueError):
+        return False
+
+
+class SensorMeter:
+    """One sensor: its files, its domain, and the energy from its values."""
+
+    def __init__(self, files: SensorFiles, domain: Domain, epoch: int) -> None:
+        self.files = files
+        self.domain = domain
+        self.epoch = epoch
+        self._integral = PowerIntegral()
+        self._last: int | None = None  # a counter's last value
+
+    def reading(self, clock: Clock) -> Reading | None:
+        """The present energy; None while the counter has not moved.
+
+        OSError if a file cannot be read, ValueError if it shows no possible value.
+        """
+        values = [_value(path) for path in self.files.files]
+        at = clock.now()
+        sensor = self.files.sensor
+        if sensor.quantity is Quantity.ENERGY:
+            # A repeated value would mean no energy since: the next that differs covers the time.
+            unchanged, self._last = values[0] == self._last, values[0]
+            return None if unchanged else self._at(at, Microjoules(values[0]))
+        if sensor.quantity is Quantity.CURRENT:
+            power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
+        else:
+            power = values[0] // 1000
+        # An average describes the middle of its interval.
+        half = sensor.interval // 2
+        middle = Instant(at.mono - half, at.wall - half, at.asleep)
+        if not self._integral.feed(middle, power, None):
+            self.epoch += 1
+        return self._at(middle, self._integral.energy)
+
+    def _at(self, at: Instant, energy: Microjoules) -> Reading:
+        return Reading(self.domain.id, at, energy, self.epoch)
+
+
+def _value(path: Path) -> int:
+    text = path.read_bytes()[:32].strip()
+    if not text.isdigit():  # negative currents flow while a battery is charged
+        shown = text.decode(errors="replace")
+        raise ValueError(f"{shown!r} is no possible value")
+    return int(text)
+
+
+_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
+
+
+class HwmonSource:
+    """The CounterSource of ``<sysfs>/class/hwmon``. Owned by one thread."""
+
+    name = NAME
+
+    def __init__(
+        self, sysfs: Path, clock: Clock, roles: Mapping[str, str], *, emulated: bool = False
+    ) -> None:
+        self._sysfs = sysfs
+        self._clock = clock
+        self._roles = roles
+        self._emulated = emulated
+        self._meters: dict[str, SensorMeter] = {}  # by domain id
+        self._chips: dict[str, CallInterval] = {}  # by device
+        self._epochs: dict[str, int] = {}  # by domain id; outlives the sensor
+        self._domains: tuple[Domain, ...] = ()
+        self._vanished: dict[str, Failure] = {}  # by domain id
+        self._due = 0
+
+    def read(self) -> Batch:
+        now = self._clock.monotonic()
+        if now >= self._due:
+            self._discover(now)
+        readings: list[Reading] = []
+        failures = list(self._vanished.values())
+        for device, interval in self._chips.items():
+            if not interval.begin(now):
+                continue
+            with interval:
+                for meter in self._meters.values():
+                    if meter.files.sensor.device == device:
+                        self._read(meter, readings, failures)
+        return Batch(self._domains, tuple(readings), tuple(failures))
+
+    def close(self) -> None:
+        """Forget the sensors: the next read looks for them again."""
+        self._meters.clear()
+        self._chips.clear()
+        self._domains = ()
+        self._due = 0
+
+    def _read(self, meter: SensorMeter, readings: list[Reading], failures: list[Failure]) -> None:
+        path = str(meter.files.files[0])
+        try:
+            reading = meter.reading(self._clock)
+        except ValueError as error:
+            failures.append(
+                Failure(NAME, path, Trouble.MALFORMED, str(error), _AGAIN, meter.domain.id)
+            )
+            return
+        except OSError as error:
+            failures.append(_access_failure(path, error, meter.domain.id))
+            if error.errno in _GONE:
+                self._due = 0
+            return
+        if reading is not None:
+            readings.append(reading)
+
+    def _discover(self, now: int) -> None:
+        """Look for sensors; a sensor that returns has the next epoch."""
+        self._due = now + DISCOVERY_INTERVAL
+        found = {files.sensor: files for files in scan_sensors(self._sysfs)}
+        domains = resolve_sensors(found, self._roles, emulated=self._emulated)
+        before = self._meters
+        self._meters = {}
+        for sensor, domain in domains.items():
+            meter = before.get(domain.id)
+            if meter is not None and meter.files == found[sensor]:
+                meter.domain = domain
+            else:
+                self._epochs[domain.id] = self._epochs.get(domain.id, -1) + 1
+                meter = SensorMeter(found[sensor], domain, self._epochs[domain.id])
+            self._meters[domain.id] = meter
+        for gone in before.keys() - self._meters.keys():
+            path = str(before[gone].files.files[0])
+            remedy = "The agent looks for it every few seconds."
+            self._vanished[gone] = Failure(
+                NAME, path, Trouble.ABSENT, "the sensor has vanished", remedy, gone
+            )
+        for present in self._meters:
+            self._vanished.pop(present, None)
+        devices = {meter.files.sensor.device for meter in self._meters.values()}
+        self._chips = {
+            device: self._chips.get(device) or CallInterval(READ_INTERVAL, self._clock)
+            for device in sorted(devices)
+        }
+        after = tuple(meter.domain for meter in self._meters.values())
+        if after != self._domains:  # callers compare by identity
+            self._domains = after
+
+
+def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
+    reason = os.strerror(error.errno or 0).lower()
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Failure(NAME, path, Trouble.DENIED, reason, _GRANT, domain_id)
+    if error.errno in _GONE:
+        return Failure(NAME, path, Trouble.ABSENT, reason, _AGAIN, domain_id)
+    return Failure(NAME, path, Trouble.RETRY, reason, _AGAIN, domain_id)
+
+
+class HwmonSettings(Table, frozen=True):
+    """Power and energy sensors of hwmon: NVIDIA Grace, Jetson, ACPI meters, Intel GPUs."""
+
+    enabled: Annotated[
+        bool | Literal["auto"],
+        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
+    ] = "auto"
+    sensors: Annotated[
+        dict[str, str],
+        about(
+            'The part that a sensor measures, as `{"CHIP/LABEL" = PART}`: `cpu` (charged by CPU '
+            "time), `cpu:SOCKET`, `memory`, `gpu`, `machine` (not summed) or `ignore`. CHIP is the "
+            "content of the chip's file `name`; without a label, LABEL is the channel, such as "
+            "`power1`."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    sysfs: Annotated[
+        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
+    ] = "/sys"
+
+    def __post_init__(self) -> None:
+        for key, role in self.sensors.items():
+            chip, _, label = key.partition("/")
+            if not chip or not label:
+                raise ValueError(f"sensors: {key!r} is not CHIP/LABEL, such as ina260/power1")
+            if fault := role_fault(role):
+                raise ValueError(f"sensors: {key}: {fault}")
+
+
+def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource | None:
+    """The source; None if there is no known sensor and ``enabled`` is "auto".
+
+    SourceError if ``enabled`` is true and there is none.
+    """
+    if settings.enabled is False:
+        return None
+    sysfs = context.sysfs or Path(settings.sysfs)
+    found = scan_sensors(sysfs)
+    if not any(meaning_of(files.sensor, settings.sensors) for files in found):
+        if settings.enabled is True:
+            others = ", ".join(sorted({files.sensor.key for files in found})[:8]) or "none at all"
+            raise SourceError(
+                f"Cannot read power sensors: no sensor under {sysfs / HWMON_CLASS} is of a known "
+                f"kind (found: {others}). Name the part that one measures in "
+                'sources.hwmon.sensors. With enabled = "auto" the agent does without.'
+            )
+        return None
+    return HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
+
+
+plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon)
