@@ -216,7 +216,7 @@ class Host:
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
         self.settle()
         if until <= boot_time(self.fleet.clock.now()):
-            self._fall()
+            self._fall(self.fleet.clock.monotonic())
         else:
             if limit < self.limit:
                 self._lowers_at = self.fleet.clock.monotonic() + self.fleet.random.randrange(SECOND)
@@ -229,7 +229,7 @@ class Host:
             return
         now = self.fleet.clock.now()
         if self.until is not None and boot_time(now) >= self.until:
-            self._fall()
+            self._fall(self.until - now.asleep)  # it is looked at later than its capper would
         target = min(max(self.limit, self.floor), self.original)
         if target > self.enforced or now.mono >= self._lowers_at:
             change, self.enforced = target - self.enforced, target
@@ -248,10 +248,11 @@ class Host:
         self.joined = self.fleet.clock.monotonic()
         self.start_agent()
 
-    def _fall(self) -> None:
+    def _fall(self, at: int) -> None:
+        """Fall back at a monotonic time; the capper and the device take up to two seconds."""
         fallen = min(self.limit, self.safe)
         if fallen < self.limit:
-            self._lowers_at = self.fleet.clock.monotonic() + self.fleet.random.randrange(SECOND)
+            self._lowers_at = at + self.fleet.random.randrange(2 * SECOND)
         self.limit = self.safe = fallen
         self.until = None
 
