@@ -50,7 +50,7 @@ def simulate(hosts: int, seconds: int, seed: int) -> None:
     steps = [seconds * 1_000 for seconds in fleet.step_times]
     rows = {
         f"largest sum of enforced limits / budget, of {len(fleet.budgets)} budgets": (
-            f"{ratio:.6f} at {place or 'the fleet'}"
+            f"{ratio:.9f} at {place or 'the fleet'}"
         ),
         "faults": faults,
         "first allotment, all hosts at once": _times(quiet),

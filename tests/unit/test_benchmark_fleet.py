@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.fleet_plant import Fleet
 
 pytestmark = pytest.mark.slow
