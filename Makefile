@@ -6,6 +6,7 @@ PURE := model/* \
 	tuning/decisions/* \
 	tuning/serialization \
 	capper/budget_shares \
+	capper/ramps \
 	fleet/allotment \
 	fleet/allotment_planner \
 	fleet/demand \

@@ -182,3 +182,13 @@ def test_stated_uncertainty_contains_the_truth_in_95_percent(period: int, length
         true = truth[begin + length] - truth[begin]
         errors.append(abs(spent.energy - true) <= spent.uncertainty)
     assert sum(errors) >= 0.95 * len(errors)
+
+
+def test_energy_up_to_a_time_is_known_within_the_history_only() -> None:
+    history = CounterHistory(GPU, 10 * SECOND)
+    assert history.up_to(0) is None
+    for second in (1, 2, 3):
+        history.add(Reading(GPU.id, Instant(second * SECOND, 0), Microjoules(second * 1_000_000)))
+    assert history.up_to(SECOND - 1) is None
+    assert history.up_to(5 * SECOND // 2) == (1_500_000, 3 * SECOND // 2)
+    assert history.up_to(3 * SECOND + 1) is None

@@ -56,3 +56,8 @@ def test_shares_are_cut_to_whole_watts() -> None:
 
 def test_host_without_devices_has_no_shares() -> None:
     assert share_budget({}, 1_000) == {}
+
+
+def test_claimant_that_is_satisfied_by_the_last_milliwatt_gets_no_more() -> None:
+    claims = {A: BudgetClaim(0, 2_000, want=1), B: BudgetClaim(0, 2_000)}
+    assert share_budget(claims, 1) == {A: 0, B: 0}  # less than a watt is not used

@@ -162,6 +162,11 @@ class CounterHistory:
         energy = Microjoules(after[0] - before[0])
         return CounterEnergy(energy, Microjoules(ceil(error)), after[1] - before[1])
 
+    def up_to(self, time: int) -> tuple[int, int] | None:
+        """Cumulative energy and measured time at ``time``; None outside of the history."""
+        times = self._fine.times
+        return self._fine.at(time) if times and times[0] <= time <= times[-1] else None
+
     def cells_between(self, start: int, end: int) -> tuple[Microjoules, int]:
         """Energy and measured time of whole cells, from and to the edge of one.
 

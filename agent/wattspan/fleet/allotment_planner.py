@@ -272,9 +272,7 @@ class _Planning:
         budgets = self._book.budgets
         sums: dict[str, list[int]] = {place: [0] * 5 for place in ("", *budgets)}
         for name, host in self._hosts.items():
-            allotted = host.bounds.limit
-            if host.entry is not None:
-                allotted = min(allotted, host.entry.allotment.limit)
+            allotted = min(host.bounds.limit, self._book.hosts[name].allotment.limit)
             values = (1, host.demand, allotted, host.bounds.safe, host.bounds.limit)
             for node in nodes_of(host.place, name):
                 if node in budgets or node != node_of(host.place, name):

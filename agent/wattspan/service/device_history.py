@@ -174,11 +174,12 @@ class DeviceHistory:
         for device in devices:
             if window < 2 * max(self._interval, device.domain.resolution):
                 return None
-            before = device.counter.between(end - 2 * window, end - window)
-            after = device.counter.between(end - window, end)
-            if min(before.covered, after.covered) < window:
+            edges = [device.counter.up_to(end - n * window) for n in (2, 1, 0)]
+            energies = [edge[0] for edge in edges if edge is not None]
+            covered = [edge[1] for edge in edges if edge is not None]
+            if len(edges) > len(energies) or covered[2] - covered[0] < 2 * window:
                 return None
-            difference += after.energy - before.energy
+            difference += energies[2] - 2 * energies[1] + energies[0]
         return abs(difference) * _POWER_SCALE * SECOND // window**2
 
     # ---------------------------------------------------------------------------- for queries

@@ -1,0 +1,501 @@
+"""A fleet in virtual time: the agent's members and leaders, emulated devices, random faults."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from random import Random
+
+from wattspan.capper.fleet_ceiling import boot_time
+from wattspan.capper.protocol import AllotmentRow
+from wattspan.config import FleetSettings
+from wattspan.fleet.allotment import accept_budgets, groups_of
+from wattspan.fleet.coordination import (
+    ABSENT,
+    ConflictError,
+    CoordinationError,
+    Election,
+    KeyChange,
+    KeyWrite,
+    LeaseEndedError,
+    OutcomeUnknownError,
+    PrefixState,
+    RevisionCondition,
+    StoredKey,
+    UnreachableError,
+)
+from wattspan.fleet.leader import FleetLeader
+from wattspan.fleet.member import FleetMember
+from wattspan.fleet.records import FleetKeys, encode, read_state
+from wattspan.model import SECOND
+from wattspan.testing import ManualClock
+
+W = 1_000
+ROWS, HOSTS_PER_RACK = 4, 40
+CANDIDATES = 5
+LEADER_LEASE, LEADER_STEP = 10, SECOND // 2
+BUDGET_FRACTION = 0.6
+"""Budget of the fleet relative to the original limits; rows and racks have a bit more."""
+
+
+class MemoryService:
+    """A coordination service in memory, with sorted keys and leases by a virtual clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.calls: Counter[str] = Counter()
+        self.bytes_written = 0
+        self.is_gone = False
+        self.watchers: dict[str, Callable[[], None]] = {}
+        self._sorted: list[str] = []
+        self._keys: dict[str, StoredKey] = {}
+        self._leases: dict[int, int] = {}
+        self._revision = 1
+
+    def read(self, prefix: str) -> PrefixState:
+        self._end_leases()
+        found = []
+        for key in itertools.islice(self._sorted, bisect_left(self._sorted, prefix), None):
+            if not key.startswith(prefix):
+                break
+            found.append(self._keys[key])
+        return PrefixState(tuple(found), self._revision)
+
+    def commit(
+        self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
+    ) -> int:
+        self._end_leases()
+        for condition in conditions:
+            entry = self._keys.get(condition.key)
+            if (entry.revision if entry else ABSENT) != condition.revision:
+                raise ConflictError(f"{condition.key} was changed by another participant.")
+        self._revision += 1
+        for write in writes:
+            if write.lease and write.lease not in self._leases:
+                raise LeaseEndedError(f"Lease {write.lease} has ended.")
+            self._set(write)
+        return self._revision
+
+    def grant(self, seconds: int) -> int:
+        lease = len(self._leases) + 1
+        while lease in self._leases:
+            lease += 1
+        self._leases[lease] = self.clock.monotonic() + seconds * SECOND
+        return lease
+
+    def renew(self, lease: int) -> None:
+        self._end_leases()
+        if lease not in self._leases:
+            raise LeaseEndedError(f"Lease {lease} has ended.")
+        self._leases[lease] = self.clock.monotonic() + LEADER_LEASE * SECOND
+
+    def _set(self, write: KeyWrite) -> None:
+        known = write.key in self._keys
+        if write.value is None:
+            if known:
+                del self._keys[write.key]
+                self._sorted.remove(write.key)
+            return
+        if not known:
+            insort(self._sorted, write.key)
+        self._keys[write.key] = StoredKey(write.key, write.value, self._revision, write.lease)
+        self.bytes_written += len(write.value)
+        if notify := self.watchers.get(write.key):
+            notify()
+
+    def _end_leases(self) -> None:
+        now = self.clock.monotonic()
+        ended = [lease for lease, until in self._leases.items() if until <= now]
+        for lease in ended:
+            del self._leases[lease]
+            for key in [key for key, entry in self._keys.items() if entry.lease == lease]:
+                self._set(KeyWrite(key, None))
+
+
+class Connection:
+    """One host's client, which implements `Coordination`. It may be cut, or lose answers."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self._service = service
+        self.is_cut = self.is_deaf = False
+
+    def read(self, prefix: str) -> PrefixState:
+        return self._reach("read").read(prefix)
+
+    def commit(
+        self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
+    ) -> int:
+        revision = self._reach("commit").commit(writes, conditions)
+        if self.is_deaf:
+            raise OutcomeUnknownError("The answer was lost.")
+        return revision
+
+    def grant(self, seconds: int) -> int:
+        return self._reach("grant").grant(seconds)
+
+    def renew(self, lease: int) -> None:
+        self._reach("renew").renew(lease)
+
+    def revoke(self, lease: int) -> None:
+        raise NotImplementedError("the simulation lets leases end")
+
+    def watch(self, prefix: str, after: int) -> Silence:
+        return Silence()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _reach(self, call: str) -> MemoryService:
+        if self.is_cut or self._service.is_gone:
+            raise UnreachableError("No endpoint answers.")
+        self._service.calls[call] += 1
+        return self._service
+
+
+class Silence:
+    """A watch without changes: the simulation has its own deliveries."""
+
+    def wait(self, seconds: float) -> tuple[KeyChange, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Host:
+    """An emulated host: one device, its capper, and an agent that may have crashed."""
+
+    def __init__(
+        self, name: str, place: str, fleet: Fleet, *, floor: int, original: int, priority: int
+    ) -> None:
+        self.name, self.fleet = name, fleet
+        self.floor, self.original = floor, original
+        self.want = fleet.random.randrange(floor, original)
+        self.settings = FleetSettings(
+            endpoints=("http://emulated",), name=name, place=place, priority=priority
+        )
+        self.nodes = tuple(groups_of(place))
+        self.is_on = self.has_agent = True
+        self.enforced = floor
+        self.limit = self.safe = floor
+        self.until: int | None = None
+        self._lowers_at = 0
+        self.joined: int | None = None
+        """Time at which it began to join, None once it has an allotment."""
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        self.has_agent = True
+        self.connection = self.fleet.connect(self)
+        self.member = FleetMember(
+            self.name,
+            self.settings,
+            self.connection,
+            self,
+            self.fleet.clock,
+            power=lambda: min(self.want, self.enforced),
+            new_session=lambda: f"{self.name}-{self.fleet.clock.monotonic()}",
+        )
+
+    def allotment(self) -> AllotmentRow:
+        self.settle()
+        return AllotmentRow(
+            limit=self.limit,
+            safe=self.safe,
+            until=self.until,
+            floor=self.floor,
+            original=self.original,
+            enforced=self.enforced,
+        )
+
+    def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
+        self.settle()
+        if until <= boot_time(self.fleet.clock.now()):
+            self._fall(self.fleet.clock.monotonic())
+        else:
+            if limit < self.limit:
+                self._lowers_at = self.fleet.clock.monotonic() + self.fleet.random.randrange(SECOND)
+            self.limit, self.safe, self.until = limit, safe, until
+        return self.allotment()
+
+    def settle(self) -> None:
+        """Bring the device to its limit, as far as it has followed by now."""
+        if not self.is_on:
+            return
+        now = self.fleet.clock.now()
+        if self.until is not None and boot_time(now) >= self.until:
+            self._fall(self.until - now.asleep)  # it is looked at later than its capper would
+        target = min(max(self.limit, self.floor), self.original)
+        if target > self.enforced or now.mono >= self._lowers_at:
+            change, self.enforced = target - self.enforced, target
+            self.fleet.changed(self, change)
+
+    def switch_off(self) -> None:
+        self.is_on = self.has_agent = False
+        change, self.enforced = -self.enforced, 0
+        self.limit, self.safe, self.until = 0, 0, None
+        self.fleet.changed(self, change)
+
+    def switch_on(self) -> None:
+        self.is_on = True
+        self.enforced = self.limit = self.safe = self.floor
+        self.fleet.changed(self, self.floor)
+        self.joined = self.fleet.clock.monotonic()
+        self.start_agent()
+
+    def _fall(self, at: int) -> None:
+        """Fall back at a monotonic time; the capper and the device take up to two seconds."""
+        fallen = min(self.limit, self.safe)
+        if fallen < self.limit:
+            self._lowers_at = at + self.fleet.random.randrange(2 * SECOND)
+        self.limit = self.safe = fallen
+        self.until = None
+
+
+class Candidate:
+    """A host's leadership, which may be killed or paused."""
+
+    def __init__(self, host: Host, fleet: Fleet) -> None:
+        self.host, self._fleet = host, fleet
+        self.paused_until = 0
+        self.restart()
+
+    def restart(self) -> None:
+        connection = self.host.connection
+        self._connection = connection
+        self._election = Election(connection, self._fleet.keys.leader, self.host.name)
+        self._leader = FleetLeader(
+            self._fleet.keys,
+            connection,
+            self._fleet.clock,
+            int(self.host.settings.least_change_watts),
+        )
+        self._lease = 0
+
+    @property
+    def leads(self) -> bool:
+        return self._election.fence is not None
+
+    def step(self) -> None:
+        if not self.host.has_agent or self._fleet.clock.monotonic() < self.paused_until:
+            return
+        if self._connection is not self.host.connection:
+            self.restart()
+        # A leader that was paused acts first on its old fence, and looks afterwards.
+        if (fence := self._election.fence) is not None:
+            with suppress(CoordinationError):
+                began = time.process_time()
+                self._leader.step(fence)
+                self._fleet.step_times.append(time.process_time() - began)
+        try:
+            if not self._lease:
+                self._lease = self._connection.grant(LEADER_LEASE)
+            self._connection.renew(self._lease)
+            before = self.leads
+            if self._election.campaign(self._lease) and not before:
+                self._fleet.count["leader changes"] += 1
+        except LeaseEndedError:
+            self._lease = 0
+        except CoordinationError:
+            pass
+
+
+class Fleet:
+    """All hosts, the service, and the events of virtual time."""
+
+    def __init__(
+        self, hosts: int, seed: int, connect: Callable[[MemoryService], Connection] = Connection
+    ) -> None:
+        self.random = Random(seed)
+        self.clock = ManualClock()
+        self.service = MemoryService(self.clock)
+        self._connect = connect
+        self.keys = FleetKeys(FleetSettings().prefix)
+        self.count: Counter[str] = Counter()
+        self.step_times: list[float] = []
+        self.join_times: list[float] = []
+        self.ratios: dict[str, float] = {}
+        self.sums: Counter[str] = Counter()
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self.hosts = [self._host(number, hosts) for number in range(hosts)]
+        self.budgets = self._budgets()
+        self.candidates = [
+            Candidate(host, self) for host in self.hosts[:: max(1, hosts // CANDIDATES)]
+        ][:CANDIDATES]
+        operator = Connection(self.service)
+        book = accept_budgets(read_state(self.keys, operator.read("")).book, self.budgets)
+        operator.commit((KeyWrite(self.keys.book, encode(book)),))
+        for host in self.hosts:
+            self.sums.update(dict.fromkeys(host.nodes, host.enforced))
+            host.joined = self.clock.monotonic()
+            self.repeat(self.random.randrange(SECOND * 5 // 2), lambda host=host: self._beat(host))
+            self.repeat(self.random.randrange(60 * SECOND), lambda host=host: self._new_want(host))
+        for candidate in self.candidates:
+            self.repeat(self.random.randrange(SECOND), lambda one=candidate: self._lead(one))
+
+    def connect(self, host: Host) -> Connection:
+        self.service.watchers[self.keys.allotment(host.name)] = lambda: self.at(
+            self.random.randrange(SECOND // 5), lambda: self._deliver(host)
+        )
+        return self._connect(self.service)
+
+    # --------------------------------------------------------------------------------- events
+
+    def at(self, delay: int, act: Callable[[], None]) -> None:
+        due = self.clock.monotonic() + delay
+        heapq.heappush(self._events, (due, next(self._numbers), act))
+
+    def repeat(self, delay: int, act: Callable[[], int]) -> None:
+        """Call ``act`` after a delay, and again after each delay that it returns."""
+
+        def again() -> None:
+            self.at(act(), again)
+
+        self.at(delay, again)
+
+    def run(self, seconds: float) -> None:
+        end = self.clock.monotonic() + round(seconds * SECOND)
+        while self._events and self._events[0][0] <= end:
+            due, _, act = heapq.heappop(self._events)
+            self.clock.sleep_until(due)
+            act()
+        self.clock.sleep_until(end)
+
+    def _beat(self, host: Host) -> int:
+        interval = int(host.settings.contact) // 4
+        if host.has_agent:
+            with suppress(CoordinationError):
+                news = host.member.beat()
+                if host.joined is not None and host.member.sequence:
+                    self.join_times.append((self.clock.monotonic() - host.joined) / SECOND)
+                    host.joined = None
+                return SECOND // 5 if news else interval
+        return interval
+
+    def _deliver(self, host: Host) -> None:
+        if host.has_agent:
+            with suppress(CoordinationError):
+                while host.member.beat():
+                    pass
+
+    def _lead(self, candidate: Candidate) -> int:
+        candidate.step()
+        return LEADER_STEP
+
+    def _new_want(self, host: Host) -> int:
+        host.want = self.random.randrange(host.floor // 2, host.original + 1)
+        return self.random.randrange(10 * SECOND, 120 * SECOND)
+
+    # ---------------------------------------------------------------------------------- faults
+
+    def begin_faults(self) -> None:
+        """One fault a second from now on; every one ends by itself."""
+        kinds = (
+            [self._crash] * 4
+            + [self._cut] * 4
+            + [self._deafen] * 4
+            + [self._power_cycle] * 4
+            + [self._kill_leader, self._pause_leader]
+        )
+        self.repeat(0, lambda: self.random.choice(kinds)() or SECOND)
+        self.repeat(60 * SECOND, lambda: self._outage() or 120 * SECOND)
+
+    def _crash(self) -> None:
+        host = self.random.choice(self.hosts)
+        if host.has_agent:
+            self.count["crashes of agents"] += 1
+            host.has_agent = False
+            self.at(self._between(1, 60), lambda: host.is_on and host.start_agent())
+
+    def _cut(self) -> None:
+        connection = self.random.choice(self.hosts).connection
+        self.count["broken connections"] += 1
+        connection.is_cut = True
+        self.at(self._between(1, 60), lambda: setattr(connection, "is_cut", False))
+
+    def _deafen(self) -> None:
+        connection = self.random.choice(self.hosts).connection
+        self.count["lost answers"] += 1
+        connection.is_deaf = True
+        self.at(self._between(1, 10), lambda: setattr(connection, "is_deaf", False))
+
+    def _power_cycle(self) -> None:
+        host = self.random.choice(self.hosts)
+        if host.is_on:
+            self.count["hosts off and on"] += 1
+            host.switch_off()
+            self.at(self._between(5, 60), lambda: host.is_on or host.switch_on())
+
+    def _kill_leader(self) -> None:
+        leaders = (one.host for one in self.candidates if one.leads and one.host.has_agent)
+        host = next(leaders, None)
+        if host is not None:
+            self.count["killed leaders"] += 1
+            host.has_agent = False
+            self.at(self._between(1, 30), lambda: host.is_on and host.start_agent())
+
+    def _pause_leader(self) -> None:
+        for candidate in self.candidates:
+            if candidate.leads:
+                self.count["paused leaders"] += 1
+                candidate.paused_until = self.clock.monotonic() + self._between(5, 40)
+                return
+
+    def _outage(self) -> None:
+        self.count["outages of the service"] += 1
+        self.service.is_gone = True
+        self.at(30 * SECOND, lambda: setattr(self.service, "is_gone", False))
+
+    def _between(self, least: int, most: int) -> int:
+        return self.random.randrange(least * SECOND, most * SECOND)
+
+    # ------------------------------------------------------------------------------- the budgets
+
+    def changed(self, host: Host, change: int) -> None:
+        """The enforced limit of a host changes now."""
+        if not change:
+            return
+        for node in host.nodes:
+            self.sums[node] += change
+        if change > 0:
+            self._check(host.nodes)
+
+    def _check(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            if node not in self.budgets:
+                continue
+            if self.sums[node] > self.budgets[node]:  # some have lowered theirs meanwhile
+                for other in self.hosts:
+                    if node in other.nodes and other.enforced > other.floor:
+                        other.settle()
+            ratio = self.sums[node] / self.budgets[node]
+            self.ratios[node] = max(ratio, self.ratios.get(node, 0.0))
+
+    def _host(self, number: int, hosts: int) -> Host:
+        racks = max(1, hosts // HOSTS_PER_RACK)
+        rack = number % racks
+        original = self.random.choice((2_000, 5_600, 10_200)) * W
+        return Host(
+            f"host-{number:05}",
+            f"row-{rack % ROWS}/rack-{rack}",
+            self,
+            floor=original * 3 // 10,
+            original=original,
+            priority=self.random.choice((50, 100, 100, 200)),
+        )
+
+    def _budgets(self) -> dict[str, int]:
+        originals: Counter[str] = Counter()
+        for host in self.hosts:
+            originals.update(dict.fromkeys(host.nodes, host.original))
+        more = {0: 1.0, 1: 1.05, 2: 1.1}
+        return {
+            node: round(power * BUDGET_FRACTION * more[len(node.split("/")) if node else 0])
+            for node, power in originals.items()
+        }
