@@ -393,7 +393,7 @@ class CapperClient:
         allotment = self._call(request).allotment
         if allotment is None:
             raise CapsError(
-                f"The capper on {self.path} is in no fleet: set [fleet] endpoints in its"
+                f"The capper on {self.address.path} is in no fleet: set [fleet] endpoints in its"
                 " configuration and restart it."
             )
         return allotment
