@@ -50,6 +50,7 @@ TOGETHER: dict[str, st.SearchStrategy[Any]] = {
     "caps.budget_watts": st.just(0) | st.integers(501, 10**6),
     "caps.reserve_watts": st.integers(0, 500),
     "caps.budget_file": st.just("") | TEXT.map("/{}".format),
+    "caps.host_dir": TEXT.map("/{}".format),
     "cost.currency": st.text(string.ascii_letters, min_size=1, max_size=12),
     "carbon.intensity": st.none(),
     "carbon.schedule": st.just("") | TEXT.map("/{}".format),

@@ -286,12 +286,3 @@ def test_setting_of_a_shared_device_is_certified_for_every_tenant(run: SharedRun
             if told.lost is not None and told.allowance is not None:
                 # One probe may turn out dearer than anything that was known of the curve.
                 assert told.lost <= told.allowance + 30 * SECOND
-
-
-@RUNS
-@given(shared_runs, st.integers(1, 500), st.integers(0, 2))
-def test_silent_tenant_releases_a_shared_device(run: SharedRun, turns: int, number: int) -> None:
-    run.on(turns)
-    run.plants[number % len(run.plants)].silent = True
-    run.on(400)
-    assert not run.on(1).caps

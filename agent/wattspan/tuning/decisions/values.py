@@ -138,7 +138,6 @@ class Observation:
 
     now: int
     units: tuple[WorkUnit, ...] = ()
-    tenants: tuple[tuple[WorkUnit, ...], ...] = ()
     energy: tuple[EnergyPoint, ...] = ()
     in_force: Mapping[str, int] = field(default_factory=dict)
     since: int = 0
@@ -146,6 +145,7 @@ class Observation:
     vetoes: frozenset[DecisionReason] = frozenset()
     may_explore: bool = True
     ended: bool = False
+    tenants: tuple[tuple[WorkUnit, ...], ...] = ()
 
 
 class LoweredLevels(NamedTuple):
