@@ -38,6 +38,7 @@ while spent < 200_000_000 or len(readings) < 10:
     clock.sleep_until(clock.monotonic() + 20_000_000)
 source.close()
 print(json.dumps({
+    "methods": [domain.method for domain in batch.domains],
     "provenance": sorted({str(domain.provenance) for domain in batch.domains}),
     "rising": all(a.counter <= b.counter for a, b in zip(readings, readings[1:])),
     "energy": readings[-1].counter - readings[0].counter,
@@ -48,9 +49,15 @@ print(json.dumps({
 
 
 @pytest.mark.needs_cc
-def test_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("slices", "methods"), [((), ["gpu-sm-utilisation"]), ((3, 1), ["mig-gpm"] * 3)]
+)
+def test_binding_and_a_c_library_feed_the_source(
+    tmp_path: Path, slices: tuple[int, ...], methods: list[str]
+) -> None:
     library = build(tmp_path)
     with EmulatedGpus(tmp_path / "gpus", [H100], SystemClock()) as gpus:
+        gpus.divide(0, slices)
         gpus.attach(0, os.getpid(), SteadyLoad(0.5))
         gpus.start()
         answer = subprocess.run(
@@ -65,6 +72,7 @@ def test_binding_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
     assert told["provenance"] == ["emulated"]  # without any declaration to the source
+    assert told["methods"] == methods
     assert told["rising"]
     assert 0 < told["energy"] <= truth
     assert told["limit"] == 700_000

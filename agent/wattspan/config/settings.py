@@ -96,8 +96,8 @@ class ProcessesSettings(Table, frozen=True):
         str,
         about(
             "Socket of the kubelet's Pod Resources API, which names the pods of each GPU and MIG "
-            'instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if it exists; '
-            '`""`: none.'
+            'instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent may '
+            'use it; `""`: none.'
         ),
     ] = "auto"
     idle: Annotated[

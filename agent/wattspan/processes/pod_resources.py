@@ -10,6 +10,7 @@ The format is that of ``podresources/v1`` (``k8s.io/kubelet``).
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -178,5 +179,5 @@ class PodResources:
 def open_pod_resources(setting: str) -> PodResources | None:
     """The kubelet by the setting ``pod_resources``; None without one."""
     if setting == "auto":
-        return PodResources(SOCKET) if SOCKET.is_socket() else None
+        return PodResources(SOCKET) if os.access(SOCKET, os.R_OK | os.W_OK) else None
     return PodResources(Path(setting)) if setting else None
