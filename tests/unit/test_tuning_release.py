@@ -97,6 +97,18 @@ def test_pause_releases_and_work_that_returns_is_tuned_again() -> None:
     assert run.until(held).caps
 
 
+
+@pytest.mark.parametrize("phase", [TunerPhase.SCREEN, TunerPhase.PROVE])
+def test_job_that_falls_silent_in_a_search_is_released(phase: TunerPhase) -> None:
+    run = Run(Plant(), DWELL)
+    run.until(lambda one: bool(one.caps) and run.state is not None and run.state.phase is phase)
+    run.plant.silent = True
+    run.until(released, turns=400)
+    assert run.decisions[-1].reason is DecisionReason.PAUSED
+    run.on(3_600)
+    assert not run.decisions[-1].caps
+
+
 def test_device_that_does_not_obey_is_left_alone() -> None:
     run = Run(Plant(obeys=False), DWELL)
     run.until(released)

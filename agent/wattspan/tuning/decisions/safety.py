@@ -47,7 +47,7 @@ def _is_silent(state: TunerState, now: int) -> bool:
     """True if no unit has ended for a long time at a setting below the original."""
     unit = state.account.elapsed // max(state.account.units, 1)
     timeout = SIGNAL_TIMEOUT + _SIGNAL_TIMEOUT_UNITS * unit
-    return now - max(state.last_unit_end, state.requested_at) > timeout
+    return now - state.last_unit_end > timeout
 
 
 def _end(state: TunerState) -> TunerState:
