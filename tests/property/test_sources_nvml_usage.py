@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattspan.model import Consumer, Instant
-from wattspan.sources.nvml.energy import MAX_GAP, PowerIntegral
+from wattspan.sources.energy_meter import MAX_GAP, PowerIntegral
 from wattspan.sources.nvml.processes import MAX_SAMPLE_PERIOD, ProcessSample, UsageMeter
 
 START = 10**12

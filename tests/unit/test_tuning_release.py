@@ -97,7 +97,6 @@ def test_pause_releases_and_work_that_returns_is_tuned_again() -> None:
     assert run.until(held).caps
 
 
-
 @pytest.mark.parametrize("phase", [TunerPhase.SCREEN, TunerPhase.PROVE])
 def test_job_that_falls_silent_in_a_search_is_released(phase: TunerPhase) -> None:
     run = Run(Plant(), DWELL)

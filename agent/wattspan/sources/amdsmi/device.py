@@ -36,6 +36,8 @@ from wattspan.sources.amdsmi.calls import (
 )
 from wattspan.sources.amdsmi.energy import CounterCheck, EnergyAccumulator
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
+from wattspan.sources.call_interval import CallInterval
+from wattspan.sources.energy_meter import EnergyMeter
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import GpuCalls, GpuLostError
 from wattspan.sources.nvml.device import (
@@ -45,7 +47,6 @@ from wattspan.sources.nvml.device import (
     TRANSIENT_FACTOR,
     GpuFindings,
 )
-from wattspan.sources.nvml.energy import CallInterval, EnergyMeter
 from wattspan.sources.nvml.status import PowerReading
 
 ENERGY, POWER, PROCESSES, LIMITS = "energy accumulator", "power", "processes", "power limits"

@@ -30,6 +30,8 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.sources.call_interval import CallInterval
+from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     NAME,
     READ_INTERVAL,
@@ -39,7 +41,6 @@ from wattspan.sources.hwmon.sensors import (
     resolve_sensors,
     role_fault,
 )
-from wattspan.sources.nvml.energy import CallInterval, PowerIntegral
 from wattspan.util.text import printable
 
 HWMON_CLASS = "class/hwmon"

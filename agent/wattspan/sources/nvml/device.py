@@ -25,10 +25,12 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
+from wattspan.sources.call_interval import CallInterval
+from wattspan.sources.energy_meter import EnergyMeter
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
+from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.nvml.dcgm import DcgmExporter
-from wattspan.sources.nvml.energy import EDGE_GUARD, CallInterval, EdgeDetector, EnergyMeter
 from wattspan.sources.nvml.mig import MigDivision
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (

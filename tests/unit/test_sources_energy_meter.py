@@ -7,7 +7,7 @@ import pytest
 from support.fake_nvml import FakeGpu
 from support.nvml_bench import Bench
 from wattspan.model import MILLISECOND, HwType, Instant, Provenance, Trouble
-from wattspan.sources.nvml.energy import CounterPeriod, PowerIntegral
+from wattspan.sources.energy_meter import CounterPeriod, PowerIntegral
 
 NO_COUNTER = {"nvmlDeviceGetTotalEnergyConsumption": 3}
 
