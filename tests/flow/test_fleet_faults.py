@@ -91,6 +91,16 @@ class Link:
         return checked
 
 
+class Links:
+    """Makes connections to a cluster."""
+
+    def __init__(self, cluster: EtcdCluster) -> None:
+        self._cluster = cluster
+
+    def client(self) -> Link:
+        return Link(self._cluster.client(timeout=SECOND))
+
+
 class Process:
     """One life of an agent: its link and its access to the capper end when it is killed."""
 
@@ -122,9 +132,8 @@ class RealTimeHost(SimulatedHost):
             endpoints=tuple(cluster.urls), name=name, place="row-1", contact=3 * SECOND,
             fallback=2 * SECOND, timeout=SECOND,
         )  # fmt: skip
-        super().__init__(
-            name, settings, self, SteppedClock(), path, floor=300 * W, original=1500 * W
-        )
+        self.wall, links = SteppedClock(), Links(cluster)
+        super().__init__(name, settings, links, self.wall, path, floor=300 * W, original=1500 * W)
 
     @property
     def enforced(self) -> int:
@@ -135,9 +144,6 @@ class RealTimeHost(SimulatedHost):
         if limit != self._enforced:
             self._enforced = limit
             self._sums.set(self.name, limit)
-
-    def client(self) -> Link:
-        return Link(self._etcd.client(timeout=SECOND))
 
     def allotment(self) -> AllotmentRow:
         with self.lock:
@@ -154,7 +160,7 @@ class RealTimeHost(SimulatedHost):
                 self.settle()
 
     def start_agent(self) -> None:
-        link = Link(self._etcd.client(timeout=SECOND))
+        link = Links(self._etcd).client()
         self.process = Process(self, link)
         self.participant = self.new_participant(link, self.process)
         self.participant.start()
@@ -266,7 +272,7 @@ class Schedule:
 
     def step_clock(self) -> bool:
         host = self.random.choice(self.hosts)
-        host.clock.step = self.random.choice((-3600, 3600, 86400)) * SECOND
+        host.wall.step = self.random.choice((-3600, 3600, 86400)) * SECOND
         return True
 
     def _lose(self, members: list[int], seconds: tuple[float, float]) -> bool:

@@ -42,7 +42,7 @@ class EtcdAccess:
             settings.tls_key,
             settings.user,
             settings.password_file,
-            settings.timeout,
+            settings.call_timeout,
         )
 
     def tls_context(self) -> ssl.SSLContext:
