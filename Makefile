@@ -9,6 +9,7 @@ PURE := model/* \
 	capper/ramps \
 	fleet/allotment \
 	fleet/allotment_planner \
+	fleet/demand \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \

@@ -14,6 +14,7 @@ from support.reserved_port import reserved_port
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
+from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import (
     ConflictError,
     CoordinationError,
@@ -27,7 +28,6 @@ from wattspan.fleet.coordination import (
     WatchEndedError,
 )
 from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.fleet.gateway import EtcdAccess
 from wattspan.model import SECOND
 
 pytestmark = pytest.mark.needs_etcd

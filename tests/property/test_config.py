@@ -52,6 +52,15 @@ TOGETHER: dict[str, st.SearchStrategy[Any]] = {
     "caps.budget_file": st.just("") | TEXT.map("/{}".format),
     "cost.currency": st.text(string.ascii_letters, min_size=1, max_size=12),
     "carbon.intensity": st.none(),
+    "fleet.endpoints": st.just([]) | st.just(["https://etcd-1:2379", "http://[::1]"]),
+    "fleet.name": st.sampled_from(["", "host-1.example"]),
+    "fleet.place": st.sampled_from(["", "row-1", "row-1/rack-3"]),
+    "fleet.prefix": TEXT.map("/{}/".format),
+    "fleet.user": st.just(""),
+    "fleet.password_file": st.just(""),
+    "fleet.tls_ca": st.just("") | TEXT.map("/{}".format),
+    "fleet.tls_certificate": st.just("") | TEXT.map("/{}".format),
+    "fleet.tls_key": st.just(""),
     "carbon.schedule": st.just("") | TEXT.map("/{}".format),
     **{
         f"{table}.{key}": st.just("")

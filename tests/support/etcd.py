@@ -17,9 +17,10 @@ from support.reserved_port import reserved_port
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
+from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError
 from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.fleet.gateway import EtcdAccess, EtcdGateway
+from wattspan.fleet.gateway import EtcdGateway
 from wattspan.model import SECOND
 
 HEARTBEAT_MS, ELECTION_MS = 50, 300

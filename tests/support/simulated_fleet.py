@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from wattspan.capper.fleet_ceiling import FleetCeiling
@@ -10,7 +10,7 @@ from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import accept_budgets
 from wattspan.fleet.coordination import Coordination, KeyWrite
-from wattspan.fleet.member import FleetMember
+from wattspan.fleet.member import AllottedCapper, FleetMember
 from wattspan.fleet.participant import FleetParticipant
 from wattspan.fleet.records import FleetKeys, encode, read_state
 from wattspan.ports import CapsError
@@ -92,21 +92,28 @@ class SimulatedHost:
 
     # ---------------------------------------------------------------------------------- agent
 
-    def start_agent(self, coordination: Coordination | None = None) -> None:
+    def start_agent(self) -> None:
         self.client = self._cluster.client()
+        self.participant = self.new_participant(self.client, self)
+
+    def new_participant(
+        self,
+        coordination: Coordination,
+        capper: AllottedCapper,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> FleetParticipant:
+        """Another agent's participant, which is not started."""
         member = FleetMember(
             self.name,
             self.settings,
-            coordination or self.client,
-            self,
+            coordination,
+            capper,
             self.clock,
             power=lambda: None if self.power is None else min(self.power, self.enforced),
             new_session=self._new_session,
             ramp=self.ramp,
         )
-        self.participant = FleetParticipant(
-            self.settings, coordination or self.client, member, self.clock, lambda line: None
-        )
+        return FleetParticipant(self.settings, coordination, member, self.clock, log)
 
     def kill_agent(self) -> None:
         self.participant = None

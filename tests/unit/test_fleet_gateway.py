@@ -11,9 +11,9 @@ import pytest
 from support.reserved_port import reserved_port
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
+from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError, KeyWrite, UnreachableError
 from wattspan.fleet.etcd import EtcdCoordination
-from wattspan.fleet.gateway import EtcdAccess
 from wattspan.model import SECOND
 
 

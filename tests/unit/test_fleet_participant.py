@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from support.simulated_fleet import SimulatedFleet, W
+from support.waiting import eventually
+from wattspan.capper.protocol import AllotmentRow
+from wattspan.model import SECOND
+from wattspan.model.settings import Duration
 
 BUDGET = 3000 * W
 
@@ -54,6 +59,20 @@ def test_lost_host_falls_back_before_its_power_is_given_to_others(fleet: Simulat
     assert host.enforced <= 750 * W
     assert fleet.enforced == BUDGET
     host.client.connected = True
+    fleet.run(60, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+@pytest.mark.slow
+def test_others_grow_only_when_devices_have_obeyed(fleet: SimulatedFleet) -> None:
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host0" else 350 * W
+    fleet.run(90, BUDGET)
+    host = fleet.hosts["host0"]
+    assert host.enforced > 1000 * W
+    host.lag = 4.0
+    for other in fleet.hosts.values():
+        other.power = 1500 * W
     fleet.run(60, BUDGET)
     assert fleet.limits == [750 * W] * 4
 
@@ -202,6 +221,38 @@ def test_ramp_that_is_too_slow_for_a_fleet_is_reported(folder: Path) -> None:
         "are too slow for a fleet: a fallback by 1200 W"
         in fleet.hosts["host0"].participant.status.trouble
     )
+
+
+@pytest.mark.slow
+def test_unexpected_error_does_not_end_the_thread(fleet: SimulatedFleet) -> None:
+    fleet.run(5, BUDGET)
+    host, lines = fleet.hosts["host1"], []
+
+    class Broken:
+        calls = 0
+
+        def allotment(self) -> AllotmentRow:
+            self.calls += 1
+            if self.calls > 2:
+                return host.allotment()
+            raise ZeroDivisionError("a bug")
+
+        allot = host.allot
+
+    broken = Broken()
+    host.kill_agent()
+    settings = replace(host.settings, contact=Duration(3 * SECOND))
+    host.settings = settings
+    participant = host.new_participant(host.client, broken, lines.append)
+    participant.start()
+
+    def goes_on() -> bool:
+        fleet.clock.advance(0.05)
+        return broken.calls > 4
+
+    eventually(goes_on, "it goes on", within=20)
+    participant.stop(20)
+    assert "ZeroDivisionError: a bug" in lines[0]
 
 
 def test_stepped_clocks_change_nothing(fleet: SimulatedFleet) -> None:

@@ -153,9 +153,9 @@ class CapManager:
             if held is not None and self._forbidden(state) is not None:
                 self._release(held.holder, held.cause.job, "it is not to be tuned any more")
 
-    def end_ramp(self) -> None:
-        """Change limits at once from now on, as before the end of the capper."""
-        self._limits = replace(self._limits, ramp=0)
+    def hasten(self) -> None:
+        """Change limits in one step from now on, as before the end of the capper."""
+        self._limits = replace(self._limits, ramp=0, largest_step=1.0)
 
     # ---------------------------------------------------------------------------- requests
 

@@ -239,7 +239,7 @@ class Capper:
             self.server.run()
         finally:
             if self._fleet.limit is not None:  # nobody could lower the limits later
-                engine.manager.end_ramp()
+                engine.manager.hasten()
                 self._fleet.end()
                 self._requests.turn()
             self._requests.ending = True

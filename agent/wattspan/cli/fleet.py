@@ -227,8 +227,8 @@ class _Fleet:
         if not config.fleet.is_enabled:
             raise ConfigError("This host is in no fleet: set [fleet] endpoints.")
         from wattspan.clock import SystemClock
+        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
-        from wattspan.fleet.gateway import EtcdAccess
         from wattspan.fleet.records import FleetKeys
 
         self._keys: FleetKeys = FleetKeys(config.fleet.prefix)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import (
     MAX_CHANGES,
     ConflictError,
@@ -24,18 +25,19 @@ from wattspan.fleet.coordination import (
     StoredKey,
     WatchEndedError,
 )
-from wattspan.fleet.gateway import EtcdAccess, EtcdGateway, JsonStream
+from wattspan.fleet.gateway import EtcdGateway
+from wattspan.fleet.http_client import JsonStream
 from wattspan.ports import Clock
 
 _ALL = b"\x00"
 """As a key, the first of all keys; as the end of a range, after the last one."""
 
 
-class _Header(msgspec.Struct):
+class _ResponseHeader(msgspec.Struct):
     revision: int = 0
 
 
-class _KeyValue(msgspec.Struct):
+class _StoredPair(msgspec.Struct):
     key: bytes = b""
     value: bytes = b""
     mod_revision: int = 0
@@ -43,12 +45,12 @@ class _KeyValue(msgspec.Struct):
 
 
 class _RangeAnswer(msgspec.Struct):
-    header: _Header
-    kvs: list[_KeyValue] = []
+    header: _ResponseHeader
+    kvs: list[_StoredPair] = []
 
 
 class _CommitAnswer(msgspec.Struct):
-    header: _Header
+    header: _ResponseHeader
     succeeded: bool = False
 
 
@@ -64,8 +66,8 @@ class _RenewAnswer(msgspec.Struct):
     result: _Renewal
 
 
-class _Event(msgspec.Struct):
-    kv: _KeyValue
+class _WatchEvent(msgspec.Struct):
+    kv: _StoredPair
     type: str = "PUT"
 
 
@@ -74,7 +76,7 @@ class _WatchResult(msgspec.Struct):
     canceled: bool = False
     compact_revision: int = 0
     cancel_reason: str = ""
-    events: list[_Event] = []
+    events: list[_WatchEvent] = []
 
 
 class _WatchAnswer(msgspec.Struct):
@@ -192,11 +194,11 @@ def _operation(write: KeyWrite) -> dict[str, Any]:
     return {"request_put": {"key": key, "value": write.value, "lease": str(write.lease)}}
 
 
-def _stored(sent: _KeyValue) -> StoredKey:
+def _stored(sent: _StoredPair) -> StoredKey:
     key = sent.key.decode("utf-8", "replace")
     return StoredKey(key, sent.value, sent.mod_revision, sent.lease)
 
 
-def _change(event: _Event) -> KeyChange:
+def _change(event: _WatchEvent) -> KeyChange:
     stored = _stored(event.kv)
     return KeyChange(stored.key, None if event.type == "DELETE" else stored, stored.revision)

@@ -69,7 +69,7 @@ class FleetParticipant:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 3.0) -> None:
         """Leave the fleet and end the thread; a call that hangs does not delay the end."""
         self._stopped.set()
         if self._thread.is_alive():
@@ -134,8 +134,13 @@ class FleetParticipant:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self.round()
-            self._wait()
+            try:
+                self.round()
+                self._wait()
+            except Exception as error:  # noqa: BLE001 - the host would never return to its fleet
+                self._log.failure("The host's part in the fleet", error)
+                self._unwatch()
+                self._stopped.wait(self._interval / SECOND)
         self.close()
 
     def _campaign(self) -> None:

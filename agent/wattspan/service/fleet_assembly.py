@@ -33,8 +33,8 @@ class FleetAssembly:
         if not config.fleet.is_enabled:
             return
         # Most hosts are in no fleet: its TLS and HTTP take memory.
+        from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination
-        from wattspan.fleet.gateway import EtcdAccess
         from wattspan.fleet.member import FleetMember
         from wattspan.fleet.participant import FleetParticipant
 

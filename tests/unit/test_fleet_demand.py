@@ -1,0 +1,48 @@
+"""fleet.demand: the power for which a host asks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattspan.fleet.demand import next_demand
+
+POWERS = st.integers(0, 10**7)
+
+
+@pytest.mark.parametrize(
+    ("previous", "power", "limit", "demand"),
+    [
+        (None, None, 500, None),
+        (400, None, 500, None),
+        (None, 300, 500, 345),
+        (None, 450, 500, 625),  # limited: it may want more
+        (None, 600, 500, 750),
+        (400, 300, 500, 392),  # falls slowly
+        (300, 300, 500, 345),
+        (None, 50, 500, 200),
+        (None, 1000, 900, 1000),
+    ],
+)
+def test_demand_follows_the_power(
+    previous: int | None, power: int | None, limit: int, demand: int | None
+) -> None:
+    assert next_demand(previous, power, limit, 200, 1000) == demand
+
+
+@given(previous=st.none() | POWERS, power=POWERS, limit=POWERS, low=POWERS, more=POWERS)
+def test_demand_is_within_the_range_of_the_host(
+    previous: int | None, power: int, limit: int, low: int, more: int
+) -> None:
+    demand = next_demand(previous, power, limit, low, low + more)
+    assert demand is not None
+    assert low <= demand <= low + more
+
+
+def test_limited_host_reaches_its_maximum_in_few_steps() -> None:
+    demand, limit = None, 200
+    for _ in range(8):
+        demand = next_demand(demand, limit, limit, 200, 1000)
+        limit = demand or limit
+    assert demand == 1000
