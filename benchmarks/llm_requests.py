@@ -195,7 +195,7 @@ class RequestResults:
     outcomes: list[RequestOutcome]
     counters: int
     board_idle: int
-    early: int  # above the idle energy, in steps before the first received request
+    early: int  # above the idle energy, in steps known before the first request
     requests: int
     engine_idle: int
     batch: float  # mean number of active requests while there are any
@@ -227,7 +227,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
     for engine in engines:
         division.assign(id(engine), frozenset(engine.boards))
     found: dict[bytes, RequestEnergy] = {}
-    first: int | None = None  # the earliest start in the first batch
+    first: int | None = None  # the earliest start in the first batch, or the last steps before it
     idle = 0
     waiting = sorted(spans, key=lambda each: each[0].end)
     now, sent, at = BEGIN * SECOND, 0, dict.fromkeys(boards, 0)
@@ -241,7 +241,7 @@ def run(engines: Sequence[ServingEngine], *, seed: int = 0) -> RequestResults:
         for engine in engines:
             own = [one[0] for one in batch if one[1] is engine]
             if own and first is None:
-                first = min(each.start for each in own)
+                first = max(now - EXPORT, min(each.start for each in own))
             division.add(own, now, engine=id(engine))
         for board in boards:
             new = at[board]

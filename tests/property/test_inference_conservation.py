@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.llm_requests import ServingEngine, run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wattspan.emulation.continuous_batching import (
@@ -48,6 +48,7 @@ def _engine(
     size=st.sampled_from([0.4, 1.0, 4.0]),
     seed=st.integers(0, 2**32),
 )
+@example(placement=[("gpu-0",)], slots=1, size=4.0, seed=529)  # the first is known late
 @settings(max_examples=20)
 def test_requests_idle_energy_and_remainder_are_the_energy_of_the_counters(
     placement: list[tuple[str, ...]], slots: int, size: float, seed: int
