@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wattspan.attribution.counter_deltas import energy_between
 from wattspan.model import SECOND, HwType, Interval, Provenance, Trouble
 from wattspan.ports import Batch, SourceContext, SourceError
-from wattspan.sources.hwmon.sensors import Quantity, Sensor, resolve_sensors
+from wattspan.sources.hwmon.sensors import Sensor, SensorQuantity, resolve_sensors
 from wattspan.sources.hwmon.source import (
     HwmonSettings,
     HwmonSource,
@@ -279,7 +279,7 @@ def test_domain_list_is_reused_while_unchanged(tree: Tree, clock: ManualClock) -
 def test_average_is_preferred_to_present_power(tree: Tree) -> None:
     tree.chip("psu", "i2c-1", {"power1_input": 1, "power1_average": 2, "power2_input": 3})
     found = {files.sensor.channel: files.sensor.quantity for files in scan_sensors(tree.root)}
-    assert found == {"power1": Quantity.AVERAGE_POWER, "power2": Quantity.POWER}
+    assert found == {"power1": SensorQuantity.AVERAGE_POWER, "power2": SensorQuantity.POWER}
 
 
 def test_chips_without_a_name_are_omitted(tree: Tree) -> None:
@@ -327,7 +327,7 @@ _SENSORS = st.builds(
     st.sampled_from(("a", "b")),
     st.sampled_from(("energy1", "energy2", "power1")),
     st.sampled_from(_LABELS),
-    st.sampled_from(tuple(Quantity)),
+    st.sampled_from(tuple(SensorQuantity)),
     st.sampled_from((0, SECOND)),
 )
 _HOSTS = st.lists(

@@ -232,7 +232,7 @@ MIG_SLICES = 7
 _MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}  # of 8, by compute slices
 
 
-class MigInstance(NamedTuple):
+class EmulatedInstance(NamedTuple):
     """A GPU instance of a board in MIG mode, with one compute instance of the same size."""
 
     id: int
@@ -277,14 +277,14 @@ class EmulatedBoard:
     mig_multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """Multiprocessors of a MIG instance, by its compute slices; empty: no MIG."""
 
-    def instances(self, slices: Sequence[int]) -> tuple[MigInstance, ...]:
+    def instances(self, slices: Sequence[int]) -> tuple[EmulatedInstance, ...]:
         """MIG instances of the given sizes, numbered from 1; ValueError if they do not fit."""
         unknown = [size for size in slices if size not in self.mig_multiprocessors]
         memory = sum(_MEMORY_SLICES.get(size, 0) for size in slices)
         if unknown or sum(slices) > MIG_SLICES or memory > max(_MEMORY_SLICES.values()):
             raise ValueError(f"{self.name} has no MIG instances of {list(slices)} slices")
         return tuple(
-            MigInstance(
+            EmulatedInstance(
                 number,
                 size,
                 self.mig_multiprocessors[size],

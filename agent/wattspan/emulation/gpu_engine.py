@@ -18,7 +18,7 @@ from wattspan.emulation.boards import (
     Allocation,
     Demand,
     EmulatedBoard,
-    MigInstance,
+    EmulatedInstance,
     OperatingPoint,
     PowerHistory,
     PowerSegment,
@@ -115,7 +115,7 @@ class GpuState:
     capped_ns: int = 0
     throttled_ns: tuple[tuple[Throttle, int], ...] = ()
     temperature: float = 30.0
-    instances: tuple[MigInstance, ...] = ()  # without any, MIG is off
+    instances: tuple[EmulatedInstance, ...] = ()  # without any, MIG is off
     active: tuple[int, ...] = ()  # of each instance, in millionths of it times nanoseconds
 
     @property
@@ -219,7 +219,7 @@ def changed(gpu: GpuState, pid: int, change: Callable[[GpuWork], GpuWork]) -> Gp
     return _operating_point(replace(gpu, tenants=tenants))
 
 
-def divided(gpu: GpuState, instances: tuple[MigInstance, ...]) -> GpuState:
+def divided(gpu: GpuState, instances: tuple[EmulatedInstance, ...]) -> GpuState:
     """The GPU with other MIG instances; its processes are put into them in turn."""
     tenants = tuple(
         replace(tenant, instance=instances[place % len(instances)].id if instances else None)
@@ -277,7 +277,7 @@ def _accounted(gpu: GpuState, now: int, wall: int, hosts: Sequence[float]) -> Gp
     return _sampled(_sensed(moved, gpu.at), gpu, wall)
 
 
-def _activity(gpu: GpuState, instance: MigInstance) -> int:
+def _activity(gpu: GpuState, instance: EmulatedInstance) -> int:
     """The present activity of the multiprocessors of a MIG instance, in millionths."""
     share = sum(tenant.grant.share for tenant in gpu.tenants if tenant.instance == instance.id)
     return min(1_000_000, share * gpu.board.multiprocessors // instance.multiprocessors)

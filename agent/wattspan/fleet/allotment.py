@@ -76,7 +76,7 @@ class Allotment(msgspec.Struct, frozen=True, kw_only=True):
     safe: int
 
 
-class HostEntry(msgspec.Struct, frozen=True, kw_only=True):
+class BookEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A registered host in the book: its newest allotment, and the highest values of those before.
 
     ``limit_bound`` and ``safe_bound`` are at least ``limit`` and ``safe``, and include every
@@ -100,7 +100,7 @@ class AllotmentBook(msgspec.Struct, frozen=True, kw_only=True):
 
     revision: int = 0
     budgets: dict[str, int] = {}
-    hosts: dict[str, HostEntry] = {}
+    hosts: dict[str, BookEntry] = {}
     drained: tuple[str, ...] = ()
 
 
@@ -199,7 +199,7 @@ def remove_host(book: AllotmentBook, name: str, report: HostReport | None) -> Al
 # ------------------------------------------------------------------------------- limits in force
 
 
-def power_bounds(entry: HostEntry, report: HostReport | None) -> PowerBounds:
+def power_bounds(entry: BookEntry, report: HostReport | None) -> PowerBounds:
     """The highest limits that a registered host may enforce, by its present report if any."""
     if report is None or report.session != entry.allotment.session:
         lost = min(entry.limit_bound, entry.safe_bound)
@@ -225,7 +225,7 @@ def report_problem(report: HostReport) -> str | None:
     return None
 
 
-def is_acknowledged(entry: HostEntry, report: HostReport) -> bool:
+def is_acknowledged(entry: BookEntry, report: HostReport) -> bool:
     newest = entry.allotment
     return report.session == newest.session and report.acknowledged == newest.sequence
 

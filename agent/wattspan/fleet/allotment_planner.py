@@ -11,7 +11,7 @@ from wattspan.capper.budget_shares import BudgetClaim, BudgetGroup, share_nested
 from wattspan.fleet.allotment import (
     Allotment,
     AllotmentBook,
-    HostEntry,
+    BookEntry,
     HostReport,
     PowerBounds,
     groups_of,
@@ -84,7 +84,7 @@ class _Host(NamedTuple):
     priority: int
     demand: int
     bounds: PowerBounds
-    entry: HostEntry | None
+    entry: BookEntry | None
     report: HostReport | None
     fixed: bool = False
 
@@ -132,7 +132,7 @@ class _Planning:
 
     # -------------------------------------------------------------------------------- the hosts
 
-    def _registered(self, name: str, entry: HostEntry) -> _Host:
+    def _registered(self, name: str, entry: BookEntry) -> _Host:
         report = self._reports.get(name)
         problem = None if report is None else report_problem(report)
         if problem is None and report is not None and report.place != entry.place:
@@ -156,7 +156,7 @@ class _Planning:
         return self._live(name, report, power_bounds(entry, report), entry)
 
     def _live(
-        self, name: str, report: HostReport, bounds: PowerBounds, entry: HostEntry | None
+        self, name: str, report: HostReport, bounds: PowerBounds, entry: BookEntry | None
     ) -> _Host:
         ceiling = self._book.budgets.get(node_of(report.place, name), report.ceiling)
         ceiling = max(report.floor, min(report.ceiling, ceiling))
@@ -281,7 +281,7 @@ class _Planning:
         return {node: NodePower(budgets.get(node), *values) for node, values in sums.items()}
 
 
-def _next_entry(host: _Host, limit: int, safe: int, revision: int, least: int) -> HostEntry:
+def _next_entry(host: _Host, limit: int, safe: int, revision: int, least: int) -> BookEntry:
     """The entry of a host after the change, or with what it has acknowledged."""
     if host.report is None and host.entry is not None:  # nothing reaches it
         return host.entry
@@ -291,7 +291,7 @@ def _next_entry(host: _Host, limit: int, safe: int, revision: int, least: int) -
         near = max(abs(limit - old.limit), abs(safe - old.safe)) < max(1, least)
         if old.session == host.report.session and near:
             limit, safe, revision = old.limit, old.safe, old.sequence
-    return HostEntry(
+    return BookEntry(
         place=host.place,
         floor=host.floor,
         ceiling=host.report.ceiling,

@@ -17,6 +17,7 @@ from wattspan.model import SECOND, Failure, Instant, RateOrigin, SourceHealth, T
 from wattspan.model.settings import Duration, quoted
 from wattspan.ports import Clock, ConfigError
 from wattspan.util.files import read_regular
+from wattspan.util.http_get import OK, FetchError, http_get
 
 MAX_RESPONSE_BYTES = 64 * 1024
 """Largest response, in bytes."""
@@ -71,31 +72,15 @@ def parse_number(body: bytes) -> float:
 
 
 def _fetch(url: str, query: str, timeout: float) -> bytes:
-    # Imported here: most agents query no server.
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.parse import urlencode
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
-
-    class NoRedirect(HTTPRedirectHandler):
-        """Follows no redirect: the agent contacts only the configured server."""
-
-        def redirect_request(self, *_: object) -> None:
-            return None
+    from urllib.parse import urlencode  # most agents query no server
 
     address = f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': query})}"
     try:
-        with build_opener(NoRedirect).open(Request(address), timeout=timeout) as response:  # noqa: S310
-            body: bytes = response.read(MAX_RESPONSE_BYTES + 1)
-    except HTTPError as error:
-        with error:
-            body = error.read(MAX_RESPONSE_BYTES + 1)
-        if not body.startswith(b'{"status":"error"'):
-            raise NumberError(f"the server answers {error.code}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise NumberError(str(cause).lower(), answered=False) from None
+        status, body = http_get(address, timeout=timeout, most=MAX_RESPONSE_BYTES)
+    except FetchError as error:
+        raise NumberError(str(error), answered=False) from None
+    if status != OK and not body.startswith(b'{"status":"error"'):
+        raise NumberError(f"the server answers {status}")
     if len(body) > MAX_RESPONSE_BYTES:
         raise NumberError("the response is too long for one number")
     return body

@@ -33,7 +33,7 @@ READ_INTERVAL = 100 * MILLISECOND
 """Of one chip. Power that changes more often is not seen between two reads."""
 
 
-class Quantity(ModelEnum):
+class SensorQuantity(ModelEnum):
     """The quantity that a sensor's files show."""
 
     ENERGY = "energy"  # microjoules since some time
@@ -55,7 +55,7 @@ class Sensor:
     device: str
     channel: str
     label: str
-    quantity: Quantity
+    quantity: SensorQuantity
     interval: int = 0  # nanoseconds
 
     @property
@@ -69,7 +69,7 @@ class Sensor:
         return f"{self.chip}/{self.title}"
 
 
-class Part(ModelEnum):
+class HardwarePart(ModelEnum):
     """The part of the hardware that a sensor measures."""
 
     CPU = "cpu"
@@ -83,7 +83,7 @@ class Part(ModelEnum):
 class Meaning:
     """A rule's result: the part, its socket, the sensors of the same device that contain it."""
 
-    part: Part
+    part: HardwarePart
     why: str
     socket: int | None = None
     within: tuple[str, ...] = ()  # titles, or a chip for the first sensor of another chip
@@ -104,7 +104,7 @@ def role_fault(role: str) -> str:
 def _configured(role: str) -> Meaning:
     part, _, socket = role.partition(":")
     return Meaning(
-        Part(part),
+        HardwarePart(part),
         "by sources.hwmon.sensors",
         socket=int(socket) if socket else None,
         summed=part != "machine",
@@ -112,7 +112,7 @@ def _configured(role: str) -> Meaning:
 
 
 _GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d{1,4})", re.ASCII)
-_MACHINE = Meaning(Part.MACHINE, "the whole machine, GPUs included", summed=False)
+_MACHINE = Meaning(HardwarePart.MACHINE, "the whole machine, GPUs included", summed=False)
 
 
 def _power_meter(sensor: Sensor) -> Meaning:
@@ -122,12 +122,12 @@ def _power_meter(sensor: Sensor) -> Meaning:
     socket = int(match[2])
     grace, module = f"Grace Power Socket {socket}", f"Module Power Socket {socket}"
     if match[1] == "Module":
-        return Meaning(Part.MACHINE, "the module, its GPU included", socket, summed=False)
+        return Meaning(HardwarePart.MACHINE, "the module, its GPU included", socket, summed=False)
     if match[1] == "Grace":
         why = f"socket {socket}'s processor with its memory and regulators"
-        return Meaning(Part.CPU, why, socket, within=(module,))
+        return Meaning(HardwarePart.CPU, why, socket, within=(module,))
     what = "cores" if match[1] == "CPU" else "input and output"
-    return Meaning(Part.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
+    return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
 
 _TOTAL_RAILS = ("VDD_IN", "VIN", "VDD_SYS_IN")
@@ -138,26 +138,26 @@ def _jetson_rail(sensor: Sensor) -> Meaning | None:
     label = sensor.label.upper()
     loads = label.split("_")
     if label in _TOTAL_RAILS:
-        return Meaning(Part.MACHINE, "the module's input", summed=False)
+        return Meaning(HardwarePart.MACHINE, "the module's input", summed=False)
     if "CPU" in loads:
         shared = " and GPU" if "GPU" in loads else ""
-        return Meaning(Part.CPU, f"the rail of CPU{shared}", within=_TOTAL_RAILS)
+        return Meaning(HardwarePart.CPU, f"the rail of CPU{shared}", within=_TOTAL_RAILS)
     if "GPU" in loads:
-        return Meaning(Part.GPU, "the rail of the GPU", within=_TOTAL_RAILS)
+        return Meaning(HardwarePart.GPU, "the rail of the GPU", within=_TOTAL_RAILS)
     if any(load.startswith(_MEMORY_LOADS) for load in loads):
-        return Meaning(Part.MEMORY, "the rail of the memory", within=_TOTAL_RAILS)
+        return Meaning(HardwarePart.MEMORY, "the rail of the memory", within=_TOTAL_RAILS)
     if "SOC" in loads or "CV" in loads:
-        return Meaning(Part.SUPPLY, "a rail of the system on a chip", within=_TOTAL_RAILS)
+        return Meaning(HardwarePart.SUPPLY, "a rail of the system on a chip", within=_TOTAL_RAILS)
     return None
 
 
 def _intel_gpu(sensor: Sensor) -> Meaning | None:
-    if sensor.quantity is not Quantity.ENERGY:
+    if sensor.quantity is not SensorQuantity.ENERGY:
         return None  # the power of the same parts, or a limit
     if sensor.channel == "energy1" and sensor.chip in ("i915", "xe"):
-        return Meaning(Part.GPU, "the card's own counter")
+        return Meaning(HardwarePart.GPU, "the card's own counter")
     whole = "i915" if sensor.chip.startswith("i915_gt") else "xe"
-    return Meaning(Part.GPU, f"the card's {sensor.title}", within=(whole,))
+    return Meaning(HardwarePart.GPU, f"the card's {sensor.title}", within=(whole,))
 
 
 def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
@@ -178,11 +178,11 @@ def meaning_of(sensor: Sensor, roles: Mapping[str, str]) -> Meaning | None:
 
 
 _HW_TYPES = {
-    Part.CPU: HwType.CPU,
-    Part.MEMORY: HwType.MEMORY,
-    Part.GPU: HwType.GPU,
-    Part.SUPPLY: HwType.ENCLOSURE,
-    Part.MACHINE: HwType.ENCLOSURE,
+    HardwarePart.CPU: HwType.CPU,
+    HardwarePart.MEMORY: HwType.MEMORY,
+    HardwarePart.GPU: HwType.GPU,
+    HardwarePart.SUPPLY: HwType.ENCLOSURE,
+    HardwarePart.MACHINE: HwType.ENCLOSURE,
 }
 _MAX_POWER = Milliwatts(20_000_000)
 """No plausible sensor shows more: the largest host has eight boards of 1.4 kW."""
@@ -214,8 +214,8 @@ def resolve_sensors(
         parent = container(sensor, meaning)
         above = next((one for one, name in ids.items() if name == parent), None)
         summed = meaning.summed and (above is None or not known[above].summed)
-        by_cpu = summed and meaning.part in (Part.CPU, Part.MEMORY)
-        measured = sensor.quantity is Quantity.ENERGY
+        by_cpu = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
+        measured = sensor.quantity is SensorQuantity.ENERGY
         domains[sensor] = Domain(
             id=ids[sensor],
             hw_type=_HW_TYPES[meaning.part],
@@ -249,7 +249,11 @@ def _resource(meaning: Meaning) -> str:
 
 
 def _reason(sensor: Sensor, meaning: Meaning, parent: str | None, *, summed: bool) -> str:
-    how = "" if sensor.quantity is Quantity.ENERGY else f", integrated from its {sensor.quantity}"
+    how = (
+        ""
+        if sensor.quantity is SensorQuantity.ENERGY
+        else f", integrated from its {sensor.quantity}"
+    )
     reason = meaning.why + how
     if summed:
         return reason

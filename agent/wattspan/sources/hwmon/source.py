@@ -35,8 +35,8 @@ from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     NAME,
     READ_INTERVAL,
-    Quantity,
     Sensor,
+    SensorQuantity,
     meaning_of,
     resolve_sensors,
     role_fault,
@@ -100,19 +100,19 @@ def _channels(chip: str, device: str, folder: Path) -> Iterator[SensorFiles]:
             label = _text(folder / f"{place}_label")
             if not label or not (folder / f"{place}_input").exists():
                 continue  # a rail without a name, or a sum of channels
-            sensor = Sensor(chip, device, place, label, Quantity.CURRENT)
+            sensor = Sensor(chip, device, place, label, SensorQuantity.CURRENT)
             yield SensorFiles(sensor, (folder / f"{place}_input", file))
             continue
         label = _text(folder / f"{channel}_label") or _text(folder / f"{channel}_oem_info")
         if channel.startswith("energy"):
-            yield SensorFiles(Sensor(chip, device, channel, label, Quantity.ENERGY), (file,))
+            yield SensorFiles(Sensor(chip, device, channel, label, SensorQuantity.ENERGY), (file,))
         elif value == "average":
             milliseconds = _number(folder / f"{channel}_average_interval")
             interval = min(milliseconds * MILLISECOND, MAX_INTERVAL)
-            sensor = Sensor(chip, device, channel, label, Quantity.AVERAGE_POWER, interval)
+            sensor = Sensor(chip, device, channel, label, SensorQuantity.AVERAGE_POWER, interval)
             yield SensorFiles(sensor, (file,))
         else:
-            yield SensorFiles(Sensor(chip, device, channel, label, Quantity.POWER), (file,))
+            yield SensorFiles(Sensor(chip, device, channel, label, SensorQuantity.POWER), (file,))
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -168,11 +168,11 @@ class SensorMeter:
         values = [_value(path) for path in self.files.files]
         at = clock.now()
         sensor = self.files.sensor
-        if sensor.quantity is Quantity.ENERGY:
+        if sensor.quantity is SensorQuantity.ENERGY:
             # A repeated value would mean no energy since: the next that differs covers the time.
             unchanged, self._last = values[0] == self._last, values[0]
             return None if unchanged else self._at(at, Microjoules(values[0]))
-        if sensor.quantity is Quantity.CURRENT:
+        if sensor.quantity is SensorQuantity.CURRENT:
             power = values[0] * values[1] // 1000  # millivolts times milliamperes: microwatts
         else:
             power = values[0] // 1000

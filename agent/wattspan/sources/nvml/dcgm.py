@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from wattspan.model import SECOND, Nanoseconds
 from wattspan.ports import Clock
+from wattspan.util.http_get import OK, FetchError, http_get
 
 SM_ACTIVE, ENGINE_ACTIVE = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 FETCH_INTERVAL = 5 * SECOND
@@ -114,26 +115,12 @@ class DcgmExporter:
 
 
 def _get(url: str) -> str:
-    # Imported here: most agents have no such exporter.
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
-
-    class NoRedirect(HTTPRedirectHandler):
-        """Follows no redirect: the agent contacts only the configured server."""
-
-        def redirect_request(self, *_: object) -> None:
-            return None
-
     try:
-        with build_opener(NoRedirect).open(Request(url), timeout=_TIMEOUT) as response:  # noqa: S310
-            body: bytes = response.read(_MAX_BYTES + 1)
-    except HTTPError as error:
-        error.close()
-        raise DcgmError(f"the server answers {error.code}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise DcgmError(str(getattr(reason, "strerror", None) or reason).lower()) from None
+        status, body = http_get(url, timeout=_TIMEOUT, most=_MAX_BYTES)
+    except FetchError as error:
+        raise DcgmError(str(error)) from None
+    if status != OK:
+        raise DcgmError(f"the server answers {status}")
     if len(body) > _MAX_BYTES:
         raise DcgmError("the answer is longer than 16 MiB")
     return body.decode(errors="replace")
