@@ -31,7 +31,8 @@ def state_of(fleet: SimulatedFleet) -> FleetState:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(command, [*words])
+    # click keeps the first help option of a command: another one would change the reference pages.
+    return CliRunner().invoke(command, [*words], help_option_names=["-h", "--help"])
 
 
 def test_status_shows_budgets_hosts_and_reasons(fleet: SimulatedFleet) -> None:
