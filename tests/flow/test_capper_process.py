@@ -481,7 +481,7 @@ def test_status_lists_holders_limits_and_reasons(capper: CapperProcess, gpu: Gpu
     shown = caps(capper, "status").stdout
     assert "gpu_power: 500 W of 200 W to 700 W, default 700 W" in shown
     assert "held for trainer: 500 W; the original is 650 W" in shown
-    assert "because: Hold 500 W: 3.1 % slower." in shown
+    assert "because: Hold 500 W: 3.1 % slower" in shown
     told = json.loads(caps(capper, "status", "--json").stdout)
     assert told["pid"] == capper.process.pid
     assert [row["holder"] for row in told["rows"]] == ["", "trainer"]
