@@ -124,7 +124,8 @@ def test_three_hosts_share_a_budget_and_lose_a_host_a_member_and_etcd(fleet: Fle
     safe = {name: hosts[name]["safe"] for name in others}
     for name in others:
         eventually(lambda name=name: fleet.enforced(name) <= safe[name], "the safe allotment")
-        assert "Cannot reach the fleet" in fleet.hosts[name].said
+        host = fleet.hosts[name]
+        eventually(lambda host=host: "Cannot reach the fleet" in host.said, "the agent reports it")
     for member in range(3):
         fleet.etcd.start(member)
     eventually(lambda: fleet.allotments().keys() == set(others), "the hosts return", 120)
