@@ -26,6 +26,9 @@ price = 0.30
 [carbon]
 intensity = 400.0
 
+[sources.nvml]
+static_watts = {H100 = 115}
+
 [autotune]
 mode = "apply"
 block = "300ms"
