@@ -36,6 +36,7 @@ WITHIN = 120.0  # seconds; most answers are there within fifteen
 
 NOT_HELD = "there is none before a setting is held, which takes the tuner minutes"
 NOT_TRACKED = "no job here follows the load of a server"
+NO_FLEET = "this host shares no power budget"
 NEVER_YET = "each reason has a series from its first time on, and here there is none"
 UNANSWERED = {
     "wattspan-autotuner/Clock caps/A": "power limits are turned here, clocks are not",
@@ -43,12 +44,17 @@ UNANSWERED = {
     "wattspan-autotuner/Jobs/E": NOT_HELD,
     "wattspan-autotuner/Load of tracked servers/A": NOT_TRACKED,
     "wattspan-autotuner/New caps/Marks": NOT_HELD,
+    "wattspan-autotuner/Requests in flight of tracked servers/A": NOT_TRACKED,
+    "wattspan-autotuner/Requests in flight of tracked servers/B": NOT_TRACKED,
     "wattspan-autotuner/Requests over a latency limit/A": NOT_TRACKED,
     "wattspan-autotuner/Saving at the held setting/A": NOT_HELD,
     "wattspan-autotuner/Saving of a unit of work/A": NOT_HELD,
     "wattspan-autotuner/Setting and its speed/A": NOT_HELD,
     "wattspan-autotuner/Setting and its speed/B": NOT_HELD,
+    **{f"wattspan-fleet/Allotments of hosts/{letter}": NO_FLEET for letter in "ABCD"},
     "wattspan-fleet/Firing alerts/A": "on a host where nothing is wrong none may",
+    **{f"wattspan-fleet/Limits and budgets of places/{letter}": NO_FLEET for letter in "ABC"},
+    **{f"wattspan-fleet/Places/{letter}": NO_FLEET for letter in "ABCDEF"},
     "wattspan-spans/Forwarded to your collector/C": NEVER_YET,
     "wattspan-spans/Received, deferred, refused/C": NEVER_YET,
 }
