@@ -163,25 +163,19 @@ class PipelineControl:
     def times(self) -> tuple[IterationTimes, ...]:
         """The recent iterations, as other pipelines of the job compare theirs with them.
 
-        Without the time that this pipeline's own clocks cost: nobody plans for it.
+        They end without the time that the clocks of this pipeline have cost: no other pipeline
+        plans for it.
         """
-        return tuple(
-            IterationTimes(one.start, one.end, one.computed - round(self._own_loss(one)))
-            for one in self.recent
-        )
+        return tuple(map(self._times_of, self.recent))
 
-    def _own_loss(self, iteration: AssembledIteration) -> float:
-        """The nanoseconds that lower clocks have cost an iteration, as estimated now."""
-        session = self.session
-        clocks = steady_clocks(iteration, self.clocks)
-        if clocks in session.settings:
-            level = session.settings.index(clocks) + 1
-        else:
-            level = 0 if clocks == session.original else session.level or session.previous
-        if not level:
-            return 0.0
-        lasted = iteration.computed - iteration.start
-        return max(lasted * lost_part(session.slower[level].mean), 0.0)
+    def _times_of(self, iteration: AssembledIteration) -> IterationTimes:
+        """The times of an iteration, without the present estimate of its loss."""
+        start, computed, session = iteration.start, iteration.computed, self.session
+        level = session.charged_level(steady_clocks(iteration, self.clocks))
+        if level:
+            lost = (computed - start) * lost_part(session.slower[level].mean)
+            computed -= round(max(lost, 0.0))
+        return IterationTimes(start, iteration.end, computed)
 
 
 def _changed(

@@ -75,8 +75,8 @@ def add_iteration(state: PipelineState, iteration: PipelineIteration) -> Pipelin
         require_same(dag, iteration.spans, iteration.number, state.first)
     except BadPipelineError as error:
         return decline(state, DecisionReason.BAD_PIPELINE, str(error))
-    level = _level_in_force(state, iteration)
-    state = _measure(_charge(state, iteration, level), dag, iteration, level)
+    level = state.level_of(iteration.clocks)
+    state = _measure(_charge(state, iteration), dag, iteration, level)
     if state.phase is PipelinePhase.STRAGGLE:
         return _straggle(state, dag, level)
     if state.phase is PipelinePhase.PROFILE:
@@ -151,21 +151,12 @@ def _time(iteration: PipelineIteration, level: int) -> LevelTime:
     return LevelTime(level, round(iteration.whole * SECOND), 1)
 
 
-def _level_in_force(state: PipelineState, iteration: PipelineIteration) -> int | None:
-    """The level with the clocks of an iteration; None if they changed or are no level's."""
-    clocks = iteration.clocks
-    if clocks == state.original:
-        return 0
-    return state.settings.index(clocks) + 1 if clocks in state.settings else None
-
-
-def _charge(state: PipelineState, iteration: PipelineIteration, level: int | None) -> PipelineState:
+def _charge(state: PipelineState, iteration: PipelineIteration) -> PipelineState:
     """Charge the time to the account, and watch the waiting for other pipelines."""
     planned = state.phase is PipelinePhase.STRAGGLE
     watch = state.watch.add(iteration.seconds, iteration.waited, planned=planned)
-    charged = level if level is not None else state.level or state.previous
-    if watch.waits:  # the iteration was no longer than that of the other pipeline
-        charged = 0
+    # An iteration that waits is no longer than that of the other pipeline.
+    charged = 0 if watch.waits else state.charged_level(iteration.clocks)
     held = charged != 0 and charged == state.plan
     account = state.account.add_time(_time(iteration, charged), charged, 0, held=held)
     return replace(state, account=account, watch=watch, charged=charged)

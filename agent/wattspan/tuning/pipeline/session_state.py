@@ -175,6 +175,17 @@ class PipelineState:
         """The original clocks by rank; none before the ranks are known."""
         return (self.policy.original,) * (self.dag.rank_count if self.dag is not None else 0)
 
+    def level_of(self, clocks: tuple[int, ...] | None) -> int | None:
+        """The level with these clocks of an iteration; None if they changed or are no level's."""
+        if clocks == self.original:
+            return 0
+        return self.settings.index(clocks) + 1 if clocks in self.settings else None
+
+    def charged_level(self, clocks: tuple[int, ...] | None) -> int:
+        """The level to which an iteration with these clocks is charged."""
+        level = self.level_of(clocks)
+        return level if level is not None else self.level or self.previous
+
     @property
     def original_seconds(self) -> float:
         """The iteration time at the original clocks, once it was observed."""
