@@ -203,7 +203,7 @@ def test_plan_lowers_the_ranks_with_slack_and_keeps_the_budget() -> None:
     assert at_plan.seconds <= 1.05 * usual.seconds
     for state in states:
         assert state.lost_bound <= 1.02 * state.allowed
-    assert last.slowdown <= 0.05
+    assert last.account.slowdown(last.lost) <= 0.05
     watts = at_plan.watts(3), usual.watts(3)
     assert watts[0] is not None
     assert watts[1] is not None

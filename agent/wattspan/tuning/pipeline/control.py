@@ -85,10 +85,6 @@ class PipelineControl:
     reported: Mapping[int, int] = field(default_factory=dict)
     waiting: tuple[AssembledIteration, ...] = ()
 
-    def step(self, observation: PipelineObservation) -> PipelineControl:
-        """Add the observation, and every iteration whose energy is known, to the session."""
-        return self.receive(observation).decide()
-
     def receive(self, observation: PipelineObservation) -> PipelineControl:
         """Add the observation, without a decision."""
         assembly, found = self.assembly.add(observation.units, observation.instructions)
@@ -108,7 +104,7 @@ class PipelineControl:
             waiting=(*self.waiting, *found),
         )
 
-    def decide(self, others: Sequence[Sequence[IterationTimes]] = ()) -> PipelineControl:
+    def decide(self, others: Sequence[Sequence[IterationTimes]]) -> PipelineControl:
         """Add every iteration whose energy and whose ``others`` are known to the session.
 
         ``others`` are the recent iterations of each other data-parallel pipeline of the job.

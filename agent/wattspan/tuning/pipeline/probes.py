@@ -10,7 +10,7 @@ from wattspan.tuning.pipeline.dag import CostKey, PipelineDag
 from wattspan.tuning.pipeline.online_profile import OnlineProfile
 from wattspan.tuning.pipeline.session_state import PipelineState
 
-PROBE_EXECUTIONS = 32
+_PROBE_EXECUTIONS = 32
 """Executions of each instruction that a probe measures at least."""
 
 _MORE_ELASTIC = 1.25
@@ -39,7 +39,7 @@ def next_probe(
 
 def probe_iterations(dag: PipelineDag) -> int:
     """The iterations of a probe, that in which the clocks change included."""
-    return 1 + math.ceil(PROBE_EXECUTIONS / dag.microbatch_count)
+    return 1 + math.ceil(_PROBE_EXECUTIONS / dag.microbatch_count)
 
 
 def probe_completed(state: PipelineState, dag: PipelineDag) -> bool:
@@ -47,7 +47,7 @@ def probe_completed(state: PipelineState, dag: PipelineDag) -> bool:
     clocks = state.settings[state.level - 1]
     executions = state.profile.executions
     return all(
-        executions(one.cost_key, clocks[rank]) >= PROBE_EXECUTIONS
+        executions(one.cost_key, clocks[rank]) >= _PROBE_EXECUTIONS
         for one, rank in zip(dag.instructions, dag.ranks, strict=True)
     )
 
@@ -126,7 +126,7 @@ def _measured(profile: OnlineProfile, keys: set[CostKey]) -> set[int]:
     return {
         mhz
         for mhz in clocks
-        if all(profile.executions(key, mhz) >= PROBE_EXECUTIONS for key in keys)
+        if all(profile.executions(key, mhz) >= _PROBE_EXECUTIONS for key in keys)
     }
 
 

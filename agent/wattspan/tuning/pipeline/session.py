@@ -193,7 +193,8 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
     cost = probe_iterations(dag) * probe.slowdown * state.original_seconds * SECOND
-    if not state.may_spend(state.lost, cost, _EXPLORATION_PART):
+    lost = state.lost + state.policy.pipelines * cost  # all pipelines may probe at the same time
+    if lost > _EXPLORATION_PART * state.allowed:
         return request_original(state, DecisionReason.BASELINE)
     state, level = with_setting(state, probe.clocks, math.log1p(probe.slowdown))
     lowered = sorted({mhz for mhz in probe.clocks if mhz < state.policy.original})

@@ -216,22 +216,10 @@ class PipelineState:
         """Nanoseconds that the run may have lost by now."""
         return allowance(self.policy.max_slowdown, self.account.elapsed)
 
-    def may_spend(self, lost: float, cost: float, part: float = 1.0) -> bool:
-        """True if ``part`` of the allowance permits to lose ``cost`` nanoseconds besides ``lost``.
-
-        All pipelines of the job may do it at the same time.
-        """
-        return lost + self.policy.pipelines * cost <= part * self.allowed
-
     @property
     def may_resume(self) -> bool:
         """True if the account permits lower clocks again."""
         return self.lost_bound <= RESUME_PART * self.allowed
-
-    @property
-    def slowdown(self) -> float:
-        """The estimated slowdown of the run, everything included."""
-        return self.account.slowdown(self.lost)
 
     @property
     def saving(self) -> float | None:
