@@ -149,7 +149,8 @@ class PipelineGroup:
     def step(self, observations: Mapping[str, PipelineObservation]) -> PipelineGroup:
         """Add an observation of each pipeline, and every complete iteration to its session."""
         received = {name: one.receive(observations[name]) for name, one in self.controls.items()}
-        times = {name: one.times() for name, one in received.items()}
+        several = len(received) > 1
+        times = {name: one.times() for name, one in received.items()} if several else {}
         decided = {
             name: one.decide([of for other, of in times.items() if other != name])
             for name, one in received.items()
@@ -158,6 +159,8 @@ class PipelineGroup:
 
     def with_sessions(self, sessions: Mapping[str, PipelineState]) -> PipelineGroup:
         """The group whose sessions have used the results of searches."""
+        if all(one.session is sessions[name] for name, one in self.controls.items()):
+            return self
         controls = {
             name: replace(one, session=sessions[name], charged=())
             for name, one in self.controls.items()
