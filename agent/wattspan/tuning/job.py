@@ -317,7 +317,7 @@ class TuningJob:
             # The energy of the devices is saved once, by the leader.
             self._report = replace(report(state), saved=None, saved_low=None, saved_high=None)
             self.savings.update(self._report)
-            self._store_account(now.mono, closed_account(state))
+            self.store_account(now.mono)
         sentence = f"Tuned with {leader.name}, which shares its devices: {leader.decision.sentence}"
         self._set_decision(replace(leader.decision, sentence=sentence, caps={}), now)
 
@@ -475,21 +475,20 @@ class TuningJob:
 
     def _drop_tuner(self) -> None:
         """The next tuner continues the account: the budget is the run's."""
-        for tenant in self._tenants:
-            tenant.continue_account(self.tenant_state(tenant))
-        self._account = self._closed_account() or self._account
+        for one in self._everyone:
+            one.keep_account()
         if self._state is not None:
             self._fruitless = searches_without_result(self._state)
         self._state = None
 
-    def continue_account(self, state: TunerState | None) -> None:
-        """Let the next tuner continue the account in ``state``, a state of this job as a tenant."""
-        if state is not None:
-            self._account = closed_account(state)
+    def keep_account(self) -> None:
+        """Keep the account of the present tuner, if there is one, for the next one."""
+        self._account = self._closed_account() or self._account
 
     def _closed_account(self) -> SlowdownAccount | None:
         """The account of the run with the present estimates; None if no tuner keeps one."""
-        return None if self._state is None else closed_account(self._state)
+        state = self._state if self._leader is None else self._leader.tenant_state(self)
+        return None if state is None else closed_account(state)
 
     def _recalled_account(self) -> SlowdownAccount | None:
         """The account of the run's earlier tuners, also of those before a restart of the agent."""
@@ -499,13 +498,10 @@ class TuningJob:
 
     def store_account(self, now: int) -> None:
         """Store the account at intervals, so that it survives the agent."""
-        if now - self._account_stored_at >= ACCOUNT_INTERVAL:
-            self._store_account(now, self._closed_account())
-
-    def _store_account(self, now: int, account: SlowdownAccount | None) -> None:
         accounts = self._context.accounts
         if accounts is None or not self.ranks or now - self._account_stored_at < ACCOUNT_INTERVAL:
             return
+        account = self._closed_account()
         if account is not None:
             self._account_stored_at = now
             accounts.store(self.name, self.ranks, account)
