@@ -205,7 +205,7 @@ class TuningJob:
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
-        # Of the run's earlier tuners: their account, and searches in a row without a result.
+        # The account of the run's earlier tuners, and the searches in a row without a result.
         self._account: SlowdownAccount | None = None
         self._fruitless = 0
         self._account_stored_at = now.mono
@@ -420,7 +420,7 @@ class TuningJob:
         declined: Decision | None = None
         if not self.ended:
             self._update_members(host)
-            if self._leader is not None:  # which reads the units
+            if self._leader is not None:  # the leader reads the units of this job
                 self._follow(self._leader, host.now)
                 return
             declined = self._blocked(refusal, host) or self._prepare(host)
@@ -713,9 +713,13 @@ class TuningJob:
         return setting
 
     def store_certified(self) -> None:
-        """Store the certified setting, if there is one, for the next run of the same job."""
-        alone = self._state is not None and not self._tenants  # a setting of all is none of each
-        setting = certified_levels(self._state) if self._state is not None and alone else None
+        """Store the certified setting, if there is one, for the next run of the same job.
+
+        A setting that is certified for several jobs together is not stored.
+        """
+        if self._state is None or self._tenants:
+            return
+        setting = certified_levels(self._state)
         if setting is not None and self._fingerprint is not None:
             self._context.certified.certified(self._fingerprint, self.knob, setting)
 

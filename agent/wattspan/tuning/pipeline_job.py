@@ -289,7 +289,7 @@ class PipelineJob(TuningJob):
         }
 
     def _decision(self, group: PipelineGroup) -> Decision:
-        """That of the pipeline whose decision matters most, with the clocks of all."""
+        """The decision of the pipeline that matters most, with the clocks of all pipelines."""
         sessions = {name: one.session for name, one in group.controls.items()}
         dags = [one.dag for one in sessions.values() if one.dag is not None]
         shown = {"iterations": float(max(one.account.units for one in sessions.values()))}
@@ -380,7 +380,7 @@ class PipelineJob(TuningJob):
 
 
 def _pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
-    """What is wrong with the devices of one pipeline, as an object; "" for nothing."""
+    """The reason against the devices of one pipeline, as the object of "has"; "" for none."""
     if len(ranges) < 2:
         return "one rank. A pipeline has two ranks at least."
     clocks = sorted({one.original for one in ranges})

@@ -223,7 +223,7 @@ def _start(span: InstructionSpan) -> float:
 
 
 def _with_parts(clocks: Sequence[int], step: int) -> list[int]:
-    """The clocks and up to two between each pair of neighbours, at least ``step`` apart."""
+    """The clocks and up to three between each pair of neighbours, at least ``step`` apart."""
     added = list(clocks)
     for low, high in pairwise(clocks):
         parts = min(_PARTS, (high - low) // max(step, _LEAST_DISTANCE))
