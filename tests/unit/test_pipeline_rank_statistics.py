@@ -13,7 +13,7 @@ BASES = (0.1, 0.05)
 def statistics(
     *clocks: tuple[int, int], metered: bool = True, until: float = 0.0
 ) -> RankStatistics:
-    """Those after an iteration at each of these clocks."""
+    """The statistics after an iteration at each of these clocks."""
     pipeline, one = RunningPipeline(BASES, 3), RankStatistics()
     for each in clocks:
         executed = pipeline.iteration(each, metered=metered, until=until)
