@@ -19,11 +19,12 @@ import itertools
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.llm_requests import quantile
 from wattspan.attribution.history import AttributionHistory
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.boards import H100, Kernel
@@ -232,13 +233,9 @@ def rows(case: Case, runs: int, seconds: int) -> Iterator[str]:
         inside = f"{statistics.mean(ok for ok, _ in stated):.1%}" if stated else "–"
         width = f"{statistics.median(w for _, w in stated):.1%}" if stated else "–"
         yield (
-            f"| {case.name} | {rule} | {statistics.median(errors):.1%} | {_p95(errors):.1%} | "
-            f"{bias:+.1%} | {width} | {inside} | {len(errors)} |"
+            f"| {case.name} | {rule} | {statistics.median(errors):.1%} | "
+            f"{quantile(errors, 0.95):.1%} | {bias:+.1%} | {width} | {inside} | {len(errors)} |"
         )
-
-
-def _p95(values: Sequence[float]) -> float:
-    return sorted(values)[int(len(values) * 0.95)]
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ over the side channel, and ends none, may not cost the agent its memory.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import statistics
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import describe
+from benchmarks.span_accuracy import quantile
 from benchmarks.spans.agent import SpanAgent
 from benchmarks.spans.workload import UnixConnection, send
 
@@ -119,11 +119,6 @@ def send_one(agent: SpanAgent) -> None:
     }  # fmt: skip
     send(str(agent.otlp), [span])
     time.sleep(2)
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 
 
 def _seconds(values: Sequence[float]) -> str:
