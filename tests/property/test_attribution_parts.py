@@ -136,7 +136,7 @@ truths = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 def test_doubts_contain_any_truth_of_a_guessed_division(
     truth: list[float], energy: int, held: set[int]
 ) -> None:
-    """Whatever the instances in use did, their energy is within the stated range."""
+    """The true energy of each instance is within the stated range, for any activity."""
     parts = [
         PartUsage(
             "", WHOLE // 7, {Consumer(10 + i, 1): SECOND} if i in held else {}, spread=math.inf

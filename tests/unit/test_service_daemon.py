@@ -86,7 +86,8 @@ def test_failure_that_others_report_is_not_logged() -> None:
 
 def test_only_denied_access_to_every_counter_ends_the_agent() -> None:
     processes = health(source="processes")
-    others = [health(source=source, up=True) for source in ("files", *SENT, "cost", "carbon")]
+    names = ("files", *SENT, "cost", "carbon", "pods")
+    others = [health(source=source, up=True) for source in names]
     with pytest.raises(SourceError, match=r"and 1 more: permission denied\. Allow it\."):
         require_readable_counters([health(failing("/a"), failing("/b")), processes, *others])
     require_readable_counters([health(failing("/a"), up=True), processes])

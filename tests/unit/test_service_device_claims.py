@@ -41,7 +41,7 @@ SHIM = board("nvml", "GPU-1", "0000:60:00.0")  # the same board
 OTHER = board("nvml", "GPU-2", "0000:10:00.0")
 
 
-def test_device_of_an_earlier_source_is_left_out_with_all_that_is_said_of_it() -> None:
+def test_duplicate_device_is_left_out_with_its_readings_usage_and_status() -> None:
     claims = DeviceClaims()
     first, second = batch(AMD), batch(SHIM, OTHER)
     assert claims.without_duplicates("amdsmi", first) is first
@@ -60,7 +60,7 @@ def test_domains_are_the_same_object_until_they_change() -> None:
     assert claims.without_duplicates("nvml", replace(both, readings=())).domains is first.domains
 
 
-def test_device_that_its_source_gave_up_is_another_sources() -> None:
+def test_device_that_its_source_no_longer_lists_is_read_by_another() -> None:
     claims = DeviceClaims()
     claims.without_duplicates("amdsmi", batch(AMD))
     shim = batch(SHIM)

@@ -194,7 +194,7 @@ def test_temperatures_are_kept_within_bounds() -> None:
 
 
 def ramps_per_second(host: Host, **changes: int) -> list[dict[int, int]]:
-    """What is reported in each of the next ten seconds, at other powers in microjoules a tick."""
+    """The ramps reported in each of the next ten seconds, at other powers in microjoules a tick."""
     host.powers |= changes
     return [host.second() for _ in range(10)]
 

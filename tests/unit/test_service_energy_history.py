@@ -281,7 +281,7 @@ def test_end_of_time_without_a_baseline_is_known_by_hardware_type() -> None:
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_doubt_of_a_division_is_in_the_uncertainty(watched: bool) -> None:
-    """It is the same in all intervals, and never more than the others' energy or the own."""
+    """The doubts of all intervals are one error, at most the own energy or that of the others."""
     host = Host(GPU)
     zero = Microjoules(0)
     if watched:

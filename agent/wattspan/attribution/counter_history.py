@@ -72,8 +72,17 @@ class EnergyKnots:
         )
 
     def at(self, time: int) -> tuple[int, int]:
-        """Energy and measured time up to ``time``, between two knots in proportion."""
-        return _at(self.times, self.energies, time), _at(self.times, self.covered, time)
+        """Energy and measured time up to ``time``, rounded down between two knots."""
+        i = bisect_left(self.times, time)
+        end, energy, covered = self.times[i], self.energies[i], self.covered[i]
+        if end == time:
+            return energy, covered
+        start, before, already = self.times[i - 1], self.energies[i - 1], self.covered[i - 1]
+        inside, length = time - start, end - start
+        return (
+            before + (energy - before) * inside // length,
+            already + (covered - already) * inside // length,
+        )
 
     def clipped(self, start: int, end: int) -> tuple[int, int]:
         """The part of a period within the knots."""
@@ -210,15 +219,6 @@ class CounterHistory:
         if not 0 < i < len(times):
             return otherwise
         return (energies[i] - energies[i - 1]) / (times[i] - times[i - 1])
-
-
-def _at(times: array[int], values: array[int], time: int) -> int:
-    """The value at ``time``, between two knots in proportion, rounded down."""
-    i = bisect_left(times, time)
-    if times[i] == time:
-        return values[i]
-    length = times[i] - times[i - 1]
-    return values[i - 1] + (values[i] - values[i - 1]) * (time - times[i - 1]) // length
 
 
 def _kept(times: array[int], scale: int) -> list[int]:

@@ -1,8 +1,11 @@
-"""Exact division of whole amounts."""
+"""Exact division of whole amounts, and of a resource's energy among its payers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from wattspan.model import IdlePolicy, PartUsage, Payer, Usage
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
@@ -23,3 +26,33 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
         for i in by_remainder[:left]:
             parts[i] += 1
     return parts
+
+
+class PayerEnergies(NamedTuple):
+    """Payers with their active and idle energies; ``idle`` is [] if no payer is charged for any."""
+
+    payers: list[Payer]
+    active: list[int]
+    idle: list[int]
+
+
+def divide_among_payers(
+    use: Usage | PartUsage, active: int, idle: int, policy: IdlePolicy
+) -> PayerEnergies:
+    """Divide ``active`` microjoules by ``spent``, and ``idle`` ones by ``policy``.
+
+    The part of unclaimed use is no payer's. Idle energy is divided among the present payers, or
+    is no payer's if there are none or if it has an account of its own.
+    """
+    payers = [payer for payer, spent in use.spent.items() if spent > 0]
+    weights = [use.spent[payer] for payer in payers]
+    energies = list[int]()
+    if payers:
+        *energies, _ = split(active, [*weights, max(0, use.unclaimed)])
+    if policy is IdlePolicy.SEPARATE:
+        return PayerEnergies(payers, energies, [])
+    if policy is IdlePolicy.EQUAL:
+        others = sorted(use.present.difference(payers), key=repr)
+        payers, energies = [*payers, *others], [*energies, *[0] * len(others)]
+        weights = [1] * len(payers)
+    return PayerEnergies(payers, energies, split(idle, weights) if payers else [])

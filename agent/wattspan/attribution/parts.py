@@ -10,10 +10,11 @@ have the whole energy, and the payers that of the parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
-from wattspan.attribution.division import split
+from wattspan.attribution.division import divide_among_payers, split
 from wattspan.model import (
     Attribution,
     IdlePolicy,
@@ -78,18 +79,18 @@ def attribute_parts(
     rest = int(interval.energy) - sum(divided) - sum(idles)
     found: list[PartEnergy] = []
     for part, active, resting in zip(parts, divided, idles, strict=True):
-        charged = _divide_part(part, active, resting, policy)
+        payers, energies, idle_shares = divide_among_payers(part, active, resting, policy)
         possible = possible_energies(active, known, spread)
-        for payer, (energy, idle_share) in charged.items():
-            doubt = _doubt(energy - idle_share, active, possible, sole=not part.users_guessed)
+        charged = zip(payers, energies, idle_shares or repeat(0), strict=False)
+        for payer, own, idle_share in charged:
+            doubt = _doubt(own, active, possible, sole=not part.users_guessed)
             before = shares.get(payer, _NOTHING)
-            shares[payer] = _Charge(before.energy + energy, before.doubt + doubt)
-        paid = sum(energy for energy, _ in charged.values())
-        passed = sum(idle_share for _, idle_share in charged.values())
-        left = active - (paid - passed)
+            shares[payer] = _Charge(before.energy + own + idle_share, before.doubt + doubt)
+        paid, passed = sum(energies), sum(idle_shares)
+        left = active - paid
         if part.domain_id == REST:
             left += rest
-        found.append(_energy(part.domain_id, paid, resting - passed, left))
+        found.append(_energy(part.domain_id, paid + passed, resting - passed, left))
     paid_shares = {payer: charge for payer, charge in shares.items() if charge.energy}
     doubts = tuple(Microjoules(charge.doubt) for charge in paid_shares.values())
     return Attribution(
@@ -104,9 +105,9 @@ def attribute_parts(
 
 
 def possible_energies(active: int, known: int, spread: float) -> tuple[int, int]:
-    """The least and the most that a part may have used, which was charged ``active`` of ``known``.
+    """The least and the most energy that a part which was charged ``active`` of ``known`` may have.
 
-    That is if equal use in another part draws from 1/``spread`` to ``spread`` times the power.
+    Equal use in another part draws from 1/``spread`` to ``spread`` times the power.
     """
     others = known - active
     if active == 0 or others == 0 or spread <= 1:
@@ -139,29 +140,6 @@ def _energy(domain_id: str, consumers: int, idle: int, unattributed: int) -> Par
     return PartEnergy(
         domain_id, Microjoules(consumers), Microjoules(idle), Microjoules(unattributed)
     )
-
-
-def _divide_part(
-    part: PartUsage, active: int, idle: int, policy: IdlePolicy
-) -> Mapping[Payer, tuple[int, int]]:
-    """The energy of each payer of a part, and the idle energy in it."""
-    payers = [payer for payer, spent in part.spent.items() if spent > 0]
-    weights = [part.spent[payer] for payer in payers]
-    energies = list[int]()
-    if payers:
-        *energies, _ = split(active, [*weights, max(0, part.unclaimed)])
-    charged = {payer: (energy, 0) for payer, energy in zip(payers, energies, strict=True)}
-    if policy is IdlePolicy.SEPARATE:
-        return charged
-    idlers = payers
-    if policy is IdlePolicy.EQUAL:
-        idlers = [*payers, *sorted(part.present.difference(payers), key=repr)]
-        weights = [1] * len(idlers)
-    if idlers:
-        for payer, share in zip(idlers, split(idle, weights), strict=True):
-            energy, _ = charged.get(payer, (0, 0))
-            charged[payer] = energy + share, share
-    return charged
 
 
 def merge_parts(inside: Sequence[tuple[Usage, int]]) -> tuple[PartUsage, ...]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import compress
+from operator import add
 from typing import NamedTuple
 
-from wattspan.attribution.division import split
+from wattspan.attribution.division import divide_among_payers
 from wattspan.attribution.parts import attribute_parts, merge_parts
 from wattspan.model import (
     Attribution,
@@ -58,25 +59,11 @@ def attribute(
         return attribute_parts(
             interval, usage, idle=idle, withheld=withheld, known=known, policy=policy
         )
-    payers: list[Payer] = [payer for payer, spent in usage.spent.items() if spent > 0]
-    weights = [usage.spent[payer] for payer in payers]
-    parts, unclaimed = list[int](), known
-    if payers or usage.unclaimed > 0:
-        *parts, unclaimed = split(known, [*weights, max(0, usage.unclaimed)])
-    unattributed = withheld + active - known + unclaimed
-
-    if idle and policy is not IdlePolicy.SEPARATE:
-        idlers = payers
-        if policy is IdlePolicy.EQUAL:
-            idlers = [*payers, *sorted(usage.present.difference(payers), key=repr)]
-            weights = [1] * len(idlers)
-        if idlers:
-            merged = dict(zip(payers, parts, strict=True))
-            for payer, share in zip(idlers, split(idle, weights), strict=True):
-                merged[payer] = merged.get(payer, 0) + share
-            payers, parts, idle = list(merged), list(merged.values()), 0
-
-    shares = tuple(map(Share._make, compress(zip(payers, parts, strict=True), parts)))
+    payers, energies, idles = divide_among_payers(usage, known, idle, policy)
+    unattributed = withheld + active - sum(energies)
+    if idles:
+        energies, idle = list(map(add, energies, idles)), 0
+    shares = tuple(map(Share._make, compress(zip(payers, energies, strict=True), energies)))
     return Attribution(interval, shares, Microjoules(idle), Microjoules(unattributed), withheld)
 
 

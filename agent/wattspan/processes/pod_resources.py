@@ -2,8 +2,8 @@
 
 The API is one gRPC call over a Unix socket that only root can reach. It names the pods to which
 device plugins have allotted devices: a whole GPU, a MIG instance, or a replica of a shared GPU
-(``GPU-…::2``), several of which are one device. It tells what may be used, not what is used: energy
-is divided among pods by their processes.
+(``GPU-…::2``), several of which are one device. The answer names the devices that a pod may use,
+not those that it uses: energy is divided among pods by their processes.
 
 The format is that of ``podresources/v1`` (``k8s.io/kubelet``).
 """
@@ -161,7 +161,8 @@ class PodResources:
                 f"the kubelet's devices of pods at {self._path}",
                 Trouble.RETRY,
                 str(error),
-                'Mount the socket, or set [processes] pod_resources = "".',
+                "Mount the socket and install wattspan[grpc], or set "
+                '[processes] pod_resources = "".',
             )
 
     def run(self, stop: threading.Event) -> None:

@@ -328,6 +328,7 @@ _NON_COUNTER_SOURCES = {
     "capper",
     "tuner",
     "fleet",
+    "pods",
     HISTORY,
     DEVICES,
     TUNING,

@@ -348,7 +348,8 @@ class EnergyHistory:
             divided = entry.interval.energy - entry.idle - entry.withheld
             own = _share_of(entry, found.numbers)
             static = _static_share(domain, entry.interval, entry.idle, powers, dividers)
-            error, doubt = errors.get(domain.id, 0.0), _doubt_of(entry, found.numbers)
+            error = errors.get(domain.id, 0.0)
+            doubt = _doubt_of(entry, found.numbers) if entry.doubts else 0
             _add_share(profile, domain, entry.interval, divided, own, static, error, doubt)
         return profile
 
@@ -392,7 +393,7 @@ def _share_of(entry: HistoryEntry, numbers: set[int]) -> int:
 
 def _doubt_of(entry: HistoryEntry, numbers: set[int]) -> int:
     """The sum of the largest possible errors of some payers' shares."""
-    pairs = zip(entry.shares[::2], entry.doubts, strict=False)
+    pairs = zip(entry.shares[::2], entry.doubts, strict=True)
     return sum(doubt for one, doubt in pairs if one in numbers)
 
 
