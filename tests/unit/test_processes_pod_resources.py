@@ -110,3 +110,10 @@ def test_setting_selects_the_socket(path: Path) -> None:
     assert open_pod_resources("") is None
     assert open_pod_resources("auto") is None  # there is no kubelet here
     assert open_pod_resources(str(path)) is not None
+
+
+def test_automatic_kubelet_needs_its_socket_and_the_package(path: Path) -> None:
+    assert open_pod_resources("auto", kubelet=path, find=lambda _: object()) is None
+    path.touch()
+    assert open_pod_resources("auto", kubelet=path, find=lambda _: object()) is not None
+    assert open_pod_resources("auto", kubelet=path, find=lambda _: None) is None

@@ -97,7 +97,7 @@ class ProcessesSettings(Table, frozen=True):
         about(
             "Socket of the kubelet's Pod Resources API, which names the pods of each GPU and MIG "
             'instance. `"auto"`: `/var/lib/kubelet/pod-resources/kubelet.sock` if the agent may '
-            'use it; `""`: none.'
+            'use it and `wattspan[grpc]` is installed; `""`: none.'
         ),
     ] = "auto"
     idle: Annotated[

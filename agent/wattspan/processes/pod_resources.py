@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,14 @@ class PodResources:
         return (SourceHealth("pods", failure is None, self._reads, self._failed, failures),)
 
 
-def open_pod_resources(setting: str) -> PodResources | None:
-    """The kubelet by the setting ``pod_resources``; None without one."""
+def open_pod_resources(
+    setting: str, *, kubelet: Path = SOCKET, find: Callable[[str], object] = find_spec
+) -> PodResources | None:
+    """The kubelet by the setting ``pod_resources``; None without one.
+
+    "auto" is the kubelet at ``kubelet``, if the agent may use it and the extra grpc is installed.
+    """
     if setting == "auto":
-        return PodResources(SOCKET) if os.access(SOCKET, os.R_OK | os.W_OK) else None
+        usable = os.access(kubelet, os.R_OK | os.W_OK) and find("h2") is not None
+        return PodResources(kubelet) if usable else None
     return PodResources(Path(setting)) if setting else None
