@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from wattspan.fleet.coordination import (
     ABSENT,
-    MAX_CHANGES,
     ConflictError,
     KeyChange,
     KeyWrite,
@@ -18,6 +17,7 @@ from wattspan.fleet.coordination import (
     StoredKey,
     UnreachableError,
     WatchEndedError,
+    check_commit,
 )
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.ports import Batch, UsageBatch
@@ -133,10 +133,7 @@ class MemoryCluster:
     def commit(
         self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
     ) -> int:
-        if max(len(writes), len(conditions)) > MAX_CHANGES:
-            raise ValueError(f"more than {MAX_CHANGES} changes")
-        if len({write.key for write in writes}) < len(writes):
-            raise ValueError("two writes of one key")
+        check_commit(writes, conditions)
         with self._changed:
             self._end_leases()
             for condition in conditions:

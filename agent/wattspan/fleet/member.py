@@ -28,7 +28,7 @@ from wattspan.fleet.coordination import (
     KeyWrite,
     OutcomeUnknownError,
     RevisionCondition,
-    StoredKey,
+    read_key,
 )
 from wattspan.fleet.demand import next_demand
 from wattspan.fleet.records import (
@@ -155,7 +155,7 @@ class FleetMember:
                 " which it may join the fleet."
             )
             return False
-        entry = self._own(self._keys.report(self.name))
+        entry = read_key(self._coordination, self._keys.report(self.name))
         if entry is not None and decode_presence(entry).report.session != self._last_session:
             self.waiting = (
                 "A session of its name has not ended: it is that of its agent before a crash, or"
@@ -198,7 +198,7 @@ class FleetMember:
                 (KeyWrite(key, value),), (RevisionCondition(key, self._revision),)
             )
         except OutcomeUnknownError:
-            entry = self._own(key)
+            entry = read_key(self._coordination, key)
             if entry is None or entry.value != value:
                 raise  # not made so far; if it is made later, the next beat conflicts
             self._revision = entry.revision
@@ -222,12 +222,8 @@ class FleetMember:
         return lifetime
 
     def _newest(self) -> Allotment | None:
-        entry = self._own(self._keys.allotment(self.name))
+        entry = read_key(self._coordination, self._keys.allotment(self.name))
         return None if entry is None else decode_allotment(entry)
-
-    def _own(self, key: str) -> StoredKey | None:
-        entries = self._coordination.read(key).entries
-        return next((entry for entry in entries if entry.key == key), None)
 
     def _adopt(self, newest: Allotment | None) -> bool:
         if newest is not None:
