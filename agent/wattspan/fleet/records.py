@@ -84,6 +84,25 @@ class FleetState:
         entry = self.written.get(key)
         return RevisionCondition(key, entry.revision if entry else ABSENT)
 
+    def present_reports(self) -> dict[str, HostReport]:
+        """The reports of all sessions that may go on, by host.
+
+        A registered host with an unreadable report is present, with everything that it may have
+        adopted.
+        """
+        reports = {name: presence.report for name, presence in self.reports.items()}
+        for name in self.invalid:
+            if (entry := self.book.hosts.get(name)) is not None:
+                reports[name] = HostReport(
+                    session=entry.allotment.session,
+                    place=entry.place,
+                    floor=entry.floor,
+                    ceiling=entry.ceiling,
+                    limit=entry.limit_bound,
+                    priority=entry.priority,
+                )
+        return reports
+
 
 def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:
     """The records of a fleet; RecordError if the book is invalid."""
