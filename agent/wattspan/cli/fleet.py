@@ -155,17 +155,18 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
     hosts = []
     for name in sorted({*book.hosts, *reports}):
         entry, report = book.hosts.get(name), reports.get(name)
+        newest = report or book.hosts[name]
         waiting = plan.waiting.get(name) or state.invalid.get(name, "")
         demand = None if report is None or report.demand is None else _watts(report.demand)
         bounds = None if entry is None else power_bounds(entry, report)
         hosts.append(
             {
                 "name": name,
-                "place": entry.place if entry else report.place if report else "",
+                "place": (entry or newest).place,
                 "in_contact": report is not None,
                 "drained": name in book.drained,
-                "priority": report.priority if report else entry.priority if entry else None,
-                "floor": _watts(report.floor if report else entry.floor if entry else 0),
+                "priority": newest.priority,
+                "floor": _watts(newest.floor),
                 "demand": demand,
                 "allotment": None if entry is None else _watts(entry.allotment.limit),
                 "enforceable": None if bounds is None else _watts(bounds.limit),
