@@ -20,7 +20,7 @@ from statistics import median, quantiles
 
 from msgspec.structs import replace
 
-from benchmarks.fleet_plant import BUDGET_FRACTION, HOSTS_PER_RACK, ROWS, Connection, Fleet, W
+from benchmarks.fleet_plant import BUDGET_FRACTION, HOSTS_PER_RACK, ROWS, Fleet, W
 from benchmarks.machine import describe
 from wattspan.fleet.allotment import AllotmentBook, HostReport, accept_budgets
 from wattspan.fleet.allotment_planner import plan_allotments
@@ -79,7 +79,7 @@ def _leave(fleet: Fleet) -> float:
     """Seconds from an orderly end of an agent until others are allotted what it releases."""
     released = [one for one in fleet.hosts if one.has_agent and one.limit - one.safe >= 500 * W]
     host = fleet.random.choice(released)
-    keys, operator = fleet.keys, Connection(fleet.service)
+    keys, operator = fleet.keys, fleet.service.client()
     before = host.limit
     host.member.leave()
     host.has_agent = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
 
 from wattspan.fleet.coordination import (
     ABSENT,
@@ -115,6 +117,7 @@ class MemoryCluster:
         self._clock = clock
         self._changed = threading.Condition()
         self._keys: dict[str, StoredKey] = {}
+        self._sorted: list[str] = []  # its keys
         self._leases: dict[int, tuple[int, int]] = {}  # lifetime and end
         self._log: list[KeyChange] = []
         self._revision = 1
@@ -127,7 +130,8 @@ class MemoryCluster:
     def read(self, prefix: str) -> PrefixState:
         with self._changed:
             self._end_leases()
-            found = sorted(key for key in self._keys if key.startswith(prefix))
+            later = islice(self._sorted, bisect_left(self._sorted, prefix), None)
+            found = takewhile(lambda key: key.startswith(prefix), later)
             return PrefixState(tuple(self._keys[key] for key in found), self._revision)
 
     def commit(
@@ -190,8 +194,11 @@ class MemoryCluster:
 
     def _end_leases(self) -> None:
         now = self._clock.monotonic()
-        self._leases = {key: lease for key, lease in self._leases.items() if lease[1] > now}
-        self._delete_without_lease()
+        ended = [lease for lease, (_, end) in self._leases.items() if end <= now]
+        for lease in ended:
+            del self._leases[lease]
+        if ended:
+            self._delete_without_lease()
 
     def _delete_without_lease(self) -> None:
         ended = [
@@ -211,7 +218,10 @@ class MemoryCluster:
             entry = None
             if write.value is None:
                 del self._keys[write.key]
+                self._sorted.remove(write.key)
             else:
+                if write.key not in self._keys:
+                    insort(self._sorted, write.key)
                 entry = StoredKey(write.key, write.value, self._revision, write.lease)
                 self._keys[write.key] = entry
             self._log.append(KeyChange(write.key, entry, self._revision))
