@@ -4,8 +4,8 @@ A service is linearizable: a read that is sent after the end of a commit sees th
 member and in every partition. :class:`Coordination` needs no more of it than compare-and-swap on
 keys, keys that end with a lease, and changes of a prefix. The election is made of these.
 
-Leases serve liveness only: they tell who is present. A lease may be taken for alive a little longer
-than it is by the holder of an old answer, so no safety may rest on one.
+Leases serve liveness only: they show which participants are present. A participant with an old
+answer may take an ended lease for a live one, so no safety may rest on a lease.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """A host's report as it is stored, and renewed by a write with the next ``beat``.
 
     From ``lifetime`` nanoseconds after the send of a write that was followed by no other, the host
-    enforces its fallback, by its own clock. Whoever has seen no newer write for that long, by any
-    clock that runs at the same speed, may end the session by deleting the key.
+    enforces its fallback, by its own clock. A leader that has seen no newer write for that long, by
+    any clock that runs at the same speed, may end the session by deleting the key.
     """
 
     report: HostReport
