@@ -33,8 +33,17 @@ W = 1_000
 ROWS, HOSTS_PER_RACK = 4, 40
 CANDIDATES = 5
 LEADER_LEASE, LEADER_STEP = 10, SECOND // 2
+ORIGINALS = (2_000 * W, 5_600 * W, 10_200 * W)
+"""Original limits of hosts, whose floors are 30 % of them."""
+PRIORITIES = (50, 100, 100, 200)
 BUDGET_FRACTION = 0.6
 """Budget of the fleet relative to the original limits; rows and racks have a bit more."""
+
+
+def place_of(number: int, hosts: int) -> str:
+    """The place of one of ``hosts``, which fill the racks and rows evenly."""
+    rack = number % max(1, hosts // HOSTS_PER_RACK)
+    return f"row-{rack % ROWS}/rack-{rack}"
 
 
 class MeteredService(MemoryCluster):
@@ -387,16 +396,14 @@ class Fleet:
             self.ratios[node] = max(ratio, self.ratios.get(node, 0.0))
 
     def _host(self, number: int, hosts: int) -> Host:
-        racks = max(1, hosts // HOSTS_PER_RACK)
-        rack = number % racks
-        original = self.random.choice((2_000, 5_600, 10_200)) * W
+        original = self.random.choice(ORIGINALS)
         return Host(
             f"host-{number:05}",
-            f"row-{rack % ROWS}/rack-{rack}",
+            place_of(number, hosts),
             self,
             floor=original * 3 // 10,
             original=original,
-            priority=self.random.choice((50, 100, 100, 200)),
+            priority=self.random.choice(PRIORITIES),
         )
 
     def _budgets(self) -> dict[str, int]:
