@@ -20,7 +20,7 @@ from statistics import median, quantiles
 
 from msgspec.structs import replace
 
-from benchmarks.fleet_plant import BUDGET_FRACTION, HOSTS_PER_RACK, ROWS, Connection, Fleet, W
+from benchmarks.fleet_plant import BUDGET_FRACTION, ORIGINALS, PRIORITIES, ROWS, Fleet, W, place_of
 from benchmarks.machine import describe
 from wattspan.fleet.allotment import AllotmentBook, HostReport, accept_budgets
 from wattspan.fleet.allotment_planner import plan_allotments
@@ -79,7 +79,7 @@ def _leave(fleet: Fleet) -> float:
     """Seconds from an orderly end of an agent until others are allotted what it releases."""
     released = [one for one in fleet.hosts if one.has_agent and one.limit - one.safe >= 500 * W]
     host = fleet.random.choice(released)
-    keys, operator = fleet.keys, Connection(fleet.service)
+    keys, operator = fleet.keys, fleet.service.client()
     before = host.limit
     host.member.leave()
     host.has_agent = False
@@ -99,19 +99,17 @@ def _leave(fleet: Fleet) -> float:
 def measure_plans(hosts: int, seed: int) -> None:
     """CPU time of one plan: the first, one in which every demand has changed, and one without."""
     random = Random(seed)
-    racks = max(1, hosts // HOSTS_PER_RACK)
     reports = {}
     for number in range(hosts):
-        original = random.choice((2_000, 5_600, 10_200)) * W
-        rack = number % racks
+        original = random.choice(ORIGINALS)
         reports[f"host-{number:05}"] = HostReport(
             session="s",
-            place=f"row-{rack % ROWS}/rack-{rack}",
+            place=place_of(number, hosts),
             floor=original * 3 // 10,
             ceiling=original,
             limit=original * 3 // 10,
             demand=random.randrange(original),
-            priority=random.choice((50, 100, 100, 200)),
+            priority=random.choice(PRIORITIES),
         )
     whole = round(sum(report.ceiling for report in reports.values()) * BUDGET_FRACTION)
     book = accept_budgets(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,155 +15,77 @@ from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import accept_budgets, groups_of
 from wattspan.fleet.coordination import (
-    ABSENT,
-    ConflictError,
     CoordinationError,
     Election,
-    KeyChange,
     KeyWrite,
     LeaseEndedError,
-    OutcomeUnknownError,
     PrefixState,
     RevisionCondition,
-    StoredKey,
     UnreachableError,
 )
 from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.records import FleetKeys, encode, read_state
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock
+from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 
 W = 1_000
 ROWS, HOSTS_PER_RACK = 4, 40
 CANDIDATES = 5
 LEADER_LEASE, LEADER_STEP = 10, SECOND // 2
+ORIGINALS = (2_000 * W, 5_600 * W, 10_200 * W)
+"""Original limits of hosts, whose floors are 30 % of them."""
+PRIORITIES = (50, 100, 100, 200)
 BUDGET_FRACTION = 0.6
 """Budget of the fleet relative to the original limits; rows and racks have a bit more."""
 
 
-class MemoryService:
-    """A coordination service in memory, with sorted keys and leases by a virtual clock."""
+def place_of(number: int, hosts: int) -> str:
+    """The place of one of ``hosts``, which fill the racks and rows evenly."""
+    rack = number % max(1, hosts // HOSTS_PER_RACK)
+    return f"row-{rack % ROWS}/rack-{rack}"
+
+
+class MeteredService(MemoryCluster):
+    """A coordination service in memory that counts calls and bytes, and may be gone."""
 
     def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
+        super().__init__(clock)
         self.calls: Counter[str] = Counter()
         self.bytes_written = 0
         self.is_gone = False
         self.watchers: dict[str, Callable[[], None]] = {}
-        self._sorted: list[str] = []
-        self._keys: dict[str, StoredKey] = {}
-        self._leases: dict[int, int] = {}
-        self._revision = 1
+        """Called after each write of a key."""
 
     def read(self, prefix: str) -> PrefixState:
-        self._end_leases()
-        found = []
-        for key in itertools.islice(self._sorted, bisect_left(self._sorted, prefix), None):
-            if not key.startswith(prefix):
-                break
-            found.append(self._keys[key])
-        return PrefixState(tuple(found), self._revision)
+        self._count("read")
+        return super().read(prefix)
 
     def commit(
         self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
     ) -> int:
-        self._end_leases()
-        for condition in conditions:
-            entry = self._keys.get(condition.key)
-            if (entry.revision if entry else ABSENT) != condition.revision:
-                raise ConflictError(f"{condition.key} was changed by another participant.")
-        self._revision += 1
+        self._count("commit")
+        revision = super().commit(writes, conditions)
+        self.compact()  # nobody watches, and former books would fill the memory
         for write in writes:
-            if write.lease and write.lease not in self._leases:
-                raise LeaseEndedError(f"Lease {write.lease} has ended.")
-            self._set(write)
-        return self._revision
-
-    def grant(self, seconds: int) -> int:
-        lease = len(self._leases) + 1
-        while lease in self._leases:
-            lease += 1
-        self._leases[lease] = self.clock.monotonic() + seconds * SECOND
-        return lease
-
-    def renew(self, lease: int) -> None:
-        self._end_leases()
-        if lease not in self._leases:
-            raise LeaseEndedError(f"Lease {lease} has ended.")
-        self._leases[lease] = self.clock.monotonic() + LEADER_LEASE * SECOND
-
-    def _set(self, write: KeyWrite) -> None:
-        known = write.key in self._keys
-        if write.value is None:
-            if known:
-                del self._keys[write.key]
-                self._sorted.remove(write.key)
-            return
-        if not known:
-            insort(self._sorted, write.key)
-        self._keys[write.key] = StoredKey(write.key, write.value, self._revision, write.lease)
-        self.bytes_written += len(write.value)
-        if notify := self.watchers.get(write.key):
-            notify()
-
-    def _end_leases(self) -> None:
-        now = self.clock.monotonic()
-        ended = [lease for lease, until in self._leases.items() if until <= now]
-        for lease in ended:
-            del self._leases[lease]
-            for key in [key for key, entry in self._keys.items() if entry.lease == lease]:
-                self._set(KeyWrite(key, None))
-
-
-class Connection:
-    """One host's client, which implements `Coordination`. It may be cut, or lose answers."""
-
-    def __init__(self, service: MemoryService) -> None:
-        self._service = service
-        self.is_cut = self.is_deaf = False
-
-    def read(self, prefix: str) -> PrefixState:
-        return self._reach("read").read(prefix)
-
-    def commit(
-        self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
-    ) -> int:
-        revision = self._reach("commit").commit(writes, conditions)
-        if self.is_deaf:
-            raise OutcomeUnknownError("The answer was lost.")
+            if write.value is not None:
+                self.bytes_written += len(write.value)
+                if notify := self.watchers.get(write.key):
+                    notify()
         return revision
 
     def grant(self, seconds: int) -> int:
-        return self._reach("grant").grant(seconds)
+        self._count("grant")
+        return super().grant(seconds)
 
     def renew(self, lease: int) -> None:
-        self._reach("renew").renew(lease)
+        self._count("renew")
+        super().renew(lease)
 
-    def revoke(self, lease: int) -> None:
-        raise NotImplementedError("the simulation lets leases end")
-
-    def watch(self, prefix: str, after: int) -> Silence:
-        return Silence()
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def _reach(self, call: str) -> MemoryService:
-        if self.is_cut or self._service.is_gone:
+    def _count(self, call: str) -> None:
+        if self.is_gone:
             raise UnreachableError("No endpoint answers.")
-        self._service.calls[call] += 1
-        return self._service
-
-
-class Silence:
-    """A watch without changes: the simulation has its own deliveries."""
-
-    def wait(self, seconds: float) -> tuple[KeyChange, ...]:
-        return ()
-
-    def close(self) -> None:
-        """Nothing is open."""
+        self.calls[call] += 1
 
 
 class Host:
@@ -308,13 +229,10 @@ class Candidate:
 class Fleet:
     """All hosts, the service, and the events of virtual time."""
 
-    def __init__(
-        self, hosts: int, seed: int, connect: Callable[[MemoryService], Connection] = Connection
-    ) -> None:
+    def __init__(self, hosts: int, seed: int) -> None:
         self.random = Random(seed)
         self.clock = ManualClock()
-        self.service = MemoryService(self.clock)
-        self._connect = connect
+        self.service = MeteredService(self.clock)
         self.keys = FleetKeys(FleetSettings().prefix)
         self.count: Counter[str] = Counter()
         self.step_times: list[float] = []
@@ -328,7 +246,7 @@ class Fleet:
         self.candidates = [
             Candidate(host, self) for host in self.hosts[:: max(1, hosts // CANDIDATES)]
         ][:CANDIDATES]
-        operator = Connection(self.service)
+        operator = self.service.client()
         book = accept_budgets(read_state(self.keys, operator.read("")).book, self.budgets)
         operator.commit((KeyWrite(self.keys.book, encode(book)),))
         for host in self.hosts:
@@ -339,11 +257,11 @@ class Fleet:
         for candidate in self.candidates:
             self.repeat(self.random.randrange(SECOND), lambda one=candidate: self._lead(one))
 
-    def connect(self, host: Host) -> Connection:
+    def connect(self, host: Host) -> MemoryCoordination:
         self.service.watchers[self.keys.allotment(host.name)] = lambda: self.at(
             self.random.randrange(SECOND // 5), lambda: self._deliver(host)
         )
-        return self._connect(self.service)
+        return self.service.client()
 
     # --------------------------------------------------------------------------------- events
 
@@ -416,14 +334,14 @@ class Fleet:
     def _cut(self) -> None:
         connection = self.random.choice(self.hosts).connection
         self.count["broken connections"] += 1
-        connection.is_cut = True
-        self.at(self._between(1, 60), lambda: setattr(connection, "is_cut", False))
+        connection.connected = False
+        self.at(self._between(1, 60), lambda: setattr(connection, "connected", True))
 
     def _deafen(self) -> None:
         connection = self.random.choice(self.hosts).connection
         self.count["lost answers"] += 1
-        connection.is_deaf = True
-        self.at(self._between(1, 10), lambda: setattr(connection, "is_deaf", False))
+        connection.deaf = True
+        self.at(self._between(1, 10), lambda: setattr(connection, "deaf", False))
 
     def _power_cycle(self) -> None:
         host = self.random.choice(self.hosts)
@@ -478,16 +396,14 @@ class Fleet:
             self.ratios[node] = max(ratio, self.ratios.get(node, 0.0))
 
     def _host(self, number: int, hosts: int) -> Host:
-        racks = max(1, hosts // HOSTS_PER_RACK)
-        rack = number % racks
-        original = self.random.choice((2_000, 5_600, 10_200)) * W
+        original = self.random.choice(ORIGINALS)
         return Host(
             f"host-{number:05}",
-            f"row-{rack % ROWS}/rack-{rack}",
+            place_of(number, hosts),
             self,
             floor=original * 3 // 10,
             original=original,
-            priority=self.random.choice((50, 100, 100, 200)),
+            priority=self.random.choice(PRIORITIES),
         )
 
     def _budgets(self) -> dict[str, int]:

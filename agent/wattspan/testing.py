@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
 
 from wattspan.fleet.coordination import (
     ABSENT,
-    MAX_CHANGES,
     ConflictError,
     KeyChange,
     KeyWrite,
@@ -18,6 +19,7 @@ from wattspan.fleet.coordination import (
     StoredKey,
     UnreachableError,
     WatchEndedError,
+    check_commit,
 )
 from wattspan.model import SECOND, Consumer, Instant, PayerInfo
 from wattspan.ports import Batch, UsageBatch
@@ -115,6 +117,7 @@ class MemoryCluster:
         self._clock = clock
         self._changed = threading.Condition()
         self._keys: dict[str, StoredKey] = {}
+        self._sorted: list[str] = []  # its keys
         self._leases: dict[int, tuple[int, int]] = {}  # lifetime and end
         self._log: list[KeyChange] = []
         self._revision = 1
@@ -127,16 +130,14 @@ class MemoryCluster:
     def read(self, prefix: str) -> PrefixState:
         with self._changed:
             self._end_leases()
-            found = sorted(key for key in self._keys if key.startswith(prefix))
+            later = islice(self._sorted, bisect_left(self._sorted, prefix), None)
+            found = takewhile(lambda key: key.startswith(prefix), later)
             return PrefixState(tuple(self._keys[key] for key in found), self._revision)
 
     def commit(
         self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
     ) -> int:
-        if max(len(writes), len(conditions)) > MAX_CHANGES:
-            raise ValueError(f"more than {MAX_CHANGES} changes")
-        if len({write.key for write in writes}) < len(writes):
-            raise ValueError("two writes of one key")
+        check_commit(writes, conditions)
         with self._changed:
             self._end_leases()
             for condition in conditions:
@@ -193,8 +194,11 @@ class MemoryCluster:
 
     def _end_leases(self) -> None:
         now = self._clock.monotonic()
-        self._leases = {key: lease for key, lease in self._leases.items() if lease[1] > now}
-        self._delete_without_lease()
+        ended = [lease for lease, (_, end) in self._leases.items() if end <= now]
+        for lease in ended:
+            del self._leases[lease]
+        if ended:
+            self._delete_without_lease()
 
     def _delete_without_lease(self) -> None:
         ended = [
@@ -214,7 +218,10 @@ class MemoryCluster:
             entry = None
             if write.value is None:
                 del self._keys[write.key]
+                self._sorted.remove(write.key)
             else:
+                if write.key not in self._keys:
+                    insort(self._sorted, write.key)
                 entry = StoredKey(write.key, write.value, self._revision, write.lease)
                 self._keys[write.key] = entry
             self._log.append(KeyChange(write.key, entry, self._revision))

@@ -1,4 +1,4 @@
-"""Power limits change within the ramp in every period, whoever changes them."""
+"""Power limits change within the ramp in every period, for any cause of a change."""
 
 from __future__ import annotations
 

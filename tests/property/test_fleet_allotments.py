@@ -86,7 +86,7 @@ class Fleet(RuleBasedStateMachine):
         self.seen_reports: dict[int, dict[str, HostReport]] = {}
         self.sessions = 0
         self.allowed: dict[str, int] = {}
-        """What the limits may add up to while a lowered budget is not in force yet."""
+        """The highest sums of limits by node while a lowered budget is not in force yet."""
         for name in NAMES:
             self.switch_on(name, self.hosts[name].place)
             self.connect(name)
@@ -96,7 +96,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=HOSTS, place=st.sampled_from(PLACES))
     def switch_on(self, name: str, place: str) -> None:
-        """A host starts at its floor. It knows nothing of what it held before."""
+        """A host starts at its floor, without a record of its former limits."""
         host = self.hosts[name]
         if not host.on:
             if name not in self.book.hosts:
@@ -300,7 +300,7 @@ class Fleet(RuleBasedStateMachine):
                 assert sum(power_bounds(*one).safe for one in entries) <= budget
 
     @invariant()
-    def limits_are_within_what_the_book_knows(self) -> None:
+    def limits_are_within_the_bounds_of_the_book(self) -> None:
         for name, entry in getattr(self, "book", AllotmentBook()).hosts.items():
             bounds = power_bounds(entry, self.reports.get(name))
             assert self.hosts[name].limit <= bounds.limit

@@ -12,8 +12,14 @@ from click.testing import CliRunner, Result
 
 from support.reserved_port import reserved_port
 from support.simulated_fleet import SimulatedFleet, W
-from wattspan.cli.fleet import command, fleet_facts, fleet_lines
-from wattspan.fleet.allotment import drain_host
+from wattspan.cli.fleet import (
+    RefusedChangeError,
+    book_without,
+    command,
+    fleet_facts,
+    fleet_lines,
+)
+from wattspan.fleet.allotment import HostInUseError, drain_host
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.records import FleetState, encode, read_state
 from wattspan.ports import ConfigError, WattspanError
@@ -57,6 +63,28 @@ def test_status_shows_budgets_hosts_and_reasons(fleet: SimulatedFleet) -> None:
         "host1                       300 W      all    300 W    300 W  drained\n"
         "host2                       300 W        -    500 W    500 W  no contact"
     )
+
+
+def test_host_with_an_unreadable_report_counts_as_present(fleet: SimulatedFleet) -> None:
+    fleet.run(6)
+    for host in fleet.hosts.values():
+        host.kill_agent()
+    fleet.operator.commit([KeyWrite(fleet.keys.report("host0"), b"{}")])
+    state = state_of(fleet)
+    status = fleet_facts(state)["hosts"][0]
+    assert status["in_contact"]
+    assert status["enforceable"] == state.book.hosts["host0"].limit_bound / 1000
+    assert "The record /wattspan/fleet/reports/host0 of the fleet is invalid" in status["waiting"]
+    with pytest.raises(HostInUseError, match="host0 is in contact and may use 500 W"):
+        book_without(state, "host0")
+    fleet.operator.commit([KeyWrite(fleet.keys.report("host0"), None)])
+    assert "host0" not in book_without(state_of(fleet), "host0").hosts
+
+
+def test_removal_of_an_unknown_host_names_the_known_ones(fleet: SimulatedFleet) -> None:
+    fleet.run(6)
+    with pytest.raises(RefusedChangeError, match=r"no host x\. Its hosts: host0, host1, host2"):
+        book_without(state_of(fleet), "x")
 
 
 def test_status_of_an_empty_fleet_names_no_leader(fleet: SimulatedFleet) -> None:

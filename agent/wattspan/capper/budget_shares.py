@@ -124,7 +124,7 @@ class _Rooms(Generic[K]):
         return used
 
     def divide(self, parts: Mapping[K, _Part]) -> Iterator[tuple[K, int]]:
-        """What each claimant gets of the rooms, which are less by it afterwards."""
+        """The part of each claimant, which is taken from the rooms."""
         members: dict[int, list[K]] = {}
         for key, part in parts.items():
             if part.most > 0:

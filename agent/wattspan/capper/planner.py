@@ -160,20 +160,18 @@ class Planner:
         """
         originals = {key: self.entries[key].original for key in plan.restore}
         upwards = {key: value for key, value in originals.items() if value is not None}
-        upwards |= {**plan.increase}
+        upwards.update(plan.increase)
         up = self._changes({key: v for key, v in upwards.items() if key not in exempt})
         down = self._changes(plan.lower)
         parts = ramp_parts(up, allowance.up) | ramp_parts(down, allowance.down)
-        late = {key: part for key, part in parts.items() if part < (up | down)[key]}
-
-        def reached(targets: Mapping[CapKey, int], sign: int) -> dict[CapKey, int]:
-            missing = {key: (up | down)[key] - part for key, part in late.items()}
-            moving = {key: value for key, value in targets.items() if parts.get(key, 1)}
-            return {key: value - sign * missing.get(key, 0) for key, value in moving.items()}
-
-        restored = tuple(key for key in plan.restore if key not in late)
-        raised = {key: value for key, value in upwards.items() if key not in restored}
-        return Plan(reached(plan.lower, -1), reached(raised, 1), restored)
+        missing = {key: change - parts[key] for key, change in (up | down).items()}
+        restored = tuple(key for key in plan.restore if not missing.get(key))
+        unmoved = {*restored, *(key for key, part in parts.items() if not part)}
+        return Plan(
+            {k: v + missing.get(k, 0) for k, v in plan.lower.items() if k not in unmoved},
+            {k: v - missing.get(k, 0) for k, v in upwards.items() if k not in unmoved},
+            restored,
+        )
 
     def grant(self, key: CapKey, value: int) -> int:
         """The part of a requested limit that is granted: within bounds, one step down at most."""

@@ -74,14 +74,14 @@ def budget(
         raise click.UsageError("Name either WATTS or --remove.")
     node = "" if place == "fleet" else place.strip("/")
 
-    def change(book: AllotmentBook) -> AllotmentBook:
-        budgets = {**book.budgets}
+    def change(state: FleetState) -> AllotmentBook:
+        budgets = {**state.book.budgets}
         if watts is None:
             if budgets.pop(node, None) is None:
                 raise RefusedChangeError(f"{place_name(node)} has no budget.")
         else:
             budgets[node] = watts * _MILLIWATTS_PER_WATT
-        return accept_budgets(book, budgets)
+        return accept_budgets(state.book, budgets)
 
     with _Fleet(configuration) as fleet:
         fleet.change(change)
@@ -100,10 +100,10 @@ def drain(configuration: ConfigurationOptions, host: str, undo: bool) -> None:
     """
     from wattspan.fleet.allotment import drain_host
 
-    def change(book: AllotmentBook) -> AllotmentBook:
+    def change(state: FleetState) -> AllotmentBook:
+        book = state.book
         if host not in book.hosts and host not in book.drained:
-            known = ", ".join(sorted(book.hosts)) or "none"
-            raise RefusedChangeError(f"The fleet has no host {host}. Its hosts: {known}.")
+            raise _unknown_host(book, host)
         return drain_host(book, host, drained=not undo)
 
     with _Fleet(configuration) as fleet:
@@ -122,19 +122,23 @@ def remove(configuration: ConfigurationOptions, host: str) -> None:
 
     Exits with 8 if etcd does not answer, with 9 if the host is in contact or unknown.
     """
+    with _Fleet(configuration) as fleet:
+        fleet.change(lambda state: book_without(state, host))
+    click.echo(f"{host} is removed.")
+
+
+def book_without(state: FleetState, host: str) -> AllotmentBook:
+    """The book without ``host``; RefusedChangeError, or HostInUseError."""
     from wattspan.fleet.allotment import remove_host
 
-    with _Fleet(configuration) as fleet:
+    if host not in state.book.hosts:
+        raise _unknown_host(state.book, host)
+    return remove_host(state.book, host, state.present_reports().get(host))
 
-        def change(book: AllotmentBook) -> AllotmentBook:
-            if host not in book.hosts:
-                known = ", ".join(sorted(book.hosts)) or "none"
-                raise RefusedChangeError(f"The fleet has no host {host}. Its hosts: {known}.")
-            presence = fleet.read().reports.get(host)
-            return remove_host(book, host, None if presence is None else presence.report)
 
-        fleet.change(change)
-    click.echo(f"{host} is removed.")
+def _unknown_host(book: AllotmentBook, host: str) -> RefusedChangeError:
+    known = ", ".join(sorted(book.hosts)) or "none"
+    return RefusedChangeError(f"The fleet has no host {host}. Its hosts: {known}.")
 
 
 # ------------------------------------------------------------------------------------- facts
@@ -146,22 +150,23 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
     from wattspan.fleet.allotment_planner import plan_allotments
 
     book = state.book
-    reports = {name: presence.report for name, presence in state.reports.items()}
+    reports = state.present_reports()
     plan = plan_allotments(book, reports)
     hosts = []
     for name in sorted({*book.hosts, *reports}):
         entry, report = book.hosts.get(name), reports.get(name)
+        newest = report or book.hosts[name]
         waiting = plan.waiting.get(name) or state.invalid.get(name, "")
         demand = None if report is None or report.demand is None else _watts(report.demand)
         bounds = None if entry is None else power_bounds(entry, report)
         hosts.append(
             {
                 "name": name,
-                "place": entry.place if entry else report.place if report else "",
+                "place": (entry or newest).place,
                 "in_contact": report is not None,
                 "drained": name in book.drained,
-                "priority": report.priority if report else entry.priority if entry else None,
-                "floor": _watts(report.floor if report else entry.floor if entry else 0),
+                "priority": newest.priority,
+                "floor": _watts(newest.floor),
                 "demand": demand,
                 "allotment": None if entry is None else _watts(entry.allotment.limit),
                 "enforceable": None if bounds is None else _watts(bounds.limit),
@@ -241,7 +246,7 @@ class _Fleet:
 
         return read_state(self._keys, self._etcd.read(self._keys.prefix))
 
-    def change(self, change: Callable[[AllotmentBook], AllotmentBook]) -> None:
+    def change(self, change: Callable[[FleetState], AllotmentBook]) -> None:
         """Replace the book, again after each change by others; RefusedChangeError."""
         from wattspan.fleet.coordination import ConflictError, KeyWrite
         from wattspan.fleet.records import encode
@@ -249,7 +254,7 @@ class _Fleet:
         for _ in range(_ATTEMPTS):
             state = self.read()
             try:
-                book = change(state.book)
+                book = change(state)
             except ValueError as error:
                 raise RefusedChangeError(str(error)) from None
             try:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from wattspan.config import FleetSettings
 from wattspan.config.fleet import EtcdEndpoint, parse_endpoint
-from wattspan.http.access_policy import is_world_accessible, load_certificate, readable_pem
+from wattspan.http.access_policy import client_tls, is_world_accessible
 from wattspan.model import SECOND
 from wattspan.ports import ConfigError
 from wattspan.util.files import read_regular
+
+if TYPE_CHECKING:
+    import ssl
 
 _MAX_PASSWORD_BYTES: Final = 4096
 
@@ -46,22 +48,9 @@ class EtcdAccess:
         )
 
     def tls_context(self) -> ssl.SSLContext:
-        """WattspanError if a file is unreadable or invalid."""
-        what, where = "Cannot reach etcd", "in [fleet]"
-        context = ssl.create_default_context()
-        if self.authority:
-            readable_pem("tls_ca", self.authority, where)
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            try:
-                context.load_verify_locations(self.authority)
-            except ssl.SSLError:
-                raise ConfigError(
-                    f"{what} over TLS: {self.authority} holds no certificate in PEM form; correct"
-                    f" tls_ca {where}."
-                ) from None
-        if self.certificate:
-            load_certificate(context, self.certificate, self.key, what, where)
-        return context
+        """AccessError if a file is unreadable or invalid."""
+        files = self.authority, self.certificate, self.key
+        return client_tls(*files, what="Cannot reach etcd", where="in [fleet]")
 
     def password(self) -> str:
         """The password in its file; ConfigError."""

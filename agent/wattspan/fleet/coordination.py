@@ -4,8 +4,8 @@ A service is linearizable: a read that is sent after the end of a commit sees th
 member and in every partition. :class:`Coordination` needs no more of it than compare-and-swap on
 keys, keys that end with a lease, and changes of a prefix. The election is made of these.
 
-Leases serve liveness only: they tell who is present. A lease may be taken for alive a little longer
-than it is by the holder of an old answer, so no safety may rest on one.
+Leases serve liveness only: they show which participants are present. A participant with an old
+answer may take an ended lease for a live one, so no safety may rest on a lease.
 """
 
 from __future__ import annotations
@@ -156,6 +156,20 @@ class Coordination(Protocol):
         ...
 
 
+def check_commit(writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition]) -> None:
+    """ValueError for a commit that every adapter refuses."""
+    if max(len(writes), len(conditions)) > MAX_CHANGES:
+        raise ValueError(f"more than {MAX_CHANGES} changes")
+    if len({write.key for write in writes}) < len(writes):
+        raise ValueError("two writes of one key")
+
+
+def read_key(coordination: Coordination, key: str) -> StoredKey | None:
+    """One key as it is stored, None if it does not exist; CoordinationError."""
+    entries = coordination.read(key).entries
+    return next((entry for entry in entries if entry.key == key), None)
+
+
 class Election:
     """The candidacy of one participant for the leadership at ``key``, step by step.
 
@@ -176,11 +190,9 @@ class Election:
 
     def campaign(self, lease: int) -> bool:
         """Become leader under ``lease`` if nobody is; True if this participant leads."""
-        entries = [
-            entry for entry in self._coordination.read(self._key).entries if entry.key == self._key
-        ]
-        if entries:
-            return self._observe(entries[0], lease)
+        entry = read_key(self._coordination, self._key)
+        if entry is not None:
+            return self._observe(entry, lease)
         try:
             write = KeyWrite(self._key, self._name.encode(), lease)
             self._revision = self._coordination.commit(

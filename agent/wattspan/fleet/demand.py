@@ -10,7 +10,7 @@ _HEADROOM: Final = 1.15
 _GROWTH: Final = 1.25
 """Factor by which a limited host asks for more, each time."""
 _DECAY: Final = 0.98
-"""Factor by which the demand falls at most, each time: short pauses give nothing away."""
+"""Factor by which the demand falls at most, each time: a short pause releases little power."""
 
 
 def next_demand(

@@ -15,7 +15,6 @@ import msgspec
 
 from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import (
-    MAX_CHANGES,
     ConflictError,
     KeyChange,
     KeyWrite,
@@ -24,6 +23,7 @@ from wattspan.fleet.coordination import (
     RevisionCondition,
     StoredKey,
     WatchEndedError,
+    check_commit,
 )
 from wattspan.fleet.gateway import EtcdGateway
 from wattspan.fleet.http_client import JsonStream
@@ -100,10 +100,7 @@ class EtcdCoordination:
     def commit(
         self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
     ) -> int:
-        if max(len(writes), len(conditions)) > MAX_CHANGES:
-            raise ValueError(f"more than {MAX_CHANGES} changes")
-        if len({write.key for write in writes}) < len(writes):
-            raise ValueError("two writes of one key")
+        check_commit(writes, conditions)
         request = {
             "compare": [
                 {

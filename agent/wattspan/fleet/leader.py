@@ -6,10 +6,8 @@ that was replaced therefore changes nothing, whenever it notices that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from wattspan.fleet.allotment import HostReport
 from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
 from wattspan.fleet.coordination import (
     MAX_CHANGES,
@@ -54,7 +52,8 @@ class FleetLeader:
         silent = self._observe(state)
         for name in silent:
             self._end_session(name, state, fence)
-        reports = self._reports(state, silent)
+        present = state.present_reports()
+        reports = {name: report for name, report in present.items() if name not in silent}
         plan = self.plan = plan_allotments(state.book, reports, least_change=self._least_change)
         book = state.book if plan.book is None else plan.book
         copies = [
@@ -100,22 +99,3 @@ class FleetLeader:
         """Delete a silent report as it was read; ConflictError if it was renewed meanwhile."""
         key = self._keys.report(name)
         self._coordination.commit((KeyWrite(key, None),), (fence, state.condition(key)))
-
-    def _reports(self, state: FleetState, ended: tuple[str, ...]) -> Mapping[str, HostReport]:
-        """The reports of all sessions that may go on."""
-        reports = {
-            name: presence.report for name, presence in state.reports.items() if name not in ended
-        }
-        for name in state.invalid:
-            entry = state.book.hosts.get(name)
-            if entry is not None and name not in ended:
-                # It is present, with everything that it may have adopted.
-                reports[name] = HostReport(
-                    session=entry.allotment.session,
-                    place=entry.place,
-                    floor=entry.floor,
-                    ceiling=entry.ceiling,
-                    limit=entry.limit_bound,
-                    priority=entry.priority,
-                )
-        return reports

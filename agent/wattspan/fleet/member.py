@@ -3,7 +3,7 @@
 A session is renewed by conditional writes of the host's report, not by a lease of the service: a
 write that succeeds proves that nobody had ended the session when it was sent. From that moment on
 the allotment is in force for ``contact``, by the host's own clock, and the capper ends it by
-itself. Whoever ends the session, by deleting the report, waits for longer since the last write.
+itself. The leader ends a session by deleting the report, at a longer time after the last write.
 
 A session that was lost is never continued. The next one begins once the devices are at the
 fallback.
@@ -28,7 +28,7 @@ from wattspan.fleet.coordination import (
     KeyWrite,
     OutcomeUnknownError,
     RevisionCondition,
-    StoredKey,
+    read_key,
 )
 from wattspan.fleet.demand import next_demand
 from wattspan.fleet.records import (
@@ -113,7 +113,7 @@ class FleetMember:
         """
         state = self.state = self._capper.allotment()
         if self._session and self._now() >= self._until:
-            self._lose("It has lost contact to the fleet, and joins again.")
+            self._lose("The host has lost contact to the fleet and joins again.")
         if not self._session and not self._begin(state):
             return False
         sent = self._now()
@@ -151,22 +151,22 @@ class FleetMember:
         self.state = state
         if not _is_lowered(state):
             self.waiting = (
-                f"Its devices are not yet limited to {watts(max(state.limit, state.floor))}, with"
-                " which it may join the fleet."
+                "The host's devices are not yet limited to"
+                f" {watts(max(state.limit, state.floor))}, with which the host may join the fleet."
             )
             return False
-        entry = self._own(self._keys.report(self.name))
+        entry = read_key(self._coordination, self._keys.report(self.name))
         if entry is not None and decode_presence(entry).report.session != self._last_session:
             self.waiting = (
-                "A session of its name has not ended: it is that of its agent before a crash, or"
-                " of another host with the same [fleet] name."
+                "A session of this host's name has not ended: the agent began it before a crash,"
+                " or it belongs to another host with the same [fleet] name."
             )
             return False
         self._revision = entry.revision if entry else ABSENT
         self._session = self._last_session = self._new_session()
         self._acknowledged = 0
         self._holding = HostHolding(limit=state.limit, safe=state.safe).begin(self._session)
-        self.waiting = "It has joined the fleet, and waits for its allotment."
+        self.waiting = "The host has joined the fleet and waits for its allotment."
         return True
 
     def _publish(self, state: AllotmentRow) -> None:
@@ -198,12 +198,12 @@ class FleetMember:
                 (KeyWrite(key, value),), (RevisionCondition(key, self._revision),)
             )
         except OutcomeUnknownError:
-            entry = self._own(key)
+            entry = read_key(self._coordination, key)
             if entry is None or entry.value != value:
                 raise  # not made so far; if it is made later, the next beat conflicts
             self._revision = entry.revision
         except ConflictError:
-            self._lose("Its session was ended by the fleet, or its name is used by another host.")
+            self._lose("The fleet has ended this host's session, or another host uses its name.")
             raise
 
     def _lifetime(self, state: AllotmentRow) -> int:
@@ -222,12 +222,8 @@ class FleetMember:
         return lifetime
 
     def _newest(self) -> Allotment | None:
-        entry = self._own(self._keys.allotment(self.name))
+        entry = read_key(self._coordination, self._keys.allotment(self.name))
         return None if entry is None else decode_allotment(entry)
-
-    def _own(self, key: str) -> StoredKey | None:
-        entries = self._coordination.read(key).entries
-        return next((entry for entry in entries if entry.key == key), None)
 
     def _adopt(self, newest: Allotment | None) -> bool:
         if newest is not None:

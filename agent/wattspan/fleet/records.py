@@ -29,8 +29,8 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """A host's report as it is stored, and renewed by a write with the next ``beat``.
 
     From ``lifetime`` nanoseconds after the send of a write that was followed by no other, the host
-    enforces its fallback, by its own clock. Whoever has seen no newer write for that long, by any
-    clock that runs at the same speed, may end the session by deleting the key.
+    enforces its fallback, by its own clock. A leader that has seen no newer write for that long, by
+    any clock that runs at the same speed, may end the session by deleting the key.
     """
 
     report: HostReport
@@ -83,6 +83,25 @@ class FleetState:
         """The condition that a key is as it was."""
         entry = self.written.get(key)
         return RevisionCondition(key, entry.revision if entry else ABSENT)
+
+    def present_reports(self) -> dict[str, HostReport]:
+        """The reports of all sessions that may go on, by host.
+
+        A registered host with an unreadable report is present, with everything that it may have
+        adopted.
+        """
+        reports = {name: presence.report for name, presence in self.reports.items()}
+        for name in self.invalid:
+            if (entry := self.book.hosts.get(name)) is not None:
+                reports[name] = HostReport(
+                    session=entry.allotment.session,
+                    place=entry.place,
+                    floor=entry.floor,
+                    ceiling=entry.ceiling,
+                    limit=entry.limit_bound,
+                    priority=entry.priority,
+                )
+        return reports
 
 
 def read_state(keys: FleetKeys, stored: PrefixState) -> FleetState:

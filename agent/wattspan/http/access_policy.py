@@ -158,6 +158,30 @@ def _context(settings: AccessSettings, what: str, where: str) -> ssl.SSLContext:
     return context
 
 
+def client_tls(
+    authority: str, certificate: str, key: str, *, what: str, where: str
+) -> ssl.SSLContext:
+    """The context of a client; AccessError names ``what`` failed and ``where`` the files are set.
+
+    Without ``authority`` the client trusts the authorities of the host. Without ``certificate`` it
+    presents none.
+    """
+    import ssl
+
+    if authority:
+        readable_pem("tls_ca", authority, where)
+    try:
+        context = ssl.create_default_context(cafile=authority or None)
+    except ssl.SSLError:
+        raise AccessError(
+            f"{what} over TLS: {authority} holds no certificate in PEM form; "
+            f"correct tls_ca {where}."
+        ) from None
+    if certificate:
+        load_certificate(context, certificate, key, what, where)
+    return context
+
+
 def load_certificate(
     context: ssl.SSLContext, certificate: str, key: str, what: str, where: str
 ) -> None:

@@ -16,12 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from wattspan.http.access_policy import (
-    AccessError,
-    load_certificate,
-    readable_pem,
-    unreadable_error,
-)
+from wattspan.http.access_policy import client_tls, unreadable_error
 from wattspan.model import SECOND, Snapshot, SourceHealth
 from wattspan.otlp.destination import (
     METRICS,
@@ -112,18 +107,8 @@ def tls_context_factory(settings: OtlpSettings) -> Callable[[], ssl.SSLContext]:
     """A function that makes the TLS context; AccessError now for invalid files."""
 
     def context() -> ssl.SSLContext:
-        authority = settings.tls_ca and readable_pem("tls_ca", settings.tls_ca, _TABLE_NAME)
-        try:
-            made = ssl.create_default_context(cafile=authority or None)
-        except ssl.SSLError:
-            raise AccessError(
-                f"Cannot push metrics over TLS: {authority} holds no certificate in PEM form; "
-                f"correct tls_ca {_TABLE_NAME}."
-            ) from None
-        if settings.tls_certificate:
-            own = settings.tls_certificate, settings.tls_key
-            load_certificate(made, *own, "Cannot push metrics", _TABLE_NAME)
-        return made
+        files = settings.tls_ca, settings.tls_certificate, settings.tls_key
+        return client_tls(*files, what="Cannot push metrics", where=_TABLE_NAME)
 
     context()
     return context
