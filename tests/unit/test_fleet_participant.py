@@ -145,11 +145,14 @@ def test_second_host_of_a_name_does_not_join(fleet: SimulatedFleet) -> None:
     first, client = twin.participant, twin.client
     twin.start_agent()
     second = twin.participant
-    for _ in range(100):
+    for _ in range(280):
         fleet.run(0.25, BUDGET)
         first.round()
     assert "another host with the same [fleet] name" in second.status.waiting
     assert first.status.in_contact
+    assert first.health()[0].failures == ()
+    (failure,) = second.health()[0].failures
+    assert str(failure).startswith("Cannot join the fleet: A session of this host's name")
     assert client.connected
 
 

@@ -33,6 +33,8 @@ _LEAST_PAUSE: Final = 200 * MILLISECOND
 _LONGEST_WAIT: Final = 500 * MILLISECOND
 """Longest wait for changes at once, so that the thread ends soon."""
 _FIRST_DELAY: Final = 250 * MILLISECOND
+MAX_JOIN_TIME: Final = 60 * SECOND
+"""Longer than a former session of the host and a slow ramp of its limits usually last."""
 
 
 class FleetParticipant:
@@ -63,6 +65,7 @@ class FleetParticipant:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wattspan-fleet", daemon=True)
         self._rounds = self._failed = 0
+        self._joined_at = clock.monotonic()  # when it was last in a session
         self.status = FleetAccounts()
         """The newest state. Safe from any thread."""
 
@@ -100,11 +103,18 @@ class FleetParticipant:
         self.status = self._status()
 
     def health(self) -> tuple[SourceHealth, ...]:
-        """The contact to the fleet. Safe from any thread."""
-        trouble = self.status.trouble
-        failure = Failure("fleet", "the fleet", Trouble.RETRY, trouble.rstrip("."), verb="reach")
-        failures = (failure,) if trouble else ()
-        return (SourceHealth("fleet", not trouble, self._rounds, self._failed, failures),)
+        """The contact to the fleet. Safe from any thread.
+
+        A host that waits for longer than a start takes reports the reason: another host may have
+        its name.
+        """
+        status, verb = self.status, "reach"
+        cause = status.trouble
+        if not cause and self._clock.monotonic() - self._joined_at > MAX_JOIN_TIME:
+            cause, verb = status.waiting, "join"
+        failure = Failure("fleet", "the fleet", Trouble.RETRY, cause.rstrip("."), verb=verb)
+        failures = (failure,) if cause else ()
+        return (SourceHealth("fleet", not cause, self._rounds, self._failed, failures),)
 
     def observe(self, seconds: float) -> bool:
         """True if something changes within ``seconds`` that the next round has to decide."""
@@ -194,6 +204,8 @@ class FleetParticipant:
     def _status(self) -> FleetAccounts:
         member, state = self._member, self._member.state
         leads = self._election.fence is not None
+        if member.session:
+            self._joined_at = self._clock.monotonic()
         return FleetAccounts(
             allotment=None if state is None else state.limit,
             safe=None if state is None else state.safe,
