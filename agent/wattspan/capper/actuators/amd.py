@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from wattspan.capper.actuators import PowerActuator, actuator_error
 from wattspan.capper.actuators.gpu import (
-    INVALID_ARGUMENT,
+    ASK_WITHIN_RANGE,
     REJECTED,
     ClockActuator,
     GpuActuator,
@@ -26,26 +26,26 @@ from wattspan.capper.actuators.gpu import (
 )
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, number
 from wattspan.sources.amdsmi.device import EMULATED_UUID, BoardIdentity
 from wattspan.sources.amdsmi.source import list_boards
-from wattspan.sources.nvml import calls
 
-_VOID_HANDLE_ERRORS = calls.GPU_ERRORS | calls.SESSION_ERRORS | {calls.UNKNOWN}
+_VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
 _REMEDIES = {
-    INVALID_ARGUMENT: "Ask for a value in the device's range, as `wattspan caps status` shows it.",
-    calls.NOT_SUPPORTED: "In a virtual machine, cap the board on its host.",
-    calls.NO_PERMISSION: "AMD's driver lets root alone set it: run `wattspan capper` as root.",
-    calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); limits then have the defaults.",
-    calls.FUNCTION_NOT_FOUND: "Install the version of amdsmi that belongs to this host's ROCm.",
-    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
-    calls.UNKNOWN: "Look for messages of amdgpu in dmesg; it is tried again.",
+    gpu_calls.INVALID_ARGUMENT: ASK_WITHIN_RANGE,
+    gpu_calls.NOT_SUPPORTED: "In a virtual machine, cap the board on its host.",
+    gpu_calls.NO_PERMISSION: "AMD's driver lets root alone set it: run `wattspan capper` as root.",
+    gpu_calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); limits then have the defaults.",
+    gpu_calls.FUNCTION_NOT_FOUND: "Install the version of amdsmi that belongs to this host's ROCm.",
+    gpu_calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+    gpu_calls.UNKNOWN: "Look for messages of amdgpu in dmesg; it is tried again.",
 }
 
 
 def amd_error(thing: str, code: int) -> ActuatorError:
     """The failure of ``thing``, as in "set the limit of GPU 0", by ``code``, one of NVML's."""
-    cause = REJECTED if code == INVALID_ARGUMENT else cause_of(code)
+    cause = REJECTED if code == gpu_calls.INVALID_ARGUMENT else cause_of(code)
     return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble_of(code))
 
 
@@ -108,7 +108,7 @@ class AmdBoards:
             try:
                 return self.library.call(call, board.handle, *arguments)
             except AmdSmiError as error:
-                stale = error.value == INVALID_ARGUMENT and not arguments
+                stale = error.value == gpu_calls.INVALID_ARGUMENT and not arguments
                 if stale or error.value in _VOID_HANDLE_ERRORS:
                     self._boards.pop(device, None)
                     if not again:
@@ -157,7 +157,7 @@ class AmdBoards:
         if device in self._boards:
             return self._boards[device]
         if device in self._names:
-            raise self._refusal("reach", device, calls.GPU_NOT_FOUND)
+            raise self._refusal("reach", device, gpu_calls.GPU_NOT_FOUND)
         raise actuator_error(
             f"find {device}", "this host has no such GPU", "See amd-smi list.", Trouble.ABSENT
         )
@@ -196,7 +196,7 @@ class AmdPower(GpuActuator[AmdBoards], PowerActuator):
 
         requested = limit("power_cap")
         if requested is None:
-            raise amd_error(f"{_READ_LIMITS} {board.name}", calls.NOT_SUPPORTED)
+            raise amd_error(f"{_READ_LIMITS} {board.name}", gpu_calls.NOT_SUPPORTED)
         return KnobState(
             CapKey(self.knob, device),
             board.name,
@@ -242,7 +242,7 @@ class AmdClock(ClockActuator[AmdBoards]):
         highest = number(clocks.get("max_clk"))
         if not highest:
             name = self._boards.board(device).name
-            raise amd_error(f"{_READ_CLOCKS} {name}", calls.NOT_SUPPORTED)
+            raise amd_error(f"{_READ_CLOCKS} {name}", gpu_calls.NOT_SUPPORTED)
         return number(clocks.get("min_clk")), highest
 
     def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:

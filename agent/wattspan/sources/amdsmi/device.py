@@ -27,6 +27,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import SourceContext
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import (
     SOURCE,
     AmdSmiLibrary,
@@ -38,8 +39,7 @@ from wattspan.sources.amdsmi.energy import CounterCheck, EnergyAccumulator
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import EnergyMeter
-from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import GpuCalls, GpuLostError
+from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
 from wattspan.sources.nvml.device import (
     DEFAULT_MAX_POWER,
     GAUGE_SAMPLES,
@@ -213,9 +213,9 @@ class BoardSampler:
     def _refuse_if_unplugged(self) -> None:
         """A board whose files have gone answers "not supported" to everything."""
         refused = (self._calls.refused(what) for what in (ENERGY, POWER))
-        if all(code == calls.NOT_SUPPORTED for code in refused):
+        if all(code == gpu_calls.NOT_SUPPORTED for code in refused):
             if self._answered:
-                raise GpuLostError(calls.GPU_NOT_FOUND)
+                raise GpuLostError(gpu_calls.GPU_NOT_FOUND)
         else:
             self._answered = True
 
@@ -451,7 +451,7 @@ class BoardSampler:
         if self._check.misreports:
             found.append(self._distrust("its energy differs from the power of the GPU"))
         refusal = self._calls.refused(PROCESSES)
-        if refusal is not None and refusal != calls.NO_PERMISSION:
+        if refusal is not None and refusal != gpu_calls.NO_PERMISSION:
             remedy = "All of its energy stays unattributed."
             found.append(self._failure(PROCESSES, Trouble.ABSENT, cause_of(refusal), remedy))
         if self._unlisted >= _UNLISTED_RECORDS:

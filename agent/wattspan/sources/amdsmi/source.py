@@ -14,6 +14,7 @@ from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import (
     LABEL,
     SOURCE,
@@ -25,8 +26,7 @@ from wattspan.sources.amdsmi.calls import (
 )
 from wattspan.sources.amdsmi.device import AmdSmiSettings, BoardIdentity, BoardSampler
 from wattspan.sources.driver_thread import DriverThreadSource
-from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import GpuLostError, SessionLostError
+from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
 from wattspan.sources.nvml.device import GpuFindings
 from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
@@ -78,7 +78,7 @@ def list_boards(library: AmdSmiLibrary) -> dict[str, list[Any]]:
             bdf = library.call("amdsmi_get_gpu_device_bdf", handle)
             address, function = board_address(bdf)
         except (AmdSmiError, ValueError) as error:
-            if calls.code_of(error) in calls.SESSION_ERRORS:
+            if gpu_calls.code_of(error) in gpu_calls.SESSION_ERRORS:
                 raise
             continue
         boards.setdefault(address, []).append((function, handle))
@@ -157,7 +157,7 @@ class AmdSmiSession:
         except AmdSmiError as error:
             self._fail(error.value, now, found)
         except Exception as error:  # noqa: BLE001 - the package itself failed: try again later
-            self._fail(calls.UNINITIALIZED, now, found, _unexpected(LABEL, error))
+            self._fail(gpu_calls.UNINITIALIZED, now, found, _unexpected(LABEL, error))
         else:
             self._down = None if self._boards or self._lost or self._unopened else _NO_GPU
             if self._must_initialise:
@@ -179,14 +179,14 @@ class AmdSmiSession:
             try:
                 board = self._open(address, partitions, index)
             except AmdSmiError as error:
-                if error.value not in calls.GPU_ERRORS:
+                if error.value not in gpu_calls.GPU_ERRORS:
                     raise
                 self._unopened[address] = error.value
             else:
                 if board is not None:
                     boards[address] = board
         for address in self._boards.keys() - boards.keys():
-            self._lose(address, calls.GPU_NOT_FOUND, found)
+            self._lose(address, gpu_calls.GPU_NOT_FOUND, found)
         self._boards = boards
         for address in boards:
             self._lost.pop(address, None)
@@ -219,7 +219,7 @@ class AmdSmiSession:
         try:
             return self._library.call(name, handle)
         except AmdSmiError as error:
-            if error.value in calls.GPU_ERRORS | calls.SESSION_ERRORS:
+            if error.value in gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS:
                 raise
         except ValueError:  # the package cannot parse what the library tells
             pass

@@ -27,8 +27,9 @@ from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import EnergyMeter
+from wattspan.sources.gpu_calls import NO_PERMISSION, GpuCalls
 from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
+from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary
 from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision
@@ -479,7 +480,7 @@ class GpuSampler:
         refusal = self._processes.refusal
         if self._mig:
             found.extend(self._division.failures(self._failure))
-        elif refusal is not None and refusal != calls.NO_PERMISSION:
+        elif refusal is not None and refusal != NO_PERMISSION:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
             if self._virtualisation == _VGPU_HOST:

@@ -29,18 +29,16 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.sources.nvml.calls import (
+from wattspan.sources.gpu_calls import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
     GpuCalls,
-    NvmlLibrary,
-    cause_of,
     code_of,
-    driver_text,
 )
+from wattspan.sources.nvml.calls import NvmlLibrary, cause_of, driver_text
 from wattspan.sources.nvml.dcgm import EXPORTER_INTERVAL, DcgmExporter
 from wattspan.sources.nvml.processes import GpuProcesses, Holders
 

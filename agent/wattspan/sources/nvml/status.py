@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import GpuStatus, Instant, Milliwatts, PowerLimits
+from wattspan.sources.gpu_calls import GpuCalls
 from wattspan.sources.nvml import calls as fields
-from wattspan.sources.nvml.calls import GpuCalls
 
 POWER = "power"
 UTILISATION = "utilisation"
