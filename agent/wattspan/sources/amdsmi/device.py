@@ -40,14 +40,14 @@ from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import EnergyMeter
 from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
-from wattspan.sources.nvml.device import (
-    DEFAULT_MAX_POWER,
+from wattspan.sources.gpu_sampling import (
     GAUGE_SAMPLES,
     MAX_USAGE_INTERVAL,
-    TRANSIENT_FACTOR,
     GpuFindings,
+    PowerReading,
+    largest_power,
+    stamped,
 )
-from wattspan.sources.nvml.status import PowerReading
 
 ENERGY, POWER, PROCESSES, LIMITS = "energy accumulator", "power", "processes", "power limits"
 METHOD = "gpu-cu-occupancy"
@@ -223,10 +223,8 @@ class BoardSampler:
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The accumulated energy, stamped half-way through its call."""
-        began = self._clock.now()
-        answer = self._calls.ask(ENERGY, "amdsmi_get_energy_count")
-        half = (self._clock.monotonic() - began.mono) // 2
-        at = Instant(began.mono + half, began.wall + half, began.asleep)
+        call = "amdsmi_get_energy_count"
+        answer, at = stamped(self._clock, lambda: self._calls.ask(ENERGY, call))
         if answer is None:
             return None, at
         # Releases before 6.2.1 call the accumulator "power".
@@ -240,8 +238,7 @@ class BoardSampler:
 
     @property
     def _max_power(self) -> Milliwatts:
-        limit = self._limits.maximum
-        return DEFAULT_MAX_POWER if limit is None else Milliwatts(limit * TRANSIENT_FACTOR)
+        return largest_power(self._limits.maximum)
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
@@ -342,10 +339,7 @@ class BoardSampler:
         video = constant("AmdSmiMemoryType", "VRAM")
         hotspot = constant("AmdSmiTemperatureType", "HOTSPOT")
         now = constant("AmdSmiTemperatureMetric", "CURRENT")
-        compared = self._meter.integral.compared
-        integrated, counted = compared or (None, None)
-        if integrated is None and self._meter.derived:
-            integrated = self._meter.integral.energy
+        integrated, counted = self._meter.comparison
         self._follow_partitions()
         return GpuStatus(
             self.domain.id,

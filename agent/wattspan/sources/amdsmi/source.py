@@ -27,7 +27,7 @@ from wattspan.sources.amdsmi.calls import (
 from wattspan.sources.amdsmi.device import AmdSmiSettings, BoardIdentity, BoardSampler
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
-from wattspan.sources.nvml.device import GpuFindings
+from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
 from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
 
@@ -275,11 +275,8 @@ class AmdSmiSession:
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
         lost = (entry.board.domain for entry in self._lost.values())
-        domains = (*(board.domain for board in self._boards.values()), *lost)
-        if len(domains) != len(self._domains) or any(
-            one is not other for one, other in zip(domains, self._domains, strict=True)
-        ):
-            self._domains = domains
+        present = (board.domain for board in self._boards.values())
+        self._domains = unless_unchanged((*present, *lost), self._domains)
         return self._domains
 
 

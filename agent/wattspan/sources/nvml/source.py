@@ -23,11 +23,11 @@ from wattspan.ports import (
 from wattspan.sources import gpu_calls
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
+from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
 from wattspan.sources.nvml import calls
 from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary, driver_text
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.device import (
-    GpuFindings,
     GpuIdentity,
     GpuSampler,
     NvmlSettings,
@@ -306,11 +306,7 @@ class NvmlSession:
         """The present and the lost; the same object while nothing about them changes."""
         lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
         present = (one for gpu in self._gpus.values() for one in (gpu.domain, *gpu.instances))
-        domains = (*present, *lost)
-        if len(domains) != len(self._domains) or any(
-            one is not other for one, other in zip(domains, self._domains, strict=True)
-        ):
-            self._domains = domains
+        self._domains = unless_unchanged((*present, *lost), self._domains)
         return self._domains
 
 
