@@ -29,7 +29,7 @@ from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, number
 from wattspan.sources.amdsmi.device import EMULATED_UUID, BoardIdentity
-from wattspan.sources.amdsmi.source import list_boards
+from wattspan.sources.amdsmi.source import identify_board, is_amd, list_boards
 
 _VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
 _REMEDIES = {
@@ -140,13 +140,15 @@ class AmdBoards:
             raise amd_error("reach the AMD GPUs", error.value) from None
 
     def _describe(self, address: str, index: int, handle: Any) -> None:
-        """Remember a board, unless it is lost again."""
+        """Remember a board, unless it is lost again or of another vendor."""
         try:
-            uuid = str(self.library.call("amdsmi_get_gpu_device_uuid", handle))
+            uuid = self.library.call("amdsmi_get_gpu_device_uuid", handle)
             asic = self.library.call("amdsmi_get_gpu_asic_info", handle)
         except AmdSmiError:
             return
-        identity = BoardIdentity(address, uuid, index, str(asic.get("market_name", "")), "")
+        if not is_amd(asic):
+            return
+        identity = identify_board(address, index, asic, uuid)
         board = AmdBoard(identity, handle)
         self._boards[identity.domain_id] = board
         self._names[identity.domain_id] = board.name

@@ -7,8 +7,9 @@ lost, and after a board was divided differently.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,24 @@ def list_boards(library: AmdSmiLibrary) -> dict[str, list[Any]]:
         address: [handle for _, handle in sorted(found, key=lambda each: each[0])]
         for address, found in boards.items()
     }
+
+
+def is_amd(asic: Mapping[str, Any]) -> bool:
+    """False for the chip of another vendor."""
+    return bool(asic.get("vendor_id", AMD) == AMD)
+
+
+def identify_board(
+    address: str, index: int, asic: Mapping[str, Any], uuid: Any, driver: Any = ""
+) -> BoardIdentity:
+    """The identity by the library's answers."""
+    return BoardIdentity(
+        address,
+        uuid=_printable(uuid),
+        index=index,
+        model=_printable(asic.get("market_name", "")),
+        driver=_printable(driver),
+    )
 
 
 class AmdSmiSession:
@@ -195,16 +214,11 @@ class AmdSmiSession:
         """The board at ``address``; None for one of another vendor."""
         first = partitions[0]
         asic = self._optional("amdsmi_get_gpu_asic_info", first) or {}
-        if asic.get("vendor_id", AMD) != AMD:
+        if not is_amd(asic):
             return None
+        uuid = self._optional("amdsmi_get_gpu_device_uuid", first) or ""
         driver = self._optional("amdsmi_get_gpu_driver_info", first) or {}
-        identity = BoardIdentity(
-            address,
-            uuid=_printable(self._optional("amdsmi_get_gpu_device_uuid", first) or ""),
-            index=index,
-            model=_printable(asic.get("market_name", "")),
-            driver=_printable(driver.get("driver_version", "")),
-        )
+        identity = identify_board(address, index, asic, uuid, driver.get("driver_version", ""))
         lost = self._lost.get(address)
         epoch = 0 if lost is None else lost.board.epoch + 1
         return BoardSampler(
@@ -259,10 +273,8 @@ class AmdSmiSession:
     def _shut_down(self) -> None:
         if self._initialised:
             self._initialised = False
-            try:
+            with contextlib.suppress(AmdSmiError):
                 self._library.call("amdsmi_shut_down")
-            except AmdSmiError:
-                return
 
     def _failures(self) -> Iterator[Failure]:
         if self._down is not None:
