@@ -28,7 +28,7 @@ from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
 from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, number
-from wattspan.sources.amdsmi.device import EMULATED_UUID, BoardIdentity
+from wattspan.sources.amdsmi.device import EMULATED_UUID, MICROWATTS, BoardIdentity, power_limits
 from wattspan.sources.amdsmi.source import identify_board, is_amd, list_boards
 
 _VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
@@ -173,8 +173,6 @@ class AmdBoards:
 
 
 _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
-_MICROWATTS = 1000  # in a milliwatt
-_MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
 _SENSOR = 0  # of the whole board
 
 
@@ -185,28 +183,23 @@ class AmdPower(GpuActuator[AmdBoards], PowerActuator):
 
     def _put(self, before: KnobState, value: int) -> None:
         self._check_range(before, max(1, before.minimum or 0), value)
-        setter, cap = "amdsmi_set_power_cap", value * _MICROWATTS
+        setter, cap = "amdsmi_set_power_cap", value * MICROWATTS
         self._boards.ask(before.key.device, "set the power limit of", setter, _SENSOR, cap)
 
     def _state(self, device: str) -> KnobState:
-        limits = self._boards.ask(device, _READ_LIMITS, "amdsmi_get_power_cap_info")
+        answer = self._boards.ask(device, _READ_LIMITS, "amdsmi_get_power_cap_info")
+        limits = power_limits(answer)
         board = self._boards.board(device)
-
-        def limit(key: str) -> int | None:
-            microwatts = number(limits.get(key), _MAX_POWER)
-            return microwatts // _MICROWATTS if microwatts else None
-
-        requested = limit("power_cap")
-        if requested is None:
+        if limits.requested is None:
             raise amd_error(f"{_READ_LIMITS} {board.name}", gpu_calls.NOT_SUPPORTED)
         return KnobState(
             CapKey(self.knob, device),
             board.name,
-            minimum=limit("min_power_cap"),
-            default=limit("default_power_cap"),
-            maximum=limit("max_power_cap"),
-            requested=requested,
-            enforced=requested,
+            minimum=limits.minimum,
+            default=limits.default,
+            maximum=limits.maximum,
+            requested=limits.requested,
+            enforced=limits.enforced,
             aliases=board.aliases,
         )
 

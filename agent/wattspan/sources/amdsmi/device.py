@@ -7,7 +7,7 @@ partition answers for them; processes are listed by partition. The board is one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -59,7 +59,7 @@ UNDIVIDED = "SPX"
 _BUSY, _UNLISTED_RECORDS = 20, 5
 """Percent of a device that is in use by a process, and records in which none was listed."""
 
-_MICROWATTS = 1000  # in a milliwatt
+MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
 _MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
 _MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
@@ -120,6 +120,23 @@ class BoardIdentity:
     def name(self, *, emulated: bool) -> str:
         label = f"{self.model or 'AMD GPU'} {self.index}"
         return f"Emulated {label}" if emulated else label
+
+
+def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
+    """The limits in the library's answer, in which 0 is an unknown one."""
+
+    def limit(key: str) -> Milliwatts | None:
+        microwatts = number(answer.get(key), _MAX_POWER)
+        return Milliwatts(microwatts // MICROWATTS) if microwatts else None
+
+    requested = limit("power_cap")
+    return PowerLimits(
+        minimum=limit("min_power_cap"),
+        maximum=limit("max_power_cap"),
+        default=limit("default_power_cap"),
+        requested=requested,
+        enforced=requested,
+    )
 
 
 class _DomainFacts(NamedTuple):
@@ -335,7 +352,7 @@ class BoardSampler:
     def _status(self, at: Instant) -> GpuStatus:
         """The status at ``at``, of which power and activity were read before."""
         constant, ask = self._library.constant, self._calls.ask
-        self._limits = self._read_limits()
+        self._limits = power_limits(ask(LIMITS, "amdsmi_get_power_cap_info") or {})
         video = constant("AmdSmiMemoryType", "VRAM")
         hotspot = constant("AmdSmiTemperatureType", "HOTSPOT")
         now = constant("AmdSmiTemperatureMetric", "CURRENT")
@@ -362,22 +379,6 @@ class BoardSampler:
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
-        )
-
-    def _read_limits(self) -> PowerLimits:
-        answer = self._calls.ask(LIMITS, "amdsmi_get_power_cap_info") or {}
-
-        def limit(key: str) -> Milliwatts | None:
-            microwatts = number(answer.get(key), _MAX_POWER)
-            return Milliwatts(microwatts // _MICROWATTS) if microwatts else None
-
-        requested = limit("power_cap")
-        return PowerLimits(
-            minimum=limit("min_power_cap"),
-            maximum=limit("max_power_cap"),
-            default=limit("default_power_cap"),
-            requested=requested,
-            enforced=requested,
         )
 
     def _clock_hertz(self, kind: str) -> int | None:
