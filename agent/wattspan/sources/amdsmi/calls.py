@@ -23,6 +23,8 @@ SOURCE = "amdsmi"
 LABEL = "AMD SMI"
 LIBRARY = "libamd_smi.so"
 PACKAGE = "amdsmi"
+AMD = "0x1002"
+"""AMD's number as a vendor of PCI devices, as the package and the kernel write it."""
 
 INVALID = 1
 """AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""

@@ -17,6 +17,7 @@ from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import (
+    AMD,
     LABEL,
     SOURCE,
     AmdSmiError,
@@ -37,9 +38,6 @@ MAX_DELAY = 8 * SECOND
 """Limit for the delay of an initialisation: a board that returns is measured within ten seconds."""
 
 MAX_HANDLES = 512
-AMD = "0x1002"
-"""AMD's number as a vendor of PCI devices, as the package writes it."""
-
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.([0-7])")
 _MAX_TEXT = 96
 
