@@ -5,7 +5,7 @@
 #include "layout.h"
 #include "nvml_abi.h"
 
-/* What a handle points to: a GPU, or one MIG instance of it (instance > 0). */
+/* The target of a handle: a GPU, or one MIG instance of it (instance > 0). */
 struct nvmlDevice_st {
     unsigned int index;
     unsigned int instance;

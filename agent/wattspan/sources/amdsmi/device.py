@@ -192,7 +192,7 @@ class BoardSampler:
 
     @property
     def epoch(self) -> int:
-        """That of the next readings; it never falls."""
+        """The epoch of the next readings; it never falls."""
         return self._meter.epoch + self._accumulator.epoch
 
     def rebind(self, handles: Sequence[Any]) -> None:
@@ -287,7 +287,7 @@ class BoardSampler:
     def _read_activity(self) -> int | None:
         """Percent of the time in which the graphics and compute pipes were busy.
 
-        Of a divided board, the mean of its partitions.
+        The percentage of a divided board is the mean of its partitions.
         """
         answers = self._ask_partitions("activity", "amdsmi_get_gpu_activity")
         busy = [number(answer.get("gfx_activity"), 100) for answer in answers if answer is not None]
@@ -329,7 +329,7 @@ class BoardSampler:
             into.usages.append(usage)
 
     def _list_processes(self) -> list[ProcessActivity] | None:
-        """The processes on all partitions; None if the driver does not tell them."""
+        """The processes on all partitions; None if the driver does not list them."""
         engines: dict[int, int] = {}
         units: dict[int, int] = {}
         lists = self._ask_partitions(PROCESSES, "amdsmi_get_gpu_process_list")

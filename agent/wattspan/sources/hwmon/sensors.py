@@ -30,7 +30,7 @@ from wattspan.model import (
 
 NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
-"""Of one chip. Power that changes more often is not seen between two reads."""
+"""Interval of the reads of one chip. A change of power between two reads is not seen."""
 
 
 class SensorQuantity(ModelEnum):
