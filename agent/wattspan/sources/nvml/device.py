@@ -359,8 +359,11 @@ class GpuSampler:
         )
 
     def flush_usage(self, into: GpuFindings) -> None:
-        """Report the usage so far of a GPU that was lost."""
-        if self._usage is not None:
+        """Report the usage so far of a GPU that was lost.
+
+        The driver can no longer report the last activity of MIG instances.
+        """
+        if self._usage is not None and not self._division.instances:
             self._record(self._usage, self._at, into)
 
     def _status(self, at: Instant) -> GpuStatus:
