@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
@@ -20,16 +18,11 @@ from types import ModuleType
 import pytest
 
 import nvml_library
-from wattspan.emulation.gpu_file import EmulationError
 
 NAME = "libamd_smi.so"
 ENVIRONMENT = "WATTSPAN_EMULATED_AMD_GPUS"  # names the file of emulated GPUs
 _SOURCES = Path(__file__).parent
 _SHARED = Path(nvml_library.__file__).parent  # state.c reads the file of emulated GPUs
-_FLAGS = (
-    *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic"),
-    *("-Wall", "-Wextra", "-Werror", "-pthread"),  # no SONAME, by which any process would find it
-)
 
 
 def build(rocm: Path, without: Collection[str] = (), compiler: str = "cc") -> Path:
@@ -38,22 +31,16 @@ def build(rocm: Path, without: Collection[str] = (), compiler: str = "cc") -> Pa
     It has no symbol of those in ``without``, as an older one. EmulationError without a C compiler,
     or with its message if it fails.
     """
-    found = shutil.which(compiler)
-    if found is None:
-        raise EmulationError(f"Cannot build {NAME}: no C compiler {compiler!r} on PATH.")
     library = rocm / "lib" / NAME
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as generated:
-        layout = nvml_library.layout_header(ENVIRONMENT)
-        (Path(generated) / "layout.h").write_text(layout)
-        (Path(generated) / "stubs.c").write_text(_stubs(symbols() - set(without)))
-        units = (_SOURCES / "amdsmi.c", _SHARED / "state.c", Path(generated) / "stubs.c")
-        command = [found, *_FLAGS, f"-I{generated}", f"-I{_SHARED}", "-o", str(library)]
-        result = subprocess.run(
-            [*command, *map(str, units)], capture_output=True, text=True, check=False
-        )
-    if result.returncode:
-        raise EmulationError(f"Cannot build {NAME}: {found} says: {result.stderr.strip()}")
+    generated = {
+        "layout.h": nvml_library.layout_header(ENVIRONMENT),
+        "stubs.c": nvml_library.stubs(symbols() - set(without), 2),
+    }
+    units = (_SOURCES / "amdsmi.c", _SHARED / "state.c")
+    # No SONAME, by which any process would find it.
+    nvml_library.compile_library(
+        library, units, generated, "-Wl,-Bsymbolic", compiler=compiler, instead="EmulatedAmdSmi"
+    )
     return library
 
 
@@ -83,9 +70,3 @@ def load() -> ModuleType:
     for name in [name for name in sys.modules if name.partition(".")[0] == "amdsmi"]:
         del sys.modules[name]
     return package
-
-
-def _stubs(names: Collection[str]) -> str:
-    """NOT_SUPPORTED for every function; weak, so that a real definition replaces it."""
-    attributes = '__attribute__((weak, visibility("default")))'
-    return "".join(f"{attributes} int {name}(void) {{ return 2; }}\n" for name in sorted(names))

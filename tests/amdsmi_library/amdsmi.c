@@ -188,15 +188,11 @@ AMDSMI_API amdsmi_status_t amdsmi_get_energy_count(amdsmi_processor_handle handl
                                                    float *resolution, uint64_t *timestamp) {
     struct GpuRecord *record;
     struct Live live;
-    uint64_t now, counter;
+    uint64_t now;
     amdsmi_status_t result = copied(handle, &record, &live, &now, whole);
     if (result != AMDSMI_STATUS_SUCCESS) return result;
     if (record->faults & FAULT_NO_COUNTER) return AMDSMI_STATUS_NOT_SUPPORTED;
-    uint64_t edge = now - (now - record->identity.born) % record->identity.counter_step;
-    counter = edge < live.at
-                  ? live.latched
-                  : live.counter + (live.counter_rest + live.power * (edge - live.at)) / PICOJOULES;
-    counter = counter * PICOJOULES / ENERGY_UNIT;
+    uint64_t counter = state_energy(&record->identity, &live, now) * PICOJOULES / ENERGY_UNIT;
     *energy = record->faults & FAULT_SHORT_COUNTER ? counter & NONE : counter;
     *resolution = (float)ENERGY_UNIT / (float)PICOJOULES;
     *timestamp = now;
@@ -337,12 +333,7 @@ AMDSMI_API amdsmi_status_t amdsmi_set_power_cap(amdsmi_processor_handle handle, 
     uint64_t milliwatts = microwatts / 1000000u * 1000u; /* the driver keeps whole watts */
     if (milliwatts < record->identity.limit_min || milliwatts > record->identity.limit_max)
         return AMDSMI_STATUS_INPUT_OUT_OF_BOUNDS;
-    if (record->faults & FAULT_DEAF) return AMDSMI_STATUS_SUCCESS;
-    uint64_t before = __atomic_load_n(&record->limit_request, __ATOMIC_RELAXED), after;
-    do
-        after = ((before >> 32) + 1) << 32 | milliwatts;
-    while (!__atomic_compare_exchange_n(&record->limit_request, &before, after, 0,
-                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+    state_request_limit(record, milliwatts);
     return AMDSMI_STATUS_SUCCESS;
 }
 

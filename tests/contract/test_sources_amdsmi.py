@@ -1,4 +1,4 @@
-"""The source of AMD GPUs, on the emulated AMD SMI and on the package over the C library."""
+"""The source of AMD GPUs on the emulated AMD SMI, with boards whose truth is known."""
 
 from __future__ import annotations
 
@@ -10,87 +10,53 @@ from pathlib import Path
 import pytest
 
 from support.amd_boards import AmdFaults
+from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.emulation.amdsmi import EmulatedAmdSmi
 from wattspan.emulation.boards import MI300X, PICOJOULES
 from wattspan.emulation.gpu_engine import ProcessKind
 from wattspan.emulation.gpu_file import ENERGY_UNIT
-from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.workloads import DECODE, SteadyLoad
 from wattspan.model import (
     Consumer,
     Domain,
-    GpuStatus,
     HwType,
     Milliwatts,
     Payer,
     PayerInfo,
     Provenance,
-    Reading,
     Tick,
     Trouble,
-    Usage,
 )
-from wattspan.ports import Batch, CounterSource, SourceContext
+from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.amdsmi.device import AmdSmiSettings
 from wattspan.sources.amdsmi.source import AmdSmiSession, open_amdsmi
-from wattspan.testing import FakeDirectory, ManualClock
-
-TRAIN = Consumer(100, 5)
-SERVE = Consumer(200, 7)
+from wattspan.testing import FakeDirectory
 
 
-class Host:
-    """Two emulated boards and the source on them, driven by one manual clock."""
+class Host(SampledBoards):
+    """Two MI300X."""
 
     def __init__(self, path: Path) -> None:
-        self.clock = ManualClock()
-        self.gpus = EmulatedGpus(path, [MI300X, MI300X], self.clock)
+        super().__init__(path, [MI300X, MI300X])
         self.faults = AmdFaults(self.gpus)
-        directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
-        self.context = SourceContext(self.clock, directory, emulated=True)
-        self.session = AmdSmiSession(
-            EmulatedAmdSmi(path, self.clock), AmdSmiSettings(), self.context
-        )
-        self.batch = Batch(())
-        self.readings: list[Reading] = []
-        self.usages: list[Usage] = []
-        self.statuses: list[GpuStatus] = []
+        smi = EmulatedAmdSmi(path, self.clock)
+        self.session = AmdSmiSession(smi, AmdSmiSettings(), self.context)
 
-    def run(self, seconds: float) -> Batch:
-        for _ in range(round(seconds * 10)):
-            self.gpus.run(0.1, every=0.05)
-            self.batch = self.session.sample()
-            self.readings += self.batch.readings
-            self.usages += self.batch.usages
-            self.statuses += self.batch.gpus
-        return self.batch
-
-    @staticmethod
-    def id(gpu: int) -> str:
+    def id(self, gpu: int) -> str:
         return f"gpu:0000:{0x60 + gpu:02x}:00.0"
-
-    def of(self, gpu: int) -> list[Reading]:
-        return [reading for reading in self.readings if reading.domain_id == self.id(gpu)]
-
-    def used(self, gpu: int) -> list[Usage]:
-        return [usage for usage in self.usages if usage.resource == self.id(gpu)]
 
     def share(self, gpu: int, consumer: Consumer) -> float:
         """The part of the use of a GPU that the consumer has."""
         used = self.used(gpu)
         return sum(u.spent.get(consumer, 0) for u in used) / sum(u.busy for u in used)
 
-    def status(self, gpu: int) -> GpuStatus:
-        return [status for status in self.statuses if status.domain_id == self.id(gpu)][-1]
-
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path / "gpus")
     yield host
-    host.session.close()
-    host.gpus.close()
+    host.close()
 
 
 def test_every_board_is_a_domain_labelled_emulated(host: Host) -> None:

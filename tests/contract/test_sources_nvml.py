@@ -10,60 +10,27 @@ import pytest
 
 from support.emulated_faults import GpuFaults
 from support.gpu_boards import A40
+from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.emulation.boards import H100
-from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.nvml import EmulatedNvml
 from wattspan.emulation.workloads import DECODE, SteadyLoad
 from wattspan.model import (
     Consumer,
-    GpuStatus,
-    PayerInfo,
     Provenance,
-    Reading,
     Trouble,
-    Usage,
 )
-from wattspan.ports import Batch, SourceContext
+from wattspan.ports import SourceContext
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.sources.nvml.source import NvmlSession
-from wattspan.testing import FakeDirectory, ManualClock
-
-TRAIN = Consumer(100, 5)
-SERVE = Consumer(200, 7)
+from wattspan.testing import FakeDirectory
 
 
-class Host:
-    """Two emulated boards and the source on them, driven by one manual clock."""
+class Host(SampledBoards):
+    """An H100 and an A40."""
 
     def __init__(self, path: Path) -> None:
-        self.clock = ManualClock()
-        self.gpus = EmulatedGpus(path, [H100, A40], self.clock)
-        directory = FakeDirectory([PayerInfo(TRAIN, "train"), PayerInfo(SERVE, "serve")])
-        context = SourceContext(self.clock, directory, emulated=True)
-        nvml = EmulatedNvml(path, self.clock)
-        self.session = NvmlSession(nvml, NvmlSettings(), context)
-        self.batch = Batch(())
-        self.readings: list[Reading] = []
-        self.usages: list[Usage] = []
-        self.statuses: list[GpuStatus] = []
-
-    def run(self, seconds: float) -> Batch:
-        for _ in range(round(seconds * 10)):
-            self.gpus.run(0.1, every=0.05)
-            self.batch = self.session.sample()
-            self.readings += self.batch.readings
-            self.usages += self.batch.usages
-            self.statuses += self.batch.gpus
-        return self.batch
-
-    def id(self, gpu: int) -> str:
-        return f"gpu:{self.gpus.uuid(gpu)}"
-
-    def of(self, gpu: int) -> list[Reading]:
-        return [reading for reading in self.readings if reading.domain_id == self.id(gpu)]
-
-    def used(self, gpu: int) -> list[Usage]:
-        return [usage for usage in self.usages if usage.resource == self.id(gpu)]
+        super().__init__(path, [H100, A40])
+        self.session = NvmlSession(EmulatedNvml(path, self.clock), NvmlSettings(), self.context)
 
     def share(self, gpu: int, consumer: Consumer) -> float:
         used = self.used(gpu)
@@ -75,8 +42,7 @@ class Host:
 def host(tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path / "gpus")
     yield host
-    host.session.close()
-    host.gpus.close()
+    host.close()
 
 
 def test_every_board_is_a_domain_labelled_emulated(host: Host) -> None:
@@ -110,7 +76,7 @@ def test_energy_is_the_truth_within_one_step_of_the_counter(host: Host) -> None:
 def test_counter_and_integrated_power_agree(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     host.run(15)
-    status = [s for s in host.statuses if s.domain_id == host.id(0)][-1]
+    status = host.status(0)
     assert status.counter_energy is not None
     assert status.integrated_energy == pytest.approx(status.counter_energy, rel=0.05)
 
@@ -145,7 +111,7 @@ def test_status_has_limits_and_throttling(host: Host) -> None:
     host.gpus.attach(0, TRAIN.pid, SteadyLoad(1.0))
     GpuFaults(host.gpus).foreign_limit(0, 300_000)
     host.run(10)
-    status = [s for s in host.statuses if s.domain_id == host.id(0)][-1]
+    status = host.status(0)
     assert status.limits.requested == status.limits.enforced == 300_000
     assert status.throttled["power_cap"] > 0
     assert "power_cap" in status.throttling

@@ -333,3 +333,13 @@ def test_lost_board_takes_its_instances_with_it(host: Host) -> None:
     snapshot = host.run(10)
     assert [one.present for one in instances(snapshot)] == [True] * 4
     assert all(one.energy > 0 for one in instances(snapshot))
+
+
+def test_usage_of_a_lost_board_is_reported_once(host: Host) -> None:
+    host.gpus.divide(0, (3, 1))
+    host.gpus.attach(0, PROCESSES[0].pid, SteadyLoad(0.5), instance=1)
+    host.run(6)
+    GpuFaults(host.gpus).lost(0)
+    host.run(1)
+    assert host.batch.readings == ()
+    assert all(a.end == b.start for a, b in itertools.pairwise(host.usages))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,66 +10,24 @@ import pytest
 from amdsmi_library import build, environment
 from support.amd_boards import AmdFaults
 from support.capper_process import CapperProcess, gpu_at
+from support.gpu_source_process import read_source
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MI300X
 from wattspan.emulation.gpus import EmulatedGpus
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import AMD_GPUS, profile_named
-from wattspan.emulation.workloads import SteadyLoad
 from wattspan.model import CapKey, Knob
-
-CLIENT = """
-import json, sys
-from wattspan.clock import SystemClock
-from wattspan.model import Consumer, PayerInfo
-from wattspan.ports import SourceContext
-from wattspan.sources.amdsmi.device import AmdSmiSettings
-from wattspan.sources.amdsmi.source import open_amdsmi
-from wattspan.testing import FakeDirectory
-
-clock = SystemClock()
-worker = Consumer(int(sys.argv[1]), 0)
-directory = FakeDirectory([PayerInfo(worker, "worker")])
-source = open_amdsmi(AmdSmiSettings(), SourceContext(clock, directory))
-readings, spent, gpus = [], 0, ()
-while spent < 200_000_000 or len(readings) < 10:
-    batch = source.read()
-    readings += batch.readings
-    spent += sum(usage.spent.get(worker, 0) for usage in batch.usages)
-    gpus = batch.gpus or gpus
-    clock.sleep_until(clock.monotonic() + 20_000_000)
-source.close()
-print(json.dumps({
-    "provenance": sorted({str(domain.provenance) for domain in batch.domains}),
-    "rising": all(a.counter <= b.counter for a, b in zip(readings, readings[1:])),
-    "energy": readings[-1].counter - readings[0].counter,
-    "limit": gpus[0].limits.maximum,
-    "failures": [str(failure) for failure in batch.failures],
-}))
-"""
 
 
 @pytest.mark.needs_cc
 def test_package_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     library = build(tmp_path)
-    with EmulatedGpus(tmp_path / "gpus", [MI300X], SystemClock()) as gpus:
-        gpus.attach(0, os.getpid(), SteadyLoad(0.5))
-        gpus.start()
-        answer = subprocess.run(
-            [sys.executable, "-c", CLIENT, str(os.getpid())],
-            env={**os.environ, **environment(library, gpus.path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        truth = gpus.truth(0).energy
-    assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
+    file = tmp_path / "gpus"
+    told = read_source("amdsmi", MI300X, file, environment(library, file))
     assert told["provenance"] == ["emulated"]  # without any declaration to the source
     assert told["rising"]
-    assert 0 < told["energy"] <= truth
+    assert 0 < told["energy"] <= told["truth"]
     assert told["limit"] == 750_000
     assert told["failures"] == []
 

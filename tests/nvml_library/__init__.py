@@ -11,6 +11,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ _MESSAGES = {
 }
 _NAMES = {ctypes.c_uint32: "uint32_t", ctypes.c_uint64: "uint64_t", ctypes.c_char: "char"}
 _FLAGS = (
-    *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
-    *("-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{SONAME}", "-pthread"),
+    *("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+    *("-Wall", "-Wextra", "-Werror"),
 )
 
 
@@ -62,24 +63,50 @@ def build(directory: Path, compiler: str = "cc") -> Path:
 
     Raises EmulationError without a C compiler, or with its message if it fails.
     """
+    messages = "".join(f'case {code}: return "{text}";\n' for code, text in _MESSAGES.items())
+    generated = {
+        "layout.h": layout_header(),
+        "stubs.c": stubs(symbols(), 3),
+        "messages.inc": messages,
+    }
+    units = sorted(_SOURCES.glob("*.c"))
+    library = directory / SONAME
+    soname = f"-Wl,-soname,{SONAME}"
+    compile_library(library, units, generated, soname, compiler=compiler, instead="EmulatedNvml")
+    return library
+
+
+def compile_library(
+    library: Path,
+    units: Iterable[Path],
+    generated: Mapping[str, str],
+    *flags: str,
+    compiler: str,
+    instead: str,
+) -> None:
+    """Compile ``units`` and the ``generated`` files, by name, into a shared library.
+
+    ``instead`` is the class with the same functions in Python.
+    Raises EmulationError without a C compiler, or with its message if it fails.
+    """
     found = shutil.which(compiler)
     if found is None:
         raise EmulationError(
-            f"Cannot build {SONAME}: no C compiler {compiler!r} on PATH. "
-            "Install one (Debian: gcc libc6-dev), or use EmulatedNvml, which needs none."
+            f"Cannot build {library.name}: no C compiler {compiler!r} on PATH. "
+            f"Install one (Debian: gcc libc6-dev), or use {instead}, which needs none."
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    library = directory / SONAME
-    with tempfile.TemporaryDirectory() as generated:
-        _generate(Path(generated))
-        units = [*sorted(_SOURCES.glob("*.c")), Path(generated) / "stubs.c"]
-        command = [found, *_FLAGS, f"-I{generated}", f"-I{_SOURCES}", "-o", str(library)]
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        files = [Path(directory) / name for name in generated]
+        for file in files:
+            file.write_text(generated[file.name])
+        sources = [*units, *(file for file in files if file.suffix == ".c")]
+        command = [found, *_FLAGS, *flags, f"-I{directory}", f"-I{_SOURCES}", "-o", str(library)]
         result = subprocess.run(
-            [*command, *map(str, units)], capture_output=True, text=True, check=False
+            [*command, *map(str, sources)], capture_output=True, text=True, check=False
         )
     if result.returncode:
-        raise EmulationError(f"Cannot build {SONAME}: {found} says: {result.stderr.strip()}")
-    return library
+        raise EmulationError(f"Cannot build {library.name}: {found} says: {result.stderr.strip()}")
 
 
 def symbols() -> frozenset[str]:
@@ -90,14 +117,6 @@ def symbols() -> frozenset[str]:
 def environment(library: Path, gpus: Path) -> dict[str, str]:
     """Environment variables with which a client sees the emulated GPUs only."""
     return {"LD_LIBRARY_PATH": str(library.parent), ENVIRONMENT: str(gpus)}
-
-
-def _generate(directory: Path) -> None:
-    (directory / "layout.h").write_text(layout_header())
-    (directory / "stubs.c").write_text(_stubs())
-    (directory / "messages.inc").write_text(
-        "".join(f'case {code}: return "{text}";\n' for code, text in _MESSAGES.items())
-    )
 
 
 def layout_header(environment: str = ENVIRONMENT) -> str:
@@ -129,7 +148,9 @@ def _type(kind: Any) -> str:
     return _NAMES.get(kind, f"struct {kind.__name__}")
 
 
-def _stubs() -> str:
-    """NOT_SUPPORTED for every function; weak, so that a real definition replaces it."""
+def stubs(names: Iterable[str], code: int) -> str:
+    """Functions that return ``code``; weak, so that a real definition replaces one."""
     attributes = '__attribute__((weak, visibility("default")))'
-    return "".join(f"{attributes} int {name}(void) {{ return 3; }}\n" for name in sorted(symbols()))
+    return "".join(
+        f"{attributes} int {name}(void) {{ return {code}; }}\n" for name in sorted(names)
+    )

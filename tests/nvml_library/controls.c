@@ -30,12 +30,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device,
     if (state_forbids(record)) return NVML_ERROR_NO_PERMISSION;
     if (milliwatts < record->identity.limit_min || milliwatts > record->identity.limit_max)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (record->faults & FAULT_DEAF) return NVML_SUCCESS;
-    uint64_t before = __atomic_load_n(&record->limit_request, __ATOMIC_RELAXED), after;
-    do
-        after = ((before >> 32) + 1) << 32 | milliwatts;
-    while (!__atomic_compare_exchange_n(&record->limit_request, &before, after, 0,
-                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+    state_request_limit(record, milliwatts);
     return NVML_SUCCESS;
 }
 

@@ -7,17 +7,13 @@ enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 /* Millijoules, as of the counter's latest edge. */
 static nvmlReturn_t energy(struct GpuRecord *record, unsigned long long *millijoules) {
     struct Live live;
-    uint64_t now, counter;
+    uint64_t now;
     const struct Identity *identity = &record->identity;
     if (identity->counter_step == 0 || record->faults & FAULT_NO_COUNTER)
         return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t result = state_read(record, &live, &now);
     if (result != NVML_SUCCESS) return result;
-    uint64_t edge = now - (now - identity->born) % identity->counter_step;
-    counter = edge < live.at
-                  ? live.latched
-                  : live.counter + (live.counter_rest + live.power * (edge - live.at)) / PICOJOULES;
-    *millijoules = counter / 1000u;
+    *millijoules = state_energy(identity, &live, now) / 1000u;
     return NVML_SUCCESS;
 }
 

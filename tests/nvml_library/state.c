@@ -149,6 +149,21 @@ nvmlReturn_t state_read(struct GpuRecord *record, struct Live *live, uint64_t *n
     return NVML_ERROR_UNKNOWN;
 }
 
+uint64_t state_energy(const struct Identity *identity, const struct Live *live, uint64_t now) {
+    uint64_t edge = now - (now - identity->born) % identity->counter_step;
+    if (edge < live->at) return live->latched;
+    return live->counter + (live->counter_rest + live->power * (edge - live->at)) / PICOJOULES;
+}
+
+void state_request_limit(struct GpuRecord *record, uint64_t milliwatts) {
+    if (record->faults & FAULT_DEAF) return;
+    uint64_t before = __atomic_load_n(&record->limit_request, __ATOMIC_RELAXED), after;
+    do
+        after = ((before >> 32) + 1) << 32 | milliwatts;
+    while (!__atomic_compare_exchange_n(&record->limit_request, &before, after, 0,
+                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+}
+
 nvmlReturn_t state_instance(struct GpuRecord *record, unsigned int id, struct InstanceEntry *entry,
                             uint64_t *at) {
     struct Live live;

@@ -5,7 +5,7 @@
 #include "layout.h"
 #include "nvml_abi.h"
 
-/* What a handle points to: a GPU, or one MIG instance of it (instance > 0). */
+/* The target of a handle: a GPU, or one MIG instance of it (instance > 0). */
 struct nvmlDevice_st {
     unsigned int index;
     unsigned int instance;
@@ -18,6 +18,10 @@ nvmlReturn_t state_device(nvmlDevice_t device, struct GpuRecord **record);  /* t
 nvmlReturn_t state_whole(nvmlDevice_t device, struct GpuRecord **record);   /* and is no instance */
 int state_forbids(const struct GpuRecord *record); /* to set anything */
 nvmlReturn_t state_read(struct GpuRecord *record, struct Live *live, uint64_t *now);
+/* Microjoules at the counter's latest edge before `now`. */
+uint64_t state_energy(const struct Identity *identity, const struct Live *live, uint64_t now);
+/* Ask the owner for a power limit; a deaf GPU ignores it. */
+void state_request_limit(struct GpuRecord *record, uint64_t milliwatts);
 /* An instance by its id, and the time of its activity. */
 nvmlReturn_t state_instance(struct GpuRecord *record, unsigned int id, struct InstanceEntry *entry,
                             uint64_t *at);

@@ -104,6 +104,18 @@ def test_board_that_does_not_tell_its_identity_is_left_out(host: Host) -> None:
     assert host.power.devices() == ()
 
 
+def test_board_without_name_and_uuid_is_known_by_its_address(host: Host) -> None:
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda told: {**told, "market_name": "N/A"}
+    host.smi.replies["amdsmi_get_gpu_device_uuid"] = lambda _: "N/A"
+    state = host.power.read(DEVICE)
+    assert (state.name, state.aliases) == ("AMD GPU 0", ("0000:60:00.0", "amd:0"))
+
+
+def test_board_of_another_vendor_is_left_out(host: Host) -> None:
+    host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda told: {**told, "vendor_id": "0x10de"}
+    assert host.power.devices() == ()
+
+
 def test_driver_that_is_not_loaded_is_named_and_tried_again(host: Host) -> None:
     host.faults.driver_error(34)
     with pytest.raises(ActuatorError, match="modprobe amdgpu") as caught:

@@ -45,7 +45,7 @@ class JointActuator:
                 self._owners.update((state.key.device, part) for state in found)
                 states.extend(found)
         if len(errors) == len(self._parts):
-            raise _most_telling(errors)
+            raise most_telling(errors)
         return tuple(states)
 
     def prefetch(self, devices: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class JointActuator:
             else:
                 self._owners[device] = part
                 return state
-        raise _most_telling(errors)
+        raise most_telling(errors)
 
     def write(self, device: str, value: int | None) -> KnobState:
         if device not in self._owners:
@@ -82,6 +82,6 @@ class JointActuator:
             part.close()
 
 
-def _most_telling(errors: Sequence[ActuatorError]) -> ActuatorError:
+def most_telling(errors: Sequence[ActuatorError]) -> ActuatorError:
     """An error other than that the device is absent, if there is one."""
     return next((error for error in errors if error.trouble is not Trouble.ABSENT), errors[0])

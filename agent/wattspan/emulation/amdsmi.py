@@ -8,27 +8,25 @@ repeated here, as far as they are used.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wattspan.clock import SystemClock
 from wattspan.emulation.boards import AMD_VENDOR
+from wattspan.emulation.gpu_driver import EmulatedDriver
 from wattspan.emulation.gpu_file import (
     ENERGY_UNIT,
     FAULT_DEAF,
-    FAULT_HANG,
     FAULT_NO_COUNTER,
     FAULT_NO_PERMISSION,
     FAULT_NO_POWER,
     FAULT_NO_PROCESSES,
     KINDS,
-    EmulationError,
     GpuFile,
     GpuRecord,
+    GpuSnapshot,
     Live,
     ProcessEntry,
     TornStateError,
@@ -49,7 +47,6 @@ DRIVER_NOT_LOADED = 34
 PARTITION_MODES = {0: "SPX", 1: "SPX", 2: "DPX", 4: "QPX", 8: "CPX"}
 """AMD's name of a division, by the number of partitions."""
 
-_POLL = 0.005  # seconds between two checks of a fault that blocks calls
 _MICROWATTS = 1000  # in a milliwatt
 _LARGEST_CLOCK = 0xFF_FFFF
 
@@ -103,7 +100,7 @@ class ProcessorHandle(NamedTuple):
     session: int
 
 
-class EmulatedAmdSmi:
+class EmulatedAmdSmi(EmulatedDriver):
     """Stands in for the ``amdsmi`` module: ``smi.amdsmi_init()``, ``smi.AmdSmiClkType``, ..."""
 
     AmdSmiException = AmdSmiException
@@ -115,11 +112,11 @@ class EmulatedAmdSmi:
     AmdSmiMemoryType = AmdSmiMemoryType
     AmdSmiDevPerfLevel = AmdSmiDevPerfLevel
 
+    uninitialised = NOT_INITIALISED
+    not_loaded = DRIVER_NOT_LOADED
+
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        """GPUs from the file at ``path``, which need not exist before ``amdsmi_init``."""
-        self._path, self._clock = path, clock or SystemClock()
-        self._pause = threading.Event()
-        self._file: GpuFile | None = None
+        super().__init__(path, clock)
         self._session = 0
         self._processors: tuple[ProcessorHandle, ...] = ()
 
@@ -132,11 +129,7 @@ class EmulatedAmdSmi:
     def amdsmi_init(self, flag: int = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
         """Find the GPUs that answer now: later ones, and other partitions, need another call."""
         del flag
-        try:
-            file = GpuFile(self._path)
-        except EmulationError:
-            raise AmdSmiLibraryException(DRIVER_NOT_LOADED) from None
-        self._await_driver(file)
+        file = self._load()
         self._session += 1
         self._processors = tuple(
             ProcessorHandle(gpu, partition, self._session)
@@ -159,27 +152,13 @@ class EmulatedAmdSmi:
         if handle.session != self._session:
             raise AmdSmiLibraryException(INVALID)
         record = file.record(handle.gpu)
-        while record.faults & FAULT_HANG:
-            self._pause.wait(_POLL)
-        if record.error:
-            raise AmdSmiLibraryException(int(record.error))
+        self._await_gpu(record)
         if handle.partition >= max(1, record.partitions):
             raise AmdSmiLibraryException(NOT_FOUND)
         return call(_Processor(file, record, self._clock, handle), *arguments)
 
-    def _opened(self) -> GpuFile:
-        file = self._file
-        if file is None:
-            raise AmdSmiLibraryException(NOT_INITIALISED)
-        self._await_driver(file)
-        return file
-
-    def _await_driver(self, file: GpuFile) -> None:
-        """Return when the driver answers; its error if it refuses."""
-        while file.header.hang:
-            self._pause.wait(_POLL)
-        if file.header.error:
-            raise AmdSmiLibraryException(int(file.header.error))
+    def _failure(self, code: int) -> Exception:
+        return AmdSmiLibraryException(code)
 
 
 class _Processor:
@@ -191,12 +170,15 @@ class _Processor:
         self.file, self.record, self.clock, self.handle = file, record, clock, handle
         self.identity = record.identity
 
-    @property
-    def live(self) -> Live:
+    def snapshot(self) -> GpuSnapshot:
         try:
-            return self.file.read(self.handle.gpu, self.clock.monotonic).live
+            return self.file.read(self.handle.gpu, self.clock.monotonic)
         except TornStateError:
             raise AmdSmiLibraryException(INTERNAL_EXCEPTION) from None
+
+    @property
+    def live(self) -> Live:
+        return self.snapshot().live
 
     def refuse_if(self, fault: int, code: int = NOT_SUPPORTED) -> None:
         if self.record.faults & fault:
@@ -249,10 +231,7 @@ def _partition_mode(processor: _Processor) -> str:
 def _energy(processor: _Processor) -> dict[str, Any]:
     processor.require_first()
     processor.refuse_if(FAULT_NO_COUNTER)
-    try:
-        moment = processor.file.read(processor.handle.gpu, processor.clock.monotonic)
-    except TornStateError:
-        raise AmdSmiLibraryException(INTERNAL_EXCEPTION) from None
+    moment = processor.snapshot()
     return {
         "energy_accumulator": energy_accumulator(processor.record, moment),
         "counter_resolution": ENERGY_UNIT / 1_000_000,

@@ -16,11 +16,10 @@ from typing import Any
 
 import pynvml
 
-from wattspan.clock import SystemClock
 from wattspan.emulation.boards import MIG_SLICES
+from wattspan.emulation.gpu_driver import EmulatedDriver
 from wattspan.emulation.gpu_file import (
     FAULT_DEAF,
-    FAULT_HANG,
     FAULT_NO_COUNTER,
     FAULT_NO_GPM,
     FAULT_NO_PERMISSION,
@@ -28,7 +27,6 @@ from wattspan.emulation.gpu_file import (
     FAULT_NO_PROCESSES,
     KINDS,
     NO_INSTANCE,
-    EmulationError,
     GpuFile,
     GpuRecord,
     GpuSnapshot,
@@ -40,7 +38,6 @@ from wattspan.emulation.gpu_file import (
 )
 from wattspan.ports import Clock
 
-_POLL = 0.005  # seconds between two checks of a fault that blocks calls
 _WITH_MIG = {(8, 0), (9, 0), (10, 0)}  # of the Ampere chips only A100 and A30
 _VOLTA = 5
 _HOPPER = 9
@@ -48,15 +45,15 @@ _INSTANCE = 1 << 16  # the handle of a MIG instance is that of its GPU and a mul
 _LARGEST_CLOCK = 0xFF_FFFF
 
 
-class EmulatedNvml:
+class EmulatedNvml(EmulatedDriver):
     """Stands in for the ``pynvml`` module: ``nvml.nvmlInit()``, ``nvml.NVMLError``, ..."""
 
+    uninitialised = pynvml.NVML_ERROR_UNINITIALIZED
+    not_loaded = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        """GPUs from the file at ``path``, which need not exist before ``nvmlInit``."""
-        self._path, self._clock = path, clock or SystemClock()
+        super().__init__(path, clock)
         self._lock = threading.Lock()
-        self._pause = threading.Event()
-        self._file: GpuFile | None = None
         self._users = 0
         self._samples: dict[int, _GpmSample] = {}  # of the caller, by address
 
@@ -83,12 +80,7 @@ class EmulatedNvml:
     def _init(self) -> None:
         with self._lock:
             if self._file is None:
-                try:
-                    file = GpuFile(self._path)
-                except EmulationError:
-                    raise _error(pynvml.NVML_ERROR_DRIVER_NOT_LOADED) from None
-                self._await_driver(file)
-                self._file = file
+                self._file = self._load()
             self._users += 1
 
     def _shutdown(self) -> None:
@@ -108,9 +100,7 @@ class EmulatedNvml:
         """Call with a GPU, or with a MIG instance if the function takes a ``part``."""
         instance, index = divmod(handle, _INSTANCE)
         gpu = _Gpu(self._opened(), self._clock, index, instance)
-        while gpu.record.faults & FAULT_HANG:
-            self._pause.wait(_POLL)
-        gpu.refuse_if_lost()
+        self._await_gpu(gpu.record)
         if instance and not part:
             raise _error(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return call(gpu, *arguments)
@@ -124,19 +114,8 @@ class EmulatedNvml:
     def _free_sample(self, sample: Any) -> None:
         self._samples.pop(ctypes.addressof(sample.contents), None)
 
-    def _opened(self) -> GpuFile:
-        file = self._file
-        if file is None:
-            raise _error(pynvml.NVML_ERROR_UNINITIALIZED)
-        self._await_driver(file)
-        return file
-
-    def _await_driver(self, file: GpuFile) -> None:
-        """Return when the driver answers; its error if it refuses."""
-        while file.header.hang:
-            self._pause.wait(_POLL)
-        if file.header.error:
-            raise _error(int(file.header.error))
+    def _failure(self, code: int) -> Exception:
+        return _error(code)
 
 
 class _Gpu:
@@ -162,10 +141,6 @@ class _Gpu:
     @property
     def live(self) -> Live:
         return self.snapshot().live
-
-    def refuse_if_lost(self) -> None:
-        if self.record.error:
-            raise _error(int(self.record.error))
 
     def refuse_if(self, fault: int, code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
         if self.record.faults & fault:
@@ -262,7 +237,7 @@ def _mig_mode(gpu: _Gpu) -> list[int]:
 
 
 class _GpmSample(ctypes.Structure):
-    """What a sample of a MIG instance keeps: both in nanoseconds."""
+    """A sample of a MIG instance: its time, and the active time until then, in nanoseconds."""
 
     _fields_ = (("at", ctypes.c_uint64), ("active", ctypes.c_uint64))
 

@@ -18,7 +18,7 @@ class _Selection(NamedTuple):
 
 
 class DeviceClaims:
-    """Which source reads a device, by PCI address. For one thread.
+    """The source that owns each device, by PCI address. For one thread.
 
     Two libraries may know one board, with different ids: a library that imitates NVML on AMD's
     boards beside AMD SMI.

@@ -132,6 +132,17 @@ class EnergyMeter:
             self.epoch += 1
         return self.integral.energy
 
+    @property
+    def comparison(self) -> tuple[Microjoules | None, Microjoules | None]:
+        """Integrated and counted energy over the same periods; None if it is unknown.
+
+        Without a counter, the first is all that was integrated.
+        """
+        compared = self.integral.compared
+        if compared is None:
+            return (self.integral.energy if self.derived else None), None
+        return compared
+
     def _choose(self, *, derived: bool) -> None:
         if self.derived is not None and self.derived != derived:
             self.epoch += 1

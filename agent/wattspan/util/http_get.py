@@ -15,7 +15,7 @@ class HttpAnswer(NamedTuple):
 
 
 class FetchError(Exception):
-    """There was no answer; the message is the cause in lower case."""
+    """The request had no answer; the message is the cause in lower case."""
 
 
 def http_get(url: str, *, timeout: float, most: int) -> HttpAnswer:

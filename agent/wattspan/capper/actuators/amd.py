@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from wattspan.capper.actuators import PowerActuator, actuator_error
 from wattspan.capper.actuators.gpu import (
-    INVALID_ARGUMENT,
+    ASK_WITHIN_RANGE,
     REJECTED,
     ClockActuator,
     GpuActuator,
@@ -26,26 +26,26 @@ from wattspan.capper.actuators.gpu import (
 )
 from wattspan.model import CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import AmdSmiError, AmdSmiLibrary, cause_of, number
-from wattspan.sources.amdsmi.device import EMULATED_UUID, BoardIdentity
-from wattspan.sources.amdsmi.source import list_boards
-from wattspan.sources.nvml import calls
+from wattspan.sources.amdsmi.device import EMULATED_UUID, MICROWATTS, BoardIdentity, power_limits
+from wattspan.sources.amdsmi.source import identify_board, is_amd, list_boards
 
-_VOID_HANDLE_ERRORS = calls.GPU_ERRORS | calls.SESSION_ERRORS | {calls.UNKNOWN}
+_VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS | {gpu_calls.UNKNOWN}
 _REMEDIES = {
-    INVALID_ARGUMENT: "Ask for a value in the device's range, as `wattspan caps status` shows it.",
-    calls.NOT_SUPPORTED: "In a virtual machine, cap the board on its host.",
-    calls.NO_PERMISSION: "AMD's driver lets root alone set it: run `wattspan capper` as root.",
-    calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); limits then have the defaults.",
-    calls.FUNCTION_NOT_FOUND: "Install the version of amdsmi that belongs to this host's ROCm.",
-    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
-    calls.UNKNOWN: "Look for messages of amdgpu in dmesg; it is tried again.",
+    gpu_calls.INVALID_ARGUMENT: ASK_WITHIN_RANGE,
+    gpu_calls.NOT_SUPPORTED: "In a virtual machine, cap the board on its host.",
+    gpu_calls.NO_PERMISSION: "AMD's driver lets root alone set it: run `wattspan capper` as root.",
+    gpu_calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); limits then have the defaults.",
+    gpu_calls.FUNCTION_NOT_FOUND: "Install the version of amdsmi that belongs to this host's ROCm.",
+    gpu_calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+    gpu_calls.UNKNOWN: "Look for messages of amdgpu in dmesg; it is tried again.",
 }
 
 
 def amd_error(thing: str, code: int) -> ActuatorError:
     """The failure of ``thing``, as in "set the limit of GPU 0", by ``code``, one of NVML's."""
-    cause = REJECTED if code == INVALID_ARGUMENT else cause_of(code)
+    cause = REJECTED if code == gpu_calls.INVALID_ARGUMENT else cause_of(code)
     return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble_of(code))
 
 
@@ -108,7 +108,7 @@ class AmdBoards:
             try:
                 return self.library.call(call, board.handle, *arguments)
             except AmdSmiError as error:
-                stale = error.value == INVALID_ARGUMENT and not arguments
+                stale = error.value == gpu_calls.INVALID_ARGUMENT and not arguments
                 if stale or error.value in _VOID_HANDLE_ERRORS:
                     self._boards.pop(device, None)
                     if not again:
@@ -140,13 +140,15 @@ class AmdBoards:
             raise amd_error("reach the AMD GPUs", error.value) from None
 
     def _describe(self, address: str, index: int, handle: Any) -> None:
-        """Remember a board, unless it is lost again."""
+        """Remember a board, unless it is lost again or of another vendor."""
         try:
-            uuid = str(self.library.call("amdsmi_get_gpu_device_uuid", handle))
+            uuid = self.library.call("amdsmi_get_gpu_device_uuid", handle)
             asic = self.library.call("amdsmi_get_gpu_asic_info", handle)
         except AmdSmiError:
             return
-        identity = BoardIdentity(address, uuid, index, str(asic.get("market_name", "")), "")
+        if not is_amd(asic):
+            return
+        identity = identify_board(address, index, asic, uuid)
         board = AmdBoard(identity, handle)
         self._boards[identity.domain_id] = board
         self._names[identity.domain_id] = board.name
@@ -157,7 +159,7 @@ class AmdBoards:
         if device in self._boards:
             return self._boards[device]
         if device in self._names:
-            raise self._refusal("reach", device, calls.GPU_NOT_FOUND)
+            raise self._refusal("reach", device, gpu_calls.GPU_NOT_FOUND)
         raise actuator_error(
             f"find {device}", "this host has no such GPU", "See amd-smi list.", Trouble.ABSENT
         )
@@ -171,8 +173,6 @@ class AmdBoards:
 
 
 _READ_LIMITS, _READ_CLOCKS = "read the power limits of", "read the clocks of"
-_MICROWATTS = 1000  # in a milliwatt
-_MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
 _SENSOR = 0  # of the whole board
 
 
@@ -183,28 +183,23 @@ class AmdPower(GpuActuator[AmdBoards], PowerActuator):
 
     def _put(self, before: KnobState, value: int) -> None:
         self._check_range(before, max(1, before.minimum or 0), value)
-        setter, cap = "amdsmi_set_power_cap", value * _MICROWATTS
+        setter, cap = "amdsmi_set_power_cap", value * MICROWATTS
         self._boards.ask(before.key.device, "set the power limit of", setter, _SENSOR, cap)
 
     def _state(self, device: str) -> KnobState:
-        limits = self._boards.ask(device, _READ_LIMITS, "amdsmi_get_power_cap_info")
+        answer = self._boards.ask(device, _READ_LIMITS, "amdsmi_get_power_cap_info")
+        limits = power_limits(answer)
         board = self._boards.board(device)
-
-        def limit(key: str) -> int | None:
-            microwatts = number(limits.get(key), _MAX_POWER)
-            return microwatts // _MICROWATTS if microwatts else None
-
-        requested = limit("power_cap")
-        if requested is None:
-            raise amd_error(f"{_READ_LIMITS} {board.name}", calls.NOT_SUPPORTED)
+        if limits.requested is None:
+            raise amd_error(f"{_READ_LIMITS} {board.name}", gpu_calls.NOT_SUPPORTED)
         return KnobState(
             CapKey(self.knob, device),
             board.name,
-            minimum=limit("min_power_cap"),
-            default=limit("default_power_cap"),
-            maximum=limit("max_power_cap"),
-            requested=requested,
-            enforced=requested,
+            minimum=limits.minimum,
+            default=limits.default,
+            maximum=limits.maximum,
+            requested=limits.requested,
+            enforced=limits.enforced,
             aliases=board.aliases,
         )
 
@@ -242,7 +237,7 @@ class AmdClock(ClockActuator[AmdBoards]):
         highest = number(clocks.get("max_clk"))
         if not highest:
             name = self._boards.board(device).name
-            raise amd_error(f"{_READ_CLOCKS} {name}", calls.NOT_SUPPORTED)
+            raise amd_error(f"{_READ_CLOCKS} {name}", gpu_calls.NOT_SUPPORTED)
         return number(clocks.get("min_clk")), highest
 
     def _labels(self, device: str) -> tuple[str, tuple[str, ...]]:

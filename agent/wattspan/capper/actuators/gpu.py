@@ -28,45 +28,46 @@ from wattspan.capper.actuators import (
 )
 from wattspan.model import SECOND, CapKey, Knob, KnobState, Trouble
 from wattspan.ports import ActuatorError, Clock
-from wattspan.sources.nvml import calls
+from wattspan.sources import gpu_calls
+from wattspan.sources.nvml.calls import cause_of
 from wattspan.sources.nvml.device import EMULATED_UUID
 
-INVALID_ARGUMENT = 2
-_VOID_HANDLE_ERRORS = calls.GPU_ERRORS | {calls.UNKNOWN}
+REJECTED = "the driver rejects the value"
+ASK_WITHIN_RANGE = "Ask for a value in the device's range, as `wattspan caps status` shows it."
+_VOID_HANDLE_ERRORS = gpu_calls.GPU_ERRORS | {gpu_calls.UNKNOWN}
 _LOOK_FOR_XID = "Look for Xid messages in dmesg; it is tried again."
 _REMEDIES = {
-    INVALID_ARGUMENT: "Ask for a value in the device's range, as `wattspan caps status` shows it.",
-    calls.NOT_SUPPORTED: "Virtual GPUs, and many in laptops, leave it to the host: cap them there.",
-    calls.NO_PERMISSION: (
+    gpu_calls.INVALID_ARGUMENT: ASK_WITHIN_RANGE,
+    gpu_calls.NOT_SUPPORTED: (
+        "Virtual GPUs, and many in laptops, leave it to the host: cap them there."
+    ),
+    gpu_calls.NO_PERMISSION: (
         "The driver wants CAP_SYS_ADMIN in the host's own user namespace, which root in a "
         "container does not have by itself; run `wattspan capper` as root on the host."
     ),
-    calls.DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits then have the defaults.",
-    calls.FUNCTION_NOT_FOUND: "Install a newer one.",
-    calls.GPU_IS_LOST: _LOOK_FOR_XID,
-    calls.RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
-    calls.LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
-    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
-    calls.UNKNOWN: _LOOK_FOR_XID,
+    gpu_calls.DRIVER_NOT_LOADED: "Load it (modprobe nvidia); limits then have the defaults.",
+    gpu_calls.FUNCTION_NOT_FOUND: "Install a newer one.",
+    gpu_calls.GPU_IS_LOST: _LOOK_FOR_XID,
+    gpu_calls.RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot.",
+    gpu_calls.LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
+    gpu_calls.GPU_NOT_FOUND: "Look at lspci and dmesg; it is tried again.",
+    gpu_calls.UNKNOWN: _LOOK_FOR_XID,
 }
 
 
 def nvml_error(thing: str, code: int) -> ActuatorError:
     """The failure of ``thing``, as in "set the power limit of GPU 0", by NVML's error ``code``."""
-    cause = REJECTED if code == INVALID_ARGUMENT else calls.cause_of(code)
+    cause = REJECTED if code == gpu_calls.INVALID_ARGUMENT else cause_of(code)
     return actuator_error(thing, cause, _REMEDIES.get(code, ""), trouble_of(code))
-
-
-REJECTED = "the driver rejects the value"
 
 
 def trouble_of(code: int) -> Trouble:
     """The class of NVML's error ``code``."""
-    if code == INVALID_ARGUMENT:
+    if code == gpu_calls.INVALID_ARGUMENT:
         return Trouble.MALFORMED
-    if code == calls.NO_PERMISSION:
+    if code == gpu_calls.NO_PERMISSION:
         return Trouble.DENIED
-    return Trouble.ABSENT if code in calls.FIELD_ERRORS else Trouble.RETRY
+    return Trouble.ABSENT if code in gpu_calls.FIELD_ERRORS else Trouble.RETRY
 
 
 GPU_ID_PREFIX = "gpu:"
@@ -124,14 +125,14 @@ class NvmlBoards:
 
     def slots(self) -> int:
         """The number of boards that the driver counts. ActuatorError."""
-        code = calls.UNKNOWN
+        code = gpu_calls.UNKNOWN
         for _ in ("this session", "a new session"):
             self._begin()
             try:
                 return int(self._nvml.nvmlDeviceGetCount())
             except self._nvml.NVMLError as error:
                 self.close()
-                code = calls.code_of(error)
+                code = gpu_calls.code_of(error)
         raise nvml_error("list the GPUs", code)
 
     def id_at(self, slot: int) -> str | None:
@@ -140,7 +141,7 @@ class NvmlBoards:
         try:
             return self._describe(slot, self._nvml.nvmlDeviceGetHandleByIndex(slot)).id
         except self._nvml.NVMLError as error:
-            if (code := calls.code_of(error)) not in calls.SESSION_ERRORS:
+            if (code := gpu_calls.code_of(error)) not in gpu_calls.SESSION_ERRORS:
                 return None
             self.close()
             raise nvml_error("list the GPUs", code) from None
@@ -155,11 +156,11 @@ class NvmlBoards:
             board = self.board(device)
             function = getattr(self._nvml, call, None)
             if function is None:
-                raise self._refusal(thing, device, calls.FUNCTION_NOT_FOUND)
+                raise self._refusal(thing, device, gpu_calls.FUNCTION_NOT_FOUND)
             try:
                 return function(board.handle, *arguments)
             except self._nvml.NVMLError as error:
-                code = calls.code_of(error)
+                code = gpu_calls.code_of(error)
                 lost = self._is_void(device, code, with_arguments=bool(arguments))
                 if again or not lost:
                     raise self._refusal(thing, device, code) from None
@@ -191,7 +192,7 @@ class NvmlBoards:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            raise nvml_error("reach the GPUs", calls.code_of(error)) from None
+            raise nvml_error("reach the GPUs", gpu_calls.code_of(error)) from None
         self._begun = True
         self.generation += 1
 
@@ -204,11 +205,11 @@ class NvmlBoards:
 
     def _is_void(self, device: str, code: int, *, with_arguments: bool) -> bool:
         """True if ``code`` means that the handle is void; then it is dropped."""
-        if code in calls.SESSION_ERRORS:
+        if code in gpu_calls.SESSION_ERRORS:
             self.close()
             return True
         # A getter has no argument to reject but its handle.
-        stale = code == INVALID_ARGUMENT and not with_arguments
+        stale = code == gpu_calls.INVALID_ARGUMENT and not with_arguments
         if stale or code in _VOID_HANDLE_ERRORS:
             self._boards.pop(device, None)
             return True
@@ -219,15 +220,15 @@ class NvmlBoards:
         try:
             board = self._by_uuid(device)
         except self._nvml.NVMLError as error:
-            code = calls.code_of(error)
+            code = gpu_calls.code_of(error)
         else:
             self._reinitialize_at.pop(device, None)
             return board
         if device in self._names:
             return self._find_lost(device, code)
-        if code in calls.SESSION_ERRORS:
+        if code in gpu_calls.SESSION_ERRORS:
             self.close()
-        if code != calls.NOT_FOUND:
+        if code != gpu_calls.NOT_FOUND:
             raise self._refusal("find", device, code)
         raise actuator_error(
             f"find {device}", "this host has no such GPU", "See nvidia-smi -L.", Trouble.ABSENT
@@ -236,7 +237,7 @@ class NvmlBoards:
     def _find_lost(self, device: str, code: int) -> NvmlBoard:
         """A board that was found before, after an initialisation of the library if one is due."""
         now = self._clock.monotonic()
-        if code in calls.SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
+        if code in gpu_calls.SESSION_ERRORS or now >= self._reinitialize_at.setdefault(
             device, now + REINITIALIZE_AFTER
         ):
             self._reinitialize_at[device] = now + REINITIALIZE_AFTER
@@ -247,7 +248,7 @@ class NvmlBoards:
             for slot in range(self.slots()):
                 if self.id_at(slot) == device:
                     return self._boards[device]
-        lost = calls.GPU_NOT_FOUND if code == calls.NOT_FOUND else code
+        lost = gpu_calls.GPU_NOT_FOUND if code == gpu_calls.NOT_FOUND else code
         raise self._refusal("reach", device, lost)
 
     def _by_uuid(self, device: str) -> NvmlBoard:

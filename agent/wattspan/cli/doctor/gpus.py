@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from wattspan.cli.doctor.findings import Finding, note, ok, warning
 from wattspan.model import Domain
-from wattspan.sources.amdsmi.calls import BindingError, load_binding
+from wattspan.sources.amdsmi.calls import AMD, BindingError, load_binding
 
-AMD = "0x1002"
 _INSTALL = "Load it (modprobe amdgpu), or install the driver of ROCm."
 
 

@@ -167,13 +167,15 @@ def _states(
 
 def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | ActuatorError:
     """The state of the knob of a device, or the most telling error of several actuators."""
+    from wattspan.capper.joint import most_telling
+
     errors = []
     for actuator in actuators:
         try:
             return actuator.read(device)
         except ActuatorError as error:
             errors.append(error)
-    return min(errors, key=lambda error: error.trouble is Trouble.ABSENT)
+    return most_telling(errors)
 
 
 def _is_instance(domain: Domain) -> bool:

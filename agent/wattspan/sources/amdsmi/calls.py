@@ -3,8 +3,8 @@
 The package binds every symbol of AMD's library when it is imported: without the library, or with
 one that is older than the package, the import fails.
 
-AMD SMI's status codes become those codes of NVML with the same meaning, by which ``GpuCalls`` of
-the NVML source decides: an error costs one field, one GPU or the whole session.
+AMD SMI's status codes become those codes of NVML with the same meaning, by which ``GpuCalls``
+decides: an error costs one field, one GPU or the whole session.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from typing import Any
 
 from wattspan.model import Failure
 from wattspan.ports import Clock
-from wattspan.sources.nvml import calls
+from wattspan.sources import gpu_calls
 from wattspan.util.text import printable
 
 SOURCE = "amdsmi"
 LABEL = "AMD SMI"
 LIBRARY = "libamd_smi.so"
 PACKAGE = "amdsmi"
+AMD = "0x1002"
+"""AMD's number as a vendor of PCI devices, as the package and the kernel write it."""
 
 INVALID = 1
 """AMDSMI_STATUS_INVAL: also the answer to a handle of an earlier initialisation."""
 
-REJECTED = 2
-"""NVML's "invalid argument": a value that the device does not accept."""
-
 NVML_CODES = {
-    INVALID: REJECTED,
-    2: calls.NOT_SUPPORTED,
-    3: calls.NOT_SUPPORTED,  # not yet implemented
-    5: calls.FUNCTION_NOT_FOUND,
-    6: calls.GPU_NOT_FOUND,  # an error of libdrm: the device file is gone
-    10: calls.NO_PERMISSION,
-    17: REJECTED,  # out of bounds
-    18: calls.UNINITIALIZED,
-    31: calls.GPU_NOT_FOUND,
-    32: calls.UNINITIALIZED,
-    34: calls.DRIVER_NOT_LOADED,
-    40: calls.NOT_SUPPORTED,  # no data
-    52: calls.NOT_SUPPORTED,  # no file of the driver for it
+    INVALID: gpu_calls.INVALID_ARGUMENT,
+    2: gpu_calls.NOT_SUPPORTED,
+    3: gpu_calls.NOT_SUPPORTED,  # not yet implemented
+    5: gpu_calls.FUNCTION_NOT_FOUND,
+    6: gpu_calls.GPU_NOT_FOUND,  # an error of libdrm: the device file is gone
+    10: gpu_calls.NO_PERMISSION,
+    17: gpu_calls.INVALID_ARGUMENT,  # out of bounds
+    18: gpu_calls.UNINITIALIZED,
+    31: gpu_calls.GPU_NOT_FOUND,
+    32: gpu_calls.UNINITIALIZED,
+    34: gpu_calls.DRIVER_NOT_LOADED,
+    40: gpu_calls.NOT_SUPPORTED,  # no data
+    52: gpu_calls.NOT_SUPPORTED,  # no file of the driver for it
 }
 """Codes of NVML, by AMDSMI_STATUS_*. Any other is an unknown error."""
 
@@ -52,22 +51,22 @@ _TIMED_OUT = 10  # NVML's code, which means no more than that the call failed th
 
 _CAUSES = {
     _TIMED_OUT: "the driver is busy or timed out",
-    calls.UNINITIALIZED: "AMD SMI is not initialised",
-    REJECTED: "AMD SMI rejects the call",
-    calls.NOT_SUPPORTED: "this GPU or its driver does not support it",
-    calls.NO_PERMISSION: "permission denied",
-    calls.DRIVER_NOT_LOADED: "the amdgpu driver is not loaded",
-    calls.FUNCTION_NOT_FOUND: "the installed package or library is too old for the call",
-    calls.GPU_NOT_FOUND: "the driver no longer knows the GPU",
-    calls.UNKNOWN: "the library reports an unknown error",
+    gpu_calls.UNINITIALIZED: "AMD SMI is not initialised",
+    gpu_calls.INVALID_ARGUMENT: "AMD SMI rejects the call",
+    gpu_calls.NOT_SUPPORTED: "this GPU or its driver does not support it",
+    gpu_calls.NO_PERMISSION: "permission denied",
+    gpu_calls.DRIVER_NOT_LOADED: "the amdgpu driver is not loaded",
+    gpu_calls.FUNCTION_NOT_FOUND: "the installed package or library is too old for the call",
+    gpu_calls.GPU_NOT_FOUND: "the driver no longer knows the GPU",
+    gpu_calls.UNKNOWN: "the library reports an unknown error",
 }
 _REMEDIES = {
-    calls.NO_PERMISSION: (
+    gpu_calls.NO_PERMISSION: (
         "Give the agent access to /dev/kfd and /dev/dri/renderD*: the groups render and video, in a"
         " container with --device, in a systemd unit with DeviceAllow=."
     ),
-    calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); the agent keeps trying.",
-    calls.GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
+    gpu_calls.DRIVER_NOT_LOADED: "Load it (modprobe amdgpu); the agent keeps trying.",
+    gpu_calls.GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
 }
 
 
@@ -78,8 +77,8 @@ def cause_of(code: int) -> str:
 
 def call_failure(thing: str, code: int, domain_id: str | None = None) -> Failure:
     """The failure of ``thing`` by ``code``, which is one of NVML's."""
-    trouble = calls.call_failure(thing, code).trouble
-    return Failure(SOURCE, thing, trouble, cause_of(code), _REMEDIES.get(code, ""), domain_id)
+    trouble, remedy = gpu_calls.call_trouble(code), _REMEDIES.get(code, "")
+    return Failure(SOURCE, thing, trouble, cause_of(code), remedy, domain_id)
 
 
 class BindingError(Exception):
@@ -149,7 +148,7 @@ class AmdSmiLibrary:
     def call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self.module, name, None)
         if function is None:
-            raise AmdSmiError(calls.FUNCTION_NOT_FOUND)
+            raise AmdSmiError(gpu_calls.FUNCTION_NOT_FOUND)
         self.current = (name, self._clock.monotonic())
         try:
             return function(*arguments)
@@ -166,10 +165,10 @@ class AmdSmiLibrary:
 def _classified(error: Exception) -> AmdSmiError:
     status = getattr(error, "err_code", None)
     if not isinstance(status, int):
-        return AmdSmiError(calls.UNKNOWN)
+        return AmdSmiError(gpu_calls.UNKNOWN)
     if status in _TRANSIENT:
         return AmdSmiError(_TIMED_OUT, status)
-    return AmdSmiError(NVML_CODES.get(status, calls.UNKNOWN), status)
+    return AmdSmiError(NVML_CODES.get(status, gpu_calls.UNKNOWN), status)
 
 
 def number(value: Any, most: int = 0xFFFF_FFFE) -> int | None:

@@ -7,7 +7,7 @@ partition answers for them; processes are listed by partition. The board is one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import SourceContext
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import (
     SOURCE,
     AmdSmiLibrary,
@@ -38,16 +39,15 @@ from wattspan.sources.amdsmi.energy import CounterCheck, EnergyAccumulator
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import EnergyMeter
-from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import GpuCalls, GpuLostError
-from wattspan.sources.nvml.device import (
-    DEFAULT_MAX_POWER,
+from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
+from wattspan.sources.gpu_sampling import (
     GAUGE_SAMPLES,
     MAX_USAGE_INTERVAL,
-    TRANSIENT_FACTOR,
     GpuFindings,
+    PowerReading,
+    largest_power,
+    stamped,
 )
-from wattspan.sources.nvml.status import PowerReading
 
 ENERGY, POWER, PROCESSES, LIMITS = "energy accumulator", "power", "processes", "power limits"
 METHOD = "gpu-cu-occupancy"
@@ -59,7 +59,7 @@ UNDIVIDED = "SPX"
 _BUSY, _UNLISTED_RECORDS = 20, 5
 """Percent of a device that is in use by a process, and records in which none was listed."""
 
-_MICROWATTS = 1000  # in a milliwatt
+MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
 _MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
 _MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
@@ -122,6 +122,23 @@ class BoardIdentity:
         return f"Emulated {label}" if emulated else label
 
 
+def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
+    """The limits in the library's answer, in which 0 is an unknown one."""
+
+    def limit(key: str) -> Milliwatts | None:
+        microwatts = number(answer.get(key), _MAX_POWER)
+        return Milliwatts(microwatts // MICROWATTS) if microwatts else None
+
+    requested = limit("power_cap")
+    return PowerLimits(
+        minimum=limit("min_power_cap"),
+        maximum=limit("max_power_cap"),
+        default=limit("default_power_cap"),
+        requested=requested,
+        enforced=requested,
+    )
+
+
 class _DomainFacts(NamedTuple):
     """The facts about a board's domain that may change."""
 
@@ -175,7 +192,7 @@ class BoardSampler:
 
     @property
     def epoch(self) -> int:
-        """That of the next readings; it never falls."""
+        """The epoch of the next readings; it never falls."""
         return self._meter.epoch + self._accumulator.epoch
 
     def rebind(self, handles: Sequence[Any]) -> None:
@@ -213,9 +230,9 @@ class BoardSampler:
     def _refuse_if_unplugged(self) -> None:
         """A board whose files have gone answers "not supported" to everything."""
         refused = (self._calls.refused(what) for what in (ENERGY, POWER))
-        if all(code == calls.NOT_SUPPORTED for code in refused):
+        if all(code == gpu_calls.NOT_SUPPORTED for code in refused):
             if self._answered:
-                raise GpuLostError(calls.GPU_NOT_FOUND)
+                raise GpuLostError(gpu_calls.GPU_NOT_FOUND)
         else:
             self._answered = True
 
@@ -223,10 +240,8 @@ class BoardSampler:
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The accumulated energy, stamped half-way through its call."""
-        began = self._clock.now()
-        answer = self._calls.ask(ENERGY, "amdsmi_get_energy_count")
-        half = (self._clock.monotonic() - began.mono) // 2
-        at = Instant(began.mono + half, began.wall + half, began.asleep)
+        call = "amdsmi_get_energy_count"
+        answer, at = stamped(self._clock, lambda: self._calls.ask(ENERGY, call))
         if answer is None:
             return None, at
         # Releases before 6.2.1 call the accumulator "power".
@@ -240,8 +255,7 @@ class BoardSampler:
 
     @property
     def _max_power(self) -> Milliwatts:
-        limit = self._limits.maximum
-        return DEFAULT_MAX_POWER if limit is None else Milliwatts(limit * TRANSIENT_FACTOR)
+        return largest_power(self._limits.maximum)
 
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
@@ -273,7 +287,7 @@ class BoardSampler:
     def _read_activity(self) -> int | None:
         """Percent of the time in which the graphics and compute pipes were busy.
 
-        Of a divided board, the mean of its partitions.
+        The percentage of a divided board is the mean of its partitions.
         """
         answers = self._ask_partitions("activity", "amdsmi_get_gpu_activity")
         busy = [number(answer.get("gfx_activity"), 100) for answer in answers if answer is not None]
@@ -315,7 +329,7 @@ class BoardSampler:
             into.usages.append(usage)
 
     def _list_processes(self) -> list[ProcessActivity] | None:
-        """The processes on all partitions; None if the driver does not tell them."""
+        """The processes on all partitions; None if the driver does not list them."""
         engines: dict[int, int] = {}
         units: dict[int, int] = {}
         lists = self._ask_partitions(PROCESSES, "amdsmi_get_gpu_process_list")
@@ -338,14 +352,11 @@ class BoardSampler:
     def _status(self, at: Instant) -> GpuStatus:
         """The status at ``at``, of which power and activity were read before."""
         constant, ask = self._library.constant, self._calls.ask
-        self._limits = self._read_limits()
+        self._limits = power_limits(ask(LIMITS, "amdsmi_get_power_cap_info") or {})
         video = constant("AmdSmiMemoryType", "VRAM")
         hotspot = constant("AmdSmiTemperatureType", "HOTSPOT")
         now = constant("AmdSmiTemperatureMetric", "CURRENT")
-        compared = self._meter.integral.compared
-        integrated, counted = compared or (None, None)
-        if integrated is None and self._meter.derived:
-            integrated = self._meter.integral.energy
+        integrated, counted = self._meter.comparison
         self._follow_partitions()
         return GpuStatus(
             self.domain.id,
@@ -368,22 +379,6 @@ class BoardSampler:
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
-        )
-
-    def _read_limits(self) -> PowerLimits:
-        answer = self._calls.ask(LIMITS, "amdsmi_get_power_cap_info") or {}
-
-        def limit(key: str) -> Milliwatts | None:
-            microwatts = number(answer.get(key), _MAX_POWER)
-            return Milliwatts(microwatts // _MICROWATTS) if microwatts else None
-
-        requested = limit("power_cap")
-        return PowerLimits(
-            minimum=limit("min_power_cap"),
-            maximum=limit("max_power_cap"),
-            default=limit("default_power_cap"),
-            requested=requested,
-            enforced=requested,
         )
 
     def _clock_hertz(self, kind: str) -> int | None:
@@ -451,7 +446,7 @@ class BoardSampler:
         if self._check.misreports:
             found.append(self._distrust("its energy differs from the power of the GPU"))
         refusal = self._calls.refused(PROCESSES)
-        if refusal is not None and refusal != calls.NO_PERMISSION:
+        if refusal is not None and refusal != gpu_calls.NO_PERMISSION:
             remedy = "All of its energy stays unattributed."
             found.append(self._failure(PROCESSES, Trouble.ABSENT, cause_of(refusal), remedy))
         if self._unlisted >= _UNLISTED_RECORDS:

@@ -7,14 +7,17 @@ lost, and after a board was divided differently.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import SECOND, Domain, Failure, Trouble
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
+from wattspan.sources import gpu_calls
 from wattspan.sources.amdsmi.calls import (
+    AMD,
     LABEL,
     SOURCE,
     AmdSmiError,
@@ -25,9 +28,8 @@ from wattspan.sources.amdsmi.calls import (
 )
 from wattspan.sources.amdsmi.device import AmdSmiSettings, BoardIdentity, BoardSampler
 from wattspan.sources.driver_thread import DriverThreadSource
-from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import GpuLostError, SessionLostError
-from wattspan.sources.nvml.device import GpuFindings
+from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
+from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
 from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
 
@@ -36,9 +38,6 @@ MAX_DELAY = 8 * SECOND
 """Limit for the delay of an initialisation: a board that returns is measured within ten seconds."""
 
 MAX_HANDLES = 512
-AMD = "0x1002"
-"""AMD's number as a vendor of PCI devices, as the package writes it."""
-
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.([0-7])")
 _MAX_TEXT = 96
 
@@ -78,7 +77,7 @@ def list_boards(library: AmdSmiLibrary) -> dict[str, list[Any]]:
             bdf = library.call("amdsmi_get_gpu_device_bdf", handle)
             address, function = board_address(bdf)
         except (AmdSmiError, ValueError) as error:
-            if calls.code_of(error) in calls.SESSION_ERRORS:
+            if gpu_calls.code_of(error) in gpu_calls.SESSION_ERRORS:
                 raise
             continue
         boards.setdefault(address, []).append((function, handle))
@@ -86,6 +85,24 @@ def list_boards(library: AmdSmiLibrary) -> dict[str, list[Any]]:
         address: [handle for _, handle in sorted(found, key=lambda each: each[0])]
         for address, found in boards.items()
     }
+
+
+def is_amd(asic: Mapping[str, Any]) -> bool:
+    """False for the chip of another vendor."""
+    return bool(asic.get("vendor_id", AMD) == AMD)
+
+
+def identify_board(
+    address: str, index: int, asic: Mapping[str, Any], uuid: Any, driver: Any = ""
+) -> BoardIdentity:
+    """The identity by the library's answers."""
+    return BoardIdentity(
+        address,
+        uuid=_printable(uuid),
+        index=index,
+        model=_printable(asic.get("market_name", "")),
+        driver=_printable(driver),
+    )
 
 
 class AmdSmiSession:
@@ -157,7 +174,7 @@ class AmdSmiSession:
         except AmdSmiError as error:
             self._fail(error.value, now, found)
         except Exception as error:  # noqa: BLE001 - the package itself failed: try again later
-            self._fail(calls.UNINITIALIZED, now, found, _unexpected(LABEL, error))
+            self._fail(gpu_calls.UNINITIALIZED, now, found, _unexpected(LABEL, error))
         else:
             self._down = None if self._boards or self._lost or self._unopened else _NO_GPU
             if self._must_initialise:
@@ -179,14 +196,14 @@ class AmdSmiSession:
             try:
                 board = self._open(address, partitions, index)
             except AmdSmiError as error:
-                if error.value not in calls.GPU_ERRORS:
+                if error.value not in gpu_calls.GPU_ERRORS:
                     raise
                 self._unopened[address] = error.value
             else:
                 if board is not None:
                     boards[address] = board
         for address in self._boards.keys() - boards.keys():
-            self._lose(address, calls.GPU_NOT_FOUND, found)
+            self._lose(address, gpu_calls.GPU_NOT_FOUND, found)
         self._boards = boards
         for address in boards:
             self._lost.pop(address, None)
@@ -195,16 +212,11 @@ class AmdSmiSession:
         """The board at ``address``; None for one of another vendor."""
         first = partitions[0]
         asic = self._optional("amdsmi_get_gpu_asic_info", first) or {}
-        if asic.get("vendor_id", AMD) != AMD:
+        if not is_amd(asic):
             return None
+        uuid = self._optional("amdsmi_get_gpu_device_uuid", first) or ""
         driver = self._optional("amdsmi_get_gpu_driver_info", first) or {}
-        identity = BoardIdentity(
-            address,
-            uuid=_printable(self._optional("amdsmi_get_gpu_device_uuid", first) or ""),
-            index=index,
-            model=_printable(asic.get("market_name", "")),
-            driver=_printable(driver.get("driver_version", "")),
-        )
+        identity = identify_board(address, index, asic, uuid, driver.get("driver_version", ""))
         lost = self._lost.get(address)
         epoch = 0 if lost is None else lost.board.epoch + 1
         return BoardSampler(
@@ -219,7 +231,7 @@ class AmdSmiSession:
         try:
             return self._library.call(name, handle)
         except AmdSmiError as error:
-            if error.value in calls.GPU_ERRORS | calls.SESSION_ERRORS:
+            if error.value in gpu_calls.GPU_ERRORS | gpu_calls.SESSION_ERRORS:
                 raise
         except ValueError:  # the package cannot parse what the library tells
             pass
@@ -259,10 +271,8 @@ class AmdSmiSession:
     def _shut_down(self) -> None:
         if self._initialised:
             self._initialised = False
-            try:
+            with contextlib.suppress(AmdSmiError):
                 self._library.call("amdsmi_shut_down")
-            except AmdSmiError:
-                return
 
     def _failures(self) -> Iterator[Failure]:
         if self._down is not None:
@@ -275,11 +285,8 @@ class AmdSmiSession:
     def _all_domains(self) -> tuple[Domain, ...]:
         """The present and the lost; the same object while nothing about them changes."""
         lost = (entry.board.domain for entry in self._lost.values())
-        domains = (*(board.domain for board in self._boards.values()), *lost)
-        if len(domains) != len(self._domains) or any(
-            one is not other for one, other in zip(domains, self._domains, strict=True)
-        ):
-            self._domains = domains
+        present = (board.domain for board in self._boards.values())
+        self._domains = unless_unchanged((*present, *lost), self._domains)
         return self._domains
 
 

@@ -1,9 +1,10 @@
 """Usage of an AMD GPU by its processes.
 
-AMD SMI tells two things of a process: the cumulative nanoseconds on the graphics engine, which
+AMD SMI reports two figures of a process: the cumulative nanoseconds on the graphics engine, which
 the kernel counts for graphics and for compute through it, and the number of compute units that
-its waves occupy at the moment of the call, which the compute driver (KFD) knows of its own
-processes. Of the device it tells in how much of the time the graphics and compute pipes were busy.
+its waves occupy at the moment of the call, which the compute driver (KFD) counts for its own
+processes. The figure of the device is the part of the time in which its graphics and compute pipes
+were busy.
 
 The time on the engine is a process's own. The rest of the device's busy time is divided in
 proportion to the occupied compute units, as the mean of those at the beginning and at the end of
@@ -30,7 +31,7 @@ class ProcessActivity(NamedTuple):
     """One process at one moment: ``engine`` nanoseconds so far, ``units`` occupied now.
 
     ``payer`` is None for a process that is not known. ``units`` is None if the driver does not
-    tell them.
+    report them.
     """
 
     pid: int
@@ -63,7 +64,7 @@ class ActivityMeter:
     def usage(self, end: Instant, processes: Iterable[ProcessActivity] | None) -> Usage | None:
         """The record up to ``end``; None if that is not after the record before.
 
-        ``processes`` are those at ``end``; None if the driver does not tell them: then all busy
+        ``processes`` are those at ``end``; None if the driver does not list them: then all busy
         time is unclaimed.
         """
         duration = end.mono - self._end.mono

@@ -30,7 +30,7 @@ from wattspan.model import (
 
 NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
-"""Of one chip. Power that changes more often is not seen between two reads."""
+"""Interval of the reads of one chip. A change of power between two reads is not seen."""
 
 
 class SensorQuantity(ModelEnum):
@@ -90,7 +90,6 @@ class Meaning:
     summed: bool = True
 
 
-CONFIGURABLE = ("cpu", "memory", "gpu", "machine", "ignore")
 _ROLE = re.compile(r"(?:cpu(?::(?P<socket>\d{1,4}))?|memory|gpu|machine|ignore)", re.ASCII)
 
 
@@ -201,18 +200,22 @@ def resolve_sensors(
     }
     ids = _ids(known)
 
-    def container(sensor: Sensor, meaning: Meaning) -> str | None:
-        for name in meaning.within:
-            for other in known:
-                if other is not sensor and _contains(name, other, sensor):
-                    return ids[other]
-        return None
+    def container(sensor: Sensor) -> Sensor | None:
+        return next(
+            (
+                other
+                for name in known[sensor].within
+                for other in known
+                if other is not sensor and _contains(name, other, sensor)
+            ),
+            None,
+        )
 
     domains = {}
     for sensor in sorted(known, key=ids.__getitem__):
         meaning = known[sensor]
-        parent = container(sensor, meaning)
-        above = next((one for one, name in ids.items() if name == parent), None)
+        above = container(sensor)
+        parent = None if above is None else ids[above]
         summed = meaning.summed and (above is None or not known[above].summed)
         by_cpu = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
         measured = sensor.quantity is SensorQuantity.ENERGY

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from wattspan.model import (
     MILLISECOND,
-    SECOND,
     Domain,
     Failure,
     GpuStatus,
@@ -21,20 +20,27 @@ from wattspan.model import (
     Provenance,
     Reading,
     Trouble,
-    Usage,
 )
 from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.call_interval import CallInterval
 from wattspan.sources.energy_meter import EnergyMeter
+from wattspan.sources.gpu_calls import NO_PERMISSION, GpuCalls
+from wattspan.sources.gpu_sampling import (
+    GAUGE_SAMPLES,
+    MAX_USAGE_INTERVAL,
+    GpuFindings,
+    PowerReading,
+    largest_power,
+    stamped,
+)
 from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import SOURCE, GpuCalls, NvmlLibrary
+from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary
 from wattspan.sources.nvml.counter_edges import EDGE_GUARD, EdgeDetector
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.mig import MigDivision
 from wattspan.sources.nvml.processes import GpuProcesses, UsageMeter
 from wattspan.sources.nvml.status import (
-    PowerReading,
     read_power,
     read_status,
     read_utilisation,
@@ -45,8 +51,6 @@ from wattspan.util.throttle import RetryBackoff
 ENERGY_COUNTER = "energy counter"
 METHOD = "gpu-sm-utilisation"
 _VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
-TRANSIENT_FACTOR = 2  # boards overshoot their limit for milliseconds
-DEFAULT_MAX_POWER = Milliwatts(5_000_000)  # above any board, where the limit is not known
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
@@ -54,19 +58,7 @@ the real one, and its figures must then be labelled as emulated.
 MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
 """NVML requires as much between two samples of the activity of a MIG instance."""
 
-MAX_USAGE_INTERVAL = 3 * SECOND // 2
-"""Intervals wait three seconds for usage, and a utilisation reading holds for two: usage that is
-read less often is worth nothing.
-"""
-
-
 _SECOND = Duration.parse("1s")
-GAUGE_SAMPLES = 2
-"""Samples between two reads of power and utilisation: sensors smooth power over a second,
-utilisation over a sixth. Where power has to be integrated, it is read at every sample.
-"""
-
-
 _MAX_STATIC_WATTS = 2000
 
 
@@ -168,16 +160,6 @@ class GpuIdentity:
         label = f"{self.model or 'GPU'} {self.index}"
         already = label.lower().startswith("emulated")
         return f"Emulated {label}" if emulated and not already else label
-
-
-@dataclass(slots=True)
-class GpuFindings:
-    """The results of one sample of all GPUs."""
-
-    readings: list[Reading] = field(default_factory=list)
-    usages: list[Usage] = field(default_factory=list)
-    gpus: list[GpuStatus] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
 
 
 class _DomainFacts(NamedTuple):
@@ -350,10 +332,8 @@ class GpuSampler:
 
     def _energy(self) -> tuple[Microjoules | None, Instant]:
         """The counter, stamped half-way through its call."""
-        began = self._clock.now()
-        millijoules = self._calls.ask(ENERGY_COUNTER, "nvmlDeviceGetTotalEnergyConsumption")
-        half = (self._clock.monotonic() - began.mono) // 2
-        at = Instant(began.mono + half, began.wall + half, began.asleep)
+        call = "nvmlDeviceGetTotalEnergyConsumption"
+        millijoules, at = stamped(self._clock, lambda: self._calls.ask(ENERGY_COUNTER, call))
         return None if millijoules is None else Microjoules(int(millijoules) * 1000), at
 
     def _measure_use(self, at: Instant, into: GpuFindings, *, settle: bool) -> None:
@@ -379,17 +359,17 @@ class GpuSampler:
         )
 
     def flush_usage(self, into: GpuFindings) -> None:
-        """Report the usage so far of a GPU that was lost."""
-        if self._usage is not None:
+        """Report the usage so far of a GPU that was lost.
+
+        The driver can no longer report the last activity of MIG instances.
+        """
+        if self._usage is not None and not self._division.instances:
             self._record(self._usage, self._at, into)
 
     def _status(self, at: Instant) -> GpuStatus:
         """The status at ``at``, of which power and utilisation were read before."""
         status = read_status(self._calls, self.domain.id, at)
-        compared = self._meter.integral.compared
-        integrated, counted = compared or (None, None)
-        if integrated is None and self._meter.derived:
-            integrated = self._meter.integral.energy
+        integrated, counted = self._meter.comparison
         busy, memory_busy = self._utilisation or (None, None)
         return replace(
             status,
@@ -429,7 +409,7 @@ class GpuSampler:
             provenance=Provenance.EMULATED if self._emulated else provenance,
             resource=self.identity.domain_id,
             method=division or (METHOD if named else "none"),
-            max_power=DEFAULT_MAX_POWER if limit is None else Milliwatts(limit * TRANSIENT_FACTOR),
+            max_power=largest_power(limit),
             resolution=Nanoseconds(resolution),
             usage_step=Nanoseconds(usage_step),
             staleness=Nanoseconds(EDGE_GUARD) if is_stamped else None,
@@ -479,7 +459,7 @@ class GpuSampler:
         refusal = self._processes.refusal
         if self._mig:
             found.extend(self._division.failures(self._failure))
-        elif refusal is not None and refusal != calls.NO_PERMISSION:
+        elif refusal is not None and refusal != NO_PERMISSION:
             cause = calls.cause_of(refusal)
             remedy = "All of its energy stays unattributed."
             if self._virtualisation == _VGPU_HOST:

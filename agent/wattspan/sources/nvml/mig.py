@@ -29,18 +29,16 @@ from wattspan.model import (
     Trouble,
     Usage,
 )
-from wattspan.sources.nvml.calls import (
+from wattspan.sources.gpu_calls import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
     GpuCalls,
-    NvmlLibrary,
-    cause_of,
     code_of,
-    driver_text,
 )
+from wattspan.sources.nvml.calls import NvmlLibrary, cause_of, driver_text
 from wattspan.sources.nvml.dcgm import EXPORTER_INTERVAL, DcgmExporter
 from wattspan.sources.nvml.processes import GpuProcesses, Holders
 
@@ -106,7 +104,7 @@ def list_instances(calls: GpuCalls) -> InstanceList:
 
 
 def _instance(calls: GpuCalls, device: Any) -> MigInstance | None:
-    """The GPU instance of a MIG device; None if it was destroyed meanwhile, or tells no size."""
+    """The GPU instance of a MIG device; None if it was destroyed, or its size is unknown."""
     number, _ = calls.try_call("nvmlDeviceGetGpuInstanceId", handle=device)
     attributes, _ = calls.try_call("nvmlDeviceGetAttributes_v2", handle=device)
     uuid, _ = calls.try_call("nvmlDeviceGetUUID", handle=device)
@@ -144,7 +142,7 @@ class GpmActivity:
     def measure(self, instances: Sequence[MigInstance]) -> dict[int, int] | None:
         """Millionths by instance id since the last call; None if one is not known.
 
-        That is the case in the first call, and after a change of the instances.
+        The first call, and one after a change of the instances, return None.
         """
         if not self._calls.is_due(_GPM):
             return None

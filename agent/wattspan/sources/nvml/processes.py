@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from wattspan.attribution.parts import REST
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, PartUsage, Payer, Usage
 from wattspan.ports import Clock, ProcessDirectory
-from wattspan.sources.nvml.calls import NOT_FOUND, GpuCalls
+from wattspan.sources.gpu_calls import NOT_FOUND, GpuCalls
 
 MAX_SAMPLE_PERIOD = SECOND
 """NVML's sample periods reach from a sixth of a second to a second, by product."""

@@ -20,18 +20,14 @@ from wattspan.ports import (
     SourceError,
     SourcePlugin,
 )
+from wattspan.sources import gpu_calls
 from wattspan.sources.driver_thread import DriverThreadSource
+from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
+from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
 from wattspan.sources.nvml import calls
-from wattspan.sources.nvml.calls import (
-    SOURCE,
-    GpuLostError,
-    NvmlLibrary,
-    SessionLostError,
-    driver_text,
-)
+from wattspan.sources.nvml.calls import SOURCE, NvmlLibrary, driver_text
 from wattspan.sources.nvml.dcgm import DcgmExporter
 from wattspan.sources.nvml.device import (
-    GpuFindings,
     GpuIdentity,
     GpuSampler,
     NvmlSettings,
@@ -192,8 +188,8 @@ class NvmlSession:
                 handle = self._handle_of(lost)
                 gpu = self._gpu(handle, lost.index)
             except Exception as error:  # noqa: BLE001 - the other GPUs are unaffected
-                lost.code = calls.code_of(error)
-                if lost.code in calls.SESSION_ERRORS:
+                lost.code = gpu_calls.code_of(error)
+                if lost.code in gpu_calls.SESSION_ERRORS:
                     self._fail(lost.code, found)
                     return
                 lost.backoff.failed(now)
@@ -248,9 +244,9 @@ class NvmlSession:
             self._driver = driver_text(self._optional("nvmlSystemGetDriverVersion") or "")
             self._enumerate(found)
         except self._library.error as error:
-            self._fail(calls.code_of(error), found)
+            self._fail(gpu_calls.code_of(error), found)
         except Exception as error:  # noqa: BLE001 - the binding itself failed: try again later
-            self._fail(calls.UNINITIALIZED, found, _unexpected_failure("NVML", error, None))
+            self._fail(gpu_calls.UNINITIALIZED, found, _unexpected_failure("NVML", error, None))
 
     def _reinitialise(self, found: GpuFindings) -> None:
         """Reinitialise to recover lost GPUs; the others keep their counters."""
@@ -267,8 +263,8 @@ class NvmlSession:
                 handle = self._library.call("nvmlDeviceGetHandleByIndex", index)
                 gpu = self._gpu(handle, index)
             except Exception as error:
-                code = calls.code_of(error)
-                if code in calls.SESSION_ERRORS:
+                code = gpu_calls.code_of(error)
+                if code in gpu_calls.SESSION_ERRORS:
                     raise
                 unnamed[index] = LostGpu(index, code, _new_backoff())
                 unnamed[index].backoff.failed(self._clock.monotonic())
@@ -278,7 +274,7 @@ class NvmlSession:
                 known.rebind(handle)
             gpus[gpu.identity.uuid] = known or gpu
         for uuid in self._gpus.keys() - gpus.keys():
-            self._lose(uuid, calls.GPU_NOT_FOUND, found)
+            self._lose(uuid, gpu_calls.GPU_NOT_FOUND, found)
         self._down = None if count else _NO_GPU
         self._gpus = gpus
         self._lost = self._still_lost(unnamed)
@@ -310,11 +306,7 @@ class NvmlSession:
         """The present and the lost; the same object while nothing about them changes."""
         lost = [entry.gpu.domain for entry in self._lost.values() if entry.gpu is not None]
         present = (one for gpu in self._gpus.values() for one in (gpu.domain, *gpu.instances))
-        domains = (*present, *lost)
-        if len(domains) != len(self._domains) or any(
-            one is not other for one, other in zip(domains, self._domains, strict=True)
-        ):
-            self._domains = domains
+        self._domains = unless_unchanged((*present, *lost), self._domains)
         return self._domains
 
 

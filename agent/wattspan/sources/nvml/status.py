@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from wattspan.model import GpuStatus, Instant, Milliwatts, PowerLimits
+from wattspan.sources.gpu_calls import GpuCalls
+from wattspan.sources.gpu_sampling import PowerReading
 from wattspan.sources.nvml import calls as fields
-from wattspan.sources.nvml.calls import GpuCalls
 
 POWER = "power"
 UTILISATION = "utilisation"
@@ -28,15 +28,6 @@ _REASON_BITS = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PowerReading:
-    """One reading of power. ``draw`` is the value to integrate."""
-
-    average: Milliwatts | None = None
-    instant: Milliwatts | None = None
-    draw: Milliwatts | None = None
 
 
 def read_power(calls: GpuCalls, usage_is_instant: bool | None) -> PowerReading:
