@@ -71,9 +71,13 @@ class Host:
         self.readings: list[Reading] = []
         self.attributions: list[Attribution] = []
 
-    def run(self, seconds: float) -> Snapshot:
+    def run(self, seconds: float, *, stalled: bool = False) -> Snapshot:
+        """Sample every 0.1 s; ``stalled``: the driver's figures are not renewed meanwhile."""
         for _ in range(round(seconds * 10)):
-            self.gpus.run(0.1, every=0.05)
+            if stalled:
+                self.clock.advance(0.1)
+            else:
+                self.gpus.run(0.1, every=0.05)
             self.batch = batch = self.session.sample()
             self.usages += batch.usages
             self.readings += batch.readings
@@ -242,6 +246,29 @@ def test_refused_activity_falls_back_and_returns(host: Host) -> None:
     host.run(61)
     assert host.board.method == "mig-gpm"
     assert host.batch.failures == ()
+    assert all(a.end == b.start for a, b in itertools.pairwise(host.usages))
+
+
+def test_idle_instance_is_not_charged_while_activity_is_late(host: Host) -> None:
+    occupied(host, 0.9, 0.0, 0.5)
+    host.run(5)
+    host.run(1, stalled=True)  # GPM samples without time between them are refused
+    host.run(5)
+    charged, truth = host.charged(), host.settled_truth()
+    busy, resident, other = (one.pid for one in PROCESSES[:3])
+    assert charged.get(resident, 0) == 0
+    for pid in (busy, other):
+        assert charged[pid] == pytest.approx(truth[pid], rel=0.01)
+    assert all(a.end == b.start for a, b in itertools.pairwise(host.usages))
+    assert max(one.end.mono - one.start.mono for one in host.usages) >= 10**9
+
+
+def test_activity_that_stays_away_is_taken_to_be_equal(host: Host) -> None:
+    occupied(host, 0.9, 0.0, 0.5)
+    host.run(5)
+    host.run(4, stalled=True)
+    host.run(5)
+    assert host.charged()[PROCESSES[1].pid] > 0
     assert all(a.end == b.start for a, b in itertools.pairwise(host.usages))
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from wattspan.attribution.parts import usage_of_parts
 from wattspan.model import (
     MILLISECOND,
+    SECOND,
     Domain,
     Failure,
     Instant,
@@ -131,8 +132,8 @@ class GpmActivity:
 
     def __init__(self, library: NvmlLibrary, calls: GpuCalls) -> None:
         self._library, self._calls = library, calls
-        self._samples: dict[int, tuple[Any, Any]] = {}  # by instance: the newest, and the other
-        self._complete: set[int] = set()  # instances with a newest sample
+        self._samples: dict[int, tuple[Any, Any]] = {}  # by instance: the last, and the next
+        self._complete: set[int] = set()  # instances with a last sample
 
     @property
     def refusal(self) -> int | None:
@@ -142,7 +143,8 @@ class GpmActivity:
     def measure(self, instances: Sequence[MigInstance]) -> dict[int, int] | None:
         """Millionths by instance id since the last call; None if one is not known.
 
-        The first call, and one after a change of the instances, return None.
+        The first call, and one after a change of the instances, return None. A call that the
+        driver refuses for a moment returns None, too, and the next one covers its time.
         """
         if not self._calls.is_due(_GPM):
             return None
@@ -150,36 +152,40 @@ class GpmActivity:
         for gone in self._samples.keys() - ids:
             self._free(gone)
         try:
-            known = {one.id: self._measure(one.id) for one in instances}
+            for instance in ids:
+                self._take(instance)
+            known = {instance: self._since_last(instance) for instance in ids & self._complete}
         except self._library.error as error:
-            self.close()
             code = code_of(error)
             if code not in _TRANSIENT:
+                self.close()
                 self._calls.record_error(_GPM, code)
             return None
         self._calls.record_answer(_GPM)
-        if None in known.values():
-            return None
-        return {key: value for key, value in known.items() if value is not None}
+        self._samples = {key: (new, before) for key, (before, new) in self._samples.items()}
+        self._complete = ids
+        found = {key: value for key, value in known.items() if value is not None}
+        return found if found.keys() == ids else None
 
     def close(self) -> None:
         """Free the samples; the next call begins anew."""
         for instance in tuple(self._samples):
             self._free(instance)
 
-    def _measure(self, instance: int) -> int | None:
+    def _take(self, instance: int) -> None:
+        """Take the newer sample of the two."""
         if instance not in self._samples:
             allocate = "nvmlGpmSampleAlloc"
             self._samples[instance] = self._library.call(allocate), self._library.call(allocate)
-        before, spare = self._samples[instance]
-        self._library.call("nvmlGpmMigSampleGet", self._calls.handle, instance, spare)
-        self._samples[instance] = spare, before
-        if instance not in self._complete:
-            self._complete.add(instance)
-            return None
+        self._library.call(
+            "nvmlGpmMigSampleGet", self._calls.handle, instance, self._samples[instance][1]
+        )
+
+    def _since_last(self, instance: int) -> int | None:
+        """Millionths between the two samples; None if the driver does not know."""
         asked = self._library.structure("c_nvmlGpmMetricsGet_t")
         asked.version, asked.numMetrics = _GPM_VERSION, 1
-        asked.sample1, asked.sample2 = before, spare
+        asked.sample1, asked.sample2 = self._samples[instance]
         asked.metrics[0].metricId = _GPM_SM_UTIL
         self._library.call("nvmlGpmMetricsGet", asked)
         if asked.metrics[0].nvmlReturn:
@@ -195,7 +201,8 @@ class GpmActivity:
 
 
 _GPM = "activity of MIG instances"
-_TRANSIENT = frozenset({INVALID_ARGUMENT, NOT_FOUND})  # an instance was destroyed meanwhile
+_TRANSIENT = frozenset({INVALID_ARGUMENT, NOT_FOUND})
+"""No time between the samples, or an instance that was destroyed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +310,17 @@ class MigDivision:
         self._holders = self._processes.list_instances(devices)
 
     def usage(self, resource: str, at: Instant) -> Usage | None:
-        """The use of the instances from the last usage to ``at``; None for no time."""
+        """The use of the instances from the last usage to ``at``.
+
+        None for no time, and while the driver refuses the activity for a moment: the next usage
+        covers that time.
+        """
         since = self._since
         if since is None or at.mono <= since.mono:
             return None
         activity = self._activity()
+        if activity is None and self.method == BY_GPM and at.mono - since.mono < _MAX_JOINED:
+            return None
         self._since = at
         self._step = round((at.mono - since.mono) / _GRAIN) * _GRAIN
         return DividedUse(self._listed, self._holders, activity).usage(resource, since, at)
@@ -370,6 +383,9 @@ class MigDivision:
 
 
 _GRAIN = 50 * MILLISECOND
+_MAX_JOINED = 2 * SECOND
+"""Time without activity after which it is taken to be equal."""
+
 _EXPLANATIONS = {
     BY_GPM: "its active energy by the activity that the driver reports",
     BY_DCGM: "its active energy by the activity that dcgm-exporter reports",
