@@ -46,6 +46,7 @@ def held() -> Host:
     return host
 
 
+@pytest.mark.slow
 def test_held_clocks_save_nearly_as_much_as_the_best_ones(held: Host) -> None:
     search = RankClocks(PipelineTraining(held, BASES).model())
     best = search.best(search.fastest.seconds * 1.05)
@@ -58,6 +59,7 @@ def test_held_clocks_save_nearly_as_much_as_the_best_ones(held: Host) -> None:
     assert row(held).applied
 
 
+@pytest.mark.slow
 def test_figures_of_a_held_plan(held: Host) -> None:
     found = row(held)
     assert found.slowdown is not None
@@ -71,6 +73,7 @@ def test_figures_of_a_held_plan(held: Host) -> None:
     assert (shown["ranks"], shown["stages"]) == (3.0, 3.0)
 
 
+@pytest.mark.slow
 def test_run_keeps_the_budget_and_saves_energy() -> None:
     host, _ = train_pipeline()
     host.run(1800)
@@ -147,6 +150,7 @@ def test_advice_writes_no_clock() -> None:
     assert "each of the 3 ranks" in row(host).decision.sentence
 
 
+@pytest.mark.slow
 def test_account_of_the_run_survives_a_restart_of_the_agent() -> None:
     host, _ = train_pipeline()
     host.run(1800, until=lambda: holds_plan(host))
