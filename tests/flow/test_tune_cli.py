@@ -141,7 +141,7 @@ def test_capper_of_another_agent_is_reported(tune: Tune, run_dir: Path) -> None:
     accounts = TuningAccounts("apply", capper=True, capper_shared="/run/other/capper.sock")
     with QueryServer(run_dir, tuning=lambda: accounts):
         told = tune.told("status").splitlines()
-    assert told[1] == "The capper of another agent, on /run/other/capper.sock, writes them."
+    assert told[1] == "The capper of another agent, on /run/other/capper.sock, writes the limits."
 
 
 # ------------------------------------------------------------------------------------ explain

@@ -217,7 +217,7 @@ def summary_lines(accounts: TuningAccounts) -> Iterator[str]:
     if accounts.capper is False:
         yield f"! {accounts.capper_trouble or 'The capper does not answer.'}"
     elif accounts.capper_shared:
-        yield f"The capper of another agent, on {accounts.capper_shared}, writes them."
+        yield f"The capper of another agent, on {accounts.capper_shared}, writes the limits."
 
 
 def sort_rows(rows: Iterable[TuningRow]) -> list[TuningRow]:
