@@ -24,7 +24,6 @@ from typing import Self, TypeVar
 from benchmarks.faults.judge import Breach, Judge
 from benchmarks.faults.observation import NANO, Sight, parse
 from support.emulated_faults import FaultyHost
-from wattspan.emulation.powercap_tree import LAYOUTS
 from wattspan.emulation.profiles import profile_named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +182,7 @@ class Stage:
         told = self.host.ask(do="truth", at=[at])["at"][0]
         found = {}
         names: dict[str, str] = {}
-        for zone in LAYOUTS[self.host.profile.powercap].zones:
+        for zone in self.host.profile.powercap.zones:
             above = zone.directory.rpartition(":")[0]
             path = f"{names[above]}/{zone.name}" if above in names else zone.name
             names[zone.directory] = path
