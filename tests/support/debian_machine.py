@@ -134,7 +134,7 @@ class Machine:
         """Energy of the machine, once positive."""
         return self.until(self.energy, "it measures")
 
-    def until(self, holds: Callable[[], T], what: str) -> T:
+    def until(self, holds: Callable[[], T | None], what: str) -> T:
         """The first truthy result; an AssertionError quotes the machine's logs."""
         try:
             return eventually(holds, what, within=60)

@@ -290,7 +290,7 @@ class Tuned:
 
     # ------------------------------------------------------------------------------ actions
 
-    def until(self, holds: Callable[[], T], what: str, within: float = 60.0) -> T:
+    def until(self, holds: Callable[[], T | None], what: str, within: float = 60.0) -> T:
         """The first truthy result; the AssertionError quotes all state."""
         try:
             return eventually(holds, what, within)

@@ -11,7 +11,7 @@ from wattspan.clock import SystemClock
 T = TypeVar("T")
 
 
-def eventually(attempt: Callable[[], T], what: str, within: float = 60.0) -> T:
+def eventually(attempt: Callable[[], T | None], what: str, within: float = 60.0) -> T:
     """The first truthy result of ``attempt``; AssertionError naming ``what`` after ``within`` s.
 
     ``within`` bounds failures only: a test passes as soon as the condition holds, however slow the

@@ -68,7 +68,7 @@ def test_source_is_a_counter_source(source: NvmlSource) -> None:
 
 
 def test_results_of_the_thread_are_returned_once(source: NvmlSource, clock: ManualClock) -> None:
-    batch = eventually(lambda: (b := source.read()).readings and b, "a first reading")
+    batch = eventually(lambda: b if (b := source.read()).readings else None, "a first reading")
     assert batch.domains[0].id == "gpu:GPU-a"
     seen = {reading.at for reading in batch.readings}
     clock.advance(0.1)
