@@ -343,7 +343,7 @@ def test_cells_cover_every_curve_noise_and_disturbance_once() -> None:
     found = cells()
     assert len(found) >= 70
     assert {cell.plant.cv for cell in found} == {0.0, 0.01, 0.02, 0.05, 0.10}
-    assert {cell.group for cell in found} == {"curves", "iterations", "disturbed", "null"}
+    assert {cell.group for cell in found} == {"curves", "iterations", "short", "disturbed", "null"}
     assert len(quick()) == 6
 
 
