@@ -16,11 +16,8 @@ same slowdown, if `scripts/test-tools all` has installed it and PyTorch; ``--zeu
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import random
-import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -28,8 +25,8 @@ from typing import NamedTuple
 
 from benchmarks.machine import describe
 from benchmarks.tuner.stats import clopper_pearson, mean
-from support.apps import app_environment
-from support.requirements import APPS, CLIENTS, ROOT, TORCH
+from benchmarks.tuner.zeus_optimizer import on_boards
+from support.requirements import CLIENTS, TORCH
 from support.tuned_host import DEFAULT, Gpu, Host
 from support.tuned_host import Job as SimulatedJob
 from wattspan.config import AutotuneSettings
@@ -76,22 +73,10 @@ def zeus(seeds: Sequence[int], hours: float) -> Iterator[Outcome]:
         for seed in seeds
         for noise, slope in [case(seed)]
     ]
-    plan = {"factor": 1 + BUDGET, "seconds": hours * 3600, "runs": jobs}
-    places = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    done = subprocess.run(
-        [str(APPS), "-m", "benchmarks.tuner.zeus_optimizer"],
-        input=json.dumps(plan) + "\n",
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=app_environment(PYTHONPATH=places, PYTHONWARNINGS="ignore"),
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found = json.loads(line)
-            noise, slope = case(found["seed"])
-            possible = oracle(Gpu("oracle", slope=slope))
-            yield Outcome(noise=noise, possible=possible, **found)
+    for found in on_boards(1 + BUDGET, hours * 3600, jobs):
+        noise, slope = case(found["seed"])
+        possible = oracle(Gpu("oracle", slope=slope))
+        yield Outcome(noise=noise, possible=possible, **found)
 
 
 def run(seed: int, hours: float) -> Outcome:

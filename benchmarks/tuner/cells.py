@@ -9,8 +9,14 @@ from typing import Any
 from benchmarks.tuner.curves import ITERATION_SECONDS, Curve, curves
 from benchmarks.tuner.plants import Phase, Plant
 
+MIN_HELD_UNITS = 6_000
+"""Shorter jobs need not hold a certified setting."""
+
 UNITS = 24_000
 """Five hours of steps of 0.75 s."""
+
+SHORT_STEP = 0.03
+"""Seconds of one step of the short jobs."""
 
 MILD: dict[str, Any] = {"drift": 0.015, "episodes_every": 2_000}
 ROUGH: dict[str, Any] = {"drift": 0.03, "episodes_every": 2_000, "stragglers": 0.01}
@@ -25,18 +31,28 @@ class Cell:
     quiet: bool = True  # noise only
     null: bool = False  # no cap saves anything
     crooked: bool = False  # its curve is not monotonic: leaving it uncapped is correct
+    share: float | None = None  # the goal, where it does not follow from the noise
 
     @property
     def goal(self) -> float | None:
         """Required part of the oracle's saving; None where it is not a criterion."""
         if self.null or self.crooked:
             return None
-        return 0.8 if self.plant.cv <= 0.01 else 0.6 if self.plant.cv <= 0.05 else 0.45
+        if self.share is not None:
+            return self.share
+        return 0.85 if self.plant.cv <= 0.02 else 0.75 if self.plant.cv <= 0.05 else 0.6
+
+    @property
+    def steps_goal(self) -> int | None:
+        """Required median of steps until a setting is held; None where it is not a criterion."""
+        if self.goal is None or self.plant.cv > 0.05 or self.plant.units < MIN_HELD_UNITS:
+            return None
+        return 1_200 if self.plant.cv <= 0.02 else 2_500
 
 
 def cells() -> list[Cell]:
     """All of them, names unique."""
-    found = [*_curves(), *_iterations(), *_disturbed(), *_null()]
+    found = [*_curves(), *_iterations(), *_disturbed(), *_short(), *_null()]
     names = [cell.plant.name for cell in found]
     if len(set(names)) != len(names):
         raise ValueError(f"two cells have the same name: {sorted(names)}")
@@ -124,6 +140,20 @@ def _disturbed() -> Iterator[Cell]:
             )
     bumpy = curves()["v100-resnet50"].times("bumpy", {200.0: 1.15})
     yield Cell(Plant("a bump in the curve, CV 5 %", bumpy, cv=0.05), "disturbed", quiet=False)
+
+
+def _short() -> Iterator[Cell]:
+    """Jobs of one and of ten minutes."""
+    for name in ("a40-resnet50", "v100-bert"):
+        for minutes, share in ((1, 0.4), (10, 0.8)):
+            plant = Plant(
+                f"{name}, {minutes} min of 30 ms",
+                curves()[name],
+                units=round(60 * minutes / SHORT_STEP),
+                step=SHORT_STEP,
+                cv=0.02,
+            )
+            yield Cell(plant, "short", share=share)
 
 
 def _null() -> Iterator[Cell]:

@@ -104,6 +104,7 @@ def _table(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
                 "name": cell.plant.name,
                 "group": cell.group,
                 "goal": cell.goal,
+                "steps_goal": cell.steps_goal,
                 "null": cell.null,
                 "hours": cell.plant.units * cell.plant.step / 3600,
                 "methods": {
@@ -195,6 +196,20 @@ def _example(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
         results.save("example", facts, options.out)
 
 
+def _zeus(chosen: Sequence[Cell], options: argparse.Namespace) -> None:
+    """The real package on the same jobs, in the environment of the example applications."""
+    # Only this part needs the packages of the tests.
+    from benchmarks.tuner.zeus_optimizer import on_plants
+
+    budget, seeds = Terms().budget, _seeds(options)
+    scores = on_plants([cell.plant.name for cell in chosen], seeds, budget)
+    facts = {name: summary(found, budget) for name, found in scores.items()}
+    for name, one in facts.items():
+        print(f"{name}: {one['over']} of {one['runs']} over, {one['slowdown']:.1%} slower")
+    if options.keep:
+        results.save("zeus", facts, options.out)
+
+
 def _certification(found: Sequence[calibration.Certification]) -> list[dict[str, Any]]:
     rows = []
     for key in sorted({(one.slowdown, one.cv, one.remembered) for one in found}):
@@ -249,6 +264,7 @@ PARTS = {
     "lengths": _lengths,
     "batches": _batches,
     "example": _example,
+    "zeus": _zeus,
 }
 
 
@@ -271,7 +287,7 @@ def parts(found: results.Results) -> dict[str, str]:
         for group in tables.GROUPS:
             made[f"tuner-{group}"] = tables.ours(found, group)
             made[f"tuner-{group}-beside"] = tables.beside(found, group)
-    for section in ("certification", "detection", "lengths", "batches", "compare"):
+    for section in ("certification", "detection", "lengths", "batches"):
         if section in found:
             made[f"tuner-{section}"] = getattr(tables, section)(found)
     return made

@@ -16,12 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe
-from benchmarks.tuner import results
 from benchmarks.tuner.cells import Cell, cells
-from benchmarks.tuner.curves import curves
-from benchmarks.tuner.plants import Plant
-from benchmarks.tuner.run_cache import core_digest
 from benchmarks.tuner.runner import Score, Terms
 from benchmarks.tuner.stats import mean
 from benchmarks.tuner.trials import Task, run_task, summary
@@ -40,32 +35,12 @@ _JOBS = (
     "later a steeper job, CV 5 %",
     "flat, CV 5 %",
 )
-SHORT_STEP = 0.03
-"""Seconds of one step of the short jobs."""
 
 
-def short_jobs() -> list[Cell]:
-    """Jobs of one and of ten minutes, of steps of 30 ms."""
-    return [
-        Cell(
-            Plant(
-                f"{name}, {minutes} min of 30 ms",
-                curves()[name],
-                units=round(60 * minutes / SHORT_STEP),
-                step=SHORT_STEP,
-                cv=0.02,
-            ),
-            "short",
-        )
-        for name in ("a40-resnet50", "v100-bert")
-        for minutes in (1, 10)
-    ]
-
-
-def dozen() -> list[Cell]:
-    """The jobs of the comparison."""
-    wanted = [one for one in cells() if one.plant.name in _JOBS]
-    return [*wanted, *short_jobs()]
+def chosen_cells(parts: Sequence[str]) -> list[Cell]:
+    """The jobs of the comparison with one of ``parts`` in their names; all without parts."""
+    compared = (one for one in cells() if one.plant.name in _JOBS or one.group == "short")
+    return [one for one in compared if not parts or any(part in one.plant.name for part in parts)]
 
 
 def measure(chosen: Sequence[Cell], seeds: int, terms: Terms) -> dict[str, dict[str, Any]]:
@@ -114,11 +89,7 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(words)
     terms = Terms(batch=options.batch, policy=dict(map(_setting, options.policy)))
-    chosen = [
-        one
-        for one in dozen()
-        if not options.jobs or any(part in one.plant.name for part in options.jobs)
-    ]
+    chosen = chosen_cells(options.jobs)
     if options.json:
         print(json.dumps(measure(chosen, options.seeds, terms)))
         return
@@ -133,23 +104,11 @@ def main(words: Sequence[str] | None = None) -> None:
     print("job: steps to hold (p90), share of the oracle, slowdown mean/most, runs over budget")
     for cell in chosen:
         print(row(cell.plant.name, [one[cell.plant.name] for one in found]))
-    if options.keep and len(found) > 1:
-        results.save("compare", kept(found[0], found[1], options.keep))
 
 
 def _setting(text: str) -> tuple[str, int]:
     name, _, value = text.partition("=")
     return name, int(value)
-
-
-def kept(ours: Mapping[str, Any], other: Mapping[str, Any], commit: str) -> dict[str, Any]:
-    """The section of results.json; ``commit`` is that of the other core."""
-    return {
-        "machine": describe(),
-        "core": core_digest(),
-        "commit": commit,
-        "jobs": [{"name": name, "ours": ours[name], "other": other[name]} for name in ours],
-    }
 
 
 def _other(options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -175,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beside", type=Path, help="a checkout whose core runs the same jobs")
     parser.add_argument("--jobs", action="append", default=[], help="only those with this in them")
     parser.add_argument("--policy", action="append", default=[], help="FIELD=INTEGER of the policy")
-    parser.add_argument("--keep", metavar="COMMIT", help="write results.json; of the other core")
     parser.add_argument("--json", action="store_true", help="print the figures alone")
     return parser
 

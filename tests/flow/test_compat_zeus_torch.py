@@ -1,4 +1,4 @@
-"""CUDA's indices and windows beside a real PyTorch."""
+"""CUDA's indices and windows, and Zeus's optimizer, beside a real PyTorch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.tuner.baselines import Selector, sweep
+from benchmarks.tuner.cells import cells
+from benchmarks.tuner.runner import Bench, Terms
+from benchmarks.tuner.zeus_optimizer import on_plants
 
 from support.apps import app_environment
 from support.requirements import APPS, ROOT
@@ -94,3 +98,19 @@ def test_pytorch_without_cuda_is_warned_about_once_and_never_initialised(tmp_pat
     assert first_window.startswith("Windows do not wait for GPU work through torch: it has no CUDA")
     assert seconds > 0
     assert initialised is False
+
+
+@pytest.mark.needs_clients
+def test_sweep_of_the_bench_is_the_real_optimizer_of_zeus() -> None:
+    names = ["v100-resnet50, CV 10 %, quiet", "a40-bert-huge-pp8, real iterations"]
+    terms = Terms()
+    real = on_plants(names, 2, terms.budget)
+    plants = {cell.plant.name: cell.plant for cell in cells()}
+    for name in names:
+        for seed, score in enumerate(real[name]):
+            ours = sweep(Bench(plants[name], seed, terms), Selector.SLOWDOWN)
+            assert score.held_watts == ours.held_watts
+            assert (score.slowdown, score.saving) == pytest.approx(
+                (ours.slowdown, ours.saving), abs=1e-6
+            )
+            assert score.commit_units is not None

@@ -342,8 +342,8 @@ def test_oracle_and_a_static_cap_are_fixed_settings() -> None:
 def test_cells_cover_every_curve_noise_and_disturbance_once() -> None:
     found = cells()
     assert len(found) >= 70
-    assert {cell.plant.cv for cell in found} == {0.0, 0.01, 0.05, 0.10}
-    assert {cell.group for cell in found} == {"curves", "iterations", "disturbed", "null"}
+    assert {cell.plant.cv for cell in found} == {0.0, 0.01, 0.02, 0.05, 0.10}
+    assert {cell.group for cell in found} == {"curves", "iterations", "short", "disturbed", "null"}
     assert len(quick()) == 6
 
 
@@ -404,7 +404,7 @@ def test_command_names_its_jobs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_comparison_shows_the_figures_of_both_cores() -> None:
-    (job,) = (one for one in compare.dozen() if one.plant.name == "v100-bert, 1 min of 30 ms")
+    (job,) = compare.chosen_cells(["v100-bert, 1 min of 30 ms"])
     found = compare.measure([job], 1, Terms())[job.plant.name]
     assert found["runs"] == 1
     assert found["minutes"] == pytest.approx(1.0, abs=0.1)

@@ -368,15 +368,38 @@ def test_one_pair_alone_never_alarms() -> None:
     assert Cusum(inconclusive=True).suspicious
 
 
+def shifted(raw: LevelShift, count: int, seconds: float) -> LevelShift:
+    for at in range(count):
+        raw = raw.add(block(FLOOR, at, seconds), 0.01)
+    return raw
+
+
 def test_lasting_shift_of_blocks_is_detected() -> None:
-    raw = LevelShift()
-    for at in range(8):
-        raw = raw.add(block(FLOOR, at), 0.01)
-    assert raw.blocks == 8
-    for at in range(MIN_SHIFTED_BLOCKS):
-        raw = raw.add(block(FLOOR, at, 2.5), 0.01)
+    raw = shifted(LevelShift(), MIN_SHIFTED_BLOCKS, 2.0)
+    assert raw.blocks == MIN_SHIFTED_BLOCKS
+    raw = shifted(raw, MIN_SHIFTED_BLOCKS, 2.5)
     assert raw.suspected
     assert raw.changed
+
+
+def test_end_of_a_disturbance_at_the_start_is_no_shift() -> None:
+    raw = shifted(shifted(LevelShift(), 6, 2.3), 6, 2.0)
+    assert raw.suspected
+    raw = shifted(raw, 2 * MIN_SHIFTED_BLOCKS, 2.0)
+    assert not raw.suspected
+    assert not raw.changed
+    assert raw.time == pytest.approx(math.log(S))
+
+
+def test_usual_scatter_of_blocks_is_no_shift() -> None:
+    raw = LevelShift()
+    for at in range(40):
+        raw = raw.add(block(FLOOR, at, 2.0 * (1 + 0.03 * (-1) ** at)), 0.01)
+    assert raw.add(block(FLOOR, 40, 2.0 * 1.08), 0.01).shifted == 0
+    assert raw.add(block(FLOOR, 40, 2.0 * 1.15), 0.01).shifted == 1
+
+
+def test_shift_of_power_is_seen() -> None:
     power = LevelShift(FLOOR, math.log(S), math.log(200 / (2 * S)), 0, 9)
     power = power.add(block(FLOOR, 1), 0.01)
     assert power.shifted == 0

@@ -25,6 +25,12 @@ _MAX_REFINEMENTS = 3
 _BLOCKS_BEFORE_REFINEMENT = 20
 """Blocks for which a certified level is held before a lower one is tried."""
 
+_LEAST_GAIN = 0.06
+"""Share of the budget by which a lower level must be slower to be worth its certification."""
+
+_STEADY_COMPARISONS = 4
+"""Comparisons of a held level after which they become half as frequent."""
+
 _EVIDENCE = (
     *("pairing", "cusum", "level_shift", "serving", "slack", "miss_alarm", "unmatched"),
     *("candidate", "certified", "recertifying", "failed_candidates", "refinements"),
@@ -457,12 +463,13 @@ def _held_long(state: TunerState, now: int) -> bool:
 
 
 def _hold_blocks(state: TunerState) -> int:
-    """Blocks until the next comparison: fewer where the level is less certain."""
+    """Blocks until the next comparison: fewer where the level is less certain or new."""
     if state.cusum.suspicious or state.level_shift.suspected:
         return 6
     time = state.estimates.at(state.chosen).time
     margin = (state.budget - time.upper(state.error)) / state.budget
-    return 80 if margin > 0.03 and time.n >= 16 else 48
+    blocks = 80 if margin > 0.03 and time.n >= 16 else 48
+    return 2 * blocks if state.cusum.pairs >= _STEADY_COMPARISONS else blocks
 
 
 def _lower_candidate(state: TunerState) -> int | None:
@@ -476,7 +483,7 @@ def _lower_candidate(state: TunerState) -> int | None:
     if state.cusum.suspicious or state.level_shift.suspected:
         return None
     target = search.certifiable_slowdown(state, max(2.0 * time.n, 32.0))
-    gain = max(0.1 * state.budget, 0.0015)
+    gain = max(_LEAST_GAIN * state.budget, 0.0015)
     if target - time.mean < gain:
         return None
     shape = search.fitted_curve(state)

@@ -214,6 +214,7 @@ class LevelShift:
     """Usual log time and log power of blocks at one level, and the deviating blocks in a row.
 
     Blocks are frequent but ambiguous: a lasting shift only makes the next comparison earlier.
+    ``scatter`` is the variance of the log times of the blocks that do not deviate.
     """
 
     level: int | None = None
@@ -221,6 +222,7 @@ class LevelShift:
     power: float | None = None
     shifted: int = 0
     blocks: int = 0
+    scatter: float = 0.0
 
     @property
     def suspected(self) -> bool:
@@ -233,18 +235,24 @@ class LevelShift:
         return self.shifted >= MIN_SHIFTED_BLOCKS
 
     def add(self, block: Block, deviation: float) -> LevelShift:
-        """Add a block of the held level."""
+        """Add a block of the held level.
+
+        Where more blocks deviate in a row than the usual values come from, these were the unusual
+        ones, such as those during a short disturbance: the usual values are learned anew.
+        """
         time = math.log(block.busy / block.work)
         power = None
         if block.energy is not None:
             power = math.log(block.energy / (block.end - block.start))
         if self.level != block.level or self.blocks == 0:
             return LevelShift(block.level, time, power, 0, 1)
-        far = abs(time - self.time) > max(0.05, 4 * deviation)
+        far = abs(time - self.time) > max(0.05, 4 * deviation, 3 * math.sqrt(self.scatter))
         if power is not None and self.power is not None:
             error = meter_error(block.end - block.start)
             far = far or abs(power - self.power) > max(_MAX_POWER_SHIFT, 3 * error)
         if far and self.blocks >= 4:
+            if self.shifted >= self.blocks:
+                return LevelShift(block.level, time, power, 0, 1)
             return replace(self, shifted=self.shifted + 1)
         weight = max(_MIN_WEIGHT, 1 / (self.blocks + 1))
         if power is not None and self.power is not None:
@@ -255,6 +263,7 @@ class LevelShift:
             power if power is not None else self.power,
             0,
             self.blocks + 1,
+            self.scatter + weight * ((time - self.time) ** 2 - self.scatter),
         )
 
 
