@@ -73,7 +73,8 @@ class PageShell:
         shell = self._shell
         assert shell.stdin is not None
         assert shell.stdout is not None
-        shell.stdin.write(f"{command} 2>&1\necho\necho {_END}\n")
+        # The shell has read all of it before the command can read the same standard input.
+        shell.stdin.write(f"{{ {command}\n}} 2>&1; echo; echo {_END}\n")
         shell.stdin.flush()
         return "".join(iter(shell.stdout.readline, f"{_END}\n"))
 
