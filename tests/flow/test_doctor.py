@@ -120,6 +120,7 @@ def test_programs_get_the_same_as_json(tmp_path: Path) -> None:
         "Spans and API",
         "Exporters",
         "Tuning and caps",
+        "Fleet",
         "Cost and carbon",
     ]
 

@@ -21,9 +21,17 @@ from wattspan.capper.protocol import KnobRow, RefusalReason, RefusedReply, State
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.sources import EmptyProcessDirectory
 from wattspan.cli.doctor.tuning import examine_tuning
-from wattspan.config import AgentSettings, AutotuneSettings, CapsSettings, Config, TunedJobSettings
+from wattspan.config import (
+    AgentSettings,
+    AutotuneSettings,
+    CapsSettings,
+    Config,
+    FleetSettings,
+    TunedJobSettings,
+)
 from wattspan.emulation.powercap_tree import LAYOUTS, PowercapTree
 from wattspan.model import Domain, HwType, Knob, Provenance
+from wattspan.model.settings import Table
 from wattspan.ports import SourceContext
 from wattspan.testing import ManualClock
 
@@ -51,6 +59,7 @@ class Host:
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
         self.autotune, self.caps = AutotuneSettings(mode="advise"), CapsSettings()
+        self.fleet = FleetSettings()
         self.host_dir = folder / "host"
 
     def told(self, *more: Domain) -> dict[str, Finding]:
@@ -58,6 +67,7 @@ class Host:
             agent=AgentSettings(run_dir=str(self.run_dir), state_dir=str(self.folder / "state")),
             autotune=self.autotune,
             caps=msgspec.structs.replace(self.caps, host_dir=str(self.host_dir)),
+            fleet=self.fleet,
         )
         context = SourceContext(
             self.clock,
@@ -269,17 +279,20 @@ def test_missing_capper_is_no_finding_if_unneeded(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    "caps", [None, CapsSettings(budget_watts=500), CapsSettings(budget_file="/run/ceiling.toml")]
+    "settings",
+    [
+        {"autotune": AutotuneSettings(mode="apply", apply_found=True)},
+        {"caps": CapsSettings(budget_watts=500)},
+        {"caps": CapsSettings(budget_file="/run/ceiling.toml")},
+        {"fleet": FleetSettings(endpoints=("http://etcd",))},
+    ],
 )
 def test_capper_that_is_needed_and_not_there_is_warned_of(
-    caps: CapsSettings | None, host: Host, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Table], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    if caps is None:
-        host.autotune = AutotuneSettings(mode="apply", apply_found=True)
-    else:
-        host.caps = caps
+    vars(host).update(settings)
     finding = host.told()["capper"]
     assert finding.mark is Severity.WARN
     assert "CAP_SYS_ADMIN is missing" in finding.detail

@@ -19,7 +19,7 @@ from wattspan.cli.fleet import (
     fleet_facts,
     fleet_lines,
 )
-from wattspan.fleet.allotment import HostInUseError, drain_host
+from wattspan.fleet.allotment import HostInUseError, drain_host, watts
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.records import FleetState, encode, read_state
 from wattspan.ports import ConfigError, WattspanError
@@ -54,15 +54,24 @@ def test_status_shows_budgets_hosts_and_reasons(fleet: SimulatedFleet) -> None:
     text = "\n".join(fleet_lines(facts))
     assert text == (
         "Leader: host0\n"
-        "place                      budget   demand allotted     safe  hosts\n"
-        "the fleet                  3000 W   2300 W   1300 W   1300 W  3\n"
-        "row-1                      1000 W   2000 W   1000 W   1000 W  2\n"
-        "row-2                           -    300 W    300 W    300 W  1\n"
-        "host                        floor   demand allotted     safe\n"
-        "host0                       300 W      all    500 W    500 W\n"
-        "host1                       300 W      all    300 W    300 W  drained\n"
-        "host2                       300 W        -    500 W    500 W  no contact"
+        "place                       budget    demand  allotted      safe  hosts\n"
+        "the fleet                   3000 W    2300 W    1300 W    1300 W  3\n"
+        "row-1                       1000 W    2000 W    1000 W    1000 W  2\n"
+        "row-2                            -     300 W     300 W     300 W  1\n"
+        "host                         floor    demand  allotted      safe\n"
+        "host0                        300 W       all     500 W     500 W\n"
+        "host1                        300 W       all     300 W     300 W  drained\n"
+        "host2                        300 W         -     500 W     500 W  no contact"
     )
+
+
+def test_powers_of_the_tables_never_touch() -> None:
+    powers = {"demand": 1005.823, "enforceable": 999.96, "safe": 1_234_567.8}
+    place = {"place": "row-1", "budget": 1_000_000.0, "hosts": 3, **powers}
+    *_, row, _ = fleet_lines({"leader": "", "places": [place], "hosts": []})
+    assert " ".join(row.split()) == "row-1 1000000 W 1006 W 1000 W 1234568 W 3"
+    assert watts(1_000_000_000) == "1000000 W"
+    assert watts(470_816) == "470.816 W"
 
 
 def test_host_with_an_unreadable_report_counts_as_present(fleet: SimulatedFleet) -> None:

@@ -209,6 +209,32 @@ def test_pod_monitor_sends_the_required_token(tmp_path: Path) -> None:
     assert f"create secret generic {secret} --from-file={shown['key']}=" in GUIDE.read_text("utf-8")
 
 
+def test_fleet_of_the_guide_has_its_files_and_its_names(tmp_path: Path) -> None:
+    made = built(chosen("deploy/fleet", tmp_path))
+    agent, capper = (containers(made)[name] for name in ("agent", "capper"))
+    guide = GUIDE.read_text("utf-8")
+    (added,) = re.findall(r"^```toml\n(\[fleet\].*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "config.toml"
+    (configured,) = of_kind(made, "ConfigMap")
+    path.write_text(f"{configured['data']['config.toml']}\n{added}")
+    done = CliRunner().invoke(cli, ["config", "check", str(path)])
+    assert done.exit_code == 0, done.output
+    fleet = tomllib.loads(path.read_text())["fleet"]
+    (secret,) = (v["secret"] for v in pod_of(made)["volumes"] if v["name"] == "fleet")
+    (mount,) = (m for m in agent["volumeMounts"] if m["name"] == "fleet")
+    files = {Path(fleet["password_file"]), Path(fleet["tls_ca"])}
+    assert {file.parent for file in files} == {Path(mount["mountPath"])}
+    sources = " ".join(sorted(f"--from-file={file.name}" for file in files))
+    command = f"create secret generic {secret['secretName']} {sources}"
+    assert command in guide
+    assert command in (FOLDER / "components/fleet/kustomization.yaml").read_text()
+    assert secret["defaultMode"] == 0o440  # passwords that others can read are refused
+    assert "fleet" not in {m["name"] for m in capper["volumeMounts"]}
+    names = {one["name"]: one.get("valueFrom", {}) for one in agent["env"]}
+    assert names["WATTSPAN_FLEET_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert names.keys() >= {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+
+
 def test_nodes_of_a_mixed_cluster_match_one_daemon_set(tmp_path: Path) -> None:
     gpu, cpu = (
         next(of_kind(built(chosen(f"deploy/{kind}", tmp_path)), "DaemonSet"))["spec"]
@@ -314,7 +340,16 @@ def test_pods_have_no_api_access(resources: list[Resource]) -> None:
     assert pod_of(resources)["automountServiceAccountToken"] is False
     assert not [one for one in resources if "Role" in one["kind"]]
     (policy,) = of_kind(resources, "NetworkPolicy")
-    assert policy["spec"]["egress"] == []
+    opened = {
+        (
+            rule["to"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
+            p["port"],
+        )
+        for rule in policy["spec"]["egress"]
+        for p in rule["ports"]
+    }
+    in_a_fleet = "fleet" in {volume["name"] for volume in pod_of(resources)["volumes"]}
+    assert opened == ({("etcd", 2379), ("kube-system", 53)} if in_a_fleet else set())
 
 
 def test_containers_have_limits_and_liveness_probes(resources: list[Resource]) -> None:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 GUIDE = (ROOT / "docs" / "how-to" / "run-under-slurm.md").read_text(encoding="utf-8")
 EPILOG = ROOT / "packaging" / "slurm" / "epilog"
+SUSPEND = ROOT / "packaging" / "slurm" / "suspend"
 
 
 def blocks(language: str) -> list[str]:
@@ -199,3 +200,71 @@ def test_configuration_of_the_guide_is_accepted(tmp_path: Path) -> None:
     path.write_text(text)
     done = CliRunner().invoke(cli, ["config", "check", str(path)])
     assert done.exit_code == 0, done.output
+
+
+# --------------------------------------------------------------------------------------- fleet
+
+
+def suspend(tmp_path: Path, **programs: str) -> tuple[int, list[str]]:
+    """Suspend node17 and node18 with stand-ins; the exit code, and the calls in their order."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir()
+    calls.touch()
+    stand_ins = {
+        "scontrol": 'test "$2" = hostnames && printf "node17\\nnode18\\n"',
+        "power-off": "true",
+        "wattspan": "true",
+        "logger": "true",
+        **{name.replace("_", "-"): text for name, text in programs.items()},
+    }
+    for name, text in stand_ins.items():
+        (tools / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{calls}\n{text}\n')
+        (tools / name).chmod(0o755)
+    done = subprocess.run(
+        [SUSPEND, "node[17-18]"],
+        env={
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "WATTSPAN_POWER_OFF": "power-off",
+            "WATTSPAN_SETTLE": "0",
+            "WATTSPAN_TRIES": "3",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, calls.read_text().splitlines()
+
+
+def test_suspended_nodes_leave_the_fleet_once_they_are_off(tmp_path: Path) -> None:
+    code, calls = suspend(tmp_path)
+    assert (code, calls) == (
+        0,
+        [
+            "scontrol show hostnames node[17-18]",
+            "power-off node17 node18",
+            "wattspan fleet remove node17",
+            "wattspan fleet remove node18",
+        ],
+    )
+
+
+def test_nodes_that_are_not_off_stay_in_the_fleet(tmp_path: Path) -> None:
+    code, calls = suspend(tmp_path, power_off="exit 1")
+    assert code == 1
+    assert not any(call.startswith("wattspan") for call in calls)
+
+
+def test_removal_is_repeated_and_its_failure_is_logged(tmp_path: Path) -> None:
+    refusal = 'test "$3" != node17 || { echo "node17 is in contact" >&2; exit 9; }'
+    code, calls = suspend(tmp_path, wattspan=refusal)
+    assert code == 0
+    assert calls.count("wattspan fleet remove node17") == 3
+    (logged,) = (call for call in calls if call.startswith("logger"))
+    assert "node17 is off, and its power stays reserved: node17 is in contact" in logged
+    assert calls[-1] == "wattspan fleet remove node18"
+
+
+def test_fleet_command_of_the_suspend_program_exists() -> None:
+    (words,) = set(re.findall(r"wattspan (fleet \w+) \"", SUSPEND.read_text()))
+    assert CliRunner().invoke(cli, [*words.split(), "--help"]).exit_code == 0

@@ -195,13 +195,13 @@ def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
     from wattspan.fleet.allotment import place_name
 
     yield f"Leader: {facts['leader'] or 'none; no allotment changes'}"
-    yield f"{'place':<24}{'budget':>9}{'demand':>9}{'allotted':>9}{'safe':>9}  hosts"
+    yield f"{'place':<24}{'budget':>10}{'demand':>10}{'allotted':>10}{'safe':>10}  hosts"
     for one in facts["places"]:
         yield (
             f"{place_name(one['place']):<24}{_shown(one['budget'])}{_shown(one['demand'])}"
             f"{_shown(one['enforceable'])}{_shown(one['safe'])}  {one['hosts']}"
         )
-    yield f"{'host':<24}{'floor':>9}{'demand':>9}{'allotted':>9}{'safe':>9}"
+    yield f"{'host':<24}{'floor':>10}{'demand':>10}{'allotted':>10}{'safe':>10}"
     for one in facts["hosts"]:
         notes = [
             "" if one["in_contact"] else "no contact",
@@ -215,9 +215,11 @@ def fleet_lines(facts: dict[str, Any]) -> Iterator[str]:
         ).rstrip()
 
 
-def _shown(value: object) -> str:
-    text = "-" if value is None else value if isinstance(value, str) else f"{value:g} W"
-    return f"{text:>9}"
+def _shown(value: float | str | None) -> str:
+    """A cell of the tables: tenths of a watt, and whole watts from 1,000 W on."""
+    if isinstance(value, int | float):
+        value = f"{round(value) if value >= 1000 else round(value, 1)} W".replace(".0 ", " ")
+    return f"{value or '-':>10}"
 
 
 def _watts(milliwatts: int) -> float:

@@ -162,15 +162,21 @@ def accept_budgets(book: AllotmentBook, budgets: Mapping[str, int]) -> Allotment
             raise ValueError(
                 f"The budget of {place_name(place)} must be above 0 and at most {watts(MAX_POWER)}."
             )
-    floors: dict[str, list[int]] = {}
-    for name, entry in book.hosts.items():
-        for place in nodes_of(entry.place, name):
-            floors.setdefault(place, []).append(entry.floor)
+    floors = floors_by_node(book.hosts)
     for place in sorted(budgets):
         ones = floors.get(place, [])
         if sum(ones) > budgets[place]:
             raise BudgetBelowFloorsError(place, budgets[place], sum(ones), len(ones))
     return replace(book, revision=book.revision + 1, budgets=dict(budgets))
+
+
+def floors_by_node(hosts: Mapping[str, BookEntry | HostReport]) -> dict[str, list[int]]:
+    """The floors of ``hosts``, by name, at every node that has one; in milliwatts."""
+    floors: dict[str, list[int]] = {}
+    for name, host in hosts.items():
+        for node in nodes_of(host.place, name):
+            floors.setdefault(node, []).append(host.floor)
+    return floors
 
 
 def drain_host(book: AllotmentBook, name: str, *, drained: bool = True) -> AllotmentBook:
@@ -256,4 +262,4 @@ def place_name(place: str) -> str:
 
 
 def watts(milliwatts: int) -> str:
-    return f"{milliwatts / 1000:g} W"
+    return f"{milliwatts / 1000:.12g} W"

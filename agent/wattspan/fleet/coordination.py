@@ -31,7 +31,14 @@ class CoordinationError(WattspanError):
 
 
 class UnreachableError(CoordinationError):
-    """No endpoint answers, or none with a quorum: try later. The call had no effect."""
+    """No endpoint answers, or none with a quorum: try later. The call had no effect.
+
+    ``causes`` has a clause for each endpoint that was tried.
+    """
+
+    def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.causes = causes
 
 
 class OutcomeUnknownError(UnreachableError):

@@ -114,7 +114,7 @@ class EtcdGateway:
         """Divide the time among the endpoints, the last good one first."""
         endpoints, first = self._access.endpoints, self._preferred
         deadline = self._clock.monotonic() + self._access.timeout
-        failures: list[str] = []
+        causes: dict[EtcdEndpoint, str] = {}
         for attempt in range(len(endpoints)):
             index = (first + attempt) % len(endpoints)
             now = self._clock.monotonic()
@@ -124,18 +124,20 @@ class EtcdGateway:
             except (ConfigError, AccessError) as error:
                 raise PermissionDeniedError(str(error)) from None
             except BrokenExchangeError as error:
-                failures.append(f"{endpoints[index]}: {error}")
+                causes[endpoints[index]] = str(error)
                 if error.sent and not repeatable:
                     raise OutcomeUnknownError(
-                        f"etcd at {failures[-1]}. The change may have been made; it is read"
-                        " before the next."
+                        f"etcd at {endpoints[index]}: {error}. The change may have been made; it"
+                        " is read before the next."
                     ) from None
             else:
                 self._preferred = index
                 return answer
+        failures = "; ".join(f"{endpoint}: {cause}" for endpoint, cause in causes.items())
         raise UnreachableError(
-            f"No etcd member decides: {'; '.join(failures)}. Check that a majority of the members"
-            " runs and that [fleet] endpoints names them; the call is retried."
+            f"No etcd member decides: {failures}. Check that a majority of the members runs and"
+            " that [fleet] endpoints names them; the call is retried.",
+            tuple(causes.values()),
         )
 
     def _at(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,11 @@ from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.host import open_processes
 from wattspan.processes.pod_resources import open_pod_resources
 from wattspan.service.agent import Agent, ExporterGroup, ServiceGroup, require_readable_counters
-from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
+from wattspan.service.configuration import (
+    LoadedConfiguration,
+    host_name,
+    selected_emulated_host,
+)
 from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.fleet_assembly import FleetAssembly
@@ -148,7 +151,7 @@ def build_agent(
             boot_id=_boot_id() if emulated is None else f"{emulated.directory} {_boot_id()}",
             now=clock.monotonic(),
         )
-        latest = LatestSnapshot(ledger.snapshot(clock.now(), _host_name(emulated)))
+        latest = LatestSnapshot(ledger.snapshot(clock.now(), host_name(emulated)))
         refusals = RejectionCounter()
         uid_of = ConnectionOwnerLookup(clock)
         opened_exporters = open_exporters(
@@ -271,10 +274,6 @@ def _boot_id() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""
-
-
-def _host_name(emulated: EmulatedHost | None) -> str:
-    return socket.gethostname() if emulated is None else f"emulated-{emulated.profile.name}"
 
 
 # ---------------------------------------------------------------------------- cost and carbon

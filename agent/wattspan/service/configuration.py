@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ def selected_emulated_host(settings: EmulationSettings) -> Iterator[EmulatedHost
 
     with EmulatedHost(profile_named(settings.profile), period=settings.counters) as host:
         yield host
+
+
+def host_name(emulated: EmulatedHost | None) -> str:
+    """The name of this host, or of an emulated one."""
+    return socket.gethostname() if emulated is None else f"emulated-{emulated.profile.name}"
 
 
 def run_directory(config: Config) -> Path:

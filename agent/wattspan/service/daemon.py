@@ -85,8 +85,8 @@ class EmulatedHosts:
             host = stack.enter_context(selected_emulated_host(chosen))
             self._open[chosen] = host, stack
             if host is not None:
-                about = host.profile.about
-                self._log(f"Emulated host: {about}. No figure is of real hardware.")
+                about, where = host.profile.about, host.directory
+                self._log(f"Emulated host in {where}: {about}. No figure is of real hardware.")
         return self._open[chosen][0]
 
     def keep_only(self, *chosen: EmulationSettings) -> None:

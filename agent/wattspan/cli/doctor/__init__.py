@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from wattspan import __version__
 from wattspan.cli.doctor.findings import Diagnosis, Finding, render
+from wattspan.cli.doctor.fleet import etcd_members, examine_fleet
 from wattspan.cli.doctor.gpus import examine_gpus
 from wattspan.cli.doctor.host import (
     examine_agent,
@@ -28,7 +30,7 @@ from wattspan.cli.doctor.network import (
     examine_spans,
 )
 from wattspan.cli.doctor.sources import EmptyProcessDirectory, examine_sources
-from wattspan.cli.doctor.tuning import examine_tuning
+from wattspan.cli.doctor.tuning import CapperProbe, examine_tuning
 from wattspan.cli.formatting import text_lines
 from wattspan.cli.options import (
     ConfigurationOptions,
@@ -39,7 +41,11 @@ from wattspan.cli.options import (
 )
 from wattspan.clock import SystemClock
 from wattspan.ports import ConfigError, SourceContext, SourceError
-from wattspan.service.configuration import LoadedConfiguration, selected_emulated_host
+from wattspan.service.configuration import (
+    LoadedConfiguration,
+    host_name,
+    selected_emulated_host,
+)
 from wattspan.util.text import printable
 
 if TYPE_CHECKING:
@@ -109,6 +115,13 @@ def diagnose(
         "Spans and API": examine_spans(config),
         "Exporters": examine_exporters(config),
         "Tuning and caps": examine_tuning(config, context, sources.domains, root),
+        "Fleet": examine_fleet(
+            config.fleet,
+            host_name(host),
+            clock,
+            etcd_members(config.fleet, clock),
+            partial(CapperProbe.configured, config, context),
+        ),
         "Cost and carbon": examine_footprint(config, clock),
     }
     return replace(sources, sections={title: list(found) for title, found in checks.items()})

@@ -50,14 +50,7 @@ def examine_tuning(
 ) -> Iterator[Finding]:
     """Read knobs and the capper's state, for the measured ``domains``; nothing is written."""
     host = None if context.emulated else HostDirectory(Path(config.caps.host_dir))
-    client = capper_client(
-        config,
-        context.clock,
-        "wattspan doctor",
-        timeout=TIMEOUT,
-        emulated=True if context.emulated else None,
-    )
-    capper = CapperProbe(client)
+    capper = CapperProbe.configured(config, context)
     place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
     left = [] if capper.answers else list(_unrestored_limits(place, root))
     yield _mode(config)
@@ -201,6 +194,13 @@ class CapperProbe:
         self.shared = self.answers and client.address.shared
         """True if it is the capper of another agent of this host."""
 
+    @classmethod
+    def configured(cls, config: Config, context: SourceContext) -> CapperProbe:
+        """The capper of this host, or of an emulated one."""
+        emulated = True if context.emulated else None
+        who = "wattspan doctor"
+        return cls(capper_client(config, context.clock, who, timeout=TIMEOUT, emulated=emulated))
+
     @property
     def answers(self) -> bool:
         return self.state is not None or bool(self.error.refusal)
@@ -258,7 +258,7 @@ def _silent_capper(
 ) -> Finding:
     """No capper answers: whether one is needed, and whether the agent would start one."""
     caps = config.caps
-    wanted = config.autotune.mode == "apply" or caps.imposes
+    wanted = config.autotune.mode == "apply" or caps.imposes or config.fleet.is_enabled
     may = os.geteuid() == 0 or _CAPABILITY in capabilities(root)
     why = f"none at {capper.path}"
     if capper.path.exists():
