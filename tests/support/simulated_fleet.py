@@ -8,10 +8,10 @@ from pathlib import Path
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import accept_budgets
+from wattspan.fleet.allotment import AllotmentBook, accept_budgets, drain_host, remove_host
 from wattspan.fleet.coordination import Coordination, KeyWrite
 from wattspan.fleet.member import AllottedCapper, FleetMember
-from wattspan.fleet.participant import FleetParticipant
+from wattspan.fleet.participant import LEAVE_TIME, FleetParticipant
 from wattspan.fleet.records import FleetKeys, encode, read_state
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock, MemoryCluster
@@ -41,6 +41,8 @@ class SimulatedHost:
         self.is_hung = self.is_stuck = False
         self.enforced = floor
         self.participant: FleetParticipant | None = None
+        self._leaving: FleetParticipant | None = None
+        self._leaves_until = 0
         self.client = cluster.client()
         self._cluster, self._path = cluster, path
         self._sessions = 0
@@ -53,6 +55,9 @@ class SimulatedHost:
     def restart_capper(self) -> None:
         self.ceiling = FleetCeiling(self._path, self.clock, enabled=True)
         self.capper_runs = True
+
+    def lose_record(self) -> None:
+        self._path.unlink(missing_ok=True)
 
     def allotment(self) -> AllotmentRow:
         if not self.capper_runs:
@@ -94,7 +99,7 @@ class SimulatedHost:
 
     def start_agent(self) -> None:
         self.client = self._cluster.client()
-        self.participant = self.new_participant(self.client, self)
+        self.participant, self._leaving = self.new_participant(self.client, self), None
 
     def new_participant(
         self,
@@ -119,13 +124,22 @@ class SimulatedHost:
         self.participant = None
 
     def stop_agent(self) -> None:
+        """End the agent in order, which may take some steps."""
         if self.participant is not None:
-            self.participant.close()
-        self.participant = None
+            self._leaving, self.participant = self.participant, None
+            self._leaves_until = self.clock.monotonic() + LEAVE_TIME
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._leaving is not None and (
+            self._leaving.leave() or self.clock.monotonic() >= self._leaves_until
+        ):
+            self._leaving.close()
+            self._leaving = None
 
     def switch_off(self) -> None:
         """The host and its devices draw nothing; only the capper's file remains."""
-        self.is_on, self.participant = False, None
+        self.is_on, self.participant, self._leaving = False, None, None
         self.is_stuck, self.enforced = False, 0
 
     def switch_on(self) -> None:
@@ -138,6 +152,7 @@ class SimulatedHost:
     def step(self) -> None:
         if self.is_on:
             self.settle()
+            self._leave()
             if self.participant is not None and not self.is_hung:
                 self.participant.observe(0.0)
                 self.participant.round()
@@ -182,10 +197,21 @@ class SimulatedFleet:
         }
 
     def set_budgets(self, budgets: Mapping[str, int]) -> None:
+        self._change(lambda book: accept_budgets(book, budgets))
+
+    def drain(self, name: str) -> None:
+        self._change(lambda book: drain_host(book, name))
+
+    def operator_removes(self, name: str) -> None:
+        """Remove a host that is off; its session has ended, or is ended here."""
+        writes = (self.keys.allotment(name), self.keys.report(name))
+        self._change(lambda book: remove_host(book, name, None), *writes)
+
+    def _change(self, change: Callable[[AllotmentBook], AllotmentBook], *ended: str) -> None:
         state = read_state(self.keys, self.operator.read(self.keys.prefix))
-        book = accept_budgets(state.book, budgets)
-        write = KeyWrite(self.keys.book, encode(book))
-        self.operator.commit([write], [state.condition(self.keys.book)])
+        writes = [KeyWrite(self.keys.book, encode(change(state.book)))]
+        writes += [KeyWrite(key, None) for key in ended]
+        self.operator.commit(writes, [state.condition(self.keys.book)])
 
     @property
     def enforced(self) -> int:

@@ -270,18 +270,6 @@ def test_host_in_contact_is_not_removed(row: Row) -> None:
         remove_host(row.book, "c", None)
 
 
-def test_host_that_leaves_is_removed_once_it_has_lowered_its_limit(row: Row) -> None:
-    row.silent = {"a"}
-    row.change("a", leaving=True)
-    row.plan()
-    with pytest.raises(HostInUseError):
-        remove_host(row.book, "a", row.reports["a"])
-    row.change("a", acknowledged=row.book.hosts["a"].allotment.sequence)
-    row.book = remove_host(row.book, "a", row.reports["a"])
-    row.settle()  # its last report does not join it again
-    assert row.limits == {"b": 800}
-
-
 # --------------------------------------------------------------------------------- lost contact
 
 

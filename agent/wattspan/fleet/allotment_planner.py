@@ -160,7 +160,7 @@ class _Planning:
     ) -> _Host:
         ceiling = self._book.budgets.get(node_of(report.place, name), report.ceiling)
         ceiling = max(report.floor, min(report.ceiling, ceiling))
-        if report.leaving or name in self._book.drained:
+        if name in self._book.drained:
             ceiling = report.floor
         wanted = ceiling if report.demand is None else report.demand
         demand = min(max(wanted, report.floor), ceiling)
@@ -180,8 +180,6 @@ class _Planning:
         new = [(-r.priority, name) for name, r in self._reports.items() if name not in self._hosts]
         for _, name in sorted(new):
             report = self._reports[name]
-            if report.leaving:
-                continue
             problem = report_problem(report)
             if name in self._book.drained:
                 problem = "it is drained"
