@@ -69,6 +69,11 @@ class EtcdCluster:
                 start_new_session=True,
             )
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the members that run."""
+        return [process.pid for process in self._processes if process is not None]
+
     def kill(self, member: int) -> None:
         """End a member without notice; ``start`` continues it."""
         process = self._processes[member]

@@ -29,13 +29,13 @@ from wattspan.util.throttle import RateLimitedLog, RetryBackoff
 LEADER_LEASE_SECONDS: Final = 10
 """Time from the end of a leader until another one may be elected, at most."""
 BEATS_PER_CONTACT: Final = 4
-_LEAST_PAUSE: Final = 200 * MILLISECOND
+LEAST_PAUSE: Final = 200 * MILLISECOND
 """Least time between two rounds, so that changes of many hosts are decided together."""
 LEAVE_TIME: Final = 4 * SECOND
 """Longest wait for the fallback at an orderly end; a fall of all limits by quarters takes 3 s."""
 _LONGEST_WAIT: Final = 500 * MILLISECOND
 """Longest wait for changes at once, so that the thread ends soon."""
-_FIRST_DELAY: Final = 250 * MILLISECOND
+FIRST_DELAY: Final = 250 * MILLISECOND
 MAX_JOIN_TIME: Final = 60 * SECOND
 """Longer than a former session of the host and a slow ramp of its limits usually last."""
 
@@ -58,7 +58,7 @@ class FleetParticipant:
         self._election = Election(coordination, self._keys.leader, member.name)
         self._leader = FleetLeader(self._keys, coordination, clock, settings.least_change_watts)
         self._interval = settings.contact // BEATS_PER_CONTACT
-        self._backoff = RetryBackoff(_FIRST_DELAY, self._interval, random.random)
+        self._backoff = RetryBackoff(FIRST_DELAY, self._interval, random.random)
         self._lease = 0
         self._beat_due = 0
         self._has_news = False
@@ -162,7 +162,7 @@ class FleetParticipant:
                 self._stopped.wait(self._interval / SECOND)
         deadline, pause = self._clock.monotonic() + LEAVE_TIME, threading.Event()
         while not self.leave() and self._clock.monotonic() < deadline:
-            pause.wait(_LEAST_PAUSE / SECOND)
+            pause.wait(LEAST_PAUSE / SECOND)
         self.close()
 
     def _campaign(self) -> None:
@@ -186,7 +186,7 @@ class FleetParticipant:
 
     def _wait(self) -> None:
         """Return at the next beat, or earlier with changes to see."""
-        earliest = self._clock.monotonic() + _LEAST_PAUSE
+        earliest = self._clock.monotonic() + LEAST_PAUSE
         due = max(earliest, min(self._beat_due, self._next_end))
         if self._member.awaits_devices:
             due = earliest
@@ -195,7 +195,7 @@ class FleetParticipant:
             if left <= 0:
                 return
             if self.observe(left / SECOND):
-                self._stopped.wait(_LEAST_PAUSE / SECOND)
+                self._stopped.wait(LEAST_PAUSE / SECOND)
                 return
 
     @property
