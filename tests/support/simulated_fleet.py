@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import AllotmentRow
@@ -23,6 +24,12 @@ STEP = 0.25
 """Seconds of one step."""
 
 
+class Cluster(Protocol):
+    """A coordination service, in memory or real."""
+
+    def client(self) -> Coordination: ...
+
+
 class SimulatedHost:
     """A host: its capper and devices, and an agent that may run, hang or lose its connection.
 
@@ -30,7 +37,7 @@ class SimulatedHost:
     """
 
     def __init__(
-        self, name: str, settings: FleetSettings, cluster: MemoryCluster, clock: ManualClock,
+        self, name: str, settings: FleetSettings, cluster: Cluster, clock: ManualClock,
         path: Path, *, floor: int, original: int, ramp: int = 0,
     ) -> None:  # fmt: skip
         self.name, self.settings, self.clock = name, settings, clock
@@ -167,10 +174,11 @@ class SimulatedFleet:
 
     def __init__(
         self, folder: Path, hosts: int, *, budgets: Mapping[str, int], floor: int = 300 * W,
-        original: int = 1500 * W, ramp: int = 0, places: Sequence[str] = ("",), **settings: object,
+        original: int = 1500 * W, ramp: int = 0, places: Sequence[str] = ("",),
+        cluster: Cluster | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = cluster or MemoryCluster(self.clock)
         self.budgets = dict(budgets)
         self.is_strict = False
         """True to check every budget at every moment."""
