@@ -355,7 +355,7 @@ def test_transition_ends_with_every_limit_in_its_range(
         assert entry.floor <= entry.allotment.limit <= entry.ceiling
         assert entry.limit_bound == entry.allotment.limit
         assert entry.safe_bound == entry.allotment.safe
-    assert all(node.short == 0 for node in plan.nodes.values())
+    assert all((node.headroom or 0) >= 0 for node in plan.nodes.values())
 
 
 @given(REPORTS, BUDGETS)

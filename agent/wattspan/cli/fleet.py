@@ -182,7 +182,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
             "hosts": node.hosts,
             "demand": _watts(node.demand),
             "allotted": _watts(node.allotted),
-            "enforceable": _watts(node.possible),
+            "enforceable": _watts(node.enforceable),
             "safe": _watts(node.safe),
         }
         for place, node in sorted(plan.nodes.items())

@@ -22,7 +22,7 @@ from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.records import FleetKeys
 from wattspan.model import MILLISECOND, SECOND, Failure, SourceHealth, Trouble
-from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Clock, WattspanError
 from wattspan.util.throttle import RateLimitedLog, RetryBackoff
 
@@ -220,7 +220,7 @@ class FleetParticipant:
 
     def _status(self) -> FleetAccounts:
         member, state = self._member, self._member.state
-        leads = self._election.fence is not None
+        leads, plan = self._election.fence is not None, self._leader.plan
         if member.session:
             self._joined_at = self._clock.monotonic()
         return FleetAccounts(
@@ -232,16 +232,5 @@ class FleetParticipant:
             leader=self._election.leader,
             trouble=self._trouble,
             waiting=member.waiting,
-            places=self._places() if leads else (),
-        )
-
-    def _places(self) -> tuple[FleetPlace, ...]:
-        plan = self._leader.plan
-        if plan is None:
-            return ()
-        return tuple(
-            FleetPlace(
-                place, one.budget, one.hosts, one.demand, one.allotted, one.safe, one.possible
-            )
-            for place, one in sorted(plan.nodes.items())
+            places=tuple(one for _, one in sorted(plan.nodes.items())) if leads and plan else (),
         )
