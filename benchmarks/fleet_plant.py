@@ -13,7 +13,6 @@ from random import Random
 from msgspec.structs import replace
 
 from benchmarks.fleet_services import MeteredClient, MeteredService
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import AllotmentBook, accept_budgets, groups_of
@@ -104,7 +103,7 @@ class Host:
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
         self.settle()
-        if until <= boot_time(self.fleet.clock.now()):
+        if until <= self.fleet.clock.now().since_boot:
             self._fall(self.fleet.clock.monotonic())
         else:
             if limit < self.limit:
@@ -117,7 +116,7 @@ class Host:
         if not self.is_on:
             return
         now = self.fleet.clock.now()
-        if self.until is not None and boot_time(now) >= self.until:
+        if self.until is not None and now.since_boot >= self.until:
             self._fall(self.until - now.asleep)  # it is looked at later than its capper would
         target = min(max(self.limit, self.floor), self.original)
         if target > self.enforced or now.mono >= self._lowers_at:

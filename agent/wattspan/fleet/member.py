@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, watts
@@ -158,7 +157,7 @@ class FleetMember:
     # --------------------------------------------------------------------------- inner workings
 
     def _now(self) -> int:
-        return boot_time(self._clock.now())
+        return self._clock.now().since_boot
 
     def _lose(self, why: str) -> None:
         self._session, self._acknowledged = "", 0
