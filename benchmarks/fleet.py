@@ -48,6 +48,8 @@ from wattspan.testing import ManualClock
 
 EVENTS = 10
 """Measurements of each kind."""
+RESTART = 5
+"""Seconds from a crash until the service manager starts the agent again, as in its unit."""
 SETTINGS = ((10, 5), (6, 3), (4, 2), (3, 1))
 """Seconds of ``contact`` and ``fallback``; the last are the least that are permitted."""
 OUTAGES = (1, 2, 3, 5)
@@ -114,8 +116,9 @@ def _join(fleet: Fleet) -> float:
         fleet.ask_for_all = True
         fleet.run(20)
     host = fleet.random.choice([one for one in fleet.hosts if one.has_agent])
+    fleet.stop_agent(host)
+    fleet.run(5)  # until its session has ended
     host.switch_off()
-    fleet.run(30)  # until its session has ended
     fleet.change(lambda book: remove_host(book, host.name, None))
     host.is_counted = False
     fleet.run(10)  # until others use its power
@@ -168,6 +171,18 @@ def _seconds_until_left(fleet: Fleet, host: Host) -> float:
     return taken
 
 
+def _restart(fleet: Fleet) -> float:
+    """Seconds from the start of an agent that follows a crash until it has an allotment."""
+    host = _rich(fleet)
+    host.has_agent = False
+    fleet.run(RESTART)
+    host.start_agent()
+    fleet.join_times.clear()
+    while host.joined is not None:
+        fleet.run(0.1)
+    return fleet.join_times[-1]
+
+
 def _seconds_until_allotted(fleet: Fleet, is_free: Callable[[FleetState], bool]) -> float:
     """Seconds until the leader has changed allotments after a host's power is free."""
     began, held_at = fleet.clock.monotonic(), fleet.state().book.revision
@@ -185,6 +200,7 @@ EVENTS_ON_ETCD = {"power of an agent that stops in order is allotted to others":
 ALL_EVENTS = EVENTS_ON_ETCD | {
     "power of a drained host is allotted to others": _drain,
     "power of an agent that crashes is allotted to others": _crash,
+    f"allotment of an agent that follows a crash, from its start {RESTART} s later": _restart,
     "share of a new host while all ask for all their power": _join,
 }
 

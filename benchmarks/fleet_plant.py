@@ -69,6 +69,7 @@ class Host:
         self.limit = self.safe = floor
         self.until: int | None = None
         self._lowers_at = self.beat_due = 0
+        self._noted = ""
         self.joined: int | None = None
         """Time at which its agent was started, None once it has an allotment."""
         self.start_agent()
@@ -87,8 +88,13 @@ class Host:
             self.fleet.clock,
             power=lambda: None if self.fleet.ask_for_all else min(self.want, self.enforced),
             new_session=lambda: f"{self.name}-{self.fleet.clock.monotonic()}",
+            former_session=self._noted,
+            note_session=self._note,
         )
         self.fleet.run_agent(self)
+
+    def _note(self, session: str) -> None:
+        self._noted = session
 
     def allotment(self) -> AllotmentRow:
         self.settle()
@@ -126,7 +132,7 @@ class Host:
     def switch_off(self) -> None:
         self.is_on = self.has_agent = False
         change, self.enforced = -self.enforced, 0
-        self.limit, self.safe, self.until = 0, 0, None
+        self.limit, self.safe, self.until, self._noted = 0, 0, None, ""
         self.fleet.changed(self, change)
 
     def switch_on(self) -> None:

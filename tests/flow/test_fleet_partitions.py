@@ -24,23 +24,23 @@ PLACES, HOSTS, BUDGET, FAULTS, SEED = 3, 9, 7200 * W, 100, 20261128
 
 
 class Partitions(Schedule):
-    """Links and paths between places that are cut, also several at a time, and agents that end."""
+    """Links and paths between places that are cut, one partition at a time, and agents that end."""
 
     def __init__(
         self, hosts: list[RealTimeHost], cluster: EtcdCluster, network: Network, seed: int
     ) -> None:
         super().__init__(hosts, seed)
         self._cluster, self._network = cluster, network
-        self._cuts: set[tuple[int, ...]] = set()
+        self._is_cut = False
         self.seen: Counter[str] = Counter()
-        """Contacts of hosts at the ends of partitions that were the only one."""
+        """Contacts of hosts at the ends of partitions."""
 
     @property
     def kinds(self) -> tuple[Callable[[], bool], ...]:
         return (
             self.isolate_place, self.isolate_place, self.isolate_etcd_leader, self.isolate_leader,
             self.silence_place, self.silence_place, self.separate_two, self.block_one_way,
-            self.isolate_all, self.kill_leader, self.kill_agent, self.stop_agent, self.step_clock,
+            self.isolate_all, self.random.choice(super().kinds),
         )  # fmt: skip
 
     def isolate_place(self) -> bool:
@@ -48,7 +48,7 @@ class Partitions(Schedule):
 
     def isolate_etcd_leader(self) -> bool:
         try:
-            return not self._cuts and self._cut_links([self._cluster.leader()])
+            return not self._is_cut and self._cut_links([self._cluster.leader()])
         except AssertionError:
             return False
 
@@ -81,21 +81,21 @@ class Partitions(Schedule):
         return self._cut(set(paths), isolated)
 
     def _cut(self, cuts: set[tuple[int, ...]], isolated: list[int]) -> bool:
-        """Cut links of places and paths of pairs for some time, unless one is cut already."""
-        if self._cuts & cuts:
+        """Cut links of places and paths of pairs for some time, unless some are cut already."""
+        if self._is_cut:
             return False
-        self._cuts |= cuts
+        self._is_cut = True
         for one in cuts:
             (self._network.cut if len(one) == 1 else self._network.cut_path)(*one)
 
         def mend() -> None:
-            if isolated and self._cuts == cuts:
+            if isolated:
                 self._note_contacts(isolated)
             for one in cuts:
                 (self._network.join if len(one) == 1 else self._network.join_path)(*one)
-            self._cuts -= cuts
+            self._is_cut = False
 
-        return self.later(1, 8, mend)
+        return self.later(1, 6, mend)
 
     def _note_contacts(self, isolated: list[int]) -> None:
         for number, host in enumerate(self.hosts):

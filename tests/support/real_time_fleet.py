@@ -108,16 +108,19 @@ class Process:
         self.is_alive = True
 
     def allotment(self) -> AllotmentRow:
-        self._check()
-        return self._host.allotment()
+        with self._capper() as host:
+            return host.allotment()
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
-        self._check()
-        return self._host.allot(limit, safe, until, why)
+        with self._capper() as host:
+            return host.allot(limit, safe, until, why)
 
-    def _check(self) -> None:
-        if not self.is_alive:
-            raise CapsError("This agent is dead.")
+    @contextmanager
+    def _capper(self) -> Iterator[RealTimeHost]:
+        with self._host.lock:  # a dead process has no call under way
+            if not self.is_alive:
+                raise CapsError("This agent is dead.")
+            yield self._host
 
 
 class RealTimeHost(SimulatedHost):
@@ -163,12 +166,13 @@ class RealTimeHost(SimulatedHost):
     def start_agent(self) -> None:
         link = self._links.client()
         self.process = Process(self, link)
-        self.participant = self.new_participant(link, self.process)
+        self.participant = self.new_participant(link, self.process, former_session=self._noted)
         self.participant.start()
 
     def kill_agent(self) -> None:
         if self.process is not None and self.participant is not None:
-            self.process.is_alive = self.process.link.connected = False
+            with self.lock:
+                self.process.is_alive = self.process.link.connected = False
             self.participant.stop(0)
         self.participant = None
 

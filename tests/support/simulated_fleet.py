@@ -52,7 +52,7 @@ class SimulatedHost:
         self._leaves_until = 0
         self.client = cluster.client()
         self._cluster, self._path = cluster, path
-        self._sessions = 0
+        self._sessions, self._noted = 0, ""
         self._above_since: int | None = None
         self.restart_capper()
         self.start_agent()
@@ -106,13 +106,16 @@ class SimulatedHost:
 
     def start_agent(self) -> None:
         self.client = self._cluster.client()
-        self.participant, self._leaving = self.new_participant(self.client, self), None
+        former = self._noted if self.participant is None else ""  # its record is locked
+        self.participant = self.new_participant(self.client, self, former_session=former)
+        self._leaving = None
 
     def new_participant(
         self,
         coordination: Coordination,
         capper: AllottedCapper,
         log: Callable[[str], None] = lambda line: None,
+        former_session: str = "",
     ) -> FleetParticipant:
         """Another agent's participant, which is not started."""
         member = FleetMember(
@@ -123,6 +126,8 @@ class SimulatedHost:
             self.clock,
             power=lambda: None if self.power is None else min(self.power, self.enforced),
             new_session=self._new_session,
+            former_session=former_session,
+            note_session=self._note_session,
             ramp=self.ramp,
         )
         return FleetParticipant(self.settings, coordination, member, self.clock, log)
@@ -147,6 +152,7 @@ class SimulatedHost:
     def switch_off(self) -> None:
         """The host and its devices draw nothing; only the capper's file remains."""
         self.is_on, self.participant, self._leaving = False, None, None
+        self._noted = ""  # of another boot
         self.is_stuck, self.enforced = False, 0
 
     def switch_on(self) -> None:
@@ -163,6 +169,9 @@ class SimulatedHost:
             if self.participant is not None and not self.is_hung:
                 self.participant.observe(0.0)
                 self.participant.round()
+
+    def _note_session(self, session: str) -> None:
+        self._noted = session
 
     def _new_session(self) -> str:
         self._sessions += 1

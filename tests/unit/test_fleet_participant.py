@@ -87,6 +87,31 @@ def test_killed_agent_and_its_host_fall_back(fleet: SimulatedFleet) -> None:
     assert fleet.limits == [750 * W] * 4
 
 
+@pytest.mark.parametrize("seconds", [0, 1, 8])
+def test_agent_that_follows_a_killed_one_joins_within_5_seconds(
+    fleet: SimulatedFleet, seconds: float
+) -> None:
+    """It ends the session of the killed one, whose power comes free as early."""
+    host = skewed(fleet)
+    host.kill_agent()
+    fleet.run(seconds, BUDGET)
+    host.start_agent()
+    assert seconds_until(fleet, lambda: fleet.limits == [750 * W] * 4) <= 5
+    fleet.run(20, BUDGET)
+
+
+def test_restarted_host_awaits_the_end_of_its_former_session(fleet: SimulatedFleet) -> None:
+    """A record of another boot may be a copy's."""
+    fleet.run(10, BUDGET)
+    host = fleet.hosts["host1"]
+    host.switch_off()
+    host.switch_on()
+    fleet.run(1, BUDGET)
+    assert "has not ended" in host.participant.status.waiting
+    fleet.run(20, BUDGET)
+    assert host.participant.status.in_contact
+
+
 @pytest.mark.slow
 def test_service_lost_for_an_hour_leaves_the_safe_allotments(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)

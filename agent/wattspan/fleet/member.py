@@ -69,11 +69,15 @@ class FleetMember:
         *,
         power: Callable[[], int | None],
         new_session: Callable[[], str],
+        former_session: str = "",
+        note_session: Callable[[str], None] = lambda session: None,
         ramp: int = 0,
         largest_step: float = 1.0,
     ) -> None:
         """``power`` is the present power of the host in milliwatts, None if it is unknown.
 
+        ``former_session`` is that of this host's agent that has ended without notice and acts no
+        more, "" if none is known; ``note_session`` is called with each new one before it begins.
         The capper changes the host's limits by at most ``ramp`` milliwatts per second, 0 for any,
         and lowers one by ``largest_step`` of its default in a second.
         """
@@ -84,7 +88,8 @@ class FleetMember:
         self._keys = FleetKeys(settings.prefix)
         self._holding = HostHolding(limit=0, safe=0)
         self._session, self._until = "", _ENDED
-        self._last_session = ""
+        self._note_session = note_session
+        self._own_sessions = {former_session} - {""}
         self._revision = ABSENT
         self._beat = self._acknowledged = 0
         self._leaves = False
@@ -178,14 +183,16 @@ class FleetMember:
             )
             return False
         entry = read_key(self._coordination, self._keys.report(self.name))
-        if entry is not None and decode_presence(entry).report.session != self._last_session:
+        if entry is not None and decode_presence(entry).report.session not in self._own_sessions:
             self.waiting = (
                 "A session of this host's name has not ended: the agent began it before a crash,"
                 " or it belongs to another host with the same [fleet] name."
             )
             return False
         self._revision = entry.revision if entry else ABSENT
-        self._session = self._last_session = self._new_session()
+        self._session = self._new_session()
+        self._own_sessions.add(self._session)
+        self._note_session(self._session)
         self._acknowledged = 0
         self._holding = HostHolding(limit=state.limit, safe=state.safe).begin(self._session)
         self.waiting = "The host has joined the fleet and waits for its allotment."
@@ -227,6 +234,7 @@ class FleetMember:
         except ConflictError:
             self._lose("The fleet has ended this host's session, or another host uses its name.")
             raise
+        self._own_sessions = {self._session}
 
     def _lifetime(self, state: AllotmentRow) -> int:
         """The time from a beat without a successor until the fallback is certainly in force."""
