@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from statistics import median, quantiles
 
@@ -46,8 +46,6 @@ from wattspan.fleet.records import FleetState, encode
 from wattspan.model import SECOND
 from wattspan.testing import ManualClock
 
-EVENTS = 10
-"""Measurements of each kind."""
 RESTART = 5
 """Seconds from a crash until the service manager starts the agent again, as in its unit."""
 SETTINGS = ((10, 5), (6, 3), (4, 2), (3, 1))
@@ -56,18 +54,16 @@ OUTAGES = (1, 2, 3, 5)
 """Seconds without the service, as while etcd elects a leader."""
 
 
-def simulate(
-    fleet: Fleet, seconds: int, quiet: int, events: Mapping[str, Callable[[Fleet], float]]
-) -> dict[str, str]:
+def simulate(fleet: Fleet, seconds: int, quiet: int, events: int) -> dict[str, str]:
     """The figures of a fleet by name: at its start, without faults, at events, under faults."""
     rows = {}
-    fleet.run(30)  # until all hosts are registered: a host counts from then on
-    assert all(host.joined is None for host in fleet.hosts), "not every host was admitted"
+    while any(host.joined is not None for host in fleet.hosts):  # it counts from then on
+        fleet.run(1)
     rows["first allotment, all agents start at once"] = _times(fleet.join_times)
     fleet.ratios.clear()
     rows |= _message_rates(fleet, quiet)
-    for name, measure in events.items():
-        rows[f"{name} ({EVENTS})"] = _times([measure(fleet) for _ in range(EVENTS)])
+    for name, measure in EVENTS.items() if events else ():
+        rows[f"{name} ({events})"] = _times([measure(fleet) for _ in range(events)])
     if seconds:
         fleet.join_times.clear()
         fleet.begin_faults()
@@ -196,8 +192,8 @@ def _seconds_until_allotted(fleet: Fleet, is_free: Callable[[FleetState], bool])
     return (fleet.clock.monotonic() - began) / SECOND
 
 
-EVENTS_ON_ETCD = {"power of an agent that stops in order is allotted to others": _stop}
-ALL_EVENTS = EVENTS_ON_ETCD | {
+EVENTS = {
+    "power of an agent that stops in order is allotted to others": _stop,
     "power of a drained host is allotted to others": _drain,
     "power of an agent that crashes is allotted to others": _crash,
     f"allotment of an agent that follows a crash, from its start {RESTART} s later": _restart,
@@ -205,7 +201,7 @@ ALL_EVENTS = EVENTS_ON_ETCD | {
 }
 
 
-def measure_settings(hosts: int, seed: int, seconds: tuple[int, int]) -> None:
+def measure_settings(hosts: int, seed: int, seconds: tuple[int, int], events: int) -> None:
     """Speed and price of shorter sessions: one row for ``[fleet] contact`` and ``fallback``."""
     clock = ManualClock()
     contact, fallback = (one * SECOND for one in seconds)
@@ -215,7 +211,7 @@ def measure_settings(hosts: int, seed: int, seconds: tuple[int, int]) -> None:
         calls = service.calls.total()
         fleet.run(60)
         rate = (service.calls.total() - calls) / 60 * 1000 / hosts
-        freed = [_crash(fleet) for _ in range(EVENTS)]
+        freed = [_crash(fleet) for _ in range(events)]
         lost = [_fallbacks(fleet, outage) for outage in OUTAGES]
     cells = [f"{one} s" for one in seconds]
     cells += [f"{rate:.0f}", f"{median(freed):.1f} s, {max(freed):.1f} s"]
@@ -283,6 +279,7 @@ def main() -> None:
     options.add_argument("--seconds", type=int, default=600)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--quiet", type=int, default=60, help="seconds without faults")
+    options.add_argument("--events", type=int, default=10, help="measurements of each event")
     options.add_argument("--etcd", type=int, default=0, help="members of a real etcd, 0 for none")
     options.add_argument("--settings", type=int, default=200, help="hosts of the table of settings")
     options.add_argument("--plans", default="1000,10000", help="sizes of the plans to time")
@@ -295,8 +292,7 @@ def main() -> None:
             # A lease of etcd ends in real time, which passes faster or slower than virtual time.
             lease = 600 if chosen.etcd else LEADER_LEASE_SECONDS
             fleet = Fleet(chosen.hosts, chosen.seed, opened, clock, leader_lease=lease)
-            events = EVENTS_ON_ETCD if chosen.etcd else ALL_EVENTS
-            rows = simulate(fleet, chosen.seconds, chosen.quiet, events)
+            rows = simulate(fleet, chosen.seconds, chosen.quiet, chosen.events)
         where = f"a real etcd of {chosen.etcd} members" if chosen.etcd else "a service in memory"
         print(
             f"{chosen.hosts} simulated hosts, {where}, {chosen.seconds} s of faults, seed"
@@ -313,7 +309,7 @@ def main() -> None:
             f"|---|---|---|---|{'---|' * len(OUTAGES)}"
         )
         for seconds in SETTINGS:
-            measure_settings(chosen.settings, chosen.seed, seconds)
+            measure_settings(chosen.settings, chosen.seed, seconds, chosen.events)
         print()
     if not chosen.plans:
         return
