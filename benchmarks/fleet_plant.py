@@ -6,33 +6,40 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from random import Random
 
-from wattspan.capper.fleet_ceiling import boot_time
+from msgspec.structs import replace
+
+from benchmarks.fleet_services import MeteredClient, MeteredService
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import accept_budgets, groups_of
+from wattspan.fleet.allotment import AllotmentBook, accept_budgets, groups_of
 from wattspan.fleet.coordination import (
     CoordinationError,
     Election,
     KeyWrite,
     LeaseEndedError,
-    PrefixState,
-    RevisionCondition,
-    UnreachableError,
 )
 from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
-from wattspan.fleet.records import FleetKeys, encode, read_state
+from wattspan.fleet.participant import (
+    BEATS_PER_CONTACT,
+    FIRST_DELAY,
+    LEADER_LEASE_SECONDS,
+    LEAST_PAUSE,
+    LEAVE_TIME,
+)
+from wattspan.fleet.records import FleetKeys, FleetState, encode, read_state
 from wattspan.model import SECOND
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock
+from wattspan.util.throttle import RetryBackoff
 
 W = 1_000
 ROWS, HOSTS_PER_RACK = 4, 40
 CANDIDATES = 5
-LEADER_LEASE, LEADER_STEP = 10, SECOND // 2
+LEADER_STEP = SECOND // 2
 ORIGINALS = (2_000 * W, 5_600 * W, 10_200 * W)
 """Original limits of hosts, whose floors are 30 % of them."""
 PRIORITIES = (50, 100, 100, 200)
@@ -46,48 +53,6 @@ def place_of(number: int, hosts: int) -> str:
     return f"row-{rack % ROWS}/rack-{rack}"
 
 
-class MeteredService(MemoryCluster):
-    """A coordination service in memory that counts calls and bytes, and may be gone."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
-        self.calls: Counter[str] = Counter()
-        self.bytes_written = 0
-        self.is_gone = False
-        self.watchers: dict[str, Callable[[], None]] = {}
-        """Called after each write of a key."""
-
-    def read(self, prefix: str) -> PrefixState:
-        self._count("read")
-        return super().read(prefix)
-
-    def commit(
-        self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
-    ) -> int:
-        self._count("commit")
-        revision = super().commit(writes, conditions)
-        self.compact()  # nobody watches, and former books would fill the memory
-        for write in writes:
-            if write.value is not None:
-                self.bytes_written += len(write.value)
-                if notify := self.watchers.get(write.key):
-                    notify()
-        return revision
-
-    def grant(self, seconds: int) -> int:
-        self._count("grant")
-        return super().grant(seconds)
-
-    def renew(self, lease: int) -> None:
-        self._count("renew")
-        super().renew(lease)
-
-    def _count(self, call: str) -> None:
-        if self.is_gone:
-            raise UnreachableError("No endpoint answers.")
-        self.calls[call] += 1
-
-
 class Host:
     """An emulated host: one device, its capper, and an agent that may have crashed."""
 
@@ -97,21 +62,23 @@ class Host:
         self.name, self.fleet = name, fleet
         self.floor, self.original = floor, original
         self.want = fleet.random.randrange(floor, original)
-        self.settings = FleetSettings(
-            endpoints=("http://emulated",), name=name, place=place, priority=priority
-        )
+        self.settings = replace(fleet.settings, name=name, place=place, priority=priority)
         self.nodes = tuple(groups_of(place))
-        self.is_on = self.has_agent = True
+        self.is_on = self.has_agent = self.is_counted = True
         self.enforced = floor
         self.limit = self.safe = floor
         self.until: int | None = None
-        self._lowers_at = 0
+        self._lowers_at = self.beat_due = 0
+        self._noted = ""
         self.joined: int | None = None
-        """Time at which it began to join, None once it has an allotment."""
+        """Time at which its agent was started, None once it has an allotment."""
         self.start_agent()
 
     def start_agent(self) -> None:
         self.has_agent = True
+        self.beat_due, self.joined = 0, self.fleet.clock.monotonic()
+        interval = int(self.settings.contact) // BEATS_PER_CONTACT
+        self.backoff = RetryBackoff(FIRST_DELAY, interval, self.fleet.random.random)
         self.connection = self.fleet.connect(self)
         self.member = FleetMember(
             self.name,
@@ -119,9 +86,15 @@ class Host:
             self.connection,
             self,
             self.fleet.clock,
-            power=lambda: min(self.want, self.enforced),
+            power=lambda: None if self.fleet.ask_for_all else min(self.want, self.enforced),
             new_session=lambda: f"{self.name}-{self.fleet.clock.monotonic()}",
+            former_session=self._noted,
+            note_session=self._note,
         )
+        self.fleet.run_agent(self)
+
+    def _note(self, session: str) -> None:
+        self._noted = session
 
     def allotment(self) -> AllotmentRow:
         self.settle()
@@ -136,7 +109,7 @@ class Host:
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
         self.settle()
-        if until <= boot_time(self.fleet.clock.now()):
+        if until <= self.fleet.clock.now().since_boot:
             self._fall(self.fleet.clock.monotonic())
         else:
             if limit < self.limit:
@@ -149,7 +122,7 @@ class Host:
         if not self.is_on:
             return
         now = self.fleet.clock.now()
-        if self.until is not None and boot_time(now) >= self.until:
+        if self.until is not None and now.since_boot >= self.until:
             self._fall(self.until - now.asleep)  # it is looked at later than its capper would
         target = min(max(self.limit, self.floor), self.original)
         if target > self.enforced or now.mono >= self._lowers_at:
@@ -159,14 +132,13 @@ class Host:
     def switch_off(self) -> None:
         self.is_on = self.has_agent = False
         change, self.enforced = -self.enforced, 0
-        self.limit, self.safe, self.until = 0, 0, None
+        self.limit, self.safe, self.until, self._noted = 0, 0, None, ""
         self.fleet.changed(self, change)
 
     def switch_on(self) -> None:
         self.is_on = True
         self.enforced = self.limit = self.safe = self.floor
         self.fleet.changed(self, self.floor)
-        self.joined = self.fleet.clock.monotonic()
         self.start_agent()
 
     def _fall(self, at: int) -> None:
@@ -215,7 +187,7 @@ class Candidate:
                 self._fleet.step_times.append(time.process_time() - began)
         try:
             if not self._lease:
-                self._lease = self._connection.grant(LEADER_LEASE)
+                self._lease = self._connection.grant(self._fleet.leader_lease)
             self._connection.renew(self._lease)
             before = self.leads
             if self._election.campaign(self._lease) and not before:
@@ -229,14 +201,25 @@ class Candidate:
 class Fleet:
     """All hosts, the service, and the events of virtual time."""
 
-    def __init__(self, hosts: int, seed: int) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        seed: int,
+        service: MeteredService,
+        clock: ManualClock,
+        *,
+        spread: int = LEAST_PAUSE,
+        leader_lease: int = LEADER_LEASE_SECONDS,
+        **settings: object,
+    ) -> None:
         self.random = Random(seed)
-        self.clock = ManualClock()
-        self.service = MeteredService(self.clock)
+        self.clock, self.service, self.leader_lease = clock, service, leader_lease
+        self.settings = FleetSettings(endpoints=("http://emulated",), **settings)
         self.keys = FleetKeys(FleetSettings().prefix)
         self.count: Counter[str] = Counter()
         self.step_times: list[float] = []
         self.join_times: list[float] = []
+        self.spread, self.ask_for_all = spread, False
         self.ratios: dict[str, float] = {}
         self.sums: Counter[str] = Counter()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -246,20 +229,24 @@ class Fleet:
         self.candidates = [
             Candidate(host, self) for host in self.hosts[:: max(1, hosts // CANDIDATES)]
         ][:CANDIDATES]
-        operator = self.service.client()
-        book = accept_budgets(read_state(self.keys, operator.read("")).book, self.budgets)
-        operator.commit((KeyWrite(self.keys.book, encode(book)),))
+        self._operator = self.service.client()
+        self.change(lambda book: accept_budgets(book, self.budgets))
         for host in self.hosts:
             self.sums.update(dict.fromkeys(host.nodes, host.enforced))
-            host.joined = self.clock.monotonic()
-            self.repeat(self.random.randrange(SECOND * 5 // 2), lambda host=host: self._beat(host))
             self.repeat(self.random.randrange(60 * SECOND), lambda host=host: self._new_want(host))
         for candidate in self.candidates:
             self.repeat(self.random.randrange(SECOND), lambda one=candidate: self._lead(one))
 
-    def connect(self, host: Host) -> MemoryCoordination:
+    def state(self) -> FleetState:
+        return read_state(self.keys, self._operator.read(self.keys.prefix))
+
+    def change(self, change: Callable[[AllotmentBook], AllotmentBook]) -> None:
+        """Change the book, as an operator does."""
+        self._operator.commit((KeyWrite(self.keys.book, encode(change(self.state().book))),))
+
+    def connect(self, host: Host) -> MeteredClient:
         self.service.watchers[self.keys.allotment(host.name)] = lambda: self.at(
-            self.random.randrange(SECOND // 5), lambda: self._deliver(host)
+            self.random.randrange(SECOND // 5), lambda: host.has_agent and self.beat(host)
         )
         return self.service.client()
 
@@ -285,22 +272,57 @@ class Fleet:
             act()
         self.clock.sleep_until(end)
 
-    def _beat(self, host: Host) -> int:
-        interval = int(host.settings.contact) // 4
-        if host.has_agent:
-            with suppress(CoordinationError):
-                news = host.member.beat()
-                if host.joined is not None and host.member.sequence:
-                    self.join_times.append((self.clock.monotonic() - host.joined) / SECOND)
-                    host.joined = None
-                return SECOND // 5 if news else interval
-        return interval
+    def run_agent(self, host: Host) -> None:
+        """Let a host's agent beat from now on, until it ends."""
+        member = host.member
 
-    def _deliver(self, host: Host) -> None:
-        if host.has_agent:
-            with suppress(CoordinationError):
-                while host.member.beat():
-                    pass
+        def look() -> None:
+            if host.has_agent and host.member is member:
+                if self.clock.monotonic() >= host.beat_due:
+                    self.beat(host)
+                self.at(max(LEAST_PAUSE, host.beat_due - self.clock.monotonic()), look)
+
+        self.at(self.random.randrange(self.spread), look)
+
+    def beat(self, host: Host) -> None:
+        """Beat, and at once again as long as there is news for the next."""
+        host.beat_due = self.clock.monotonic() + int(host.settings.contact) // BEATS_PER_CONTACT
+        try:
+            while host.member.beat():
+                pass
+        except CoordinationError:
+            host.beat_due = host.backoff.failed(self.clock.monotonic())
+            return
+        host.backoff.reset()
+        if host.joined is not None and host.member.sequence:
+            self.join_times.append((self.clock.monotonic() - host.joined) / SECOND)
+            host.joined = None
+            if not host.is_counted:
+                host.is_counted = True
+                self.changed(host, host.enforced)
+        if host.member.awaits_devices:
+            self._await_devices(host, host.member)
+
+    def _await_devices(self, host: Host, member: FleetMember) -> None:
+        def look() -> None:
+            if host.has_agent and host.member is member and member.awaits_devices:
+                if member.has_lowered():
+                    self.beat(host)
+                else:
+                    self.at(LEAST_PAUSE, look)
+
+        self.at(LEAST_PAUSE, look)
+
+    def stop_agent(self, host: Host) -> None:
+        """End a host's agent in order."""
+        host.has_agent = False
+        until = self.clock.monotonic() + LEAVE_TIME
+
+        def leave() -> None:
+            if not host.member.leave() and self.clock.monotonic() < until:
+                self.at(LEAST_PAUSE, leave)
+
+        leave()
 
     def _lead(self, candidate: Candidate) -> int:
         candidate.step()
@@ -376,8 +398,8 @@ class Fleet:
     # ------------------------------------------------------------------------------- the budgets
 
     def changed(self, host: Host, change: int) -> None:
-        """The enforced limit of a host changes now."""
-        if not change:
+        """The enforced limit of a host changes now; one that is not registered does not count."""
+        if not change or not host.is_counted:
             return
         for node in host.nodes:
             self.sums[node] += change

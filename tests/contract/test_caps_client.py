@@ -15,7 +15,7 @@ import pytest
 from support.capper_bench import Bench, W
 from support.capper_server import CapperServer
 from support.waiting import eventually
-from wattspan.capper.fleet_ceiling import FleetCeiling, boot_time
+from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
 from wattspan.model import SECOND
@@ -197,7 +197,7 @@ def test_allotment_is_set_and_ends_in_time(bench: Bench, path: Path) -> None:
         client = server.client()
         assert client.allotment().until is None
         eventually(lambda: client.allotment().enforced == 400 * W, "the floors")
-        until = boot_time(clock.now()) + 60 * SECOND
+        until = clock.now().since_boot + 60 * SECOND
         client.allot(900 * W, 600 * W, until, "why")
         eventually(lambda: client.allotment().enforced == 900 * W, "the allotment")
         assert client.allotment().until == until

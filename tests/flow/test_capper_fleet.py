@@ -11,7 +11,6 @@ from support.capper_fixtures import host_fixture, limits_fixture
 from support.capper_process import CapperProcess
 from support.power_limits import PowerLimits
 from support.waiting import eventually
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import SECOND
@@ -36,11 +35,11 @@ def test_allotment_lapses_and_every_end_of_the_capper_leaves_the_fallback_at_mos
         client = capper.ready().client()
         floors = client.allotment().floor
         eventually(lambda: limits.total() == floors, "the floors, before any allotment")
-        client.allot(LIMIT, SAFE, boot_time(clock.now()) + 3 * SECOND, "a test")
+        client.allot(LIMIT, SAFE, clock.now().since_boot + 3 * SECOND, "a test")
         eventually(lambda: limits.total() > SAFE, "the allotment")
         assert limits.total() <= LIMIT
         eventually(lambda: limits.total() <= SAFE, "the fallback, without a request")
-        client.allot(LIMIT, SAFE, boot_time(clock.now()) + 60 * SECOND, "a test")
+        client.allot(LIMIT, SAFE, clock.now().since_boot + 60 * SECOND, "a test")
         eventually(lambda: limits.total() > SAFE, "the allotment")
         client.close()
         assert capper.end(signal.SIGTERM) == 0
@@ -48,14 +47,14 @@ def test_allotment_lapses_and_every_end_of_the_capper_leaves_the_fallback_at_mos
     with CapperProcess(host, tmp_path, **SETTINGS, caps__ramp_watts_per_second=20) as capper:
         client = capper.ready().client()
         assert client.allotment().limit == SAFE
-        client.allot(LIMIT, SAFE, boot_time(clock.now()) + 60 * SECOND, "a test")
+        client.allot(LIMIT, SAFE, clock.now().since_boot + 60 * SECOND, "a test")
         eventually(lambda: limits.total() > SAFE + 20_000, "a part of the allotment")
         client.close()
         assert capper.end(signal.SIGTERM) == 0
     assert limits.total() <= SAFE
     with CapperProcess(host, tmp_path, **SETTINGS) as capper:
         client = capper.ready().client()
-        client.allot(LIMIT, SAFE, boot_time(clock.now()) + 60 * SECOND, "a test")
+        client.allot(LIMIT, SAFE, clock.now().since_boot + 60 * SECOND, "a test")
         eventually(lambda: limits.total() > SAFE, "the allotment")
         client.close()
         assert capper.end(signal.SIGKILL) == -signal.SIGKILL

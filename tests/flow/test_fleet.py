@@ -94,6 +94,7 @@ def test_three_hosts_share_a_budget_and_lose_a_host_a_member_and_etcd(fleet: Fle
     assert all(FLOOR < share < ORIGINAL for share in shares.values())
     for name in names:
         assert fleet.enforced(name) <= shares[name]
+        assert (fleet.hosts[name].state_dir / "fleet-session.json").exists()
 
     refused = wattspan(
         "fleet", "budget", "row-1", "700",

@@ -53,7 +53,6 @@ class ModelHost:
     priority: int = 100
     recorded: HostHolding | None = None
     on: bool = False
-    leaving: bool = False
     received: list[Allotment] = field(default_factory=list)
 
     @property
@@ -101,7 +100,7 @@ class Fleet(RuleBasedStateMachine):
         if not host.on:
             if name not in self.book.hosts:
                 host.place = place
-            host.on, host.leaving = True, False
+            host.on = True
             host.recorded = HostHolding(limit=host.floor, safe=host.floor)
 
     @rule(name=HOSTS)
@@ -129,7 +128,6 @@ class Fleet(RuleBasedStateMachine):
             demand=host.demand,
             priority=host.priority,
             acknowledged=host.recorded.sequence,
-            leaving=host.leaving,
         )
 
     @rule(name=HOSTS, demand=DEMANDS, priority=st.integers(90, 110))
@@ -176,11 +174,6 @@ class Fleet(RuleBasedStateMachine):
         if not self.in_session(name):
             self.reports.pop(name, None)
 
-    @rule(name=HOSTS)
-    def leave(self, name: str) -> None:
-        self.hosts[name].leaving = True
-        self.publish(name)
-
     def in_session(self, name: str) -> bool:
         """True if the host acts in a session; a report of an older one cannot exist then."""
         host = self.hosts[name]
@@ -204,17 +197,14 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=HOSTS)
     def remove(self, name: str) -> None:
-        """A host that is off, or leaves, is removed; its limits count no longer."""
-        host, report = self.hosts[name], self.reports.get(name)
-        if name not in self.book.hosts or (host.on and report is None):
+        """A host that is off is removed; its limits count no longer."""
+        report = self.reports.get(name)
+        if name not in self.book.hosts or self.hosts[name].on:
             return
         try:
             self.book = remove_host(self.book, name, report)
         except HostInUseError:
-            return
-        if report is not None:
-            del self.reports[name]
-            self.switch_off(name)
+            assert report is not None
 
     # ----------------------------------------------------------------------------- the leaders
 
@@ -365,7 +355,7 @@ def test_transition_ends_with_every_limit_in_its_range(
         assert entry.floor <= entry.allotment.limit <= entry.ceiling
         assert entry.limit_bound == entry.allotment.limit
         assert entry.safe_bound == entry.allotment.safe
-    assert all(node.short == 0 for node in plan.nodes.values())
+    assert all((node.headroom or 0) >= 0 for node in plan.nodes.values())
 
 
 @given(REPORTS, BUDGETS)

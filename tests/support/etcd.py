@@ -12,6 +12,7 @@ from typing import Self
 
 import msgspec
 
+from support.network import Network
 from support.requirements import find_program
 from support.reserved_port import reserved_port
 from support.waiting import eventually
@@ -27,19 +28,31 @@ HEARTBEAT_MS, ELECTION_MS = 50, 300
 
 
 class EtcdCluster:
-    """Some members, which end with the context. ``tls`` are the options of client TLS."""
+    """Some members, which end with the context. ``tls`` are the options of client TLS.
 
-    def __init__(self, folder: Path, members: int = 1, *, tls: Sequence[str] = ()) -> None:
-        self._folder, self._tls = folder, tuple(tls)
+    With a ``network``, each member runs at the place of its number, else all run on loopback.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        members: int = 1,
+        *,
+        tls: Sequence[str] = (),
+        network: Network | None = None,
+    ) -> None:
+        self._folder, self._tls, self._network = folder, tuple(tls), network
         self._ports = ExitStack()
         scheme = "https" if tls else "http"
-        self.urls = [f"{scheme}://127.0.0.1:{self._port()}" for _ in range(members)]
-        self._peers = [f"http://127.0.0.1:{self._port()}" for _ in range(members)]
+        self.urls = [f"{scheme}://{self._listener(number, 2379)}" for number in range(members)]
+        self._peers = [f"http://{self._listener(number, 2380)}" for number in range(members)]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
         self._clients: list[EtcdCoordination] = []
 
-    def _port(self) -> int:
-        return self._ports.enter_context(reserved_port())
+    def _listener(self, member: int, port: int) -> str:
+        if self._network is not None:
+            return f"{self._network.address(member)}:{port}"
+        return f"127.0.0.1:{self._ports.enter_context(reserved_port())}"
 
     def start(self, member: int) -> None:
         cluster = ",".join(f"m{number}={url}" for number, url in enumerate(self._peers))
@@ -48,6 +61,7 @@ class EtcdCluster:
         with (self._folder / f"m{member}.log").open("ab") as log:
             self._processes[member] = subprocess.Popen(
                 [
+                    *(() if self._network is None else self._network.command(member)),
                     program,
                     f"--name=m{member}",
                     f"--data-dir={self._folder / f'm{member}'}",
@@ -62,12 +76,17 @@ class EtcdCluster:
                     "--log-level=error",
                     *self._tls,
                 ],
-                env={"PATH": "/usr/bin:/bin"},
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the members that run."""
+        return [process.pid for process in self._processes if process is not None]
 
     def kill(self, member: int) -> None:
         """End a member without notice; ``start`` continues it."""

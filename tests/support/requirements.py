@@ -146,6 +146,13 @@ def _missing_loop() -> str | None:
     return None if found.returncode == 0 else "no loop device can be had here"
 
 
+@functools.cache
+def _missing_network() -> str | None:
+    from support.network import missing
+
+    return missing()
+
+
 REQUIREMENTS = (
     Requirement("cc", _missing_compiler),
     Requirement("prometheus", _missing_prometheus),
@@ -159,6 +166,7 @@ REQUIREMENTS = (
     Requirement("grafana", _missing_grafana),
     Requirement("root", _missing_root),
     Requirement("loop", _missing_loop),
+    Requirement("network", _missing_network),
     Requirement("systemd", _missing_systemd),
     Requirement("debian", _missing_debian),
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import accept_budgets
+from wattspan.fleet.allotment import AllotmentBook, accept_budgets, drain_host, remove_host
 from wattspan.fleet.coordination import Coordination, KeyWrite
 from wattspan.fleet.member import AllottedCapper, FleetMember
-from wattspan.fleet.participant import FleetParticipant
+from wattspan.fleet.participant import LEAVE_TIME, FleetParticipant
 from wattspan.fleet.records import FleetKeys, encode, read_state
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock, MemoryCluster
@@ -23,6 +24,12 @@ STEP = 0.25
 """Seconds of one step."""
 
 
+class Cluster(Protocol):
+    """A coordination service, in memory or real."""
+
+    def client(self) -> Coordination: ...
+
+
 class SimulatedHost:
     """A host: its capper and devices, and an agent that may run, hang or lose its connection.
 
@@ -30,7 +37,7 @@ class SimulatedHost:
     """
 
     def __init__(
-        self, name: str, settings: FleetSettings, cluster: MemoryCluster, clock: ManualClock,
+        self, name: str, settings: FleetSettings, cluster: Cluster, clock: ManualClock,
         path: Path, *, floor: int, original: int, ramp: int = 0,
     ) -> None:  # fmt: skip
         self.name, self.settings, self.clock = name, settings, clock
@@ -41,9 +48,11 @@ class SimulatedHost:
         self.is_hung = self.is_stuck = False
         self.enforced = floor
         self.participant: FleetParticipant | None = None
+        self._leaving: FleetParticipant | None = None
+        self._leaves_until = 0
         self.client = cluster.client()
         self._cluster, self._path = cluster, path
-        self._sessions = 0
+        self._sessions, self._noted = 0, ""
         self._above_since: int | None = None
         self.restart_capper()
         self.start_agent()
@@ -53,6 +62,9 @@ class SimulatedHost:
     def restart_capper(self) -> None:
         self.ceiling = FleetCeiling(self._path, self.clock, enabled=True)
         self.capper_runs = True
+
+    def lose_record(self) -> None:
+        self._path.unlink(missing_ok=True)
 
     def allotment(self) -> AllotmentRow:
         if not self.capper_runs:
@@ -94,13 +106,16 @@ class SimulatedHost:
 
     def start_agent(self) -> None:
         self.client = self._cluster.client()
-        self.participant = self.new_participant(self.client, self)
+        former = self._noted if self.participant is None else ""  # its record is locked
+        self.participant = self.new_participant(self.client, self, former_session=former)
+        self._leaving = None
 
     def new_participant(
         self,
         coordination: Coordination,
         capper: AllottedCapper,
         log: Callable[[str], None] = lambda line: None,
+        former_session: str = "",
     ) -> FleetParticipant:
         """Another agent's participant, which is not started."""
         member = FleetMember(
@@ -111,6 +126,8 @@ class SimulatedHost:
             self.clock,
             power=lambda: None if self.power is None else min(self.power, self.enforced),
             new_session=self._new_session,
+            former_session=former_session,
+            note_session=self._note_session,
             ramp=self.ramp,
         )
         return FleetParticipant(self.settings, coordination, member, self.clock, log)
@@ -119,13 +136,23 @@ class SimulatedHost:
         self.participant = None
 
     def stop_agent(self) -> None:
+        """End the agent in order, which may take some steps."""
         if self.participant is not None:
-            self.participant.close()
-        self.participant = None
+            self._leaving, self.participant = self.participant, None
+            self._leaves_until = self.clock.monotonic() + LEAVE_TIME
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._leaving is not None and (
+            self._leaving.leave() or self.clock.monotonic() >= self._leaves_until
+        ):
+            self._leaving.close()
+            self._leaving = None
 
     def switch_off(self) -> None:
         """The host and its devices draw nothing; only the capper's file remains."""
-        self.is_on, self.participant = False, None
+        self.is_on, self.participant, self._leaving = False, None, None
+        self._noted = ""  # of another boot
         self.is_stuck, self.enforced = False, 0
 
     def switch_on(self) -> None:
@@ -138,9 +165,13 @@ class SimulatedHost:
     def step(self) -> None:
         if self.is_on:
             self.settle()
+            self._leave()
             if self.participant is not None and not self.is_hung:
                 self.participant.observe(0.0)
                 self.participant.round()
+
+    def _note_session(self, session: str) -> None:
+        self._noted = session
 
     def _new_session(self) -> str:
         self._sessions += 1
@@ -152,10 +183,11 @@ class SimulatedFleet:
 
     def __init__(
         self, folder: Path, hosts: int, *, budgets: Mapping[str, int], floor: int = 300 * W,
-        original: int = 1500 * W, ramp: int = 0, places: Sequence[str] = ("",), **settings: object,
+        original: int = 1500 * W, ramp: int = 0, places: Sequence[str] = ("",),
+        cluster: Cluster | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = cluster or MemoryCluster(self.clock)
         self.budgets = dict(budgets)
         self.is_strict = False
         """True to check every budget at every moment."""
@@ -182,10 +214,21 @@ class SimulatedFleet:
         }
 
     def set_budgets(self, budgets: Mapping[str, int]) -> None:
+        self._change(lambda book: accept_budgets(book, budgets))
+
+    def drain(self, name: str) -> None:
+        self._change(lambda book: drain_host(book, name))
+
+    def operator_removes(self, name: str) -> None:
+        """Remove a host that is off; its session has ended, or is ended here."""
+        writes = (self.keys.allotment(name), self.keys.report(name))
+        self._change(lambda book: remove_host(book, name, None), *writes)
+
+    def _change(self, change: Callable[[AllotmentBook], AllotmentBook], *ended: str) -> None:
         state = read_state(self.keys, self.operator.read(self.keys.prefix))
-        book = accept_budgets(state.book, budgets)
-        write = KeyWrite(self.keys.book, encode(book))
-        self.operator.commit([write], [state.condition(self.keys.book)])
+        writes = [KeyWrite(self.keys.book, encode(change(state.book)))]
+        writes += [KeyWrite(key, None) for key in ended]
+        self.operator.commit(writes, [state.condition(self.keys.book)])
 
     @property
     def enforced(self) -> int:

@@ -10,7 +10,7 @@ from support.capper_bench import BOOT, Bench, W
 from wattspan.capper import protocol
 from wattspan.capper.audit import AuditEvent
 from wattspan.capper.ceilings import PowerCeilings
-from wattspan.capper.fleet_ceiling import MAX_LIFETIME, FleetCeiling, boot_time
+from wattspan.capper.fleet_ceiling import MAX_LIFETIME, FleetCeiling
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import AllotmentRow, RefusalReason, RefusedReply, StateReply
 from wattspan.capper.requests import RequestHandler
@@ -35,7 +35,7 @@ class Ceiling:
         self.fleet = FleetCeiling(self.path, self.clock, enabled=True, record=self.events.append)
 
     def allot(self, limit: int, safe: int, seconds: float = 10) -> None:
-        until = boot_time(self.clock.now()) + round(seconds * SECOND)
+        until = self.clock.now().since_boot + round(seconds * SECOND)
         self.fleet.allot(limit * W, safe * W, until, "why", AGENT)
 
     def after(self, seconds: float) -> int | None:
@@ -152,7 +152,7 @@ class Host:
     def allot(
         self, limit: int, safe: int, peer: PeerCredentials = AGENT, seconds: int = 10
     ) -> StateReply | RefusedReply:
-        until = boot_time(self.bench.clock.now()) + seconds * SECOND
+        until = self.bench.clock.now().since_boot + seconds * SECOND
         return self.desk.answer(1, peer, protocol.AllotmentRequest(limit * W, safe * W, until))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from support.simulated_fleet import SimulatedFleet, W
+from support.simulated_fleet import SimulatedFleet, SimulatedHost, W
 from support.waiting import eventually
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.model import SECOND
@@ -87,6 +87,31 @@ def test_killed_agent_and_its_host_fall_back(fleet: SimulatedFleet) -> None:
     assert fleet.limits == [750 * W] * 4
 
 
+@pytest.mark.parametrize("seconds", [0, 1, 8])
+def test_agent_that_follows_a_killed_one_joins_within_5_seconds(
+    fleet: SimulatedFleet, seconds: float
+) -> None:
+    """It ends the session of the killed one, whose power comes free as early."""
+    host = skewed(fleet)
+    host.kill_agent()
+    fleet.run(seconds, BUDGET)
+    host.start_agent()
+    assert seconds_until(fleet, lambda: fleet.limits == [750 * W] * 4) <= 5
+    fleet.run(20, BUDGET)
+
+
+def test_restarted_host_awaits_the_end_of_its_former_session(fleet: SimulatedFleet) -> None:
+    """A record of another boot may be a copy's."""
+    fleet.run(10, BUDGET)
+    host = fleet.hosts["host1"]
+    host.switch_off()
+    host.switch_on()
+    fleet.run(1, BUDGET)
+    assert "has not ended" in host.participant.status.waiting
+    fleet.run(20, BUDGET)
+    assert host.participant.status.in_contact
+
+
 @pytest.mark.slow
 def test_service_lost_for_an_hour_leaves_the_safe_allotments(fleet: SimulatedFleet) -> None:
     fleet.run(10, BUDGET)
@@ -130,13 +155,107 @@ def test_host_joins_when_others_have_shrunk(folder: Path) -> None:
     assert fleet.limits == [750 * W] * 4
 
 
-def test_stopped_host_gives_its_power_at_once(fleet: SimulatedFleet) -> None:
+@pytest.mark.parametrize("lag", [0.0, 2.75])
+def test_host_joins_within_5_seconds(folder: Path, lag: float) -> None:
+    fleet = SimulatedFleet(folder, 4, budgets={"": BUDGET})
+    late = fleet.hosts["host3"]
+    late.switch_off()
+    fleet.run(10, BUDGET)
+    for host in fleet.hosts.values():
+        host.lag = lag
+    for phase in range(4):  # of the beats of the others
+        fleet.run(0.75 * phase, BUDGET)
+        late.switch_on()
+        assert late.enforced == late.floor
+        assert seconds_until(fleet, lambda: late.enforced >= 740 * W) <= 5
+        late.switch_off()
+        late.lose_record()
+        fleet.operator_removes("host3")
+        fleet.run(10, BUDGET)
+        assert fleet.enforced == BUDGET
+
+
+@pytest.mark.parametrize("lag", [0.0, 2.0])
+def test_power_of_a_stopped_host_is_used_within_5_seconds(
+    fleet: SimulatedFleet, lag: float
+) -> None:
+    leaving = skewed(fleet)
+    leaving.lag = lag
+    leaving.stop_agent()
+    assert seconds_until(fleet, lambda: fleet.enforced >= BUDGET - 20 * W and below(leaving)) <= 5
+    leaving.start_agent()
+    fleet.run(5, BUDGET)
+    assert fleet.limits == [750 * W] * 4
+
+
+def test_power_of_a_drained_host_is_used_within_5_seconds(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    fleet.drain("host1")
+    assert seconds_until(fleet, lambda: fleet.limits == [900 * W, 300 * W, 900 * W, 900 * W]) <= 5
+
+
+@pytest.mark.slow
+def test_stopped_host_with_slow_devices_is_awaited_without_the_time_of_contact(
+    fleet: SimulatedFleet,
+) -> None:
+    """The fallback takes longer than an agent may take to end."""
+    leaving = skewed(fleet)
+    leaving.lag = 5.0
+    leaving.stop_agent()
+    seconds = seconds_until(fleet, lambda: fleet.enforced >= BUDGET - 20 * W and below(leaving))
+    assert 5 < seconds <= 8  # `fallback` and the steps of limits are 6 s
+    assert leaving.participant is None
+
+
+def test_leader_that_stops_is_followed_at_once(fleet: SimulatedFleet) -> None:
+    fleet.run(10, BUDGET)
+    (leader,) = [host for host in fleet.hosts.values() if host.participant.status.leads]
+    leader.lag = 3.0
+    leader.stop_agent()
+    others = [host for host in fleet.hosts.values() if host is not leader]
+    led = seconds_until(fleet, lambda: any(one.participant.status.leads for one in others))
+    assert led <= 3
+
+
+def test_removed_host_returns_with_its_floor(fleet: SimulatedFleet) -> None:
+    """No budget counts the fallback that it has stored."""
+    fleet.run(10, BUDGET)
+    back = fleet.hosts["host3"]
+    back.switch_off()
+    fleet.run(30, BUDGET)
+    fleet.operator_removes("host3")
+    fleet.run(10, BUDGET)
+    fleet.set_budgets({"": 2000 * W})
+    fleet.run(5)
+    back.switch_on()
+    assert back.enforced == 750 * W  # more than the share for which the others make room
+    assert seconds_until(fleet, lambda: back.enforced == back.floor) <= 1
+    fleet.run(8)  # until it is admitted
+    fleet.run(8, 2000 * W)
+    assert fleet.limits == [500 * W] * 4
+
+
+def skewed(fleet: SimulatedFleet) -> SimulatedHost:
+    """A host with more than its safe allotment, which others could use now."""
+    for name, host in fleet.hosts.items():
+        host.power = 1500 * W if name == "host1" else 350 * W
+    fleet.run(90, BUDGET)
     for host in fleet.hosts.values():
         host.power = 1500 * W
-    fleet.run(30, BUDGET)
-    fleet.hosts["host1"].stop_agent()
-    fleet.run(2, BUDGET)
-    assert fleet.hosts["host1"].enforced <= 750 * W
+    assert fleet.hosts["host1"].enforced > 1000 * W
+    return fleet.hosts["host1"]
+
+
+def below(host: SimulatedHost) -> bool:
+    return host.enforced <= 750 * W
+
+
+def seconds_until(fleet: SimulatedFleet, is_so: Callable[[], bool]) -> float:
+    began = fleet.clock.monotonic()
+    while not is_so():
+        assert fleet.clock.monotonic() - began < 60 * SECOND, fleet.limits
+        fleet.run(0.25)
+    return (fleet.clock.monotonic() - began) / SECOND
 
 
 def test_second_host_of_a_name_does_not_join(fleet: SimulatedFleet) -> None:

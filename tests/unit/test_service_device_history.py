@@ -237,6 +237,19 @@ def test_ramp_is_reported_for_a_minute() -> None:
     assert host.second()[SECOND] == 0
 
 
+def test_ramps_of_a_minute_are_known_without_a_call_in_it() -> None:
+    host = Host()
+    for power in (40_000_000, 60_000_000, 40_000_000):
+        host.powers[GPU.id] = power
+        host.run(200)
+    largest = host.devices.ramps()
+    assert largest[SECOND] == pytest.approx(200_000, rel=0.04)
+    assert largest[10 * SECOND] == pytest.approx(20_000, rel=0.15)
+    assert host.devices.ramps() == largest
+    host.run(600)
+    assert host.devices.ramps()[SECOND] == 0
+
+
 def test_unknown_energy_has_no_ramp() -> None:
     host = Host()
     ramps_per_second(host)

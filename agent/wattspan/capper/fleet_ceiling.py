@@ -19,7 +19,7 @@ import msgspec
 from wattspan.capper.audit import AuditAction, AuditEvent
 from wattspan.capper.journal import JournalError
 from wattspan.capper.protocol import RefusalReason
-from wattspan.model import SECOND, Instant
+from wattspan.model import SECOND
 from wattspan.ports import CapsError, Clock
 from wattspan.util.files import replace_file, synchronize_directory
 from wattspan.util.unix_sockets import PeerCredentials
@@ -86,7 +86,7 @@ class FleetCeiling:
                 "This host is in no fleet: set [fleet] endpoints in the capper's configuration.",
                 RefusalReason.NOT_ALLOWED,
             )
-        now = boot_time(self._clock.now())
+        now = self._clock.now().since_boot
         if min(limit, safe) < 0 or until > now + MAX_LIFETIME:
             raise CapsError(
                 "An allotment needs a limit and a safe allotment of at least 0, and ends within"
@@ -115,7 +115,7 @@ class FleetCeiling:
 
     def poll(self) -> None:
         """End an allotment whose time has passed."""
-        if self._until is not None and boot_time(self._clock.now()) >= self._until:
+        if self._until is not None and self._clock.now().since_boot >= self._until:
             self._lapse(_NOBODY, "its time is up, without contact to the fleet")
 
     # --------------------------------------------------------------------------- inner workings
@@ -160,8 +160,3 @@ class FleetCeiling:
         replace_file(self._path, content, self._path.with_suffix(".new"))
         synchronize_directory(self._path.parent)
         self._stored, self.trouble = allotment, ""
-
-
-def boot_time(now: Instant) -> int:
-    """Nanoseconds since boot, suspends included."""
-    return now.mono + now.asleep

@@ -123,7 +123,7 @@ def remove(configuration: ConfigurationOptions, host: str) -> None:
     Exits with 8 if etcd does not answer, with 9 if the host is in contact or unknown.
     """
     with _Fleet(configuration) as fleet:
-        fleet.change(lambda state: book_without(state, host))
+        fleet.change(lambda state: book_without(state, host), ended=fleet.keys.allotment(host))
     click.echo(f"{host} is removed.")
 
 
@@ -182,7 +182,7 @@ def fleet_facts(state: FleetState) -> dict[str, Any]:
             "hosts": node.hosts,
             "demand": _watts(node.demand),
             "allotted": _watts(node.allotted),
-            "enforceable": _watts(node.possible),
+            "enforceable": _watts(node.enforceable),
             "safe": _watts(node.safe),
         }
         for place, node in sorted(plan.nodes.items())
@@ -238,7 +238,7 @@ class _Fleet:
         from wattspan.fleet.etcd import EtcdCoordination
         from wattspan.fleet.records import FleetKeys
 
-        self._keys: FleetKeys = FleetKeys(config.fleet.prefix)
+        self.keys: FleetKeys = FleetKeys(config.fleet.prefix)
         self._etcd: EtcdCoordination = EtcdCoordination(
             EtcdAccess.configured(config.fleet), SystemClock()
         )
@@ -246,10 +246,13 @@ class _Fleet:
     def read(self) -> FleetState:
         from wattspan.fleet.records import read_state
 
-        return read_state(self._keys, self._etcd.read(self._keys.prefix))
+        return read_state(self.keys, self._etcd.read(self.keys.prefix))
 
-    def change(self, change: Callable[[FleetState], AllotmentBook]) -> None:
-        """Replace the book, again after each change by others; RefusedChangeError."""
+    def change(self, change: Callable[[FleetState], AllotmentBook], ended: str = "") -> None:
+        """Replace the book, again after each change by others; RefusedChangeError.
+
+        ``ended`` is a key that is deleted with it.
+        """
         from wattspan.fleet.coordination import ConflictError, KeyWrite
         from wattspan.fleet.records import encode
 
@@ -260,10 +263,9 @@ class _Fleet:
             except ValueError as error:
                 raise RefusedChangeError(str(error)) from None
             try:
-                self._etcd.commit(
-                    (KeyWrite(self._keys.book, encode(book)),),
-                    (state.condition(self._keys.book),),
-                )
+                writes = [KeyWrite(self.keys.book, encode(book))]
+                writes += [KeyWrite(ended, None)] if ended else []
+                self._etcd.commit(writes, (state.condition(self.keys.book),))
             except ConflictError:
                 continue
             return

@@ -53,7 +53,7 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     ``floor`` is the lowest power to which its devices can be limited, ``ceiling`` the sum of their
     original limits, ``demand`` the limit that it asks for (None: its ceiling). ``limit`` is the
     limit that it enforces, and ``acknowledged`` the sequence of the newest allotment that is in
-    force and recorded on the host. A host that joins lowers its limit to its floor first.
+    force and recorded on the host. A host that is not registered lowers its limit to its floor.
     """
 
     session: str
@@ -64,7 +64,6 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
     demand: int | None = None
     priority: int = DEFAULT_PRIORITY
     acknowledged: int = 0
-    leaving: bool = False
 
 
 class Allotment(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,11 +188,11 @@ def remove_host(book: AllotmentBook, name: str, report: HostReport | None) -> Al
     """The book without a host, whose power does not count from then on.
 
     ``report`` is its present report, None if its session has ended: then the operator knows that
-    it is off. KeyError if it is not registered, HostInUseError if it is in contact and does not
-    leave, or has not acknowledged its last allotment. A drained host stays drained.
+    it is off. KeyError if it is not registered, HostInUseError if it is in contact. A drained host
+    stays drained.
     """
     entry = book.hosts[name]
-    if report is not None and not (report.leaving and is_acknowledged(entry, report)):
+    if report is not None:
         raise HostInUseError(
             f"{name} is in contact and may use {watts(power_bounds(entry, report).limit)}. Switch"
             " it off, or stop its agent, first."

@@ -22,28 +22,10 @@ from wattspan.fleet.allotment import (
     report_problem,
     watts,
 )
+from wattspan.model.fleet import FleetPlace
 
 _UNLIMITED: Final = 10**18
 _FIXED_PRIORITY: Final = 1_000_000
-
-
-class NodePower(NamedTuple):
-    """The sums of the registered hosts at one place.
-
-    ``budget`` is None without a budget of its own. ``possible`` is the sum of the limits that may
-    be in force, ``short`` its excess over the budget, after the operator has lowered that.
-    """
-
-    budget: int | None
-    hosts: int
-    demand: int
-    allotted: int
-    safe: int
-    possible: int
-
-    @property
-    def short(self) -> int:
-        return 0 if self.budget is None else max(0, self.possible - self.budget)
 
 
 class AllotmentPlan(NamedTuple):
@@ -56,7 +38,7 @@ class AllotmentPlan(NamedTuple):
     book: AllotmentBook | None
     changed: Mapping[str, Allotment]
     waiting: Mapping[str, str]
-    nodes: Mapping[str, NodePower]
+    nodes: Mapping[str, FleetPlace]
 
 
 def plan_allotments(
@@ -113,7 +95,7 @@ class _Planning:
         new_safes = self._step(present, safes, safe=True)
         needed = (
             len(admitted) < len(joining)
-            or any(node.short for node in nodes.values())
+            or any((node.headroom or 0) < 0 for node in nodes.values())
             or any(new_limits[name] + self._least < limits[name] for name in present)
             or any(new_safes[name] + self._least < safes[name] for name in present)
         )
@@ -160,7 +142,7 @@ class _Planning:
     ) -> _Host:
         ceiling = self._book.budgets.get(node_of(report.place, name), report.ceiling)
         ceiling = max(report.floor, min(report.ceiling, ceiling))
-        if report.leaving or name in self._book.drained:
+        if name in self._book.drained:
             ceiling = report.floor
         wanted = ceiling if report.demand is None else report.demand
         demand = min(max(wanted, report.floor), ceiling)
@@ -180,8 +162,6 @@ class _Planning:
         new = [(-r.priority, name) for name, r in self._reports.items() if name not in self._hosts]
         for _, name in sorted(new):
             report = self._reports[name]
-            if report.leaving:
-                continue
             problem = report_problem(report)
             if name in self._book.drained:
                 problem = "it is drained"
@@ -203,10 +183,10 @@ class _Planning:
         return found
 
     def _admitted(
-        self, joining: Mapping[str, _Host], nodes: Mapping[str, NodePower]
+        self, joining: Mapping[str, _Host], nodes: Mapping[str, FleetPlace]
     ) -> dict[str, _Host]:
         """The hosts that join and for which there is room now."""
-        used = {node: (one.possible, one.safe) for node, one in nodes.items()}
+        used = {node: (one.enforceable, one.safe) for node, one in nodes.items()}
         admitted = {}
         for name, host in joining.items():
             above = nodes_of(host.place, name)
@@ -267,7 +247,7 @@ class _Planning:
             members.setdefault(host.place, []).append(name)
         return share_nested_budget(claims, _tree(members, self._book.budgets))
 
-    def _sums(self) -> dict[str, NodePower]:
+    def _sums(self) -> dict[str, FleetPlace]:
         """The sums of the registered hosts at every place with hosts or a budget."""
         budgets = self._book.budgets
         sums: dict[str, list[int]] = {place: [0] * 5 for place in ("", *budgets)}
@@ -278,7 +258,7 @@ class _Planning:
                 if node in budgets or node != node_of(host.place, name):
                     old = sums.get(node, [0] * 5)
                     sums[node] = [a + b for a, b in zip(old, values, strict=True)]
-        return {node: NodePower(budgets.get(node), *values) for node, values in sums.items()}
+        return {node: FleetPlace(node, budgets.get(node), *values) for node, values in sums.items()}
 
 
 def _next_entry(host: _Host, limit: int, safe: int, revision: int, least: int) -> BookEntry:

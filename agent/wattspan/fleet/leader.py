@@ -6,6 +6,7 @@ that was replaced therefore changes nothing, whenever it notices that.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, NamedTuple
 
 from wattspan.fleet.allotment_planner import AllotmentPlan, plan_allotments
@@ -40,6 +41,8 @@ class FleetLeader:
         self._fence: RevisionCondition | None = None
         self.plan: AllotmentPlan | None = None
         """The newest plan; None before the first."""
+        self.next_end: float = inf
+        """The earliest monotonic time at which a session ends unless its report is renewed."""
 
     def step(self, fence: RevisionCondition) -> None:
         """Decide once, as leader by ``fence``. CoordinationError, RecordError.
@@ -82,6 +85,7 @@ class FleetLeader:
         now = self._clock.monotonic()
         last: dict[str, _LastWrite] = {}
         silent = []
+        self.next_end = inf
         lifetimes = dict.fromkeys(state.invalid, MAX_LIFETIME)
         lifetimes |= {name: presence.lifetime for name, presence in state.reports.items()}
         for name, lifetime in lifetimes.items():
@@ -90,8 +94,11 @@ class FleetLeader:
             if before is None or before.revision != revision:
                 before = _LastWrite(revision, now)
             last[name] = before
-            if now - before.seen > lifetime:
+            end = before.seen + lifetime
+            if now > end:
                 silent.append(name)
+            else:
+                self.next_end = min(self.next_end, end + 1)
         self._last = last
         return tuple(silent)
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import Allotment, HostHolding, HostReport, watts
@@ -70,11 +69,15 @@ class FleetMember:
         *,
         power: Callable[[], int | None],
         new_session: Callable[[], str],
+        former_session: str = "",
+        note_session: Callable[[str], None] = lambda session: None,
         ramp: int = 0,
         largest_step: float = 1.0,
     ) -> None:
         """``power`` is the present power of the host in milliwatts, None if it is unknown.
 
+        ``former_session`` is that of this host's agent that has ended without notice and acts no
+        more, "" if none is known; ``note_session`` is called with each new one before it begins.
         The capper changes the host's limits by at most ``ramp`` milliwatts per second, 0 for any,
         and lowers one by ``largest_step`` of its default in a second.
         """
@@ -85,9 +88,13 @@ class FleetMember:
         self._keys = FleetKeys(settings.prefix)
         self._holding = HostHolding(limit=0, safe=0)
         self._session, self._until = "", _ENDED
-        self._last_session = ""
+        self._note_session = note_session
+        self._own_sessions = {former_session} - {""}
         self._revision = ABSENT
         self._beat = self._acknowledged = 0
+        self._leaves = False
+        self.awaits_devices = False
+        """True while devices are above a limit that the fleet has to know to be in force."""
         self.state: AllotmentRow | None = None
         """The capper's newest state."""
         self.demand: int | None = None
@@ -111,32 +118,51 @@ class FleetMember:
         True if the next beat has news and should follow at once. CoordinationError, CapsError and
         RecordError leave everything as it is: the allotment ends in time.
         """
+        self.awaits_devices = False
         state = self.state = self._capper.allotment()
         if self._session and self._now() >= self._until:
             self._lose("The host has lost contact to the fleet and joins again.")
         if not self._session and not self._begin(state):
             return False
         sent = self._now()
-        self._publish(state)
+        self._publish(state, self._lifetime(state))
         self._until = sent + self._settings.contact
         return self._adopt(self._newest())
 
-    def leave(self) -> None:
-        """End the session for an orderly stop, so that the fleet need not wait for its end."""
-        session, self._session = self._session, ""
-        if not session:
-            return
-        with suppress(CapsError, CoordinationError):
-            state = self._capper.allot(0, 0, _ENDED, "the agent stops")
-            if _is_lowered(state):
-                condition = RevisionCondition(self._keys.report(self.name), self._revision)
-                delete = KeyWrite(self._keys.report(self.name), None)
-                self._coordination.commit((delete,), (condition,))
+    def has_lowered(self) -> bool:
+        """True if the devices have come within the limit for which the last beat had to wait.
+
+        Asks the capper only; CapsError.
+        """
+        return self.awaits_devices and _is_lowered(self._capper.allotment())
+
+    def leave(self) -> bool:
+        """End the session for an orderly stop, so that the fleet need not wait for its end.
+
+        False while the devices are above the fallback, or etcd does not answer: call again. The
+        fleet ends such a session by itself, earlier than that of a host that has lost contact.
+        """
+        if not self._session:
+            return True
+        key = self._keys.report(self.name)
+        with suppress(CoordinationError):
+            try:
+                state = self._capper.allot(0, 0, _ENDED, "the agent stops")
+                if _is_lowered(state):
+                    condition = RevisionCondition(key, self._revision)
+                    self._coordination.commit((KeyWrite(key, None),), (condition,))
+                    self._session = ""
+                elif not self._leaves:
+                    self._publish(state, self._lifetime(state) - self._settings.contact)
+                    self._leaves = True
+            except (CapsError, ConfigError, ConflictError):  # nothing can be done, or need be
+                self._session = ""
+        return not self._session
 
     # --------------------------------------------------------------------------- inner workings
 
     def _now(self) -> int:
-        return boot_time(self._clock.now())
+        return self._clock.now().since_boot
 
     def _lose(self, why: str) -> None:
         self._session, self._acknowledged = "", 0
@@ -150,26 +176,29 @@ class FleetMember:
             state = self._capper.allot(0, 0, _ENDED, "a new session with the fleet begins")
         self.state = state
         if not _is_lowered(state):
+            self.awaits_devices = True
             self.waiting = (
                 "The host's devices are not yet limited to"
                 f" {watts(max(state.limit, state.floor))}, with which the host may join the fleet."
             )
             return False
         entry = read_key(self._coordination, self._keys.report(self.name))
-        if entry is not None and decode_presence(entry).report.session != self._last_session:
+        if entry is not None and decode_presence(entry).report.session not in self._own_sessions:
             self.waiting = (
                 "A session of this host's name has not ended: the agent began it before a crash,"
                 " or it belongs to another host with the same [fleet] name."
             )
             return False
         self._revision = entry.revision if entry else ABSENT
-        self._session = self._last_session = self._new_session()
+        self._session = self._new_session()
+        self._own_sessions.add(self._session)
+        self._note_session(self._session)
         self._acknowledged = 0
         self._holding = HostHolding(limit=state.limit, safe=state.safe).begin(self._session)
         self.waiting = "The host has joined the fleet and waits for its allotment."
         return True
 
-    def _publish(self, state: AllotmentRow) -> None:
+    def _publish(self, state: AllotmentRow, lifetime: int) -> None:
         """Write the report under the condition that the session goes on."""
         self._beat += 1
         settings = self._settings
@@ -190,7 +219,7 @@ class FleetMember:
                 acknowledged=self._acknowledged,
             ),
             beat=self._beat,
-            lifetime=self._lifetime(state),
+            lifetime=lifetime,
         )
         key, value = self._keys.report(self.name), encode(presence)
         try:
@@ -205,6 +234,7 @@ class FleetMember:
         except ConflictError:
             self._lose("The fleet has ended this host's session, or another host uses its name.")
             raise
+        self._own_sessions = {self._session}
 
     def _lifetime(self, state: AllotmentRow) -> int:
         """The time from a beat without a successor until the fallback is certainly in force."""
@@ -230,15 +260,28 @@ class FleetMember:
             self._holding = self._holding.adopt(newest)
         holding = self._holding
         if not holding.sequence:
-            return False
+            return newest is None and self._lower_to_floor()
         why = f"allotment {holding.sequence} of the fleet"
         state = self._capper.allot(holding.limit, holding.safe, self._until, why)
         self.state, self.waiting = state, ""
-        if state.until != self._until or not _is_lowered(state):
-            return False  # its time has passed meanwhile, or devices are still above it
+        if state.until != self._until:
+            return False  # its time has passed meanwhile
+        self.awaits_devices = not _is_lowered(state)
+        if self.awaits_devices:
+            return False
         news = self._acknowledged != holding.sequence
         self._acknowledged = holding.sequence
         return news
+
+    def _lower_to_floor(self) -> bool:
+        """Give up the fallback of an earlier time, since no budget counts it; True for news."""
+        if self.state is None or self.state.limit <= self.state.floor:
+            return False
+        why = "the fleet does not count this host yet"
+        self.state = self._capper.allot(0, 0, self._until, why)
+        self._holding = HostHolding(limit=0, safe=0, session=self._session)
+        self.awaits_devices = not _is_lowered(self.state)
+        return not self.awaits_devices
 
 
 def _is_lowered(state: AllotmentRow) -> bool:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from typing import Final
 
 from wattspan.config import FleetSettings
@@ -21,18 +22,20 @@ from wattspan.fleet.leader import FleetLeader
 from wattspan.fleet.member import FleetMember
 from wattspan.fleet.records import FleetKeys
 from wattspan.model import MILLISECOND, SECOND, Failure, SourceHealth, Trouble
-from wattspan.model.fleet import FleetAccounts, FleetPlace
+from wattspan.model.fleet import FleetAccounts
 from wattspan.ports import Clock, WattspanError
 from wattspan.util.throttle import RateLimitedLog, RetryBackoff
 
 LEADER_LEASE_SECONDS: Final = 10
 """Time from the end of a leader until another one may be elected, at most."""
 BEATS_PER_CONTACT: Final = 4
-_LEAST_PAUSE: Final = 200 * MILLISECOND
+LEAST_PAUSE: Final = 200 * MILLISECOND
 """Least time between two rounds, so that changes of many hosts are decided together."""
+LEAVE_TIME: Final = 4 * SECOND
+"""Longest wait for the fallback at an orderly end; a fall of all limits by quarters takes 3 s."""
 _LONGEST_WAIT: Final = 500 * MILLISECOND
 """Longest wait for changes at once, so that the thread ends soon."""
-_FIRST_DELAY: Final = 250 * MILLISECOND
+FIRST_DELAY: Final = 250 * MILLISECOND
 MAX_JOIN_TIME: Final = 60 * SECOND
 """Longer than a former session of the host and a slow ramp of its limits usually last."""
 
@@ -55,7 +58,7 @@ class FleetParticipant:
         self._election = Election(coordination, self._keys.leader, member.name)
         self._leader = FleetLeader(self._keys, coordination, clock, settings.least_change_watts)
         self._interval = settings.contact // BEATS_PER_CONTACT
-        self._backoff = RetryBackoff(_FIRST_DELAY, self._interval, random.random)
+        self._backoff = RetryBackoff(FIRST_DELAY, self._interval, random.random)
         self._lease = 0
         self._beat_due = 0
         self._has_news = False
@@ -72,7 +75,7 @@ class FleetParticipant:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float = 3.0) -> None:
+    def stop(self, timeout: float = LEAVE_TIME / SECOND + 1) -> None:
         """Leave the fleet and end the thread; a call that hangs does not delay the end."""
         self._stopped.set()
         if self._thread.is_alive():
@@ -82,7 +85,7 @@ class FleetParticipant:
         """Renew, lead if elected, and publish the status. Never raises a WattspanError."""
         news, self._has_news = self._has_news, False
         try:
-            if self._clock.monotonic() >= self._beat_due:
+            if self._clock.monotonic() >= self._beat_due or self._member.has_lowered():
                 news = True
                 self._rounds += 1
                 self._beat_due = self._clock.monotonic() + self._interval
@@ -91,7 +94,7 @@ class FleetParticipant:
                 self._campaign()
                 self._trouble = ""
                 self._backoff.reset()
-            if news:
+            if news or self._clock.monotonic() >= self._next_end:
                 self._lead()
         except ConflictError:
             self._beat_due = 0  # another participant was faster: read again
@@ -130,10 +133,16 @@ class FleetParticipant:
         self._has_news = self._has_news or bool(changes)
         return bool(changes)
 
-    def close(self) -> None:
-        """Leave the fleet; for the thread that calls ``round``."""
-        self._member.leave()
+    def leave(self) -> bool:
+        """Give up the leadership and the session, for the thread that calls ``round``.
+
+        False while the devices are above the fallback: repeat it for ``LEAVE_TIME`` at most.
+        """
         self._election.resign()
+        return self._member.leave()
+
+    def close(self) -> None:
+        """End the connections, after ``leave``."""
         with suppress(CoordinationError):
             if self._lease:
                 self._coordination.revoke(self._lease)
@@ -151,6 +160,9 @@ class FleetParticipant:
                 self._log.failure("The host's part in the fleet", error)
                 self._unwatch()
                 self._stopped.wait(self._interval / SECOND)
+        deadline, pause = self._clock.monotonic() + LEAVE_TIME, threading.Event()
+        while not self.leave() and self._clock.monotonic() < deadline:
+            pause.wait(LEAST_PAUSE / SECOND)
         self.close()
 
     def _campaign(self) -> None:
@@ -174,17 +186,22 @@ class FleetParticipant:
 
     def _wait(self) -> None:
         """Return at the next beat, or earlier with changes to see."""
-        started = self._clock.monotonic()
+        earliest = self._clock.monotonic() + LEAST_PAUSE
+        due = max(earliest, min(self._beat_due, self._next_end))
+        if self._member.awaits_devices:
+            due = earliest
         while not self._stopped.is_set():
-            now = self._clock.monotonic()
-            left = min(self._beat_due - now, _LONGEST_WAIT)
-            if now - started < _LEAST_PAUSE:
-                left = max(left, _LEAST_PAUSE - (now - started))
+            left = min(due - self._clock.monotonic(), _LONGEST_WAIT)
             if left <= 0:
                 return
             if self.observe(left / SECOND):
-                self._stopped.wait(_LEAST_PAUSE / SECOND)
+                self._stopped.wait(LEAST_PAUSE / SECOND)
                 return
+
+    @property
+    def _next_end(self) -> float:
+        """The time at which the next session ends, for a leader."""
+        return inf if self._election.fence is None else self._leader.next_end
 
     def _watch(self) -> Changes:
         """The changes of all records for a leader, of the own allotment for others."""
@@ -203,7 +220,7 @@ class FleetParticipant:
 
     def _status(self) -> FleetAccounts:
         member, state = self._member, self._member.state
-        leads = self._election.fence is not None
+        leads, plan = self._election.fence is not None, self._leader.plan
         if member.session:
             self._joined_at = self._clock.monotonic()
         return FleetAccounts(
@@ -215,16 +232,5 @@ class FleetParticipant:
             leader=self._election.leader,
             trouble=self._trouble,
             waiting=member.waiting,
-            places=self._places() if leads else (),
-        )
-
-    def _places(self) -> tuple[FleetPlace, ...]:
-        plan = self._leader.plan
-        if plan is None:
-            return ()
-        return tuple(
-            FleetPlace(
-                place, one.budget, one.hosts, one.demand, one.allotted, one.safe, one.possible
-            )
-            for place, one in sorted(plan.nodes.items())
+            places=tuple(one for _, one in sorted(plan.nodes.items())) if leads and plan else (),
         )

@@ -247,12 +247,12 @@ class ExternalRate(PolledRate):
 
     def at(self, now: Instant) -> int | None:
         answer = self._answer
-        if answer is None or _elapsed(now) - answer[0] > self._max_age:
+        if answer is None or now.since_boot - answer[0] > self._max_age:
             return None
         return answer[1]
 
     def _poll(self) -> None:
-        queried_at = _elapsed(self._clock.now())
+        queried_at = self._clock.now().since_boot
         number, age = self._query()
         number *= self._factor
         rate = billionths(number)
@@ -274,11 +274,6 @@ class ExternalRate(PolledRate):
             cause,
             "Energy without a known rate is reported separately and is in no total.",
         )
-
-
-def _elapsed(now: Instant) -> int:
-    """Return the nanoseconds since boot: an answer also ages while the host sleeps."""
-    return now.mono + now.asleep
 
 
 def open_rate(

@@ -95,7 +95,7 @@ class StartTimeMatcher:
         self._boots: list[int] = []  # Unix nanoseconds, one for each setting of the clock
 
     def observe(self, now: Instant) -> None:
-        boot = now.wall - now.mono - now.asleep
+        boot = now.wall - now.since_boot
         if not self._boots or abs(boot - self._boots[-1]) > START_TIME_TOLERANCE // 3:
             self._boots.append(boot)
             del self._boots[:-_MAX_BOOT_TIMES]

@@ -10,7 +10,8 @@ class FleetPlace:
     """The sums of the registered hosts at one place, in milliwatts.
 
     ``budget`` is None without one. ``enforceable`` is the highest sum of limits that may be in
-    force now, ``safe`` the sum without contact.
+    force now, ``safe`` the sum without contact. Either exceeds a budget that was lowered until the
+    hosts have followed.
     """
 
     place: str

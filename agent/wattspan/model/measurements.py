@@ -50,6 +50,11 @@ class Instant(NamedTuple):
     wall: int
     asleep: int = 0
 
+    @property
+    def since_boot(self) -> int:
+        """The time since boot, suspends included."""
+        return self.mono + self.asleep
+
 
 class HwType(ModelEnum):
     """OpenTelemetry's ``hw.type`` of devices with energy counters."""

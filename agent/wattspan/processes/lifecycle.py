@@ -382,7 +382,7 @@ class LifecycleTracker:
     def _since_scan(self, stat: Stat) -> bool:
         """True if a process is newer than the last full scan."""
         scanned = self._scanned
-        return scanned is not None and (stat.started + 1) * TICK > scanned.mono + scanned.asleep
+        return scanned is not None and (stat.started + 1) * TICK > scanned.since_boot
 
     def _apply_exit_records(self, update: LifecycleUpdate, tracked: set[int]) -> None:
         """Charge exited processes that were never tracked; keep records of unreaped ones.
@@ -425,7 +425,7 @@ class LifecycleTracker:
             # Its start time is unknown; derived ones must differ for each process of a pid.
             earlier = update.exits_of_pid.get(pid, 0)
             update.exits_of_pid[pid] = earlier + 1
-            consumer = Consumer(pid, (now.mono + now.asleep - elapsed) // TICK + earlier)
+            consumer = Consumer(pid, (now.since_boot - elapsed) // TICK + earlier)
             update.unseen[key] = consumer
             update.infos.append(self._info_of(consumer, record, text, parent))
             update.exited.append(consumer)

@@ -185,7 +185,7 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
-        fleet = FleetAssembly(core, tuning)
+        fleet = FleetAssembly(core, tuning, _boot_id())
         kubelet = ServiceGroup("pods")
         pods = None if emulated else open_pod_resources(config.processes.pod_resources)
         if pods is not None:

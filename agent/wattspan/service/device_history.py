@@ -89,6 +89,7 @@ class DeviceHistory:
         self._now = 0
         self._waiting: deque[_DeviceTick] = deque()
         self._ramps: dict[int, deque[tuple[int, int]]] = {one: deque() for one in RAMP_WINDOWS}
+        self._examined = 0
 
     def record(self, tick: Tick, gpus: Sequence[GpuStatus]) -> None:
         """Add the readings of a tick, and the newest statuses of GPUs."""
@@ -146,28 +147,36 @@ class DeviceHistory:
     def ramps(self) -> dict[int, int]:
         """The largest ramp of the host's power in the last minute, by the length of its window.
 
+        Every second since the last call is examined, of a minute at most.
+
         A ramp is the difference of the mean powers of two neighbouring windows, divided by the
         length of one, in milliwatts per second. The windows end at the newest reading that all
         present devices have. A window that some energy of a device is unknown for, or with fewer
-        than two readings of each, has no ramp, and no length is listed without one. To be called
-        by one thread, once per snapshot.
+        than two readings of each, has no ramp, and no length is listed without one.
         """
         with self._current():
             present = [one for one in self._devices.values() if one.present]
             ends = [one.counter.known for one in present]
             end = min((one for one in ends if one is not None), default=None)
-            for window, found in self._ramps.items():
+            if end is not None and None not in ends:
+                self._examine(present, end)
+            for found in self._ramps.values():
                 while found and found[0][0] <= self._now - RAMP_PERIOD:
                     found.popleft()
-                if end is None or None in ends or (found and found[-1][0] >= end):
-                    continue
-                if (ramp := self._ramp(present, end, window)) is not None:
-                    found.append((end, ramp))
             return {
                 window: max(ramp for _, ramp in found)
                 for window, found in self._ramps.items()
                 if found
             }
+
+    def _examine(self, devices: Sequence[_Device], end: int) -> None:
+        """Note the ramps of all seconds up to ``end`` that were not examined yet."""
+        first = max(self._examined, end - RAMP_PERIOD) + SECOND
+        for at in (*range(first, end - SECOND // 2, SECOND), end):
+            for window, found in self._ramps.items():
+                if at > self._examined and (ramp := self._ramp(devices, at, window)) is not None:
+                    found.append((at, ramp))
+        self._examined = end
 
     def _ramp(self, devices: Sequence[_Device], end: int, window: int) -> int | None:
         difference = 0

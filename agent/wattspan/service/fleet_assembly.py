@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattspan.model import HwType, Snapshot
@@ -25,6 +26,7 @@ class FleetAssembly:
 
     core: AgentCore
     tuning: TuningAssembly
+    boot_id: str
     services: ServiceGroup = field(default_factory=lambda: ServiceGroup("fleet"))
     _participant: FleetParticipant | None = None
 
@@ -37,8 +39,10 @@ class FleetAssembly:
         from wattspan.fleet.etcd import EtcdCoordination
         from wattspan.fleet.member import FleetMember
         from wattspan.fleet.participant import FleetParticipant
+        from wattspan.fleet.session_record import SessionRecord
 
         coordination = EtcdCoordination(EtcdAccess.configured(config.fleet), clock)
+        record = SessionRecord(Path(config.agent.state_dir), self.boot_id)
         reserve = config.caps.reserve_watts * 1000
         member = FleetMember(
             config.fleet.name or self.core.view().host,
@@ -48,6 +52,8 @@ class FleetAssembly:
             clock,
             power=lambda: limited_power(self.core.view(), reserve),
             new_session=lambda: secrets.token_hex(8),
+            former_session=record.former,
+            note_session=record.note,
             ramp=config.caps.ramp_watts_per_second * 1000,
             largest_step=config.caps.largest_step,
         )

@@ -225,7 +225,10 @@ class AgentUsage:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProviders:
-    """The parts of a snapshot that the poller does not own; each is called once per snapshot."""
+    """The parts of a snapshot that the poller does not own.
+
+    Each is called once per snapshot, and ``ramps`` by its readers.
+    """
 
     agent_usage: Callable[[], AgentUsage] = lambda: AgentUsage(0.0, None)
     health: Callable[[], tuple[SourceHealth, ...]] = tuple
@@ -387,7 +390,7 @@ class Poller:
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
             device_pods=self._providers.device_pods(),
-            ramps=self._providers.ramps(),
+            ramps=self._providers.ramps,
             fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))

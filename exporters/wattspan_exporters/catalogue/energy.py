@@ -103,7 +103,7 @@ def host_power(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def host_ramps(snapshot: Snapshot) -> Iterator[Sample]:
-    for window, ramp in snapshot.ramps.items():
+    for window, ramp in snapshot.ramps().items():
         yield (f"{window // SECOND}s",), ramp
 
 
@@ -209,7 +209,7 @@ def boot_time(snapshot: Snapshot) -> int:
     The clocks are read one after the other, and the result must be equal across restarts.
     """
     at = snapshot.at
-    return (at.wall - at.mono - at.asleep) // SECOND * SECOND
+    return (at.wall - at.since_boot) // SECOND * SECOND
 
 
 def boot_start_times(snapshot: Snapshot) -> Callable[[Labels], int | None]:

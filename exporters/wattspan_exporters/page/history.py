@@ -43,11 +43,6 @@ RECENT_DURATION = 10 * SECOND
 """Minimum length of the period that is shown as present."""
 
 
-def time_since_boot(at: Instant) -> int:
-    """Time since boot, including suspension."""
-    return at.mono + at.asleep
-
-
 class RecentDeltas(NamedTuple):
     """The energy up to one snapshot: the present and the last hour; None while unknown."""
 
@@ -99,7 +94,7 @@ class PageHistory:
                 self._fine.append(limit_names(delta))
         self._base = snapshot
         self._powers.record(snapshot)
-        self._shorten(time_since_boot(snapshot.at) - MAX_DURATION)
+        self._shorten(snapshot.at.since_boot - MAX_DURATION)
 
     def _shorten(self, oldest: int) -> None:
         while len(self._fine) > FINE_STEPS:
@@ -109,7 +104,7 @@ class PageHistory:
             else:
                 self._older = None
             self._coarse.append(limit_names(step))
-        while self._coarse and time_since_boot(self._coarse[0].start) < oldest:
+        while self._coarse and self._coarse[0].start.since_boot < oldest:
             self._coarse.popleft()
             self._older = None
 
@@ -153,7 +148,7 @@ class PageHistory:
 
 
 def _slot(at: Instant) -> int:
-    return time_since_boot(at) // STEP
+    return at.since_boot // STEP
 
 
 def _settled(snapshot: Snapshot) -> int:

@@ -21,7 +21,7 @@ from wattspan.model import Snapshot, StaticBasis
 from wattspan.ports import SnapshotView
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.page.flow import FlowGraph, build_flow
-from wattspan_exporters.page.history import PageHistory, time_since_boot
+from wattspan_exporters.page.history import PageHistory
 from wattspan_exporters.page.snapshot_delta import STATIC_BASES, SnapshotDelta
 
 MAX_POINTS = 240
@@ -107,7 +107,7 @@ def build_document(snapshot: Snapshot, encoded: bytes, history: PageHistory) -> 
     return msgspec.json.encode(
         LiveDocument(
             snapshot=msgspec.Raw(encoded),
-            since=None if hour is None else _unix_time(snapshot, time_since_boot(hour.start)),
+            since=None if hour is None else _unix_time(snapshot, hour.start.since_boot),
             now=_flow(build_flow(now)),
             hour=None if hour is None else _flow(build_flow(hour, attrgetter("mean_power"))),
             power=_power(snapshot, history),
@@ -194,7 +194,7 @@ def _split(splits: tuple[int, ...]) -> SplitEntry | None:
 
 def _unix_time(snapshot: Snapshot, since_boot: int) -> float:
     """The Unix time of a moment by the present wall clock."""
-    return round((snapshot.at.wall - time_since_boot(snapshot.at) + since_boot) / 1e9, 3)
+    return round((snapshot.at.wall - snapshot.at.since_boot + since_boot) / 1e9, 3)
 
 
 def _rounded(watts: float | None, digits: int) -> float | None:
