@@ -9,6 +9,7 @@ from itertools import islice, takewhile
 
 from wattspan.fleet.coordination import (
     ABSENT,
+    Changes,
     ConflictError,
     KeyChange,
     KeyWrite,
@@ -260,7 +261,7 @@ class MemoryCoordination:
     def revoke(self, lease: int) -> None:
         self._service().revoke(lease)
 
-    def watch(self, prefix: str, after: int) -> MemoryChanges:
+    def watch(self, prefix: str, after: int) -> Changes:
         self._service()
         return MemoryChanges(self, self._cluster, prefix, after)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from wattspan.capper.fleet_ceiling import FleetCeiling
 from wattspan.capper.protocol import AllotmentRow
@@ -50,7 +50,7 @@ class SimulatedHost:
         self.participant: FleetParticipant | None = None
         self._leaving: FleetParticipant | None = None
         self._leaves_until = 0
-        self.client = cluster.client()
+        self.client: Any = cluster.client()
         self._cluster, self._path = cluster, path
         self._sessions, self._noted = 0, ""
         self._above_since: int | None = None
@@ -187,7 +187,7 @@ class SimulatedFleet:
         cluster: Cluster | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self.clock = ManualClock()
-        self.cluster = cluster or MemoryCluster(self.clock)
+        self.cluster: Any = cluster or MemoryCluster(self.clock)
         self.budgets = dict(budgets)
         self.is_strict = False
         """True to check every budget at every moment."""

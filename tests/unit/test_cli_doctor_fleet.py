@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from support.simulated_fleet import SimulatedFleet, W
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.capper.protocol import RefusalReason, StateReply
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.fleet import examine_fleet
@@ -248,7 +247,7 @@ def test_slow_member_is_a_warning_with_the_limit(host: Host) -> None:
 
 
 def test_ceiling_has_its_age_and_its_end(host: Host) -> None:
-    host.allot(until=boot_time(host.fleet.clock.now()) + 8 * SECOND, safe=350 * W)
+    host.allot(until=host.fleet.clock.now().since_boot + 8 * SECOND, safe=350 * W)
     assert host.told()["ceiling"].detail == (
         "400 W, renewed 2.0 s ago, for 8.0 s more; 350 W without contact, at most"
     )
@@ -262,7 +261,7 @@ def test_ceiling_has_its_age_and_its_end(host: Host) -> None:
     ],
 )
 def test_ended_allotment_is_a_warning_with_the_limit(limit: int, detail: str, host: Host) -> None:
-    for until in (None, boot_time(host.fleet.clock.now())):
+    for until in (None, host.fleet.clock.now().since_boot):
         host.allot(limit=limit, until=until)
         host.is_silent = True
         finding = host.told()["ceiling"]

@@ -7,7 +7,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from wattspan.capper.fleet_ceiling import boot_time
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.cli.doctor.findings import Finding, failure, note, ok, warning
 from wattspan.cli.doctor.tuning import CapperProbe
@@ -225,7 +224,7 @@ _SEE_LIMITS: Final = "Run `wattspan caps status`: it names the device and the ca
 
 def _time_left(held: AllotmentRow, clock: Clock) -> int | None:
     """The rest of the time of an allotment, in nanoseconds; None if it has ended."""
-    left = 0 if held.until is None else held.until - boot_time(clock.now())
+    left = 0 if held.until is None else held.until - clock.now().since_boot
     return left if left > 0 else None
 
 
