@@ -121,7 +121,7 @@ class DecisionReason(ModelEnum):
     INERT = "inert"  # no allowed setting has an effect
     NO_SAVING = "no_saving"  # no setting within the budget saves energy
     NO_ROOM = "no_room"  # no setting within budget, floor and range
-    WAITING = "waiting"  # another job of the host explores
+    WAITING = "waiting"  # another job of the host, or another host of the job, explores
     # both releasing and declining
     FOREIGN_WRITER = "foreign_writer"  # another program sets the device's limits
     THROTTLED = "throttled"  # the device throttles itself
