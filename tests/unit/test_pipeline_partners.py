@@ -81,9 +81,9 @@ def test_records_are_compared_with_own_iterations_only() -> None:
     assert "no complete iterations" in refusal(of(seen()))
 
 
-@pytest.mark.parametrize("whole", [1.3, 1.7])
+@pytest.mark.parametrize("whole", [1.1, 1.9])
 def test_iterations_of_another_length_are_refused(whole: float) -> None:
-    another = msgspec.structs.replace(SLOW, whole=whole, computed=1.2)
+    another = msgspec.structs.replace(SLOW, whole=whole, computed=1.0)
     assert "are not the same iterations" in refusal(of(seen(another)))
 
 

@@ -28,8 +28,11 @@ _SUMMARIZED: Final = 8
 """Latest iterations in a summary."""
 
 _LEAST: Final = 4
-_SAME_JOB: Final = 0.1
-"""Relative difference of iteration times from which on these are not the same iterations."""
+_SAME_JOB: Final = 0.25
+"""Relative difference of iteration times from which on these are not the same iterations.
+
+A record is some iterations old, and their time may have changed since.
+"""
 
 _STATES: Final = {
     "observe": "is observed",
