@@ -101,3 +101,16 @@ def test_host_without_the_service_is_tuned_alone() -> None:
         (figures,) = row(host).partners
         assert (figures.host, figures.used) == ("", False)
         assert "No endpoint answers" in figures.sentence
+
+
+def test_throttled_host_is_not_tuned_and_is_followed() -> None:
+    trained = all_planned(TrainedHosts())
+    host, other = trained.hosts
+    trained.trainings[1].slower = 1.25
+    other.gpus[0].throttling = ("hw_slowdown",)
+    trained.run(600, until=lambda: follows(host))
+    assert follows(host)
+    assert row(other).decision.reason is DecisionReason.THROTTLED
+    (figures,) = row(host).partners
+    assert figures.used
+    assert figures.sentence.endswith("and has the original clocks.")
