@@ -78,7 +78,7 @@ class JobExchange:
         self._prefix = f"{prefix.removesuffix('/')}-jobs/"
         self._name, self._coordination, self._clock = name, coordination, clock
         self._log = RateLimitedLog(clock.monotonic, log)
-        self._backoff = RetryBackoff(RECORD_INTERVAL, _LONGEST_DELAY, random.random)
+        self._backoff = RetryBackoff(2 * RECORD_INTERVAL, _LONGEST_DELAY, random.random)
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
         self._ended: dict[str, _Job] = {}
