@@ -10,6 +10,7 @@ PURE := model/* \
 	fleet/allotment \
 	fleet/allotment_planner \
 	fleet/demand \
+	fleet/job_records \
 	footprint/cost \
 	http/rate_limiter \
 	training/units \
@@ -31,8 +32,11 @@ PURE := model/* \
 	tuning/pipeline/control \
 	tuning/pipeline/holding \
 	tuning/pipeline/iterations \
+	tuning/pipeline/losses \
 	tuning/pipeline/online_profile \
+	tuning/pipeline/partners \
 	tuning/pipeline/probes \
+	tuning/pipeline/replicas \
 	tuning/pipeline/session \
 	tuning/pipeline/session_state \
 	tuning/pipeline/schedules

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.etcd import EtcdCluster
 from support.program import wattspan
 from support.tuned_stack import Tuned, TunedHost, stack_config
 
@@ -32,6 +34,13 @@ pipeline = {{stage = "stage", microbatch = "microbatch", instruction = "instruct
 REPLICATED = CONFIG.replace(
     'instruction = "instruction"', 'instruction = "instruction", replica = "dp"'
 )
+FLEET = """\
+[fleet]
+endpoints = {urls}
+name = "{name}"
+contact = "6s"
+fallback = "4s"
+"""
 STRAGGLE = "straggle"
 """A file in the directory of the host: while it exists, the second pipeline is slower."""
 
@@ -43,7 +52,7 @@ STAGES = (0.05, 0.025)  # seconds of a forward at the highest clock
 MICROBATCHES = 3
 REPLICAS = 1
 
-def rank(replica, number, link, together, host, endpoint):
+def rank(replica, device, number, link, together, host, endpoint):
     import pynvml
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -62,7 +71,6 @@ def rank(replica, number, link, together, host, endpoint):
     nvml = EmulatedNvml(Path(host) / "gpus")
     nvml.nvmlInit()
     sm = pynvml.NVML_CLOCK_SM
-    device = 2 * replica + number
     handle = nvml.nvmlDeviceGetHandleByIndex(device)
     highest = nvml.nvmlDeviceGetMaxClockInfo(handle, sm)
     board = EmulatedGpu(device, kernel="train", host=Path(host))
@@ -87,8 +95,11 @@ def rank(replica, number, link, together, host, endpoint):
 if __name__ == "__main__":
     context = multiprocessing.get_context("fork")
     together = context.Barrier(2 * REPLICAS)
+    hosts = list(zip(sys.argv[1::2], sys.argv[2::2]))
     ranks = [
-        context.Process(target=rank, args=(one, number, end, together, *sys.argv[1:]), daemon=True)
+        context.Process(target=rank, daemon=True, args=(
+            one, 2 * (one // len(hosts)) + number, number, end, together, *hosts[one % len(hosts)],
+        ))
         for one in range(REPLICAS)
         for number, end in enumerate(context.Pipe())
     ]
@@ -102,8 +113,9 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def training(agent: Tuned, replicas: int = 1) -> Iterator[subprocess.Popen[str]]:
-    process = agent.begin(RANKS.replace("REPLICAS = 1", f"REPLICAS = {replicas}"))
+def training(agent: Tuned, *others: Tuned, replicas: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """A training whose pipelines are on the hosts of these agents in turn."""
+    process = agent.begin(RANKS.replace("REPLICAS = 1", f"REPLICAS = {replicas}"), *others)
     try:
         yield process
     finally:
@@ -145,6 +157,45 @@ def test_faster_pipeline_follows_a_straggler_until_it_recovers(tmp_path: Path) -
             straggle.unlink()
             agent.until(lambda: not _follower(agent), "the straggler has recovered", 60)
         agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
+
+
+@pytest.mark.needs_etcd
+def test_pipeline_follows_a_straggler_of_another_host_while_it_has_contact(tmp_path: Path) -> None:
+    """Both hosts explore one after the other; without etcd the original clocks return."""
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdCluster(tmp_path))
+        agents = []
+        for name in ("host-1", "host-2"):
+            folder = tmp_path / name
+            folder.mkdir()
+            host = stack.enter_context(TunedHost(trains=False, profile=PROFILE))
+            config = REPLICATED + FLEET.format(urls=json.dumps(etcd.urls), name=name)
+            tuned = Tuned(host, folder, config=config, job=JOB, profile=PROFILE)
+            agents.append(stack.enter_context(tuned))
+        agent, other = agents
+        straggle = Path(other.host.emulated.directory) / STRAGGLE
+        with training(agent, other, replicas=2):
+            for one, name in ((agent, "0"), (other, "1")):
+                one.until(lambda: _planned(one, name), "the pipeline has a plan", 400)  # noqa: B023
+            agent.until(lambda: _partners(agent) == {"host-2": True}, "the other host is known")
+            straggle.touch()
+            found = agent.until(lambda: _follower(agent), "the first host follows", 300)
+            assert found["sentence"].startswith("Pipeline 1 of host-2 takes")
+            explained = wattspan("tune", "explain", "--config", str(agent.config)).stdout
+            assert "Pipeline 1 of host-2 takes" in explained
+            assert "Host host-2: Its pipeline 1 takes" in explained
+            told = agent.until(agent.told, "the agent answers")
+            assert told["slowdown"] <= 0.2
+            etcd.kill(0)
+            agent.until(lambda: not _follower(agent), "the record has expired", 60)
+            agent.until(lambda: "" in _partners(agent), "the lost contact is explained", 60)
+            told = agent.until(agent.told, "the agent answers")
+            assert told["state"] != "declined"
+
+
+def _partners(agent: Tuned) -> dict[str, bool]:
+    """The other hosts of the job, and whether their records are used."""
+    return {one["host"]: one["used"] for one in agent.told().get("partners", ())}
 
 
 def _pipeline(agent: Tuned, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from wattspan.model import (
     DeclarationOutcome,
     DeclaredTerms,
     Instant,
+    JobPartner,
     Knob,
     KnobState,
     LoadBinFigures,
@@ -220,6 +221,10 @@ PIPELINED = replace(
                 PipelineRankFigures("GPU-3", None),
             ),
         ),
+    ),
+    partners=(
+        JobPartner("", used=False, sentence="No etcd member decides."),
+        JobPartner("host-2", used=True, sentence="Its pipeline dp-2 takes 1.17 s."),
     ),
 )
 

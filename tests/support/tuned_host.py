@@ -48,6 +48,7 @@ from wattspan.tuning.decisions.load_tracking import TrackingEvidence, TrackingPo
 from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers, HostView
+from wattspan.tuning.job import JobRecords
 from wattspan.tuning.permissions import GpuPermissions
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
@@ -336,8 +337,9 @@ class Host:
         settings: AutotuneSettings | None = None,
         capper: bool = True,
         caps: Callable[[Clock], Caps] | None = None,
+        records: Callable[[Clock], JobRecords] | None = None,
     ) -> None:
-        """``caps`` makes the way to a capper that is not of this host."""
+        """``caps`` makes the way to a capper that is not of this host, ``records`` to others."""
         self.clock = ManualClock()
         self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
         self.packages = [
@@ -358,6 +360,7 @@ class Host:
         self.accounts, self.evidence = MemoryAccounts(), MemoryEvidence()
         self.plans = InlineSearches()
         self._settings, self._caps = settings, caps
+        self._job_records = None if records is None else records(self.clock)
         self.restart()
         self._record()
 
@@ -378,6 +381,7 @@ class Host:
             accounts=self.accounts,
             evidence=self.evidence,
             plans=self.plans,
+            records=self._job_records,
             declared=self.declared.tuned,
             user_of=self.users.get,
             command=lambda consumer: "python train.py",
@@ -423,11 +427,15 @@ class Host:
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let time pass; the tuner turns twice a second."""
         for tick in range(round(seconds * 1e9 / TICK)):
-            self._pass()
-            if tick % 2:
-                self.tuner.step()
-                if until():
-                    return
+            self.turn(tick)
+            if tick % 2 and until():
+                return
+
+    def turn(self, tick: int) -> None:
+        """Let one tick pass; the tuner turns in every second one."""
+        self._pass()
+        if tick % 2:
+            self.tuner.step()
 
     def row(self, job: str = "trainer/train_step") -> TuningRow | None:
         return next((one for one in self.tuner.accounts().rows if one.job == job), None)

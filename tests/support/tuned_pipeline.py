@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from support.tuned_host import TICK, Gpu, Host, Job, quick
 from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.fleet.job_exchange import JobExchange
 from wattspan.ingest.export_request import ReportedInstruction, SpanRecord
 from wattspan.model import Consumer, Knob
+from wattspan.ports import Clock
 from wattspan.spans.values import Span
+from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 from wattspan.tuning.pipeline.costs import ClockPoint, PipelineProfile
 from wattspan.tuning.pipeline.dag import CostKey, InstructionKind, PipelineInstruction
 from wattspan.tuning.pipeline.frontier import PipelineModel
@@ -193,6 +196,50 @@ def train_replicas(
         training = one if number < len(bases) else other
         training.ranks.append(add_rank(host, training, gpu, number))
     return host, one, other
+
+
+class TrainedHosts:
+    """Hosts with one pipeline of the same training each, and the service of their records."""
+
+    def __init__(self, hosts: int = 2, bases: Sequence[float] = (0.05, 0.03)) -> None:
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(self.clock)
+        self.clients: list[MemoryCoordination] = []
+        self.exchanges: list[JobExchange] = []
+        self.trainings: list[PipelineTraining] = []
+        for number in range(hosts):
+            settings = pipelined(replicas=True)
+            host = Host(settings=settings, gpus=len(bases), records=self._records)
+            host.capper.clocks = True
+            training = PipelineTraining(host, bases, replica=f"dp-{number}")
+            self.trainings.append(training)
+            for rank, gpu in enumerate(host.gpus):
+                training.ranks.append(add_rank(host, training, gpu, rank))
+        for training in self.trainings:
+            training.all = self.trainings
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [training.host for training in self.trainings]
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass on all hosts."""
+        for tick in range(round(seconds * 1e9 / TICK)):
+            for host in self.hosts:
+                host.turn(tick)
+            self.clock.advance(ns=TICK)
+            for exchange in self.exchanges:
+                exchange.round()
+            if tick % 2 and until():
+                return
+
+    def _records(self, clock: Clock) -> JobExchange:
+        self.clients.append(self.cluster.client())
+        name = f"host-{len(self.clients)}"
+        logged: list[str] = []
+        exchange = JobExchange("/fleet/", name, self.clients[-1], clock, logged.append)
+        self.exchanges.append(exchange)
+        return exchange
 
 
 def add_rank(host: Host, training: PipelineTraining, gpu: Gpu, rank: int) -> PipelineRank:

@@ -226,11 +226,17 @@ class Tuned:
         found = (w for w in words if w.startswith("http://") and w.endswith("/v1/traces"))
         return next(found, "")
 
-    def begin(self, script: str) -> subprocess.Popen[str]:
-        """A program with the directory of the host and the receiver, once it has said "ready"."""
-        endpoint = self.until(lambda: self.endpoint, "the agent receives spans")
+    def begin(self, script: str, *others: Tuned) -> subprocess.Popen[str]:
+        """A program with the directory of the host and the receiver, once it has said "ready".
+
+        Those of ``others`` follow.
+        """
+        words = []
+        for one in (self, *others):
+            endpoint = one.until(lambda one=one: one.endpoint, "the agent receives spans")
+            words += [str(one.host.emulated.directory), endpoint]
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(self.host.emulated.directory), endpoint],
+            [sys.executable, "-c", script, *words],
             env={**ENVIRONMENT, "WATTSPAN_RUN_DIR": str(self.host.sockets)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

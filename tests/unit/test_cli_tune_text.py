@@ -468,12 +468,15 @@ def test_ranks_have_clock_plan_waiting_and_saved_energy() -> None:
         "  RANK  DEVICE     CLOCK      PLAN  WAITING  SAVED",
         "     0  GPU-2   1980 MHz  1980 MHz     5.0%      -",
         "     1  GPU-3          -         -        -      -",
+        "",
+        "Other hosts (not used): No etcd member decides.",
+        "Host host-2: Its pipeline dp-2 takes 1.17 s.",
     ]
 
 
 def test_only_pipeline_has_the_sentence_of_its_job() -> None:
     one = replace(PIPELINED.pipelines[1], name="", unit_time=Nanoseconds(2 * 10**9))
-    first, *table = pipeline_lines(replace(PIPELINED, pipelines=(one,)))
+    first, *table = pipeline_lines(replace(PIPELINED, pipelines=(one,), partners=()))
     assert first == "The pipeline, certified: an iteration takes 2 s."
     assert table[0].split() == ["RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED"]
 

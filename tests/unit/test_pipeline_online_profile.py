@@ -175,19 +175,35 @@ def test_profiled_clocks_are_multiples_of_the_step_above_the_floor() -> None:
 # -------------------------------------------------------------------------------- stragglers
 
 
+def waiting(part: float, partner: str = "") -> PipelineIteration:
+    """An iteration after which all ranks wait for this part of its time."""
+    one = RunningPipeline().iteration()
+    lasted = one.seconds * (1 + part)
+    return one._replace(waited=part * one.seconds, partner=partner, lasted=lasted)
+
+
 def test_straggler_needs_20_iterations_in_a_row() -> None:
     watch = StragglerWatch()
     for number in range(STRAGGLER_ITERATIONS - 1):
-        watch = watch.add(1.0, 0.2 + 0.001 * number)
+        watch = watch.add(waiting(0.2 + 0.001 * number))
     assert watch.straggler is None
-    assert watch.add(1.0, 0.2).straggler == pytest.approx(1.2)
-    assert watch.add(1.0, 0.01).times == ()
+    seconds = waiting(0.0).seconds
+    assert watch.add(waiting(0.2)).straggler == pytest.approx(1.2 * seconds)
+    assert watch.add(waiting(0.01)).times == ()
 
 
 def test_planned_iteration_waits_less_for_the_straggler() -> None:
     watch = StragglerWatch()
-    assert watch.add(1.0, 0.01, planned=True).times == (1.01,)
-    assert watch.add(1.0, 0.002, planned=True).times == ()
+    assert len(watch.add(waiting(0.01), planned=True).times) == 1
+    assert watch.add(waiting(0.002), planned=True).times == ()
+
+
+def test_straggler_of_another_host_and_the_usual_time_are_the_latest() -> None:
+    watch = StragglerWatch()
+    for part in (0.9, 0.1, 0.2, 0.3, 0.4, 0.5):
+        watch = watch.add(waiting(part, f"{part} of b"))
+    assert watch.partner == "0.5 of b"
+    assert watch.usual == pytest.approx(1.3 * waiting(0.0).seconds)
 
 
 # -------------------------------------------------------------------------------- comparisons

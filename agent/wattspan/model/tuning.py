@@ -121,7 +121,7 @@ class DecisionReason(ModelEnum):
     INERT = "inert"  # no allowed setting has an effect
     NO_SAVING = "no_saving"  # no setting within the budget saves energy
     NO_ROOM = "no_room"  # no setting within budget, floor and range
-    WAITING = "waiting"  # another job of the host explores
+    WAITING = "waiting"  # another job of the host, or another host of the job, explores
     # both releasing and declining
     FOREIGN_WRITER = "foreign_writer"  # another program sets the device's limits
     THROTTLED = "throttled"  # the device throttles itself
@@ -386,6 +386,18 @@ class PipelineFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPartner:
+    """Another host of a job, and one sentence: on its pipelines, or why they are not ``used``.
+
+    ``host`` is "" for the sentence on the contact to all of them.
+    """
+
+    host: str
+    used: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class TuningRow(TuningFigures):
     """The state of one job and one knob.
 
@@ -394,7 +406,7 @@ class TuningRow(TuningFigures):
     ``passed_knobs`` are the knobs before this one, each with the reason why it is of no use.
     ``declared`` is None for a job that no application has declared. ``load`` is None for a job
     without load tracking; a job with it has no slowdown budget, and ``budget`` is 0. ``pipelines``
-    are those of a job with ``pipeline``.
+    are those of a job with ``pipeline`` on this host, ``partners`` its other hosts.
     """
 
     job: str
@@ -415,6 +427,7 @@ class TuningRow(TuningFigures):
     declared: DeclaredTerms | None = None
     load: LoadFigures | None = None
     pipelines: tuple[PipelineFigures, ...] = ()
+    partners: tuple[JobPartner, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import msgspec
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
+from wattspan.config.tuning_settings import REPLICA_KEY
 from wattspan.model import (
     Attribution,
     Consumer,
@@ -39,6 +40,7 @@ from wattspan.tuning.permissions import GpuPermissions
 if TYPE_CHECKING:
     from wattspan.capper.protocol import CapperClient
     from wattspan.emulation.host import EmulatedHost
+    from wattspan.fleet.job_exchange import JobExchange
     from wattspan.otlp.logs import LogForwarder
     from wattspan.storage.tuning import DecisionLog
     from wattspan.tuning.tuner import Tuner
@@ -293,6 +295,7 @@ class TuningAssembly:
             accounts=RunningAccounts.open(state_dir, emulated=emulated, log=self.core.log),
             evidence=RunningEvidence.open(state_dir, emulated=emulated, log=self.core.log),
             plans=PlanProcesses(),
+            records=self._add_exchange(),
             declared=self.declared.tuned,
             user_of=owner_of,
             command=job_command,
@@ -302,6 +305,22 @@ class TuningAssembly:
         )
         self.services.add_thread("wattspan-tuner", self.tuner.run)
         self.services.health_checks.append(self.tuner.health)
+
+    def _add_exchange(self) -> JobExchange | None:
+        """The exchange with other hosts of the fleet that have pipelines of the same jobs."""
+        core, fleet = self.core, self.core.config.fleet
+        named = any(REPLICA_KEY in job.pipeline for job in core.config.autotune.job)
+        if not (fleet.is_enabled and named):
+            return None
+        from wattspan.fleet.access import EtcdAccess
+        from wattspan.fleet.etcd import EtcdCoordination
+        from wattspan.fleet.job_exchange import JobExchange
+
+        coordination = EtcdCoordination(EtcdAccess.configured(fleet), core.clock)
+        name = fleet.name or core.view().host
+        exchange = JobExchange(fleet.prefix, name, coordination, core.clock, core.log)
+        self.services.add(exchange.start, exchange.stop)
+        return exchange
 
 
 def _absolute(agent: AgentSettings) -> AgentSettings:

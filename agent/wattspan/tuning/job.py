@@ -46,6 +46,7 @@ from wattspan.tuning.work_units import AnnouncedSpans, JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
 
 if TYPE_CHECKING:
+    from wattspan.fleet.job_records import JobRecord, JobView
     from wattspan.tuning.pipeline.plan import RankClockPlan
     from wattspan.tuning.pipeline.session_state import PlanTask
 
@@ -110,6 +111,16 @@ class PlanSearches(Protocol):
     def submit(self, task: PlanTask) -> Future[RankClockPlan | None]: ...
 
 
+class JobRecords(Protocol):
+    """Records of jobs that run on several hosts. No call waits for another host."""
+
+    def view(self, job: str) -> JobView: ...
+
+    def publish(self, job: str, record: JobRecord, *, explores: bool) -> None: ...
+
+    def withdraw(self, job: str) -> None: ...
+
+
 class EvidenceStore(Protocol):
     """Stores the evidence about the loads of running servers by name and processes."""
 
@@ -145,6 +156,7 @@ class TuningContext:
     command: Callable[[Consumer], str]
     floor: int
     seed: int
+    records: JobRecords | None = None
 
 
 @dataclass(slots=True)

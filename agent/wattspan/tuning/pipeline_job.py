@@ -31,6 +31,7 @@ from wattspan.tuning.job import TuningJob
 from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.pipeline.assembly import RankUnit
 from wattspan.tuning.pipeline.control import PipelineControl, PipelineObservation
+from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, judged, summarized
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.replicas import PipelineGroup
 from wattspan.tuning.pipeline.session import use_plan
@@ -54,8 +55,12 @@ _FIRST_MOVES = Move.RELEASE, Move.PROBE, Move.HOLD, Move.DECLINE
 
 
 class PipelineJob(TuningJob):
-    """A job with ``pipeline``. It explores at any time, without the host's permission."""
+    """A job with ``pipeline``. It explores at any time, without the host's permission.
 
+    If its pipelines are named, other hosts may have further ones of them.
+    """
+
+    _partners: JobPartners = NO_PARTNERS
     _group: PipelineGroup | None = None
     _instructions: RankInstructions
     _searches: dict[str, _Search]
@@ -64,6 +69,7 @@ class PipelineJob(TuningJob):
     _meters: Mapping[int, DeviceSampler]
     _requested: Mapping[str, int]
     _requested_at = 0
+    _session = ""
 
     def _set_terms(self, terms: JobTerms) -> None:
         super()._set_terms(terms)
@@ -102,6 +108,7 @@ class PipelineJob(TuningJob):
     def _drop_tuner(self) -> None:
         super()._drop_tuner()
         self._group, self._searches = None, {}
+        self._withdraw()
 
     def _closed_account(self) -> SlowdownAccount | None:
         return None if self._group is None else self._group.closed_account
@@ -115,6 +122,7 @@ class PipelineJob(TuningJob):
             pipelines=tuple(
                 self._figures_of(name, control) for name, control in group.controls.items()
             ),
+            partners=self._partners.figures,
         )
 
     # ---------------------------------------------------------------------------- decisions
@@ -150,6 +158,7 @@ class PipelineJob(TuningJob):
             for name, by_rank in pipelines.items()
         }
         self._group = PipelineGroup.begin(sessions, account)
+        self._session = str(now)  # readers compare the times in one run of records only
         self._apply, self._requested, self._requested_at = apply, {}, now
         return None
 
@@ -196,18 +205,46 @@ class PipelineJob(TuningJob):
         observations = self._observations(host)
         sessions = {name: one.session for name, one in group.controls.items()}
         refused = self._refused(host)
+        self._partners = self._judged(group, now)
         if refused is not None:
-            group = group.ended({name: _declined(one, refused) for name, one in sessions.items()})
+            declined_sessions = {name: _declined(one, refused) for name, one in sessions.items()}
+            group = group.ended(declined_sessions, {} if self.ended else observations)
         elif self._apply or any(one.dag is None for one in sessions.values()):
-            group = group.step(observations)
+            group = group.step(observations, self._partners)
             group = group.with_sessions(
                 {name: self._searched(name, one.session) for name, one in group.controls.items()}
             )
         self._group = group
+        self._publish(group, now)
         decision = self._decision(group)
         if decision.caps != self._requested:
             self._requested, self._requested_at = decision.caps, now
         return decision, self._figures(group)
+
+    @property
+    def _exchanges(self) -> bool:
+        """True if other hosts may have pipelines of this job."""
+        named = REPLICA_KEY in self._settings.pipeline
+        return self._context.records is not None and named and self._apply and not self.ended
+
+    def _judged(self, group: PipelineGroup, now: int) -> JobPartners:
+        records = self._context.records
+        if records is None or not self._exchanges:
+            return NO_PARTNERS
+        return judged(records.view(self.name), summarized(group.controls), now)
+
+    def _publish(self, group: PipelineGroup, now: int) -> None:
+        records = self._context.records
+        if records is None or not self._exchanges:
+            self._withdraw()
+            return
+        record = group.record(self._session, now)
+        records.publish(self.name, record, explores=group.explores)
+
+    def _withdraw(self) -> None:
+        self._partners = NO_PARTNERS
+        if self._context.records is not None:
+            self._context.records.withdraw(self.name)
 
     @property
     def _regrouped(self) -> bool:

@@ -41,6 +41,7 @@ from wattspan.tuning.job import (
     AccountStore,
     CertifiedStore,
     EvidenceStore,
+    JobRecords,
     PlanSearches,
     TuningContext,
     TuningJob,
@@ -95,6 +96,7 @@ class Tuner:
         accounts: AccountStore | None = None,
         evidence: EvidenceStore | None = None,
         plans: PlanSearches | None = None,
+        records: JobRecords | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
         user_of: UserOf = lambda _: None,
         command: Callable[[Consumer], str] = lambda _: "",
@@ -109,7 +111,9 @@ class Tuner:
         self._decisions, self._log = decisions, log
         self._declared, self._owners = declared, JobOwners(user_of)
         self._searches: dict[int | None, UnitSearch] = {None: UnitSearch(settings.job)}
-        self._context = TuningContext(certified, accounts, evidence, plans, command, floor, seed)
+        self._context = TuningContext(
+            certified, accounts, evidence, plans, command, floor, seed, records
+        )
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
         self._jobs: dict[str, TuningJob] = {}

@@ -150,9 +150,7 @@ REASON_EXPLANATIONS: Mapping[DecisionReason, ReasonExplanation] = {
         "Nothing, until one of them changes.",
         "Check `max_slowdown` and `floor`, and `floor_watts` and `fixed` in `[caps]`.",
     ),
-    DecisionReason.WAITING: ReasonExplanation(
-        "Tuning starts when the other job's exploration ends."
-    ),
+    DecisionReason.WAITING: ReasonExplanation("Tuning goes on when that exploration ends."),
     # both releasing and declining
     DecisionReason.FOREIGN_WRITER: ReasonExplanation(
         "The device is not tuned while the foreign limit, which is left unchanged, is in force.",

@@ -324,7 +324,10 @@ _RANK_TITLES = ("RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED")
 
 
 def pipeline_lines(row: TuningRow) -> Iterator[str]:
-    """For each pipeline of a job its iteration times, its reason, and a table of its ranks."""
+    """For each pipeline of a job its iteration times, its reason, and a table of its ranks.
+
+    Below them is a sentence for each other host of the job.
+    """
     for number, pipeline in enumerate(row.pipelines):
         if number:
             yield ""
@@ -343,6 +346,11 @@ def pipeline_lines(row: TuningRow) -> Iterator[str]:
             for rank, one in enumerate(pipeline.ranks)
         ]
         yield from (f"  {line}" for line in table_lines([_RANK_TITLES, *cells], left=(1,)))
+    for number, partner in enumerate(row.partners):
+        if not number:
+            yield ""
+        host = f"Host {clean_label(partner.host, _MAX_NAME)}" if partner.host else "Other hosts"
+        yield f"{host}{'' if partner.used else ' (not used)'}: {printable(partner.sentence)}"
 
 
 def pipeline_sentence(pipeline: PipelineFigures) -> str:

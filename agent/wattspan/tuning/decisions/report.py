@@ -121,7 +121,7 @@ CAUSES = {
     DecisionReason.NO_ROOM: "the budget or the range of the knob leaves no setting to try",
     DecisionReason.BAD_PIPELINE: "the spans of the job are not those of a complete pipeline",
     DecisionReason.STRAGGLER: "a slower data-parallel pipeline permits lower clocks",
-    DecisionReason.WAITING: "another job of this host explores",
+    DecisionReason.WAITING: "another job of this host, or another host of this job, explores",
     DecisionReason.FOREIGN_WRITER: "another program sets the device's limits",
     DecisionReason.THROTTLED: "the device throttles itself",
     DecisionReason.SHARED: "another tenant of the device has no units of work or may not be tuned",

@@ -86,6 +86,26 @@ class IterationTimes(NamedTuple):
         return 2 * shared >= min(self.end - self.start, end - start)
 
 
+class PartnerTimes(NamedTuple):
+    """The usual iteration of a data-parallel pipeline on another host, in nanoseconds.
+
+    ``computed`` is the time from its start to the end of its last instruction if all ranks had
+    their original clocks, ``tail`` the time from the actual end to that of the iteration.
+    """
+
+    name: str
+    computed: int
+    tail: int
+
+    def finishes(self, start: int, end: int) -> int:
+        """The end of its last instruction, at most, in an iteration of this host.
+
+        Pipelines begin and end each iteration together. The end as measured here shows at once
+        that the other one has become faster; the record, that it has lower clocks.
+        """
+        return min(start + self.computed, end - self.tail)
+
+
 @dataclass(frozen=True, slots=True)
 class IterationAssembly:
     """The spans of iterations that are not complete yet.
@@ -160,13 +180,14 @@ def finished(
     energy: Mapping[int, Sequence[EnergyPoint]],
     others: Iterable[IterationTimes] = (),
     after: Mapping[int, int] = MappingProxyType({}),
+    partners: Iterable[PartnerTimes] = (),
 ) -> PipelineIteration:
     """The iteration as a session uses it; its ranks are numbered from 0 in their order.
 
     ``clocks`` and ``energy`` are those of each rank's device, sorted by time; ``energy`` are
     cumulative microjoules; points before the iteration are used if they are later than that of the
     rank in ``after``. ``others`` are iterations of other data-parallel pipelines of the job: all
-    wait for the last one at the same time.
+    wait for the last one at the same time. ``partners`` are those of other hosts.
     """
     ranks = [unit.rank for unit in iteration.units]
     numbers = {rank: number for number, rank in enumerate(ranks)}
@@ -187,6 +208,11 @@ def finished(
         (other.computed for other in others if other.coincides(iteration.start, iteration.end)),
         default=computed,
     )
+    slowest = ""
+    for partner in partners:
+        last = partner.finishes(iteration.start, iteration.end)
+        if last > max(latest, computed):
+            latest, slowest = last, partner.name
     return PipelineIteration(
         spans,
         known,
@@ -203,6 +229,8 @@ def finished(
             )
         ),
         max(latest - computed, 0) / SECOND,
+        slowest,
+        (iteration.end - iteration.start) / SECOND,
     )
 
 

@@ -22,6 +22,7 @@ from wattspan.tuning.pipeline.assembly import (
     ClockChange,
     IterationAssembly,
     IterationTimes,
+    PartnerTimes,
     RankInstruction,
     RankUnit,
     finished,
@@ -104,10 +105,15 @@ class PipelineControl:
             waiting=(*self.waiting, *found),
         )
 
-    def decide(self, others: Sequence[Sequence[IterationTimes]]) -> PipelineControl:
+    def decide(
+        self,
+        others: Sequence[Sequence[IterationTimes]],
+        partners: Sequence[PartnerTimes] = (),
+    ) -> PipelineControl:
         """Add every iteration whose energy and whose ``others`` are known to the session.
 
-        ``others`` are the recent iterations of each other data-parallel pipeline of the job.
+        ``others`` are the recent iterations of each other data-parallel pipeline of the job,
+        ``partners`` the pipelines on other hosts.
         """
         session, statistics, reported = self.session, self.statistics, {**self.reported}
         charged: list[ChargedIteration] = []
@@ -115,7 +121,8 @@ class PipelineControl:
         waiting = deque(self.waiting)
         while waiting and self._ready(waiting[0], others, session):
             one = waiting.popleft()
-            iteration = finished(one, self.clocks, self.energy, every, reported)
+            trusted = partners if one.number >= session.partners_from else ()
+            iteration = finished(one, self.clocks, self.energy, every, reported, trusted)
             known = session.slower
             session = add_iteration(session, iteration)
             lasted, level = round(iteration.whole * SECOND), session.charged

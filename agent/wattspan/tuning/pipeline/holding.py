@@ -51,8 +51,8 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     """
     if state.level:
         run = state.comparison.hold(state.run)
-        if state.lost_bound > state.allowed:
-            return request_original(replace(state, comparison=run), DecisionReason.OVER_BUDGET)
+        if state.lost_bound > state.usable:
+            return _release(replace(state, comparison=run))
         if state.run.iterations >= plan_run(state.compared):
             return request_original(replace(state, comparison=run), DecisionReason.SENTINEL)
         return state
@@ -72,6 +72,17 @@ def hold(state: PipelineState, dag: PipelineDag) -> PipelineState:
     if compared < state.compared and state.compared in _CORRECTED_AFTER:
         state = request_corrected_plan(state, dag)
     return request(state, state.plan, *_plan_decision(state))
+
+
+def _release(state: PipelineState) -> PipelineState:
+    """Restore the original clocks until the account permits the plan again."""
+    if not state.explorer:
+        return request_original(state, DecisionReason.OVER_BUDGET)
+    sentence = (
+        f"The ranks have the original clocks: {state.explorer} measures lower ones for this job,"
+        " and needs the rest of its slowdown budget."
+    )
+    return request(state, 0, Move.DECLINE, DecisionReason.WAITING, sentence)
 
 
 def request_corrected_plan(state: PipelineState, dag: PipelineDag) -> PipelineState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from wattspan.tuning.pipeline.observation import InstructionSpan
@@ -18,6 +19,13 @@ The rest of the waiting shows in each iteration whether the straggler is still a
 
 _LEAST_WAIT = 2 * STRAGGLER_MARGIN
 _RECOVERED_WAIT = STRAGGLER_MARGIN / 4
+
+
+PARTNER_GROWTH = 1.02
+"""Relative growth of iterations by which clocks for a pipeline of another host were wrong."""
+
+PARTNER_CHECKED = 5
+"""Iterations at new clocks, and before them, whose means are compared for that."""
 
 
 class RankEnergy(NamedTuple):
@@ -36,13 +44,16 @@ class PipelineIteration(NamedTuple):
     are known and did not change in the iteration. ``energy`` has consecutive periods of each rank
     in which the clocks did not change; the first ones may be in the iteration before. ``waited``
     are the seconds after the last instruction for which all ranks waited for other data-parallel
-    pipelines.
+    pipelines, ``partner`` is the last one of these if it is on another host. ``lasted`` are the
+    seconds of the units of all ranks, which end when all pipelines have exchanged their gradients.
     """
 
     spans: tuple[InstructionSpan, ...]
     clocks: tuple[int, ...] | None
     energy: tuple[RankEnergy, ...] = ()
     waited: float = 0.0
+    partner: str = ""
+    lasted: float = 0.0
 
     @property
     def number(self) -> int:
@@ -76,15 +87,31 @@ class PipelineIteration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StragglerWatch:
-    """The iteration times of the slowest other pipeline, in the latest iterations that waited."""
+    """The iteration times of the slowest other pipeline, in the latest iterations that waited.
+
+    ``lasted`` are the seconds of the units in these. ``partner`` is the slowest pipeline of the
+    latest one, if it is on another host.
+    """
 
     times: tuple[float, ...] = ()
+    lasted: tuple[float, ...] = ()
+    partner: str = ""
 
-    def add(self, seconds: float, waited: float, *, planned: bool = False) -> StragglerWatch:
+    def add(self, iteration: PipelineIteration, *, planned: bool = False) -> StragglerWatch:
         """Add an iteration; ``planned`` if it had the clocks of a plan for the straggler."""
+        seconds, waited = iteration.seconds, iteration.waited
         if waited <= (_RECOVERED_WAIT if planned else _LEAST_WAIT) * seconds:
             return StragglerWatch()
-        return StragglerWatch((*self.times[1 - STRAGGLER_ITERATIONS :], seconds + waited))
+        return StragglerWatch(
+            (*self.times[1 - STRAGGLER_ITERATIONS :], seconds + waited),
+            (*self.lasted[1 - STRAGGLER_ITERATIONS :], iteration.lasted),
+            iteration.partner,
+        )
+
+    @property
+    def usual(self) -> float:
+        """The mean seconds of the latest units; at least one iteration has waited."""
+        return fmean(self.lasted[-PARTNER_CHECKED:])
 
     @property
     def waits(self) -> bool:

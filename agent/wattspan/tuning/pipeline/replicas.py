@@ -5,13 +5,17 @@ original clocks and d_i more at its present ones, the job loses max(T_i + d_i) -
 the largest d_i. So an iteration of the job is charged with the largest loss among its pipelines,
 and no session uses lower clocks unless that account permits it. An iteration of a pipeline that
 ends before a slower one would at its original clocks loses nothing.
+
+Pipelines on other hosts are known by their records: what they have lost more is added (`losses`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from wattspan.fleet.job_records import JobRecord
 from wattspan.tuning.decisions.blocks import LevelTime
 from wattspan.tuning.decisions.budget import SlowdownAccount, lost_part
 from wattspan.tuning.decisions.sequential_test import NO_EVIDENCE, Evidence
@@ -21,9 +25,13 @@ from wattspan.tuning.pipeline.control import (
     PipelineControl,
     PipelineObservation,
 )
+from wattspan.tuning.pipeline.losses import LossHistory
+from wattspan.tuning.pipeline.partners import NO_PARTNERS, JobPartners, summarized
+from wattspan.tuning.pipeline.session import without_straggler
 from wattspan.tuning.pipeline.session_state import (
     DEVIATIONS,
     JobLoss,
+    PipelinePhase,
     PipelineState,
     closed_session_account,
 )
@@ -133,10 +141,14 @@ def _next_levels(waiting: Sequence[list[ChargedIteration]]) -> tuple[_Levels, in
 
 @dataclass(frozen=True, slots=True)
 class PipelineGroup:
-    """The controls of all pipelines of a job by name, and the account that they share."""
+    """The controls of all pipelines of a job on this host by name, and the account that they share.
+
+    ``losses`` are the recent ones, and those of pipelines on other hosts.
+    """
 
     controls: Mapping[str, PipelineControl]
     account: ReplicaAccount
+    losses: LossHistory = field(default_factory=LossHistory)
 
     @classmethod
     def begin(
@@ -146,16 +158,27 @@ class PipelineGroup:
         controls = {name: PipelineControl(session) for name, session in sessions.items()}
         return cls(controls, ReplicaAccount.begin(len(controls), account or SlowdownAccount()))
 
-    def step(self, observations: Mapping[str, PipelineObservation]) -> PipelineGroup:
+    def step(
+        self,
+        observations: Mapping[str, PipelineObservation],
+        partners: JobPartners = NO_PARTNERS,
+    ) -> PipelineGroup:
         """Add an observation of each pipeline, and every complete iteration to its session."""
-        received = {name: one.receive(observations[name]) for name, one in self.controls.items()}
+        received = {
+            name: replace(one.receive(observations[name]), session=_beside(one.session, partners))
+            for name, one in self.controls.items()
+        }
         several = len(received) > 1
         times = {name: one.times() for name, one in received.items()} if several else {}
         decided = {
-            name: one.decide([of for other, of in times.items() if other != name])
+            name: one.decide(
+                [of for other, of in times.items() if other != name], partners.pipelines
+            )
             for name, one in received.items()
         }
-        return _charged(decided, self.account)
+        now = max(one.now for one in observations.values())
+        losses = self.losses.charge(decided).receive(partners.records, now)
+        return _charged(decided, self.account, losses)
 
     def with_sessions(self, sessions: Mapping[str, PipelineState]) -> PipelineGroup:
         """The group whose sessions have used the results of searches."""
@@ -165,39 +188,85 @@ class PipelineGroup:
             name: replace(one, session=sessions[name], charged=())
             for name, one in self.controls.items()
         }
-        return _charged(controls, self.account)
+        return _charged(controls, self.account, self.losses)
 
-    def ended(self, sessions: Mapping[str, PipelineState]) -> PipelineGroup:
-        """The group whose sessions were ended; the spans and energies that wait are dropped."""
-        controls = {
-            name: PipelineControl(sessions[name], statistics=one.statistics)
-            for name, one in self.controls.items()
-        }
-        return _charged(controls, self.account)
+    def ended(
+        self,
+        sessions: Mapping[str, PipelineState],
+        observations: Mapping[str, PipelineObservation] = MappingProxyType({}),
+    ) -> PipelineGroup:
+        """The group whose sessions were ended.
+
+        The iterations in the ``observations`` are known to other hosts, and to no session.
+        """
+        controls = {}
+        for name, one in self.controls.items():
+            control = PipelineControl(sessions[name], statistics=one.statistics)
+            if name in observations:
+                control = replace(
+                    control, assembly=one.assembly, clocks=one.clocks, recent=one.recent
+                ).receive(observations[name]._replace(energy={}))
+            controls[name] = replace(control, waiting=())
+        return _charged(controls, self.account, self.losses)
+
+    @property
+    def explores(self) -> bool:
+        """True if a session measures lower clocks, or wants to."""
+        phases = [one.session.phase for one in self.controls.values()]
+        return PipelinePhase.PROFILE in phases
+
+    def record(self, session: str, now: int) -> JobRecord:
+        """The record of this host for the other ones; ``session`` is that of its tuner."""
+        return JobRecord(
+            session=session,
+            sent=now,
+            covered=min(self.losses.covered, now),
+            pipelines=summarized(self.controls),
+            losses=self.losses.told,
+        )
 
     @property
     def closed_account(self) -> SlowdownAccount:
         """The account of the run with its present estimates as final figures."""
         only, *others = self.controls.values()
-        return self.account.closed() if others else closed_session_account(only.session)
+        closed = self.account.closed() if others else closed_session_account(only.session)
+        lost, bound = JobLoss(closed.closed_lost, closed.closed_bound).plus(self.losses.elsewhere)
+        return replace(closed, closed_lost=lost, closed_bound=bound)
 
     @property
     def running_account(self) -> tuple[SlowdownAccount, JobLoss]:
         """The account of the run, and its loss by now."""
         only, *others = self.controls.values()
         if others:
-            return self.account.account, self.account.loss
+            return self.account.account, self.account.loss.plus(self.losses.elsewhere)
         return only.session.account, JobLoss(only.session.lost, only.session.lost_bound)
 
 
-def _charged(controls: Mapping[str, PipelineControl], account: ReplicaAccount) -> PipelineGroup:
-    """The group after the charge of each control's latest iterations, if there are several."""
+def _beside(session: PipelineState, partners: JobPartners) -> PipelineState:
+    """The session with what is known of other hosts now: nothing is lowered for a lost one."""
+    turn = partners.explorer, partners.may_explore
+    if (session.explorer, session.may_explore) != turn:
+        session = replace(session, explorer=turn[0], may_explore=turn[1])
+    lost = session.partner and not partners.pipelines
+    follows = session.phase is PipelinePhase.STRAGGLE
+    return without_straggler(session) if lost and follows else session
+
+
+def _charged(
+    controls: Mapping[str, PipelineControl], account: ReplicaAccount, losses: LossHistory
+) -> PipelineGroup:
+    """The group after the charge of each control's latest iterations."""
+    if losses.elsewhere != next(iter(controls.values())).session.elsewhere:
+        controls = {
+            name: replace(one, session=replace(one.session, elsewhere=losses.elsewhere))
+            for name, one in controls.items()
+        }
     if len(controls) < 2:
-        return PipelineGroup(controls, account)
+        return PipelineGroup(controls, account, losses)
     sessions = [one.session for one in controls.values()]
     account = account.add([one.charged for one in controls.values()], sessions)
     loss = account.loss
     lossy = {
         name: replace(one, session=replace(one.session, job=loss)) for name, one in controls.items()
     }
-    return PipelineGroup(lossy, account)
+    return PipelineGroup(lossy, account, losses)

@@ -10,6 +10,9 @@ elsewhere. The requested clocks are those of ``PipelineState.decision``.
 - *Hold*: runs of iterations at the plan and at the original clocks alternate. Their comparisons
   correct the plan's predicted slowdown, and the account ends a plan that would exceed the budget.
 - *Straggle*: another data-parallel pipeline is slower, so that time up to its end costs nothing.
+
+A pipeline on another host is known by its records only. Iterations that become longer beside lower
+clocks for it refute them, whatever they say.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from wattspan.tuning.pipeline.holding import (
     request_corrected_plan,
 )
 from wattspan.tuning.pipeline.iterations import (
+    PARTNER_CHECKED,
+    PARTNER_GROWTH,
+    STRAGGLER_ITERATIONS,
     STRAGGLER_MARGIN,
     PipelineIteration,
     StragglerWatch,
@@ -78,11 +84,16 @@ def add_iteration(state: PipelineState, iteration: PipelineIteration) -> Pipelin
     level = state.level_of(iteration.clocks)
     state = _measure(_charge(state, iteration), dag, iteration, level)
     if state.phase is PipelinePhase.STRAGGLE:
-        return _straggle(state, dag, level)
+        return _straggle(state, dag, level, iteration.number)
     if state.phase is PipelinePhase.PROFILE:
-        return _profile(state, dag) if level == state.level else state
-    if state.watch.straggler is not None and state.plan and state.task is None:
-        return _follow(state, dag, state.watch.straggler)
+        decides = level == state.level or not state.may_explore
+        return _profile(state, dag) if decides else state
+    straggler = state.watch.straggler
+    if straggler is not None and state.plan and state.task is None:
+        partner, usual = state.watch.partner, state.watch.usual
+        # The figures of a host that explores vary, and a wrong record costs time.
+        if not partner or (state.may_resume and not state.explorer):
+            return _follow(replace(state, partner=partner, usual=usual), dag, straggler)
     return hold(state, dag) if state.plan and level == state.level else state
 
 
@@ -154,7 +165,7 @@ def _time(iteration: PipelineIteration, level: int) -> LevelTime:
 def _charge(state: PipelineState, iteration: PipelineIteration) -> PipelineState:
     """Charge the time to the account, and watch the waiting for other pipelines."""
     planned = state.phase is PipelinePhase.STRAGGLE
-    watch = state.watch.add(iteration.seconds, iteration.waited, planned=planned)
+    watch = state.watch.add(iteration, planned=planned)
     # An iteration that waits is no longer than that of the other pipeline.
     charged = 0 if watch.waits else state.charged_level(iteration.clocks)
     held = charged != 0 and charged == state.plan
@@ -182,7 +193,15 @@ def _measure(
 
 
 def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
-    """Measure the next clocks, wait for the allowance, or search the first plan."""
+    """Measure the next clocks, wait for another host or the allowance, or search a plan."""
+    if not state.may_explore:
+        sentence = "The ranks have the original clocks until it is this host's turn to explore."
+        if state.explorer:
+            sentence = (
+                f"The ranks have the original clocks while {state.explorer} measures lower ones for"
+                " this job."
+            )
+        return request(state, 0, Move.DECLINE, DecisionReason.WAITING, sentence)
     if state.level:
         if not probe_completed(state, dag):
             return state
@@ -223,28 +242,69 @@ def _follow(state: PipelineState, dag: PipelineDag, straggler: float) -> Pipelin
     return _request_for_straggler(state, level)
 
 
-def _straggle(state: PipelineState, dag: PipelineDag, level: int | None) -> PipelineState:
+def without_straggler(state: PipelineState) -> PipelineState:
+    """Restore the original clocks because nothing shows that another pipeline is slower."""
+    comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
+    state = replace(
+        state,
+        phase=PipelinePhase.HOLD,
+        straggler=0.0,
+        task=None,
+        comparison=comparison,
+        partner="",
+        watch=StragglerWatch(),
+    )
+    return request_original(state, DecisionReason.SENTINEL)
+
+
+def _straggle(
+    state: PipelineState, dag: PipelineDag, level: int | None, number: int
+) -> PipelineState:
     """Restore the original clocks at once when the other pipeline is no longer slower."""
     if not state.watch.waits:
-        comparison = replace(state.comparison, before=IterationRun(), held=IterationRun())
-        state = replace(
-            state, phase=PipelinePhase.HOLD, straggler=0.0, task=None, comparison=comparison
-        )
-        return request_original(state, DecisionReason.SENTINEL)
+        return without_straggler(state)
+    checked = state.partner and state.level and state.run.iterations == PARTNER_CHECKED
+    if checked and state.watch.usual > PARTNER_GROWTH * state.usual:
+        return _refute(state, number)
     if level is None or level != state.level or state.task is not None:
         return state
     if state.level != state.straggler_plan and probe_completed(state, dag):
         return _follow(with_measured_run(state), dag, state.straggler)
     slowest = state.watch.straggler
     if slowest is not None and slowest > _STRAGGLER_GROWTH * state.straggler:
-        return _follow(state, dag, slowest)
+        # On another host, it is measured again beside the original clocks.
+        return without_straggler(state) if state.partner else _follow(state, dag, slowest)
     return state
+
+
+def _refute(state: PipelineState, number: int) -> PipelineState:
+    """Charge the lost time, and use no pipeline of another host for a while after ``number``."""
+    lost = SECOND * PARTNER_CHECKED * (state.watch.usual - state.usual)
+    account = replace(
+        state.account,
+        closed_lost=state.account.closed_lost + lost,
+        closed_bound=state.account.closed_bound + lost,
+    )
+    ignored = STRAGGLER_ITERATIONS << min(state.refuted, _MAX_DOUBLINGS)
+    sentence = (
+        f"The iterations became longer beside lower clocks for pipeline {state.partner}: the ranks"
+        f" have the original clocks, and records of other hosts are not used for {ignored}"
+        " iterations."
+    )
+    state = replace(
+        without_straggler(state),
+        account=account,
+        refuted=state.refuted + 1,
+        partners_from=number + 1 + ignored,
+    )
+    return request(state, 0, Move.PROBE, DecisionReason.SENTINEL, sentence)
 
 
 def _request_for_straggler(state: PipelineState, level: int) -> PipelineState:
     clocks = " ".join(map(str, state.settings[level - 1] if level else state.original))
+    slower = f"Pipeline {state.partner}" if state.partner else "Another pipeline"
     sentence = (
-        f"Another pipeline takes {state.straggler:.3g} s per iteration, and this one waits for it:"
-        f" its ranks have {clocks} MHz meanwhile."
+        f"{slower} takes {state.straggler:.3g} s per iteration, and this one waits for it: its"
+        f" ranks have {clocks} MHz meanwhile."
     )
     return request(state, level, Move.HOLD, DecisionReason.STRAGGLER, sentence)

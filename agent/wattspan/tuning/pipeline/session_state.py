@@ -34,6 +34,8 @@ of the A40 profile 0.0015.
 RESUME_PART = 0.95
 """The part of the allowance below which lower clocks are held again after it was used up."""
 
+_PART_BESIDE_EXPLORER = 0.5
+
 _LEVELS = 24
 """Number of profiled clocks between the original clock and 0 MHz."""
 
@@ -117,6 +119,9 @@ class JobLoss(NamedTuple):
     lost: float = 0.0
     bound: float = 0.0
 
+    def plus(self, other: JobLoss) -> JobLoss:
+        return JobLoss(self.lost + other.lost, self.bound + other.bound)
+
 
 class PipelineDecision(NamedTuple):
     """As ``Decision``, with the clock of each rank in MHz; none for the original clocks."""
@@ -140,7 +145,12 @@ class PipelineState:
     ``use_plan``. ``straggler`` are the seconds of the other pipeline's iteration,
     ``straggler_plan`` is the level of the plan for it, 0 while lower clocks are measured for it.
     ``charged`` is the level that the latest iteration was charged to, ``job`` the loss of the whole
-    job, whose other pipelines may lose more.
+    job on this host, whose other pipelines may lose more, ``elsewhere`` what pipelines on other
+    hosts have lost more. ``explorer`` is the other host that measures lower clocks for the job now,
+    "" if there is none, and ``may_explore`` is False if this one must not. ``partner`` is the
+    straggler on another host, and ``usual`` are the seconds of an iteration before there were
+    clocks for it. Iterations that became longer with these have ``refuted`` partners so often;
+    none is used before the iteration ``partners_from``.
     """
 
     policy: PipelinePolicy
@@ -169,6 +179,13 @@ class PipelineState:
     straggler_plan: int = 0
     charged: int = 0
     job: JobLoss = field(default_factory=JobLoss)
+    elsewhere: JobLoss = field(default_factory=JobLoss)
+    explorer: str = ""
+    may_explore: bool = True
+    partner: str = ""
+    usual: float = 0.0
+    refuted: int = 0
+    partners_from: int = 0
 
     @property
     def original(self) -> tuple[int, ...]:
@@ -199,17 +216,23 @@ class PipelineState:
     @property
     def lost(self) -> float:
         """Estimated nanoseconds that the run has lost."""
-        return max(self.account.lost(lambda level: self.slower[level].mean), self.job.lost)
+        return self.own_loss.lost + self.elsewhere.lost
 
     @property
     def lost_bound(self) -> float:
-        """Nanoseconds that the run has lost, with the standard errors of all estimates.
+        """Nanoseconds that the run has lost, with the standard errors of all estimates."""
+        return self.own_loss.bound + self.elsewhere.bound
 
-        These add up: one plan's prediction is corrected by the error of another one's, so that the
-        errors of plans are not independent.
+    @property
+    def own_loss(self) -> JobLoss:
+        """The loss of the pipelines of this host.
+
+        The standard errors add up: one plan's prediction is corrected by the error of another
+        one's, so that the errors of plans are not independent.
         """
-        own = self.account.bound(lambda level: self.slower[level].likely(DEVIATIONS))
-        return max(own, self.job.bound)
+        lost = self.account.lost(lambda level: self.slower[level].mean)
+        bound = self.account.bound(lambda level: self.slower[level].likely(DEVIATIONS))
+        return JobLoss(max(lost, self.job.lost), max(bound, self.job.bound))
 
     @property
     def allowed(self) -> float:
@@ -217,9 +240,17 @@ class PipelineState:
         return allowance(self.policy.max_slowdown, self.account.elapsed)
 
     @property
+    def usable(self) -> float:
+        """Nanoseconds that the run may have lost by now to hold a plan.
+
+        Another host that explores needs the rest: it can never begin beside plans that use all.
+        """
+        return self.allowed * (_PART_BESIDE_EXPLORER if self.explorer else 1.0)
+
+    @property
     def may_resume(self) -> bool:
         """True if the account permits lower clocks again."""
-        return self.lost_bound <= RESUME_PART * self.allowed
+        return self.lost_bound <= RESUME_PART * self.usable
 
     @property
     def saving(self) -> float | None:
@@ -243,8 +274,8 @@ def begin_session(policy: PipelinePolicy, account: SlowdownAccount | None = None
 
 
 def closed_session_account(state: PipelineState) -> SlowdownAccount:
-    """The account of the run with its present estimates as final figures."""
-    lost, bound = state.lost, state.lost_bound
+    """The account of the run on this host with its present estimates as final figures."""
+    lost, bound = state.own_loss
     return replace(state.account, levels={}, closed_lost=lost, closed_bound=bound)
 
 

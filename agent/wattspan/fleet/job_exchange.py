@@ -1,0 +1,258 @@
+"""The exchange of records among the hosts of a job, and the turn of one host to explore.
+
+Each host writes its own record under the job's key, at intervals, with a lease that ends with the
+host. The exchange has no part in decisions: it is one thread that reads and writes, and the tuner
+never waits for it. Records and the explorer's lease serve efficiency and liveness only.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import quote
+
+from wattspan.fleet.coordination import (
+    Coordination,
+    CoordinationError,
+    Election,
+    KeyWrite,
+    LeaseEndedError,
+    StoredKey,
+)
+from wattspan.fleet.job_records import (
+    MAX_HOSTS,
+    RECORD_INTERVAL,
+    RECORD_LIFETIME,
+    JobRecord,
+    JobView,
+    RefusedRecordError,
+    SeenRecord,
+    decode_record,
+    encode_record,
+)
+from wattspan.model import SECOND
+from wattspan.ports import Clock, WattspanError
+from wattspan.util.throttle import RateLimitedLog, RetryBackoff
+
+LEASE_SECONDS: Final = 10
+"""Time after which the records of a lost host end, and another host may explore."""
+
+_LONGEST_DELAY: Final = 30 * SECOND
+_SHOWN_HOST: Final = 100
+"""Characters of a host's name; keys may hold any."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """This host's part in a job. ``written`` is the time of the record that was written last."""
+
+    election: Election
+    record: JobRecord | None = None
+    explores: bool = False
+    written: int = -1
+    seen: dict[str, tuple[int, SeenRecord]] = field(default_factory=dict)  # with its revision
+    explorer: str = ""
+    may_explore: bool = False
+
+
+class JobExchange:
+    """The records of all jobs of this host. ``round`` is one pass, ``start`` a thread of them.
+
+    ``publish``, ``withdraw`` and ``view`` are for any thread, and never wait for the service.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        name: str,
+        coordination: Coordination,
+        clock: Clock,
+        log: Callable[[str], None],
+    ) -> None:
+        """``prefix`` is the fleet's, ``name`` that of this host in it."""
+        # Beside the fleet's own keys, which its leader reads and watches as a whole.
+        self._prefix = f"{prefix.removesuffix('/')}-jobs/"
+        self._name, self._coordination, self._clock = name, coordination, clock
+        self._log = RateLimitedLog(clock.monotonic, log)
+        self._backoff = RetryBackoff(2 * RECORD_INTERVAL, _LONGEST_DELAY, random.random)
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Job] = {}
+        self._ended: dict[str, _Job] = {}
+        self._lease = 0
+        self._due = 0
+        self._succeeded: int | None = None  # time of the latest pass without an error
+        self._trouble = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wattspan-jobs", daemon=True)
+
+    # -------------------------------------------------------------------------- for the tuner
+
+    def publish(self, job: str, record: JobRecord, *, explores: bool) -> None:
+        """Tell other hosts the newest record; ``explores`` asks for the turn to explore."""
+        with self._lock:
+            known = self._jobs.get(job)
+            if known is None:
+                key = f"{self._place(job)}explorer"
+                election = Election(self._coordination, key, self._name)
+                known = self._jobs[job] = _Job(election)
+            known.record, known.explores = record, explores
+
+    def withdraw(self, job: str) -> None:
+        """End this host's part in a job. Idempotent."""
+        with self._lock:
+            known = self._jobs.pop(job, None)
+            if known is not None:
+                self._ended[job] = known
+
+    def view(self, job: str) -> JobView:
+        """The other hosts of a job by the latest pass.
+
+        Without contact for the lifetime of a record, this host explores as if it were alone.
+        """
+        with self._lock:
+            known, trouble, succeeded = self._jobs.get(job), self._trouble, self._succeeded
+            if known is None:
+                view = JobView(may_explore=False, trouble=trouble)
+            else:
+                records = tuple(one for _, one in known.seen.values())
+                view = JobView(records, known.explorer, known.may_explore, trouble)
+        now = self._clock.monotonic()
+        if trouble and (succeeded is None or now - succeeded > RECORD_LIFETIME):
+            return view._replace(explorer="", may_explore=True)
+        return view
+
+    # ---------------------------------------------------------------------------- the thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 3.0) -> None:
+        """Withdraw every record and end the thread; a call that hangs does not delay the end."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def round(self) -> None:
+        """Write and read all records that are due. Never raises a WattspanError."""
+        now = self._clock.monotonic()
+        if now < self._due or not (self._jobs or self._ended or self._lease):
+            return
+        self._due = now + RECORD_INTERVAL
+        try:
+            self._exchange(now)
+        except WattspanError as error:
+            self._due = self._backoff.failed(now)
+            with self._lock:
+                self._trouble = str(error)
+            self._log.write(f"The jobs of the fleet: {error}", type(error).__name__)
+        else:
+            self._backoff.reset()
+            with self._lock:
+                self._trouble, self._succeeded = "", now
+
+    def close(self) -> None:
+        """End every part in a job; for the thread that calls ``round``."""
+        with suppress(CoordinationError):
+            if self._lease:
+                self._coordination.revoke(self._lease)  # and all keys with it
+        self._coordination.close()
+
+    # --------------------------------------------------------------------------- inner workings
+
+    def _run(self) -> None:
+        while not self._stopped.wait(RECORD_INTERVAL / SECOND / 4):
+            try:
+                self.round()
+            except Exception as error:  # noqa: BLE001 - jobs would never be exchanged again
+                self._log.failure("The exchange of jobs", error)
+        self.close()
+
+    def _place(self, job: str) -> str:
+        return f"{self._prefix}{quote(job, safe='', errors='replace')}/"
+
+    def _record_key(self, job: str) -> str:
+        return f"{self._place(job)}hosts/{self._name}"
+
+    def _exchange(self, now: int) -> None:
+        with self._lock:
+            jobs, ended = dict(self._jobs), self._ended
+            self._ended = {}
+        self._end(ended, now)
+        if not jobs:
+            if self._lease:
+                lease, self._lease = self._lease, 0
+                self._coordination.revoke(lease)
+            return
+        self._renew(jobs)
+        for name, job in jobs.items():
+            self._write(name, job, now)
+            self._read(name, job, now)
+
+    def _renew(self, jobs: dict[str, _Job]) -> None:
+        try:
+            if self._lease:
+                self._coordination.renew(self._lease)
+                return
+        except LeaseEndedError:
+            self._lease = 0
+        self._lease = self._coordination.grant(LEASE_SECONDS)
+        for job in jobs.values():
+            job.written = -1
+
+    def _end(self, ended: dict[str, _Job], now: int) -> None:
+        for name, job in ended.items():
+            job.election.resign()
+            if job.written >= 0 and name not in self._jobs:
+                try:
+                    self._coordination.commit((KeyWrite(self._record_key(name), None),))
+                except CoordinationError as error:  # it ends with the lease, and by its age
+                    self._log.write(f"The record of {name}: {error}", type(error).__name__)
+
+    def _write(self, name: str, job: _Job, now: int) -> None:
+        """Write a newer record than the last, and take or leave the turn to explore."""
+        record = job.record
+        if record is None or record.sent <= job.written:
+            if now - job.written > RECORD_LIFETIME:
+                job.election.resign()  # the tuner hangs
+            return
+        try:
+            value = encode_record(record)
+        except RefusedRecordError as error:
+            self._log.write(f"{name} is not told to other hosts: {error}", name)
+            return
+        write = KeyWrite(self._record_key(name), value, self._lease)
+        self._coordination.commit((write,))
+        job.written = record.sent
+        if job.explores:
+            job.election.campaign(self._lease)
+        else:
+            job.election.resign()
+
+    def _read(self, name: str, job: _Job, now: int) -> None:
+        place = self._place(name)
+        entries = {entry.key: entry for entry in self._coordination.read(place).entries}
+        explorer = entries.pop(f"{place}explorer", None)
+        entries.pop(self._record_key(name), None)
+        seen: dict[str, tuple[int, SeenRecord]] = {}
+        for key, entry in list(entries.items())[:MAX_HOSTS]:
+            host = key.removeprefix(f"{place}hosts/")[:_SHOWN_HOST]
+            before = job.seen.get(host)
+            if before is not None and before[0] == entry.revision:
+                seen[host] = before
+            else:
+                seen[host] = entry.revision, _seen(host, entry, now)
+        leads = job.election.fence is not None
+        host = "" if explorer is None or leads else explorer.value.decode("utf-8", "replace")
+        with self._lock:
+            job.seen, job.explorer, job.may_explore = seen, host[:_SHOWN_HOST], leads
+
+
+def _seen(host: str, entry: StoredKey, now: int) -> SeenRecord:
+    try:
+        return SeenRecord(host, now, decode_record(entry.value))
+    except RefusedRecordError as error:
+        return SeenRecord(host, now, None, str(error))

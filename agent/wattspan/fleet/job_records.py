@@ -1,0 +1,182 @@
+"""Records by which hosts tell each other about a job that runs on several of them. Pure.
+
+Times in a record are monotonic nanoseconds of its writer. Readers use durations, and judge the age
+of a record by the time at which they first saw it: no two clocks are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from wattspan.model import SECOND
+
+RECORD_INTERVAL: Final = 2 * SECOND
+"""Least time between two records of one job and host."""
+
+RECORD_LIFETIME: Final = 8 * SECOND
+"""Time after the first sight of a record from which on it is not used."""
+
+MAX_RECORD_BYTES: Final = 16 * 1024
+MAX_HOSTS: Final = 64
+"""Hosts of one job whose records are read."""
+MAX_RUNS: Final = 32
+_MAX_PIPELINES: Final = 32
+_MAX_RANKS: Final = 256
+_MAX_SECONDS: Final = 86_400.0
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_SECONDS)]
+_Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Time = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class LossRun(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive time in which a pipeline has lost this part of its time, and at most ``bound``.
+
+    Time without a loss has no run.
+    """
+
+    start: _Time
+    end: _Time
+    mean: _Part
+    bound: _Part
+
+
+class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest iterations of one pipeline: medians in seconds.
+
+    ``whole`` is an iteration with all waiting, ``computed`` the time from its start to the end of
+    the last instruction if all ranks had their original clocks, ``tail`` the time from the actual
+    end of that instruction to the end of the iteration. ``noise`` is the coefficient of variation
+    of ``computed``. ``waiting`` are the parts of the time for which the ranks wait, ``clocks`` the
+    requested ones in MHz, none for the original ones. ``state`` is the phase of its session.
+    """
+
+    name: _Name
+    whole: _Seconds
+    computed: _Seconds
+    tail: _Seconds
+    noise: _Part
+    state: _Name
+    waiting: Annotated[tuple[_Part, ...], msgspec.Meta(max_length=_MAX_RANKS)] = ()
+    clocks: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=100_000)], ...],
+        msgspec.Meta(max_length=_MAX_RANKS),
+    ] = ()
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One host's part in a job, as of ``sent``.
+
+    ``session`` differs for each run of the host's tuner. ``losses`` are those of the half minute
+    before ``covered``, the time up to which they are known; runs of several pipelines overlap.
+    """
+
+    schema: Literal[1] = 1
+    session: _Name
+    sent: _Time
+    covered: _Time = 0
+    pipelines: Annotated[tuple[PipelineSummary, ...], msgspec.Meta(max_length=_MAX_PIPELINES)] = ()
+    losses: Annotated[tuple[LossRun, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
+
+
+class SeenRecord(NamedTuple):
+    """The record of another host, first seen at ``seen`` in monotonic nanoseconds of this one.
+
+    ``record`` is None if it is refused, with the reason in one sentence.
+    """
+
+    host: str
+    seen: int
+    record: JobRecord | None
+    refusal: str = ""
+
+
+class JobView(NamedTuple):
+    """A job as the other hosts tell it.
+
+    ``explorer`` is the other host whose turn it is to measure lower clocks, "" if there is none;
+    ``may_explore`` is True if this one may. ``trouble`` is the reason without contact, in one
+    sentence.
+    """
+
+    records: tuple[SeenRecord, ...] = ()
+    explorer: str = ""
+    may_explore: bool = True
+    trouble: str = ""
+
+
+class RefusedRecordError(ValueError):
+    """A record is not used; the message is a sentence."""
+
+
+def encode_record(record: JobRecord) -> bytes:
+    """The record in JSON; without the figures of ranks if these make it too large.
+
+    RefusedRecordError if it is too large without them too.
+    """
+    value = msgspec.json.encode(record)
+    if len(value) > MAX_RECORD_BYTES:
+        pipelines = tuple(
+            msgspec.structs.replace(one, waiting=(), clocks=()) for one in record.pipelines
+        )
+        value = msgspec.json.encode(msgspec.structs.replace(record, pipelines=pipelines))
+    if len(value) > MAX_RECORD_BYTES:
+        raise RefusedRecordError(_too_large(len(value)))
+    return value
+
+
+def decode_record(value: bytes) -> JobRecord:
+    """The record; RefusedRecordError if it is too large, of another schema, or contradictory."""
+    if len(value) > MAX_RECORD_BYTES:
+        raise RefusedRecordError(_too_large(len(value)))
+    try:
+        record = msgspec.json.decode(value, type=JobRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RefusedRecordError(
+            f"Its record has another schema: {error}. Are all agents of one version?"
+        ) from None
+    problem = _contradiction(record)
+    if problem:
+        raise RefusedRecordError(f"Its record contradicts itself: {problem}.")
+    return record
+
+
+def bounded_runs(runs: Sequence[LossRun]) -> tuple[LossRun, ...]:
+    """At most MAX_RUNS runs in the order of their starts: the earliest ones become one."""
+    ordered = sorted(runs, key=lambda run: run.start)
+    first, later = ordered[: 1 - MAX_RUNS], ordered[1 - MAX_RUNS :]
+    if len(ordered) <= MAX_RUNS:
+        return tuple(ordered)
+    joined = LossRun(
+        first[0].start,
+        max(run.end for run in first),
+        max(run.mean for run in first),
+        max(run.bound for run in first),
+    )
+    return (joined, *later)
+
+
+def _too_large(size: int) -> str:
+    return f"Its record has {size} bytes, more than the permitted {MAX_RECORD_BYTES}."
+
+
+def _contradiction(record: JobRecord) -> str:
+    names = [one.name for one in record.pipelines]
+    if len(set(names)) < len(names):
+        return "two of its pipelines have one name"
+    for one in record.pipelines:
+        if not 0 < one.computed <= one.whole or one.tail > one.whole:
+            return f"an iteration of pipeline {one.name} is shorter than its work"
+    for run in record.losses:
+        if not run.start < run.end <= record.covered or run.mean > run.bound:
+            return "a loss has no time, or is larger than its bound"
+    if record.covered > record.sent:
+        return "its losses are later than itself"
+    if any(after.start < before.start for before, after in pairwise(record.losses)):
+        return "its losses are not in the order of time"
+    return ""
