@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.part_powers import PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
     EXIT_GRACE,
@@ -87,6 +88,7 @@ class _DomainState:
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
+    part_powers: PartPowers = field(default_factory=PartPowers)
 
     def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
         """The idle energy of the interval, and the energy that may be idle: one of them is 0.
@@ -235,6 +237,9 @@ class Ledger:
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_model.observe(interval.energy, interval.duration, usage)
         idle_due, withheld_due = state.baseline_energy(interval, usage)
+        divided = usage if usage is not None and usage.parts and not withheld_due else None
+        if divided is not None:
+            usage = state.part_powers.weighed(divided)
         attribution = attribute(
             interval,
             usage,
@@ -243,6 +248,9 @@ class Ledger:
             withheld_due=withheld_due,
             policy=self._settings.idle,
         )
+        if divided is not None and covered == interval.duration:
+            active = interval.energy - attribution.idle
+            state.part_powers.learn(active, interval.duration, divided)
         state.energy += interval.energy
         state.consumers += interval.energy - attribution.idle - attribution.unattributed
         state.idle += attribution.idle
