@@ -16,6 +16,7 @@ import pynvml
 import pytest
 
 from support.amd_boards import AmdFaults
+from support.emulated_faults import GpuFaults
 from support.sampled_boards import SERVE, TRAIN, SampledBoards
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.capper.actuators.amd import AmdBoards, AmdClock, AmdPower
@@ -272,6 +273,46 @@ def test_board_that_is_bound_while_another_is_read_is_measured(
     assert {reading.domain_id for reading in host.batch.readings} == {host.id(0), host.id(1)}
     assert {reading.epoch for reading in host.of(0)} == {0}  # no gap of the first one
     assert host.batch.failures == ()
+
+
+# -------------------------------------------------------------------- devices without figures
+
+
+def no_figures(host: Vendor) -> None:
+    faults = GpuFaults(host.gpus)
+    faults.no_energy_counter(0)
+    faults.no_power(0)
+
+
+FAULTS: tuple[tuple[type[Vendor], Callable[[Vendor], None], str], ...] = (
+    (Nvidia, lambda host: GpuFaults(host.gpus).error(0, 15), "Xid"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).error(0, 16), "--gpu-reset"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).error(0, 28), "lspci"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).error(0, 4), "DeviceAllow"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).driver_error(9), "modprobe nvidia"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).driver_error(18), "reboot"),
+    (Nvidia, no_figures, "virtual machine"),
+    (Nvidia, lambda host: GpuFaults(host.gpus).no_processes(0), "unattributed"),
+    (Amd, lambda host: GpuFaults(host.gpus).error(0, 31), "lspci"),
+    (Amd, lambda host: GpuFaults(host.gpus).error(0, 10), "render and video"),
+    (Amd, lambda host: GpuFaults(host.gpus).driver_error(34), "modprobe amdgpu"),
+    (Amd, no_figures, "virtual machine"),
+    (Amd, lambda host: GpuFaults(host.gpus).no_processes(0), "unattributed"),
+)
+
+
+@pytest.mark.parametrize(("vendor", "fault", "remedy"), FAULTS)
+def test_device_without_figures_is_reported_with_the_remedy(
+    opened: Opening, vendor: type[Vendor], fault: Callable[[Vendor], None], remedy: str
+) -> None:
+    """The findings of `wattspan doctor` are these failures."""
+    host = opened(vendor)
+    host.run(0.2)
+    fault(host)
+    host.run(2)
+    assert host.batch.failures
+    assert all(failure.cause and failure.remedy for failure in host.batch.failures)
+    assert any(remedy in failure.remedy for failure in host.batch.failures)
 
 
 # ------------------------------------------------------------------------------ other units

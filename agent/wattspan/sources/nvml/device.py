@@ -445,8 +445,9 @@ class GpuSampler:
     def failures(self) -> list[Failure]:
         """Everything that is wrong with this GPU, as long as it is."""
         found = self._calls.failures(self._call_failure)
-        if self._meter.derived is None and self._calls.refused(ENERGY_COUNTER) is not None:
-            cause, remedy = "the GPU offers neither an energy counter nor its power", ""
+        if self._power.draw is None and self._calls.refused(ENERGY_COUNTER) is not None:
+            cause = "the GPU offers neither an energy counter nor its power"
+            remedy = "In a virtual machine, read it on the host; else, try a newer driver."
             if self._virtualisation == _VGPU_GUEST:
                 cause = "it is a virtual GPU, and the host of this virtual machine has the board"
                 remedy = "Run wattspan on that host to measure and to cap it."
