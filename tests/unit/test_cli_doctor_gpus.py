@@ -11,6 +11,9 @@ from wattspan.cli.doctor import gpus
 from wattspan.cli.doctor.findings import Finding, Severity
 from wattspan.cli.doctor.gpus import AMD, INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
 from wattspan.model import Domain, HwType, Provenance
+from wattspan.sources.nvml.source import LIBRARY
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -249,3 +252,13 @@ def test_power_meter_without_a_driver_is_told(tmp_path: Path) -> None:
     chip.mkdir(parents=True)
     (chip / "name").write_text("power_meter\n")
     assert "power meter ACPI000D:00" not in found(tmp_path)
+
+
+@pytest.mark.parametrize("library", gpus._LIBRARIES.values(), ids=lambda one: one.vendor)
+def test_documented_devices_are_those_of_the_code(library: gpus.GpuLibrary) -> None:
+    page = (ROOT / "docs/reference/hardware.md").read_text()
+    table = page.partition("## Devices without figures")[2].partition("\n## ")[0]
+    for part in (f"modprobe {library.driver}", f"`/{library.file}`", library.vendor):
+        assert part in table
+    for other in ("nouveau", "vfio-pci", LIBRARY, "i915", "xe", "acpi_power_meter"):
+        assert f"`{other}`" in table

@@ -170,6 +170,7 @@ class PartPowers:
         squares = self._squares - mean * (sum(self._rights[1:]) + sum(rights[1:]))
         priors = [_OFFSET * level, *[_PRIOR * mean] * len(self._keys)]
         least = (_LEAST_NOISE * level) ** 2
+        changes, deviations = [0.0] * len(rights), list(priors)
         variance = max(squares / weight, least)
         for _ in range(_ROUNDS):
             changes, deviations = _ridge(self._products, rights, priors, variance)

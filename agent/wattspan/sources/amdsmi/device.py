@@ -132,8 +132,9 @@ def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
 
     def limit(key: str) -> Milliwatts | None:
         microwatts = number(answer.get(key), _MAX_POWER)
-        plausible = microwatts is not None and microwatts >= _MIN_POWER
-        return Milliwatts(microwatts // MICROWATTS) if plausible else None
+        if microwatts is None or microwatts < _MIN_POWER:
+            return None
+        return Milliwatts(microwatts // MICROWATTS)
 
     requested = limit("power_cap")
     return PowerLimits(
