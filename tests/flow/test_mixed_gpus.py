@@ -30,9 +30,10 @@ def test_agent_charges_the_users_of_both_vendors(tmp_path: Path) -> None:
         for gpu, pid in enumerate(pids):
             live.host.ask(do="attach", gpu=gpu, pid=pid, load=0.6)
         live.rest(3)
-        start, before = live.clock.monotonic(), live.host.ask(do="truth")
+        start = live.clock.monotonic()
         live.rest(WINDOW)
-        end, after = live.clock.monotonic(), live.host.ask(do="truth")
+        end = live.clock.monotonic()
+        before, after = live.host.ask(do="truth", at=[start, end])["at"]
 
         def settled() -> bool:
             marks = [one.settled for one in live.agent.view().domains if one.domain.resource]

@@ -63,13 +63,12 @@ def complaints(state_dir: Path, profile: str, package: str) -> list[str]:
         live.rest(3)
 
         start = live.clock.monotonic()
-        before = live.host.ask(do="truth")
         used = {pid: -live.cpu_time(pid) for pid in (big, small)}
         live.rest(WINDOW)
         end = live.clock.monotonic()
-        after = live.host.ask(do="truth")
         for pid in used:
             used[pid] += live.cpu_time(pid)
+        before, after = live.host.ask(do="truth", at=[start, end])["at"]
         live.rest(4)  # until GPU usage of the window has arrived
         live.stop()
 

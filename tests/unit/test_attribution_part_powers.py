@@ -104,6 +104,22 @@ def test_stated_deviation_contains_the_power_of_noisy_work() -> None:
     assert inside >= 0.9 * 60
 
 
+def test_differences_within_their_uncertainty_are_not_used() -> None:
+    """Work of one kind is divided by its use alone, whatever the noise of the power."""
+    found: list[PowerOfUse | None] = []
+    for seed in range(20):
+        chance, law = random.Random(seed), linear(1.0, 1.0, 1.0)
+
+        def noisy(uses: Sequence[float], law: Law = law, chance: random.Random = chance) -> float:
+            return law(uses) * chance.gauss(1.0, 0.15)
+
+        device = Device(noisy, seed=seed)
+        found += device.found(device.run(30))
+    plain = [one for one in found if one is not None and one.ratio == 1.0]
+    assert len(plain) >= 0.85 * len(found)
+    assert all(one.deviation > 0 for one in plain)
+
+
 def test_steady_uses_leave_the_mean_power_and_the_doubt_of_the_prior() -> None:
     device = Device(linear(1.0, 0.45, 0.8))
     found = device.found(device.run(60, (0.3, 0.2, 0.1)))

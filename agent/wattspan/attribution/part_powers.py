@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, inf, isfinite, sqrt
+from math import exp, hypot, inf, isfinite, sqrt
 from typing import NamedTuple
 
 from wattspan.attribution.linear_systems import solved
@@ -39,6 +39,7 @@ _OFFSET = 0.3  # that of power without any use, relative to the mean active powe
 _LARGEST_OFFSET = 0.15  # of it: more shows that power does not add up
 _LEAST_NOISE = 0.005  # standard deviation of a window's power, likewise
 _STATED = 3.0  # standard deviations
+_SIGNIFICANT = 2.0  # standard deviations of a difference that is used
 _DEVIANT = 5.0  # standard deviations of a window: the work has changed
 _STEADY = 0.02  # difference of the uses of two intervals, in use of the whole device
 _ROUNDS = 3  # estimates of the noise, by which the ridge is weighted
@@ -181,7 +182,7 @@ class PartPowers:
             return
         self._mean, self._offset, self._noise = mean, changes[0], sqrt(variance)
         self._powers = {
-            key: PowerOfUse(1 + change / mean, deviation / mean)
+            key: _significant(change / mean, deviation / mean)
             for key, change, deviation in zip(self._keys, changes[1:], deviations[1:], strict=True)
         }
 
@@ -217,6 +218,13 @@ class PartPowers:
                 for place, (part, ratio) in enumerate(zip(parts, ratios, strict=True))
             ),
         )
+
+
+def _significant(difference: float, deviation: float) -> PowerOfUse:
+    """The power with a ``difference`` from the mean; the mean if that is within its uncertainty."""
+    if abs(difference) < _SIGNIFICANT * deviation:
+        return PowerOfUse(1.0, hypot(difference, deviation))
+    return PowerOfUse(1 + difference, deviation)
 
 
 def _ridge(
