@@ -186,6 +186,8 @@ def test_power_of_work_is_learned_where_its_load_varies(host: Host) -> None:
         host.gpus.set_load(0, PROCESSES[1].pid, (0.8, 0.3)[second // 2 % 2])
         host.run(1)
     charged, truth, doubts = host.charged(), host.settled_truth(), host.doubts()
+    powers = host.ledger._domains[host.board.id].part_powers
+    assert powers.power(host.usages[-1].parts[0]) is not None
     for one in PROCESSES[:2]:
         error = abs(charged[one.pid] - truth[one.pid])
         assert error <= 0.03 * truth[one.pid]
@@ -286,6 +288,8 @@ def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
         host.run(20)
         assert host.board.method == "mig-dcgm"
         assert host.board.usage_step == 30_000_000_000
+        powers = host.ledger._domains[host.board.id].part_powers
+        assert powers.power(host.usages[-1].parts[0]) is None  # its activity is too slow for that
         assert host.batch.failures == ()
         del host.attributions[:settled]
         charged, truth = host.charged(), host.settled_truth()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
-from wattspan.attribution.part_powers import PartPowers
+from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
     EXIT_GRACE,
@@ -103,6 +103,11 @@ class _DomainState:
             return 0, 0
         upper = self.idle_model.upper
         return 0, int(interval.energy) if upper is None else self._due(upper, interval)
+
+    def learnable(self, usage: Usage | None) -> Usage | None:
+        """``usage``, if it is of parts and known often enough to learn their powers; else None."""
+        slow = self.domain.usage_step > WINDOW
+        return usage if usage is not None and usage.parts and not slow else None
 
     def _due(self, power: Milliwatts, interval: Interval) -> int:
         """The energy at ``power`` in the interval, plus the deficit.
@@ -237,7 +242,7 @@ class Ledger:
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_model.observe(interval.energy, interval.duration, usage)
         idle_due, withheld_due = state.baseline_energy(interval, usage)
-        divided = usage if usage is not None and usage.parts and not withheld_due else None
+        divided = state.learnable(usage) if not withheld_due else None
         if divided is not None:
             usage = state.part_powers.weighed(divided)
         attribution = attribute(
