@@ -177,6 +177,27 @@ def test_work_of_different_power_is_within_the_stated_doubt(host: Host) -> None:
         assert 0.1 * truth[pid] < error <= doubts[pid]
 
 
+def test_power_of_work_is_learned_where_its_load_varies(host: Host) -> None:
+    host.gpus.divide(0, (4, 3))
+    kernels = TRAIN, DECODE
+    for number, (one, kernel) in enumerate(zip(PROCESSES, kernels, strict=False), start=1):
+        host.gpus.attach(0, one.pid, SteadyLoad(0.5, kernel), instance=number)
+    host.run(4)
+    for second in range(50):
+        if second == 30:
+            host.attributions.clear()
+        host.gpus.set_load(0, PROCESSES[0].pid, (0.9, 0.2, 0.5)[second % 3])
+        host.gpus.set_load(0, PROCESSES[1].pid, (0.8, 0.3)[second // 2 % 2])
+        host.run(1)
+    charged, truth, doubts = host.charged(), host.settled_truth(), host.doubts()
+    powers = host.ledger._domains[host.board.id].part_powers
+    assert powers.power(host.usages[-1].parts[0]) is not None
+    for one in PROCESSES[:2]:
+        error = abs(charged[one.pid] - truth[one.pid])
+        assert error <= 0.03 * truth[one.pid]
+        assert error <= doubts[one.pid] < 0.5 * truth[one.pid]
+
+
 def test_instances_have_the_energy_of_the_board_together(host: Host) -> None:
     occupied(host, 0.9, 0.3, 0.6, 0.1)
     snapshot = host.run(10)
@@ -294,6 +315,8 @@ def test_activity_from_dcgm_divides_a_board_without_gpm(tmp_path: Path) -> None:
         host.run(20)
         assert host.board.method == "mig-dcgm"
         assert host.board.usage_step == 30_000_000_000
+        powers = host.ledger._domains[host.board.id].part_powers
+        assert powers.power(host.usages[-1].parts[0]) is None  # its activity is too slow for that
         assert host.batch.failures == ()
         del host.attributions[:settled]
         charged, truth = host.charged(), host.settled_truth()

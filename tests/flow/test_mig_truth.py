@@ -26,9 +26,10 @@ def test_processes_of_mig_instances_are_charged_their_energy(tmp_path: Path) -> 
         pids = live.host.start_jobs()
         eventually(lambda: sum(one.consumers > 0 for one in boards(live)[1:]) == 3, "charges", 60)
         live.rest(1.5)
-        start, before = live.clock.monotonic(), live.host.ask(do="truth")
+        start = live.clock.monotonic()
         live.rest(WINDOW)
-        end, after = live.clock.monotonic(), live.host.ask(do="truth")
+        end = live.clock.monotonic()
+        before, after = live.host.ask(do="truth", at=[start, end])["at"]
 
         def settled() -> bool:
             mark = boards(live)[0].settled

@@ -27,3 +27,30 @@ def test_binding_and_a_c_library_feed_the_source(
     assert 0 < told["energy"] <= told["truth"]
     assert told["limit"] == 700_000
     assert [f for f in told["failures"] if "pid namespace" not in f] == []
+
+
+OLDER = (
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetArchitecture",
+)
+COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+
+
+@pytest.mark.needs_cc
+@pytest.mark.parametrize(
+    ("missing", "how"),
+    [(OLDER, "by its energy counter"), ((*OLDER, COUNTER), "integrated from its power")],
+)
+def test_library_of_an_older_driver_feeds_the_source(
+    tmp_path: Path, missing: tuple[str, ...], how: str
+) -> None:
+    """The real binding finds no such symbols."""
+    library = build(tmp_path, without=missing)
+    file = tmp_path / "gpus"
+    told = read_source("nvml", H100, file, environment(library, file))
+    assert told["why"] == [f"the whole board, {how}"]
+    assert told["rising"]
+    assert 0 < told["energy"] <= told["truth"]
+    assert told["limit"] == 700_000
+    assert [f for f in told["failures"] if "pid namespace" not in f] == []

@@ -58,9 +58,10 @@ _FLAGS = (
 )
 
 
-def build(directory: Path, compiler: str = "cc") -> Path:
+def build(directory: Path, compiler: str = "cc", without: Iterable[str] = ()) -> Path:
     """Compile the library into ``directory`` and return its path.
 
+    It does not export the functions ``without``, as that of an older driver.
     Raises EmulationError without a C compiler, or with its message if it fails.
     """
     messages = "".join(f'case {code}: return "{text}";\n' for code, text in _MESSAGES.items())
@@ -71,8 +72,12 @@ def build(directory: Path, compiler: str = "cc") -> Path:
     }
     units = sorted(_SOURCES.glob("*.c"))
     library = directory / SONAME
-    soname = f"-Wl,-soname,{SONAME}"
-    compile_library(library, units, generated, soname, compiler=compiler, instead="EmulatedNvml")
+    flags = [f"-Wl,-soname,{SONAME}"]
+    if hidden := " ".join(f"{name};" for name in without):
+        exports = directory / "exports"
+        exports.write_text(f"{{ global: nvml*; local: {hidden} }};")
+        flags.append(f"-Wl,--version-script={exports}")
+    compile_library(library, units, generated, *flags, compiler=compiler, instead="EmulatedNvml")
     return library
 
 

@@ -414,9 +414,10 @@ class FaultyHostEngine(HostEngine):
                 raise ValueError(f"no such fault: {fault}")
             self._runner.between_steps(lambda engine: getattr(engine, fault)(zone))
         elif gpu is not None:
-            break_gpu(self._jobs.gpus, gpu, fault, on)
+            break_gpu(*self._jobs.gpus.of(gpu), fault, on)
         else:
-            break_driver(self._jobs.gpus, fault, on)
+            for boards in self._jobs.gpus.files:
+                break_driver(boards, fault, on)
         return {"done": fault}
 
 

@@ -37,6 +37,7 @@ while spent < 200_000_000 or len(readings) < 10:
 source.close()
 print(json.dumps({
     "methods": [domain.method for domain in batch.domains],
+    "why": [domain.why for domain in batch.domains],
     "provenance": sorted({str(domain.provenance) for domain in batch.domains}),
     "rising": all(a.counter <= b.counter for a, b in zip(readings, readings[1:])),
     "energy": readings[-1].counter - readings[0].counter,

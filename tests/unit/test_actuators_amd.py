@@ -111,6 +111,13 @@ def test_board_without_name_and_uuid_is_known_by_its_address(host: Host) -> None
     assert (state.name, state.aliases) == ("AMD GPU 0", ("0000:60:00.0", "amd:0"))
 
 
+def test_board_that_appears_later_is_found_by_its_id(host: Host) -> None:
+    host.gpus.file.header.gpus = 1
+    assert len(host.power.devices()) == 1
+    host.gpus.file.header.gpus = 2
+    assert host.power.read("gpu:0000:61:00.0").name == "Emulated AMD Instinct MI300X 1"
+
+
 def test_board_of_another_vendor_is_left_out(host: Host) -> None:
     host.smi.replies["amdsmi_get_gpu_asic_info"] = lambda told: {**told, "vendor_id": "0x10de"}
     assert host.power.devices() == ()

@@ -368,6 +368,28 @@ def test_silent_source_is_waited_for_with_a_timeout() -> None:
     assert "no figure yet" in findings[0].detail
 
 
+def test_device_of_two_sources_is_counted_by_the_first_one() -> None:
+    """AMD SMI and a sensor of hwmon may read one board."""
+    domains = {
+        name: Domain(f"{name}:1", HwType.GPU, name, name, Provenance.MEASURED, pci="0000:0c:00.0")
+        for name in ("amdsmi", "hwmon")
+    }
+
+    def opened(name: str) -> SourcePlugin:
+        reading = Reading(domains[name].id, Instant(1, 1), Microjoules(1))
+        batch = Batch((domains[name],), (reading,))
+        return SourcePlugin(Switch, lambda *_: ReplaySource([batch], name))
+
+    plugins = Plugins(sources={name: opened(name) for name in domains})
+    config = Config(sources=dict.fromkeys(domains, Switch()))
+    result = examine_sources(plugins, config, SourceContext(ManualClock(), FakeDirectory()))
+    (finding,) = result.sections["Source hwmon"]
+    assert finding.mark is Severity.WARN
+    assert "whose device the source amdsmi reads" in finding.detail
+    assert "sources.hwmon.enabled = false" in finding.remedy
+    assert (result.readable, result.domains) == (1, (domains["amdsmi"],))
+
+
 def test_broken_source_plugin_has_its_own_section() -> None:
     plugins = Plugins(broken=(BrokenPlugin("sources.y", "it does not load", "Reinstall it."),))
     context = SourceContext(ManualClock(), FakeDirectory())

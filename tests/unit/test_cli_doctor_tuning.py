@@ -168,6 +168,16 @@ def test_mig_instance_has_no_knob_of_its_own(host: Host) -> None:
     assert host.told(instance) == host.told()
 
 
+def test_device_of_a_sensor_has_no_knob_with_the_reason(host: Host) -> None:
+    card = Domain("hwmon:xe/card", HwType.GPU, "card", "hwmon", Provenance.MEASURED)
+    found = host.told(card)
+    assert found["gpu_power"].detail == (
+        "Cannot set the gpu_power of card: a sensor measures it, and no library or file of its"
+        " driver sets it."
+    )
+    assert POWER in found
+
+
 def test_tuning_checks_write_nothing(host: Host) -> None:
     host.told()
     assert host.nvml is not None

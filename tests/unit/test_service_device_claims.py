@@ -76,3 +76,27 @@ def test_devices_at_other_or_unknown_addresses_are_different(pci: str) -> None:
     claims.without_duplicates("amdsmi", batch(replace(AMD, pci="")))
     other = batch(replace(SHIM, pci=pci))
     assert claims.without_duplicates("nvml", other) is other
+
+
+def test_source_that_knows_the_users_takes_a_device_from_a_sensor() -> None:
+    """Whichever of both is read first: a library answers later than a file of hwmon."""
+    sensor = replace(board("hwmon", "amdgpu/ppt", AMD.pci), id="hwmon:amdgpu/ppt")
+    library = replace(AMD, resource=AMD.id)
+    claims = DeviceClaims()
+    by_sensor, by_library = batch(sensor), batch(library)
+    assert claims.without_duplicates("hwmon", by_sensor) is by_sensor
+    assert claims.without_duplicates("amdsmi", batch()).domains == ()
+    for _ in range(2):
+        assert claims.without_duplicates("amdsmi", by_library) is by_library
+        told = claims.without_duplicates("hwmon", by_sensor)
+        assert replace(told, failures=()) == batch()
+        assert "whose device the source amdsmi reads" in told.failures[0].cause
+    claims.without_duplicates("amdsmi", batch())
+    assert claims.without_duplicates("hwmon", by_sensor) is by_sensor
+
+
+def test_sensor_does_not_take_a_device_from_a_library() -> None:
+    claims = DeviceClaims()
+    claims.without_duplicates("nvml", batch(replace(SHIM, resource=SHIM.id)))
+    claims.without_duplicates("amdsmi", batch(replace(AMD, resource=AMD.id)))
+    assert claims.without_duplicates("hwmon", batch(board("hwmon", "ppt", AMD.pci))).domains == ()

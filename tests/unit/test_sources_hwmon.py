@@ -171,6 +171,23 @@ def test_intel_card_is_summed_and_its_parts_are_not(tree: Tree, clock: ManualClo
     assert {domain.hw_type for domain in batch.domains} == {HwType.GPU}
     assert {domain.provenance for domain in batch.domains} == {Provenance.MEASURED}
     assert all(domain.resource is None for domain in batch.domains)
+    addresses = {domain.id: domain.pci for domain in batch.domains}
+    assert addresses["hwmon:xe/card"] == "0000:03:00.0"
+    assert addresses["hwmon:i915/energy1"] == "0000:04:00.0"
+
+
+def test_sensor_of_a_gpu_has_the_address_at_which_its_library_names_it(
+    tree: Tree, clock: ManualClock
+) -> None:
+    """AMD SMI reads the same board, which counts once."""
+    tree.chip("amdgpu", "0000:0c:00.0", {"power1_label": "PPT", "power1_average": 90_000_000})
+    tree.meter(0, "Grace Power Socket 0", 200_000_000)
+    batch = source(tree, clock, {"amdgpu/PPT": "gpu"}).read()
+    assert {domain.id: domain.pci for domain in batch.domains} == {
+        "hwmon:amdgpu/ppt": "0000:0c:00.0",
+        "hwmon:power_meter/grace-power-socket-0": "",
+    }
+    assert source(tree, clock).read().domains[0].id == "hwmon:power_meter/grace-power-socket-0"
 
 
 def test_two_equal_cards_are_told_apart_by_their_address(tree: Tree, clock: ManualClock) -> None:

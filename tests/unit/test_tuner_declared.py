@@ -456,6 +456,24 @@ def test_board_with_mig_is_tuned_if_all_its_tenants_belong_to_the_declared_job()
     assert host.gpus[0].cap == DEFAULT
 
 
+def test_limit_is_released_with_the_reason_when_mig_is_turned_on() -> None:
+    host = Host(settings=quick())
+    host.train()
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    assert host.gpus[0].cap < DEFAULT
+    host.gpus[0].mig = True
+    host.run(2)
+    released = row(host).decision
+    assert (released.move, released.reason) == (Move.RELEASE, DecisionReason.MIG)
+    assert released.sentence.endswith(
+        "the processes of the device's instances are not all of one declared job."
+    )
+    assert host.gpus[0].cap == DEFAULT
+    host.gpus[0].mig = False
+    host.run(900, until=lambda: row(host).decision.move is Move.HOLD)
+    assert host.gpus[0].cap < DEFAULT
+
+
 @pytest.mark.parametrize(("known", "declared"), [(False, True), (True, False)])
 def test_board_with_mig_is_not_tuned_otherwise(known: bool, declared: bool) -> None:
     host = Host(settings=quick())

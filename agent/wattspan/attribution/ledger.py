@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from wattspan.attribution.baseline import IdleModel, idle_model
 from wattspan.attribution.counter_deltas import AveragePower, AveragePowers, CounterMeter
+from wattspan.attribution.part_powers import WINDOW, PartPowers
 from wattspan.attribution.settlement import SettledInterval, Settlement, attribute
 from wattspan.attribution.top_n import (
     EXIT_GRACE,
@@ -87,6 +88,7 @@ class _DomainState:
     resumed: bool = False  # the last reading of the meter is from a checkpoint
     idle_deficit: int = 0
     withheld: int = 0
+    part_powers: PartPowers = field(default_factory=PartPowers)
 
     def baseline_energy(self, interval: Interval, usage: Usage | None) -> tuple[int, int]:
         """The idle energy of the interval, and the energy that may be idle: one of them is 0.
@@ -101,6 +103,11 @@ class _DomainState:
             return 0, 0
         upper = self.idle_model.upper
         return 0, int(interval.energy) if upper is None else self._due(upper, interval)
+
+    def learnable(self, usage: Usage | None) -> Usage | None:
+        """``usage``, if it is of parts and known often enough to learn their powers; else None."""
+        slow = self.domain.usage_step > WINDOW
+        return usage if usage is not None and usage.parts and not slow else None
 
     def _due(self, power: Milliwatts, interval: Interval) -> int:
         """The energy at ``power`` in the interval, plus the deficit.
@@ -235,6 +242,9 @@ class Ledger:
         if usage is not None and covered * 10 >= interval.duration * 9:
             state.idle_model.observe(interval.energy, interval.duration, usage)
         idle_due, withheld_due = state.baseline_energy(interval, usage)
+        divided = state.learnable(usage) if not withheld_due else None
+        if divided is not None:
+            usage = state.part_powers.weighed(divided)
         attribution = attribute(
             interval,
             usage,
@@ -243,6 +253,9 @@ class Ledger:
             withheld_due=withheld_due,
             policy=self._settings.idle,
         )
+        if divided is not None and covered == interval.duration:
+            active = interval.energy - attribution.idle
+            state.part_powers.learn(active, interval.duration, divided)
         state.energy += interval.energy
         state.consumers += interval.energy - attribution.idle - attribution.unattributed
         state.idle += attribution.idle

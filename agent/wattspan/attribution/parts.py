@@ -74,13 +74,12 @@ def attribute_parts(
     weights = [sum(part.spent.values()) + max(0, part.unclaimed) for part in parts]
     divided = split(known, weights) if any(weights) else [0] * len(parts)
     idles = split(idle, [part.size for part in parts])
-    spread = max(part.spread for part in parts)
     shares: dict[Payer, _Charge] = {}
     rest = int(interval.energy) - sum(divided) - sum(idles)
     found: list[PartEnergy] = []
     for part, active, resting in zip(parts, divided, idles, strict=True):
         payers, energies, idle_shares = divide_among_payers(part, active, resting, policy)
-        possible = possible_energies(active, known, spread)
+        possible = possible_energies(active, known, part.spread)
         charged = zip(payers, energies, idle_shares or repeat(0), strict=False)
         for payer, own, idle_share in charged:
             doubt = _doubt(own, active, possible, sole=not part.users_guessed)

@@ -27,7 +27,7 @@ from typing import Any
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.control import SOCKET_NAME
-from wattspan.emulation.gpus import EmulatedGpus
+from wattspan.emulation.host_gpus import HostGpus
 from wattspan.emulation.jobs import JobManager, set_process_name
 from wattspan.emulation.power_meters import PowerMeters
 from wattspan.emulation.powercap_engine import (
@@ -71,11 +71,9 @@ class HostEngine(socketserver.ThreadingUnixStreamServer):
 
         self._runner = PowercapRunner(counters, self._clock, period=period, also=step)
         self._runner.start()
-        self._gpus: EmulatedGpus | None = None
+        self._gpus: HostGpus | None = None
         if profile.gpus:
-            self._gpus = EmulatedGpus(
-                directory / profile.gpu_file, profile.gpus, self._clock, lambda: counters.speeds
-            )
+            self._gpus = HostGpus(directory, profile.gpus, self._clock, lambda: counters.speeds)
             for index, slices in profile.instances.items():
                 self._gpus.divide(index, slices)
             self._gpus.start(GPU_STEP)

@@ -83,7 +83,7 @@ class EmulatedHost(Closeable):
 
     def nvml(self) -> Any:
         """The object in place of the ``pynvml`` module; None if the host has no NVIDIA GPU."""
-        if not self.profile.gpus or self.profile.gpu_file != NVIDIA_GPUS:
+        if all(board.is_amd for board in self.profile.gpus):
             return None
         from wattspan.emulation.nvml import EmulatedNvml
 
@@ -91,7 +91,7 @@ class EmulatedHost(Closeable):
 
     def amdsmi(self) -> Any:
         """The object in place of the ``amdsmi`` module; None if the host has no AMD GPU."""
-        if not self.profile.gpus or self.profile.gpu_file != AMD_GPUS:
+        if not any(board.is_amd for board in self.profile.gpus):
             return None
         from wattspan.emulation.amdsmi import EmulatedAmdSmi
 

@@ -38,7 +38,7 @@ from wattspan.util.process import module_command
 from wattspan.util.unix_sockets import unix_http_connection
 
 if TYPE_CHECKING:
-    from wattspan.emulation.gpus import EmulatedGpus
+    from wattspan.emulation.host_gpus import HostGpus
     from wattspan.emulation.powercap_engine import CpuJobs
     from wattspan.emulation.profiles import DemoJob
 
@@ -72,7 +72,7 @@ class JobManager:
     def __init__(
         self,
         directory: Path,
-        gpus: EmulatedGpus | None,
+        gpus: HostGpus | None,
         cpus: CpuJobs,
         socket_of_cpu: Sequence[int],
     ) -> None:
@@ -86,7 +86,7 @@ class JobManager:
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
-    def gpus(self) -> EmulatedGpus:
+    def gpus(self) -> HostGpus:
         """The GPUs of the host; ValueError if it has none."""
         if self._gpus is None:
             raise ValueError("this host has no GPU")

@@ -54,10 +54,7 @@ NVIDIA_GPUS, AMD_GPUS = "gpus", "amd-gpus"
 
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """An emulated host: CPU counters or power meters with their law, boards, and a demo's jobs.
-
-    The boards are of one vendor.
-    """
+    """An emulated host: CPU counters or power meters with their law, boards, and a demo's jobs."""
 
     name: str
     about: str
@@ -68,11 +65,6 @@ class HostProfile:
     meters: tuple[EmulatedMeter, ...] = ()
     instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Compute slices of the MIG instances, by the index of the GPU."""
-
-    @property
-    def gpu_file(self) -> str:
-        """The name of the file of its GPUs."""
-        return AMD_GPUS if any(board.is_amd for board in self.gpus) else NVIDIA_GPUS
 
 
 _SERVER = CpuLaw(package_idle=62_000, package_active=11_000, dram_idle=7_000, dram_active=1_800)
@@ -159,6 +151,14 @@ PROFILES: Mapping[str, HostProfile] = {
             LAYOUTS["xeon-2s"],
             _SERVER,
             (MI300X,) * 8,
+            (_TRAINER, _SERVER_JOB),
+        ),
+        HostProfile(
+            "h100-mi300x",
+            "two-socket server, memory counters, one H100-class and one MI300X-class GPU",
+            LAYOUTS["xeon-2s"],
+            _SERVER,
+            (H100, MI300X),
             (_TRAINER, _SERVER_JOB),
         ),
         HostProfile(

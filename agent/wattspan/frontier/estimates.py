@@ -13,10 +13,10 @@ from functools import cached_property
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
+from wattspan.attribution.linear_systems import solved
 from wattspan.frontier.settings import Setting
 from wattspan.frontier.student_t import f_upper_tail, quantile, upper_tail
 from wattspan.frontier.trials import Trial
-from wattspan.spans.linear_systems import solved
 
 CONFIDENCE = 0.95
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import dist, exp, sqrt
 from typing import NamedTuple
 
-from wattspan.spans.linear_systems import solved
+from wattspan.attribution.linear_systems import solved
 
 Place = tuple[float, ...]
 """The position of a setting on each knob, from 0 to 1."""

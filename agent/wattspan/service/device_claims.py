@@ -1,4 +1,8 @@
-"""Devices that two sources read: each counts once, as that of the first source that has it."""
+"""Devices that two sources read: each counts once.
+
+It belongs to a source that knows its users, else to the first source that has it: a sensor of hwmon
+gives way to the library of the driver.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,11 @@ class _Selection(NamedTuple):
     failures: tuple[Failure, ...]
 
 
+class _Owner(NamedTuple):
+    source: str
+    knows_users: bool
+
+
 class DeviceClaims:
     """The source that owns each device, by PCI address. For one thread.
 
@@ -25,7 +34,7 @@ class DeviceClaims:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}  # sources, by address
+        self._owners: dict[str, _Owner] = {}  # by address
         self._selections: dict[str, _Selection] = {}  # by source
 
     def without_duplicates(self, source: str, batch: Batch) -> Batch:
@@ -51,22 +60,33 @@ class DeviceClaims:
         given_up = {
             address
             for address, owner in self._owners.items()
-            if owner == source and address not in addresses
+            if owner.source == source and address not in addresses
         }
         for address in given_up:
             del self._owners[address]
-        if given_up:
-            self._selections.clear()  # another source may have them
+        taken = [domain for domain in domains if self._takes(source, domain)]
+        if given_up or taken:
+            self._selections.clear()  # those of the other sources change
+        for domain in taken:
+            self._owners[domain.pci] = _Owner(source, True)
         own, failures = [], []
         for domain in domains:
-            owner = self._owners.setdefault(domain.pci, source) if domain.pci else source
-            if owner == source:
+            claim = _Owner(source, domain.resource is not None)
+            owner = self._owners.setdefault(domain.pci, claim) if domain.pci else claim
+            if owner.source == source:
                 own.append(domain)
             else:
-                failures.append(_duplicate(source, domain, owner))
+                failures.append(_duplicate(source, domain, owner.source))
         kept = domains if len(own) == len(domains) else tuple(own)
         selection = self._selections[source] = _Selection(domains, kept, tuple(failures))
         return selection
+
+    def _takes(self, source: str, domain: Domain) -> bool:
+        """True if the device belongs to another source, which does not know its users."""
+        owner = self._owners.get(domain.pci)
+        if owner is None or owner.source == source or domain.resource is None:
+            return False
+        return not owner.knows_users
 
 
 def _duplicate(source: str, domain: Domain, owner: str) -> Failure:

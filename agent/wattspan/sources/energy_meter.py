@@ -6,6 +6,7 @@ Power is integrated by the trapezoid rule over samples stamped when they were re
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from wattspan.model import MILLISECOND, SECOND, Instant, Microjoules
 
@@ -157,3 +158,35 @@ class EnergyMeter:
         _, since, integral = self._moved
         missed = self.integral.energy - integral
         self.frozen = at.mono - since >= FROZEN_AFTER and missed >= FROZEN_POWER
+
+
+MIN_COMPARED_ENERGY = 5_000_000_000
+"""Microjoules of integrated power before a counter is judged: more than five seconds of load."""
+
+
+@dataclass(slots=True)
+class CounterCheck:
+    """Decides whether a counter fits the power that the board reports.
+
+    ``misreports`` is true if one of both energies is more than ``ratio`` times the other.
+    """
+
+    ratio: float
+    misreports: bool = False
+    _since: tuple[int, int] = (0, 0)
+
+    def observe(
+        self, compared: tuple[Microjoules, Microjoules] | None, *, frozen: bool = False
+    ) -> None:
+        """``compared`` is the integrated and the counted energy of the same periods.
+
+        The time in which the counter was ``frozen`` does not count.
+        """
+        if compared is None:
+            return
+        if frozen:
+            self._since = compared
+        integrated, counted = (all_ - old for all_, old in zip(compared, self._since, strict=True))
+        if integrated >= MIN_COMPARED_ENERGY:
+            most, least = max(integrated, counted), min(integrated, counted)
+            self.misreports = most > least * self.ratio

@@ -142,16 +142,25 @@ class AmdBoards:
     def _describe(self, address: str, index: int, handle: Any) -> None:
         """Remember a board, unless it is lost again or of another vendor."""
         try:
-            uuid = self.library.call("amdsmi_get_gpu_device_uuid", handle)
-            asic = self.library.call("amdsmi_get_gpu_asic_info", handle)
+            uuid = self._identity_field("amdsmi_get_gpu_device_uuid", handle)
+            asic = self._identity_field("amdsmi_get_gpu_asic_info", handle) or {}
         except AmdSmiError:
             return
         if not is_amd(asic):
             return
-        identity = identify_board(address, index, asic, uuid)
+        identity = identify_board(address, index, asic, uuid or "")
         board = AmdBoard(identity, handle)
         self._boards[identity.domain_id] = board
         self._names[identity.domain_id] = board.name
+
+    def _identity_field(self, call: str, handle: Any) -> Any:
+        """The result of ``call``; None if the library does not have it. AmdSmiError."""
+        try:
+            return self.library.call(call, handle)
+        except AmdSmiError as error:
+            if error.value not in gpu_calls.FIELD_ERRORS:
+                raise
+            return None
 
     def _find(self, device: str) -> AmdBoard:
         """The board with a new handle, after an initialisation of the library."""

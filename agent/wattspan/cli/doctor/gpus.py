@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from wattspan.cli.doctor.findings import Finding, note, ok, warning
 from wattspan.model import Domain
-from wattspan.sources.amdsmi.calls import AMD, BindingError, load_binding
+from wattspan.sources.amdsmi.calls import AMD, BindingError
+from wattspan.sources.amdsmi.calls import load_binding as load_amdsmi
+from wattspan.sources.nvml.source import LIBRARY
+from wattspan.sources.nvml.source import load_binding as load_nvml
 
-_INSTALL = "Load it (modprobe amdgpu), or install the driver of ROCm."
+NVIDIA, INTEL = "0x10de", "0x8086"
+"""Numbers of vendors of PCI devices, as the kernel writes them."""
 
 
 class PciGpu(NamedTuple):
@@ -20,10 +24,70 @@ class PciGpu(NamedTuple):
 
     address: str
     driver: str
+    vendor: str = AMD
+    integrated: bool = False  # in the processor: on the root bus
 
 
-def amd_gpus(root: Path = Path("/")) -> list[PciGpu]:
-    """AMD's GPUs under ``root``: cards of DRM and, without a driver, devices of the PCI bus."""
+class GpuLibrary(NamedTuple):
+    """The parts by which a vendor's GPUs are read: kernel driver, device file, library, source.
+
+    ``missing`` returns the cause and the remedy if the library cannot be loaded.
+    """
+
+    vendor: str
+    driver: str
+    install: str
+    file: str
+    pass_through: str  # of the file, into a container
+    rights: str
+    missing: Callable[[], tuple[str, str] | None]
+    source: str
+
+
+def _without_nvml() -> tuple[str, str] | None:
+    if load_nvml() is not None:
+        return None
+    return f"{LIBRARY} was not found", (
+        "Install NVIDIA's driver with its libraries; in a container, use NVIDIA's container"
+        " runtime with NVIDIA_DRIVER_CAPABILITIES=utility."
+    )
+
+
+def _without_amdsmi() -> tuple[str, str] | None:
+    try:
+        load_amdsmi()
+    except BindingError as error:
+        return error.cause, error.remedy
+    return None
+
+
+_LIBRARIES = {
+    NVIDIA: GpuLibrary(
+        "NVIDIA",
+        "nvidia",
+        "Load it (modprobe nvidia), or install NVIDIA's driver.",
+        "dev/nvidiactl",
+        "In a container, use NVIDIA's container runtime (--gpus all); on the host, nvidia-modprobe"
+        " makes it.",
+        "Give this user access to /dev/nvidia*; in a systemd unit, with DeviceAllow=.",
+        _without_nvml,
+        "nvml",
+    ),
+    AMD: GpuLibrary(
+        "AMD",
+        "amdgpu",
+        "Load it (modprobe amdgpu), or install the driver of ROCm.",
+        "dev/kfd",
+        "In a container, pass /dev/kfd and /dev/dri through: --device /dev/kfd.",
+        "Add the agent's user to the groups render and video, or run it as root.",
+        _without_amdsmi,
+        "amdsmi",
+    ),
+}
+
+
+def pci_gpus(root: Path = Path("/")) -> list[PciGpu]:
+    """The GPUs of the three vendors under ``root``: display controllers and accelerators."""
     found = {}
     devices = [
         *(root / "sys/class/drm").glob("card*/device"),
@@ -31,10 +95,13 @@ def amd_gpus(root: Path = Path("/")) -> list[PciGpu]:
     ]
     for device in devices:
         place = device.resolve()
-        if _text(place / "vendor") == AMD and _is_gpu(place):
+        vendor = _text(place / "vendor")
+        virtual = (place / "physfn").exists()  # a function for a virtual machine
+        if vendor in {*_LIBRARIES, INTEL} and _is_gpu(place) and not virtual:
             driver = place / "driver"
             name = driver.resolve().name if driver.exists() else ""
-            found[place.name] = PciGpu(place.name, name)
+            integrated = vendor == INTEL and ":00:02." in place.name
+            found[place.name] = PciGpu(place.name, name, vendor, integrated)
     return [found[address] for address in sorted(found)]
 
 
@@ -45,56 +112,109 @@ def examine_gpus(
     emulated: bool = False,
     opens: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK),
 ) -> Iterator[Finding]:
-    """Check that each AMD GPU of the host under ``root`` is one of ``domains``, which are read.
+    """Check that each GPU of the host under ``root`` is one of ``domains``, which are read.
 
     ``opens`` is true for a device file that this user may open.
     """
     if emulated:
         yield note("GPUs of this host", "not examined: an emulated host is used")
         return
-    boards = amd_gpus(root)
+    boards = pci_gpus(root)
     if not boards:
-        yield note("AMD GPUs", "the kernel lists none")
-        return
-    read = {domain.pci for domain in domains}
-    unread = [board for board in boards if board.address not in read]
+        yield note("GPUs", "the kernel lists none of NVIDIA, AMD or Intel")
+    readers = {domain.pci: domain.source for domain in domains if domain.pci}
     for board in boards:
-        if board not in unread:
-            yield ok(f"AMD GPU {board.address}", "read by the source amdsmi")
-    if unread:
-        names = ", ".join(board.address for board in unread)
-        yield from _causes(root, unread, f"AMD GPU {names}", opens)
+        if board.address in readers:
+            yield ok(_name(board), f"read by the source {readers[board.address]}")
+    unread = [board for board in boards if board.address not in readers]
+    for vendor, library in _LIBRARIES.items():
+        own = [board for board in unread if board.vendor == vendor]
+        if own:
+            yield from _causes(root, own, library, opens)
+    for board in unread:
+        if board.vendor == INTEL:
+            yield _intel(board)
+    yield from _power_meters(root)
 
 
 def _causes(
-    root: Path, boards: Collection[PciGpu], what: str, opens: Callable[[Path], bool]
+    root: Path, boards: Collection[PciGpu], library: GpuLibrary, opens: Callable[[Path], bool]
 ) -> Iterator[Finding]:
     """The reasons for which boards are not read, in the order in which they must be removed."""
-    if not (root / "sys/module/amdgpu").is_dir():
-        yield warning(what, "not read: the driver amdgpu is not loaded", _INSTALL)
+    driver = library.driver
+    if not (root / "sys/module" / driver).is_dir():
+        cause = f"not read: the driver {driver} is not loaded"
+        yield warning(_names(boards), cause, library.install)
         return
-    if bound := next((board.driver for board in boards if board.driver != "amdgpu"), None):
-        cause = f"not read: it belongs to the driver {bound}, as for a virtual machine"
-        yield warning(what, cause, "Read its energy where the driver amdgpu has it.")
+    others = [board for board in boards if board.driver != driver]
+    yield from (_other_driver(board, driver) for board in others)
+    boards = [board for board in boards if board.driver == driver]
+    if not boards:
         return
-    kfd = root / "dev/kfd"
-    if not kfd.exists():
-        remedy = "In a container, pass /dev/kfd and /dev/dri through: --device /dev/kfd."
-        yield warning(what, f"not read: {kfd} is missing", remedy)
-    elif not opens(kfd):
-        remedy = "Add the agent's user to the groups render and video, or run it as root."
-        yield warning(what, f"not read: this user may not open {kfd}", remedy)
-    try:
-        load_binding()
-    except BindingError as error:
-        yield warning(what, f"not read: {error.cause}", error.remedy)
+    what, file = _names(boards), root / library.file
+    if not file.exists():
+        yield warning(what, f"not read: {file} is missing", library.pass_through)
+    elif not opens(file):
+        yield warning(what, f"not read: this user may not open {file}", library.rights)
+    missing = library.missing()
+    if missing is not None:
+        cause, remedy = missing
+        yield warning(what, f"not read: {cause}", remedy)
+    elif file.exists() and opens(file):
+        yield warning(
+            what,
+            "not read, although the library and the rights are there",
+            f"See the findings of Source {library.source}, and messages of {driver} in dmesg.",
+        )
+
+
+def _other_driver(board: PciGpu, wanted: str) -> Finding:
+    if not board.driver:
+        cause = f"not read: the driver {wanted} is loaded and does not use it"
+        remedy = f"Look for messages of {wanted} in dmesg: it may be too new or too old for it."
+    elif board.driver == "nouveau":
+        cause = "not read: it belongs to the driver nouveau, which has no library for its energy"
+        remedy = "Install NVIDIA's driver, and blacklist nouveau."
     else:
-        if kfd.exists() and opens(kfd):
-            yield warning(
-                what,
-                "not read, although the package and the rights are there",
-                "See the findings of Source amdsmi.",
-            )
+        cause = f"not read: it belongs to the driver {board.driver}, as for a virtual machine"
+        remedy = f"Read its energy where the driver {wanted} has it."
+    return warning(_name(board), cause, remedy)
+
+
+def _intel(board: PciGpu) -> Finding:
+    """An Intel GPU has no library here: its driver's sensor under hwmon is all there is."""
+    if board.integrated:
+        detail = "in the processor: the energy of the CPU package includes its own"
+        return note(_name(board), detail)
+    if board.driver not in {"i915", "xe"}:
+        cause = f"not read: {f'the driver {board.driver} has it' if board.driver else 'no driver'}"
+        return warning(_name(board), cause, "Let the driver i915 or xe have it.")
+    cause = f"not read: the driver {board.driver} shows no energy counter under hwmon"
+    remedy = "A newer kernel may (i915: Linux 6.2); see the findings of Source hwmon."
+    return warning(_name(board), cause, remedy)
+
+
+def _power_meters(root: Path) -> Iterator[Finding]:
+    """ACPI power meters of the firmware without a driver: those of Grace, for example."""
+    meters = sorted(each.name for each in (root / "sys/bus/acpi/devices").glob("ACPI000D:*"))
+    chips = (root / "sys/class/hwmon").glob("*/name")
+    if meters and not any(_text(chip) == "power_meter" for chip in chips):
+        yield warning(
+            f"power meter {', '.join(meters)}",
+            "not read: the driver acpi_power_meter is not loaded",
+            "Load it (modprobe acpi_power_meter); kernels need CONFIG_SENSORS_ACPI_POWER.",
+        )
+
+
+def _name(board: PciGpu) -> str:
+    return _names([board])
+
+
+def _names(boards: Iterable[PciGpu]) -> str:
+    known = list(boards)
+    library = _LIBRARIES.get(known[0].vendor)
+    vendor = "Intel" if library is None else library.vendor
+    return f"{vendor} GPU {', '.join(board.address for board in known)}"
 
 
 def _is_gpu(device: Path) -> bool:

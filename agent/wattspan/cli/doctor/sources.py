@@ -30,6 +30,7 @@ from wattspan.model import (
 from wattspan.model.settings import Table
 from wattspan.plugins import Plugins
 from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
+from wattspan.service.device_claims import DeviceClaims
 
 _TIMEOUT = 3 * SECOND  # for a source whose first reading comes from a thread of its own
 _POLL_INTERVAL = 100 * MILLISECOND
@@ -47,8 +48,9 @@ class EmptyProcessDirectory:
 
 @dataclass(slots=True)
 class SourceProbe:
-    """The result of two reads of a source."""
+    """The result of two reads of a source; ``claims`` are shared by all sources."""
 
+    claims: DeviceClaims = field(default_factory=DeviceClaims)
     domains: tuple[Domain, ...] = ()
     first: dict[str, Reading] = field(default_factory=dict)
     last: dict[str, Reading] = field(default_factory=dict)
@@ -70,10 +72,13 @@ class SourceProbe:
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
     def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
-        """Read until ``done``, or until the timeout."""
+        """Read until ``done``, or until the timeout.
+
+        A device that a source before has claimed is that source's, and a failure of this one.
+        """
         deadline = clock.monotonic() + _TIMEOUT
         while True:
-            batch = source.read()
+            batch = self.claims.without_duplicates(source.name, source.read())
             self.domains = batch.domains
             self.last |= {reading.domain_id: reading for reading in batch.readings}
             self.failures |= dict.fromkeys(batch.failures)
@@ -93,14 +98,14 @@ def examine_sources(
         if broken.table.startswith("sources.")
     }
     domains: list[Domain] = []
-    readable = 0
+    readable, claims = 0, DeviceClaims()
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
         source = _open(plugin, settings, context)
         if isinstance(source, Finding):
             sections[f"Source {name}"] = [source]
             continue
-        probe = _probe(name, source, context.clock, interval)
+        probe = _probe(name, source, context.clock, interval, claims)
         findings = [*_domains(probe), *map(_failure, probe.failures)]
         sections[f"Source {name}"] = findings or [
             warning("counters", "it has none, and reports no reason")
@@ -133,9 +138,11 @@ def _open(plugin: SourcePlugin, settings: Table, context: SourceContext) -> Coun
     return note("nothing to read", "it finds nothing here")
 
 
-def _probe(name: str, source: CounterSource, clock: Clock, interval: int) -> SourceProbe:
+def _probe(
+    name: str, source: CounterSource, clock: Clock, interval: int, claims: DeviceClaims
+) -> SourceProbe:
     """Read ``source`` twice and close it."""
-    probe = SourceProbe()
+    probe = SourceProbe(claims)
     try:
         probe.read(source, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)

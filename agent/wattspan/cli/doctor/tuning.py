@@ -32,6 +32,7 @@ from wattspan.config import Config
 from wattspan.model import CapKey, CapRow, Domain, HwType, Knob, KnobState, Trouble
 from wattspan.ports import Actuator, ActuatorError, CapsError, SourceContext
 from wattspan.service.configuration import capper_client
+from wattspan.sources.hwmon.sensors import NAME as HWMON
 from wattspan.util.text import printable
 
 _CAPABILITY = "CAP_SYS_ADMIN"
@@ -145,10 +146,13 @@ def _states(
     try:
         readable = {state.key.device: state for one in opened for state in one.devices()}
         yield from readable.values()
-        for domain in domains if opened else ():
+        for domain in domains:
             if domain.id in readable or _is_instance(domain):
                 continue  # one limit holds for all MIG instances of a board
-            if domain.hw_type is kind:
+            if domain.hw_type is kind and domain.source == HWMON:
+                if domain.in_cover:
+                    yield _sensor_only(knob, domain)
+            elif domain.hw_type is kind and opened:
                 state = _state_of(domain.id, opened)
                 absent = isinstance(state, ActuatorError) and state.trouble is Trouble.ABSENT
                 if not absent or kind is HwType.GPU:
@@ -156,6 +160,15 @@ def _states(
     finally:
         for actuator in opened:
             actuator.close()
+
+
+def _sensor_only(knob: Knob, domain: Domain) -> ActuatorError:
+    """The reason for which a device that only a sensor of hwmon measures has no knob."""
+    from wattspan.capper.actuators import actuator_error
+
+    thing = f"set the {knob} of {domain.name}"
+    cause = "a sensor measures it, and no library or file of its driver sets it"
+    return actuator_error(thing, cause, "", Trouble.ABSENT)
 
 
 def _state_of(device: str, actuators: Sequence[Actuator]) -> KnobState | ActuatorError:

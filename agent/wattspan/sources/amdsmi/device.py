@@ -35,10 +35,10 @@ from wattspan.sources.amdsmi.calls import (
     cause_of,
     number,
 )
-from wattspan.sources.amdsmi.energy import CounterCheck, EnergyAccumulator
+from wattspan.sources.amdsmi.energy import EnergyAccumulator
 from wattspan.sources.amdsmi.usage import ActivityMeter, ProcessActivity
 from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import EnergyMeter
+from wattspan.sources.energy_meter import CounterCheck, EnergyMeter
 from wattspan.sources.gpu_calls import GpuCalls, GpuLostError
 from wattspan.sources.gpu_sampling import (
     GAUGE_SAMPLES,
@@ -56,12 +56,14 @@ EMULATED_UUID = "e0e0e0e0-0000-1000-8000-"
 the real one, and its figures must then be labelled as emulated.
 """
 UNDIVIDED = "SPX"
+MAX_RATIO = 1.4
+"""The largest ratio of counted and integrated energy. Power is sampled, and differs by percents."""
 _BUSY, _UNLISTED_RECORDS = 20, 5
 """Percent of a device that is in use by a process, and records in which none was listed."""
 
 MICROWATTS = 1000  # in a milliwatt
 _MILLIWATTS = 1000  # in a watt
-_MAX_POWER = 100_000_000_000  # uW, above any board: a blank, not a limit
+_MIN_POWER, _MAX_POWER = 1_000_000, 100_000_000_000  # uW; others are blanks, or in another unit
 _MAX_WATTS = 0xFFFE  # 0xFFFF is a blank
 _MAX_MEMORY = 1 << 60
 _MAX_CELSIUS = 1000
@@ -123,11 +125,16 @@ class BoardIdentity:
 
 
 def power_limits(answer: Mapping[str, Any]) -> PowerLimits:
-    """The limits in the library's answer, in which 0 is an unknown one."""
+    """The limits in the library's answer, in which 0 is an unknown one.
+
+    A limit below a watt is in another unit than the library documents, and unknown too.
+    """
 
     def limit(key: str) -> Milliwatts | None:
         microwatts = number(answer.get(key), _MAX_POWER)
-        return Milliwatts(microwatts // MICROWATTS) if microwatts else None
+        if microwatts is None or microwatts < _MIN_POWER:
+            return None
+        return Milliwatts(microwatts // MICROWATTS)
 
     requested = limit("power_cap")
     return PowerLimits(
@@ -174,7 +181,7 @@ class BoardSampler:
         self._partitions = self._bind(handles)
         self._meter = EnergyMeter(epoch)
         self._accumulator = EnergyAccumulator()
-        self._check = CounterCheck()
+        self._check = CounterCheck(MAX_RATIO)
         self._activity: ActivityMeter | None = None
         self._invalid_step = False
         self._answered = False  # energy or power was read
@@ -260,7 +267,7 @@ class BoardSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
-        self._check.observe(self._meter.integral.compared)
+        self._check.observe(self._meter.integral.compared, frozen=self._meter.frozen)
         refused = self._calls.refused(ENERGY) is not None or self._invalid_step
         if self._check.misreports:
             energy, refused = None, True

@@ -5,7 +5,7 @@ boards. The accumulator has 64 bits, or 32 with the driver's first format of met
 1.0), which last 66 kJ: two minutes of a busy board.
 
 Some software stacks return an accumulator or a step that does not fit the power of the board
-(ROCm/amdsmi issue 38). ``CounterCheck`` compares both.
+(ROCm/amdsmi issue 38). ``energy_meter.CounterCheck`` compares both.
 """
 
 from __future__ import annotations
@@ -76,24 +76,3 @@ class EnergyAccumulator:
 
     def _energy(self, steps: int) -> int:
         return steps * self._step // _PICOJOULES
-
-
-MIN_COMPARED_ENERGY = 5_000_000_000
-"""Microjoules of integrated power before the counter is judged: more than ten seconds of load."""
-
-_RATIO = 7, 5
-"""The largest ratio of counted and integrated energy. Power is sampled, and differs by percents."""
-
-
-class CounterCheck:
-    """Decides whether a counter fits the power that the board reports."""
-
-    def __init__(self) -> None:
-        self.misreports = False
-
-    def observe(self, compared: tuple[Microjoules, Microjoules] | None) -> None:
-        """``compared`` is the integrated and the counted energy of the same periods."""
-        if compared is None or compared[0] < MIN_COMPARED_ENERGY:
-            return
-        most, least = _RATIO
-        self.misreports = max(compared) * least > min(compared) * most

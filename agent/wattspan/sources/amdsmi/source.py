@@ -27,12 +27,14 @@ from wattspan.sources.amdsmi.calls import (
     load_binding,
 )
 from wattspan.sources.amdsmi.device import AmdSmiSettings, BoardIdentity, BoardSampler
+from wattspan.sources.bound_devices import SYSFS, BoundDevices
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
 from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
 from wattspan.util.text import printable
 from wattspan.util.throttle import RetryBackoff
 
+KERNEL_DRIVER = "amdgpu"
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
 """Limit for the delay of an initialisation: a board that returns is measured within ten seconds."""
@@ -115,6 +117,8 @@ class AmdSmiSession:
         self._context = context
         self._settings = settings
         self._library = AmdSmiLibrary(amdsmi, context.clock)
+        self._bound = BoundDevices(context.sysfs or SYSFS, KERNEL_DRIVER)
+        self._appeared = False  # a device since the last initialisation
         self._initialised = False
         self._boards: dict[str, BoardSampler] = {}  # by address: indices change when one goes
         self._lost: dict[str, LostBoard] = {}
@@ -127,6 +131,7 @@ class AmdSmiSession:
         """Make all calls that are due, and look for lost boards."""
         found = GpuFindings()
         now = self._clock.monotonic()
+        self._appeared |= self._bound.appeared(now)
         if self._backoff.is_due(now) and self._must_initialise:
             self._initialise(now, found)
         if self._initialised:
@@ -161,7 +166,7 @@ class AmdSmiSession:
 
     @property
     def _must_initialise(self) -> bool:
-        missing = self._lost or self._unopened or not self._boards
+        missing = self._lost or self._unopened or self._appeared or not self._boards
         return bool(missing) or any(board.changed for board in self._boards.values())
 
     def _initialise(self, now: int, found: GpuFindings) -> None:
@@ -171,6 +176,7 @@ class AmdSmiSession:
             self._library.call("amdsmi_init")
             self._initialised = True
             self._enumerate(found)
+            self._appeared = False
         except AmdSmiError as error:
             self._fail(error.value, now, found)
         except Exception as error:  # noqa: BLE001 - the package itself failed: try again later

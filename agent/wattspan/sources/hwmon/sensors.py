@@ -110,6 +110,7 @@ def _configured(role: str) -> Meaning:
     )
 
 
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _GRACE = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d{1,4})", re.ASCII)
 _MACHINE = Meaning(HardwarePart.MACHINE, "the whole machine, GPUs included", summed=False)
 
@@ -192,7 +193,8 @@ def resolve_sensors(
 ) -> dict[Sensor, Domain]:
     """The domain of each sensor with a known meaning, in the order of the ids.
 
-    A sensor is summed unless another present one contains it, or its meaning forbids it. The
+    A sensor is summed unless another present one contains it, or its meaning forbids it. A sensor
+    of a GPU has the PCI address of its card, by which a library that reads it too is noticed. The
     provenance is ``measured`` of counters and ``derived`` of integrated power.
     """
     known = {
@@ -219,6 +221,7 @@ def resolve_sensors(
         summed = meaning.summed and (above is None or not known[above].summed)
         by_cpu = summed and meaning.part in (HardwarePart.CPU, HardwarePart.MEMORY)
         measured = sensor.quantity is SensorQuantity.ENERGY
+        is_gpu = meaning.part is HardwarePart.GPU
         domains[sensor] = Domain(
             id=ids[sensor],
             hw_type=_HW_TYPES[meaning.part],
@@ -236,6 +239,7 @@ def resolve_sensors(
                 MILLISECOND if measured else max(sensor.interval, READ_INTERVAL)
             ),
             why=_reason(sensor, meaning, parent, summed=summed),
+            pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",
         )
     return domains
 

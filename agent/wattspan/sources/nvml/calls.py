@@ -65,6 +65,7 @@ _REMEDIES = {
     LIB_RM_VERSION_MISMATCH: "Reload the driver or reboot: it was upgraded while in use.",
     GPU_IS_LOST: "Look for Xid messages in dmesg; the agent keeps trying.",
     RESET_REQUIRED: "Reset it with nvidia-smi --gpu-reset, or reboot; the agent keeps trying.",
+    GPU_NOT_FOUND: "Look at lspci and dmesg; the agent keeps trying.",
     17: "Look for a cgroup device rule that keeps the agent from /dev/nvidia*.",
 }
 

@@ -24,7 +24,7 @@ from wattspan.model import (
 from wattspan.model.settings import Duration, Table, about, quoted
 from wattspan.ports import SourceContext
 from wattspan.sources.call_interval import CallInterval
-from wattspan.sources.energy_meter import EnergyMeter
+from wattspan.sources.energy_meter import CounterCheck, EnergyMeter
 from wattspan.sources.gpu_calls import NO_PERMISSION, GpuCalls
 from wattspan.sources.gpu_sampling import (
     GAUGE_SAMPLES,
@@ -54,6 +54,12 @@ _VGPU_GUEST, _VGPU_HOST = 2, 3  # NVML_GPU_VIRTUALIZATION_MODE_VGPU, _HOST_VGPU
 EMULATED_UUID = "GPU-e0e0e0e0-0000-4000-8000-"
 """Prefix of the UUIDs of emulated boards, which no real board has: the emulated library can replace
 the real one, and its figures must then be labelled as emulated.
+"""
+MAX_RATIO = 4.0
+"""The largest ratio of counted and integrated energy.
+
+Sensors of power see a quarter of the time on some boards; a counter in another unit differs by far
+more than they can err.
 """
 MIN_ACTIVITY_PERIOD = 100 * MILLISECOND
 """NVML requires as much between two samples of the activity of a MIG instance."""
@@ -199,6 +205,7 @@ class GpuSampler:
         self._calls = GpuCalls(library, handle, clock)
         self._usage_is_instant = usage_is_instant(identity.architecture, identity.model)
         self._meter = EnergyMeter(epoch)
+        self._check = CounterCheck(MAX_RATIO)
         self._edges = EdgeDetector()
         self.near_an_edge = False  # the last turn's energy could not be stamped
         self._processes = GpuProcesses(self._calls, clock, context.directory, nested=nested)
@@ -304,7 +311,10 @@ class GpuSampler:
     def _count(
         self, at: Instant, energy: Microjoules | None, power: Milliwatts | None, into: GpuFindings
     ) -> None:
+        self._check.observe(self._meter.integral.compared, frozen=self._meter.frozen)
         refused = self._calls.refused(ENERGY_COUNTER) is not None
+        if self._check.misreports:
+            energy, refused = None, True
         counter = self._meter.read(at, energy, power, refused=refused)
         if energy is not None:
             self._edges.observe(at.mono, energy)
@@ -435,23 +445,23 @@ class GpuSampler:
     def failures(self) -> list[Failure]:
         """Everything that is wrong with this GPU, as long as it is."""
         found = self._calls.failures(self._call_failure)
-        if self._meter.derived is None and self._calls.refused(ENERGY_COUNTER) is not None:
-            cause, remedy = "the GPU offers neither an energy counter nor its power", ""
+        if self._power.draw is None and self._calls.refused(ENERGY_COUNTER) is not None:
+            cause = "the GPU offers neither an energy counter nor its power"
+            remedy = "In a virtual machine, read it on the host; else, try a newer driver."
             if self._virtualisation == _VGPU_GUEST:
                 cause = "it is a virtual GPU, and the host of this virtual machine has the board"
                 remedy = "Run wattspan on that host to measure and to cap it."
             found.append(self._failure("energy and power", Trouble.ABSENT, cause, remedy))
         if self._meter.frozen:
-            found.append(
-                self._failure(
-                    ENERGY_COUNTER,
-                    Trouble.MALFORMED,
-                    "it does not change while the GPU draws power",
-                    "Its power is integrated instead; a newer driver may help.",
-                )
-            )
+            found.append(self._distrust("it does not change while the GPU draws power"))
+        if self._check.misreports:
+            found.append(self._distrust("its energy differs from the power of the GPU"))
         found.extend(self._attribution_failures())
         return found
+
+    def _distrust(self, cause: str) -> Failure:
+        remedy = "Its power is integrated instead; a newer driver may help."
+        return self._failure(ENERGY_COUNTER, Trouble.MALFORMED, cause, remedy)
 
     def _attribution_failures(self) -> list[Failure]:
         """Reasons for which energy cannot be charged to processes, or not to all of them."""

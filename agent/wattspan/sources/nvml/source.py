@@ -21,6 +21,7 @@ from wattspan.ports import (
     SourcePlugin,
 )
 from wattspan.sources import gpu_calls
+from wattspan.sources.bound_devices import SYSFS, BoundDevices
 from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.gpu_calls import GpuLostError, SessionLostError
 from wattspan.sources.gpu_sampling import GpuFindings, unless_unchanged
@@ -36,6 +37,7 @@ from wattspan.sources.nvml.processes import in_nested_pid_namespace
 from wattspan.util.throttle import RetryBackoff
 
 LIBRARY = "libnvidia-ml.so.1"
+KERNEL_DRIVER = "nvidia"
 FIRST_DELAY = SECOND
 MAX_DELAY = 8 * SECOND
 """Limit for the delay of a retry: a GPU or driver that returns is measured within ten seconds."""
@@ -89,6 +91,7 @@ class NvmlSession:
             nested = not context.emulated and in_nested_pid_namespace()
         self._nested = nested
         self._library = NvmlLibrary(nvml, context.clock)
+        self._bound = BoundDevices(context.sysfs or SYSFS, KERNEL_DRIVER)
         self._dcgm = DcgmExporter(settings.dcgm, context.clock) if settings.dcgm else None
         self._initialised = False
         self._driver = ""
@@ -104,6 +107,8 @@ class NvmlSession:
         now = self._clock.monotonic()
         if not self._initialised and self._backoff.is_due(now):
             self._initialise(found)
+        elif self._bound.appeared(now) and self._initialised:
+            self._reinitialise(found)
         if self._initialised:
             self._recover_lost(now, found)
             self._ask_all(found)
@@ -249,7 +254,7 @@ class NvmlSession:
             self._fail(gpu_calls.UNINITIALIZED, found, _unexpected_failure("NVML", error, None))
 
     def _reinitialise(self, found: GpuFindings) -> None:
-        """Reinitialise to recover lost GPUs; the others keep their counters."""
+        """Reinitialise to find lost or new GPUs; the others keep their counters."""
         self._shut_down()
         self._initialise(found)
 
