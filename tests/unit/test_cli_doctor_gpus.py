@@ -9,8 +9,9 @@ import pytest
 
 from wattspan.cli.doctor import gpus
 from wattspan.cli.doctor.findings import Finding, Severity
-from wattspan.cli.doctor.gpus import AMD, INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
+from wattspan.cli.doctor.gpus import INTEL, NVIDIA, PciGpu, examine_gpus, pci_gpus
 from wattspan.model import Domain, HwType, Provenance
+from wattspan.sources.amdsmi.calls import AMD
 from wattspan.sources.nvml.source import LIBRARY
 
 ROOT = Path(__file__).parents[2]
