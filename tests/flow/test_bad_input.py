@@ -18,7 +18,7 @@ from support.waiting import eventually
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
-EMULATED_HOST = r"wattspan: Emulated host: [^\n]+\n"
+EMULATED_HOST = r"wattspan: Emulated host in [^\n]+\n"
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
