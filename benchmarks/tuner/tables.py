@@ -27,9 +27,10 @@ def machine(results: Results) -> str:
     """Parameters of the table."""
     facts = results["table"]
     runs = [cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results)]
+    each = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
     hours = sum(cell["hours"] * cell["methods"][OURS]["runs"] for _, cell, _ in _cells(results))
     return (
-        f"{len(runs)} jobs, {min(runs)} to {max(runs)} runs each, {hours / 8766:.0f} years of work "
+        f"{len(runs)} jobs, {each} runs each, {hours / 8766:.0f} years of work "
         f"in simulated time; core {facts['core']}. {facts['machine']}"
     )
 
