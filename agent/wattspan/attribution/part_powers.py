@@ -95,7 +95,7 @@ class PartPowers:
         self._duration += duration
         before, self._rates = self._rates, {}
         for part in usage.parts:
-            if use := _use(part) * duration // length:
+            if use := part.used * duration // length:
                 key = _key(part)
                 self._uses[key] = self._uses.get(key, 0) + use
                 self._rates[key] = use / duration
@@ -201,10 +201,10 @@ class PartPowers:
             min(max(one.ratio, 1 / part.spread), part.spread)
             for one, part in zip(known, parts, strict=True)
         ]
-        powers = [ratio * _use(part) for ratio, part in zip(ratios, parts, strict=True)]
+        powers = [ratio * part.used for ratio, part in zip(ratios, parts, strict=True)]
         noise = self._noise / self._mean * (usage.end.mono - usage.start.mono)
         errors = [
-            sqrt((_STATED * one.deviation * use) ** 2 + noise * noise) if (use := _use(part)) else 0
+            sqrt((_STATED * one.deviation * use) ** 2 + noise * noise) if (use := part.used) else 0
             for one, part in zip(known, parts, strict=True)
         ]
         return replace(
@@ -264,10 +264,6 @@ def _is_activity(usage: Usage) -> bool:
 
 def _key(part: PartUsage) -> Key:
     return part.domain_id, part.present
-
-
-def _use(part: PartUsage) -> int:
-    return sum(part.spent.values()) + max(0, part.unclaimed)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

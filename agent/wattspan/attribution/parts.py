@@ -71,7 +71,7 @@ def attribute_parts(
     or :func:`merge_parts`: the rest is among them.
     """
     parts = usage.parts
-    weights = [sum(part.spent.values()) + max(0, part.unclaimed) for part in parts]
+    weights = [part.used for part in parts]
     divided = split(known, weights) if any(weights) else [0] * len(parts)
     idles = split(idle, [part.size for part in parts])
     shares: dict[Payer, _Charge] = {}

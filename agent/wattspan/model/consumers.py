@@ -89,6 +89,11 @@ class PartUsage(NamedTuple):
     spread: float = 1.0
     users_guessed: bool = False
 
+    @property
+    def used(self) -> int:
+        """The use by all users, unknown ones included."""
+        return sum(self.spent.values()) + max(0, self.unclaimed)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
