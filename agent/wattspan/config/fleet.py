@@ -95,6 +95,10 @@ class FleetSettings(Table, frozen=True):
         """The time limit of one call in nanoseconds, several of which make a beat."""
         return min(self.timeout, self.contact // 4)
 
+    def name_of(self, host: str) -> str:
+        """The name in the fleet of this host, whose host name is ``host``."""
+        return self.name or host
+
     @property
     def is_enabled(self) -> bool:
         """True if this host is in a fleet."""

@@ -140,6 +140,7 @@ def build_agent(
         if checkpoint is not None:
             named = processes.directory.rename(checkpoint.processes)
             checkpoint = replace(checkpoint, processes=named)
+        boot_id = _boot_id()
         ledger = Ledger(
             LedgerSettings(
                 idle=config.processes.idle,
@@ -148,7 +149,7 @@ def build_agent(
                 groups=config.processes.groups,
             ),
             checkpoint=checkpoint,
-            boot_id=_boot_id() if emulated is None else f"{emulated.directory} {_boot_id()}",
+            boot_id=boot_id if emulated is None else f"{emulated.directory} {boot_id}",
             now=clock.monotonic(),
         )
         latest = LatestSnapshot(ledger.snapshot(clock.now(), host_name(emulated)))
@@ -185,7 +186,7 @@ def build_agent(
         tuning = TuningAssembly(core)
         spans = SpanAssembly(core, tuning, checkpoint, refusals=refusals, uid_of=uid_of)
         footprint = FootprintTracker(config, clock, checkpoint)
-        fleet = FleetAssembly(core, tuning, _boot_id())
+        fleet = FleetAssembly(core, tuning, boot_id)
         kubelet = ServiceGroup("pods")
         pods = None if emulated else open_pod_resources(config.processes.pod_resources)
         if pods is not None:

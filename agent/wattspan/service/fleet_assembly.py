@@ -45,7 +45,7 @@ class FleetAssembly:
         record = SessionRecord(Path(config.agent.state_dir), self.boot_id)
         reserve = config.caps.reserve_watts * 1000
         member = FleetMember(
-            config.fleet.name or self.core.view().host,
+            config.fleet.name_of(self.core.view().host),
             config.fleet,
             coordination,
             self.tuning.capper_client(_CAPPER_TIMEOUT),

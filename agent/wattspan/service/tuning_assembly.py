@@ -317,7 +317,7 @@ class TuningAssembly:
         from wattspan.fleet.job_exchange import JobExchange
 
         coordination = EtcdCoordination(EtcdAccess.configured(fleet), core.clock)
-        name = fleet.name or core.view().host
+        name = fleet.name_of(core.view().host)
         exchange = JobExchange(fleet.prefix, name, coordination, core.clock, core.log)
         self.services.add(exchange.start, exchange.stop)
         return exchange

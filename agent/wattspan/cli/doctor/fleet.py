@@ -153,7 +153,7 @@ def _member(
     client.read(keys.prefix)
     took = clock.monotonic() - began
     # A write whose condition never holds has no effect, and needs the permission of any write.
-    write = KeyWrite(keys.report(settings.name or host), b"")
+    write = KeyWrite(keys.report(settings.name_of(host)), b"")
     with suppress(ConflictError):
         client.commit((write,), (RevisionCondition(keys.book, _NEVER),))
     answers = f"answers within {duration_each(took, 1)}, and permits reads and writes"
@@ -242,7 +242,7 @@ def _records(
         yield _of_sentences(failure, "records", str(error))
         return
     plan = plan_allotments(state.book, state.present_reports())
-    view = FleetView(settings.name or host, settings, keys, state, plan)
+    view = FleetView(settings.name_of(host), settings, keys, state, plan)
     if state.leader:
         yield ok("leader", f"{state.leader} divides the budgets")
     else:
