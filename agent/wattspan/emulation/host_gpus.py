@@ -29,7 +29,6 @@ class HostGpus(Closeable):
         hosts: Callable[[], Sequence[float]] = tuple,
     ) -> None:
         self._places: list[tuple[EmulatedGpus, int]] = []
-        self.files: tuple[EmulatedGpus, ...] = ()
         by_vendor = {
             amd: [board for board in boards if board.is_amd is amd] for amd in (False, True)
         }
@@ -38,7 +37,7 @@ class HostGpus(Closeable):
             for amd, own in by_vendor.items()
             if own
         }
-        self.files = tuple(opened.values())
+        self.files: tuple[EmulatedGpus, ...] = tuple(opened.values())
         counts = {False: 0, True: 0}
         for board in boards:
             self._places.append((opened[board.is_amd], counts[board.is_amd]))

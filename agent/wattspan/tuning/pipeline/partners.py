@@ -45,7 +45,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JobPartners:
-    """What is known of a job on other hosts at one step.
+    """The other hosts of a job at one step.
 
     ``records`` are those in use, and ``pipelines`` all in these. ``explorer`` and ``may_explore``
     are those of the view. ``figures`` has a sentence for each host.
