@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -38,21 +39,31 @@ def events(
         host.client.connected = not host.client.connected
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    st.integers(2, 3),
-    st.sampled_from([0.02, 0.05]),
-    st.sampled_from([0.0, 0.004]),
-    st.integers(0, 2**16),
-)
+def of_random_jobs(test: Callable[[int, float, float, int], None]) -> Callable[[], None]:
+    """Run ``test`` with numbers of hosts, budgets, noises and seeds."""
+    given_jobs = given(
+        st.integers(2, 3),
+        st.sampled_from([0.02, 0.05]),
+        st.sampled_from([0.0, 0.004]),
+        st.integers(0, 2**16),
+    )
+    return settings(max_examples=4, deadline=None)(given_jobs(test))
+
+
+def job_on(hosts: int, budget: float, chance: random.Random) -> RunningJob:
+    """A job whose hosts join at random times."""
+    policy = PipelinePolicy(ORIGINAL, FLOOR, max_slowdown=budget)
+    joins = [0, *(chance.randrange(60) for _ in range(hosts - 1))]
+    return RunningJob(policy, BASES, STARTS[:hosts], joins)
+
+
+@of_random_jobs
 def test_clocks_are_lowered_beside_a_fresh_straggler_only(
     hosts: int, budget: float, noise: float, seed: int
 ) -> None:
     """Agents join late, contact is lost and found, stragglers come and go, wall clocks step."""
     chance = random.Random(seed)
-    policy = PipelinePolicy(ORIGINAL, FLOOR, max_slowdown=budget)
-    joins = [0, *(chance.randrange(60) for _ in range(hosts - 1))]
-    job = RunningJob(policy, BASES, STARTS[:hosts], joins)
+    job = job_on(hosts, budget, chance)
     slow: dict[int, float] = {}
     for _ in range(220):
         events(job, chance, slow, losses=0.02)
@@ -71,21 +82,13 @@ def test_clocks_are_lowered_beside_a_fresh_straggler_only(
             assert account.elapsed / 1e9 <= job.lost + job.usual + 1e-3
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    st.integers(2, 3),
-    st.sampled_from([0.02, 0.05]),
-    st.sampled_from([0.0, 0.004]),
-    st.integers(0, 2**16),
-)
+@of_random_jobs
 def test_hosts_of_one_job_keep_its_budget(
     hosts: int, budget: float, noise: float, seed: int
 ) -> None:
     """The account of each host has the loss of the whole job, and the job keeps the budget."""
     chance = random.Random(seed)
-    policy = PipelinePolicy(ORIGINAL, FLOOR, max_slowdown=budget)
-    joins = [0, *(chance.randrange(60) for _ in range(hosts - 1))]
-    job = RunningJob(policy, BASES, STARTS[:hosts], joins)
+    job = job_on(hosts, budget, chance)
     slow: dict[int, float] = {}
     for number in range(260):
         events(job, chance, slow)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+from wattspan.emulation.control import Closeable
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _NUMBERS = count()
@@ -33,7 +34,7 @@ def missing() -> str | None:
         return f"no network namespaces: {error.stderr.strip()}"
 
 
-class Network:
+class Network(Closeable):
     """Some places, each with an address of its own, and a router between them."""
 
     def __init__(self, places: int) -> None:
@@ -100,12 +101,8 @@ class Network:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove all namespaces."""
         self._stack.close()
 
 

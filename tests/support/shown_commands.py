@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from support.program import PROGRAM
+from wattspan.emulation.control import Closeable
 
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _END = "-- end of the command --"
@@ -45,7 +45,7 @@ def is_shown(line: str, text: str) -> bool:
     return re.search(rf"^{pattern}$", text, re.MULTILINE) is not None
 
 
-class PageShell:
+class PageShell(Closeable):
     """One shell for all commands of a page: a process that it starts ends with it at the latest.
 
     ``wattspan`` and ``python`` are those of the tests, found in ``programs``.
@@ -78,15 +78,8 @@ class PageShell:
         shell.stdin.flush()
         return "".join(iter(shell.stdout.readline, f"{_END}\n"))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the shell and everything that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self._shell.pid, signal.SIGKILL)
         self._shell.communicate()
