@@ -185,7 +185,7 @@ def full_host() -> Snapshot:
             RatedEnergy("EUR", RateOrigin.SCHEDULE, 312_500_000, 41_250_000_001, Microjoules(7)),
             RatedEnergy("g", RateOrigin.CONSTANT, 380 * 10**9, 12_873_456_789_012, Microjoules(0)),
         ),
-        ramps=lambda: {10**9: 212_500, 10 * 10**9: 20_125, 60 * 10**9: 0},
+        ramps={10**9: 212_500, 10 * 10**9: 20_125, 60 * 10**9: 0},
         stats=AgentStats(
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,

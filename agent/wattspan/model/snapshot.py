@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -351,9 +351,9 @@ class Snapshot:
     For each hardware type, ``sum(row.energy for processes) + other + retired`` equals the
     consumers' energy of its attributed domains: ``other`` is the energy of unlisted processes,
     ``retired`` that of processes that were listed once. Neither ever falls. ``since`` is the
-    beginning of the accounts, in this run of the agent or in an earlier one. ``ramps`` returns
-    the largest changes of the host's power in milliwatts per second, by window in nanoseconds, as
-    they are when it is called: few readers need them.
+    beginning of the accounts, in this run of the agent or in an earlier one. ``ramps`` are the
+    largest changes of the host's power in milliwatts per second, by window in nanoseconds; they
+    change once a second.
     """
 
     at: Instant
@@ -374,7 +374,7 @@ class Snapshot:
     fleet: FleetAccounts | None = None
     since: Instant | None = None
     device_pods: tuple[DevicePod, ...] = ()
-    ramps: Callable[[], Mapping[int, int]] = dict
+    ramps: Mapping[int, int] = field(default_factory=dict)
 
     def account(self, domain_id: str) -> DomainAccount:
         """The account of one domain; KeyError if unknown."""

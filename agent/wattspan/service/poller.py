@@ -227,7 +227,7 @@ class AgentUsage:
 class SnapshotProviders:
     """The parts of a snapshot that the poller does not own.
 
-    Each is called once per snapshot, and ``ramps`` by its readers.
+    Each is called once per snapshot, and ``agent_usage`` and ``ramps`` once a second.
     """
 
     agent_usage: Callable[[], AgentUsage] = lambda: AgentUsage(0.0, None)
@@ -300,6 +300,7 @@ class Poller:
         self._started = clock.now()
         self._published = self._started.mono
         self._agent_usage = AgentUsage(0.0, None)
+        self._ramps: Mapping[int, int] = {}
         self._checkpoint: Checkpoint | None = None
         self._sampled: list[Tick] = []
         self._gpus: tuple[GpuStatus, ...] = ()
@@ -364,6 +365,7 @@ class Poller:
         latest = self._latest.view()
         if now.mono // SECOND != latest.at.mono // SECOND:
             self._agent_usage = self._providers.agent_usage()
+            self._ramps = self._providers.ramps()
         snapshot = replace(
             self._ledger.snapshot(now, latest.host),
             gpus=self._gpus,
@@ -390,7 +392,7 @@ class Poller:
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),
             device_pods=self._providers.device_pods(),
-            ramps=self._providers.ramps,
+            ramps=self._ramps,
             fleet=self._providers.fleet(),
         )
         snapshot = replace(snapshot, footprint=self._providers.footprint(snapshot))

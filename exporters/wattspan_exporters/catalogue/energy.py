@@ -103,7 +103,7 @@ def host_power(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def host_ramps(snapshot: Snapshot) -> Iterator[Sample]:
-    for window, ramp in snapshot.ramps().items():
+    for window, ramp in snapshot.ramps.items():
         yield (f"{window // SECOND}s",), ramp
 
 
