@@ -113,11 +113,14 @@ class Job:
         while self.time < until and not self.done:
             self._advance(until, self.plant.units)
 
-    def take(self, now: float) -> list[EnergyPoint]:
-        """Read the stepped energy counter; each old value once."""
+    def read(self) -> None:
+        """Read the stepped energy counter."""
         tick = math.floor(self.time / self.plant.counter_step + 1e-9) * self.plant.counter_step
         energy = self.spent - self._power * (self.time - tick)
         self._points.append(EnergyPoint(int(self.time * 1e9), round(energy * 1e3) * 1000))
+
+    def take(self, now: float) -> list[EnergyPoint]:
+        """The readings that are known by now; each once."""
         known = (now - self.plant.energy_lag) * 1e9
         taken = []
         while self._points and self._points[0].at <= known:

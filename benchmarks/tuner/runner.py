@@ -210,8 +210,9 @@ def drive(
 
     The runtime looks every ``terms.turn``. Looks at which nothing new could be seen are left out:
     there is one for every batch of units, one when the energy of a batch is known while something
-    is being tried, and one when a cap that was asked for can be read back. ``after`` each look
-    says whether to go on, and may do things to the job.
+    is being tried, and one when a cap that was asked for can be read back. The energy is read
+    every ``terms.turn`` too; readings at a held setting are left out between looks. ``after`` each
+    look says whether to go on, and may do things to the job.
     """
     job, watch = Job(plant, fate, seed), Watch()
     random = Random(f"{plant.name}/{seed}/drive")
@@ -222,8 +223,8 @@ def drive(
         max_slowdown=terms.budget, confidence=terms.confidence, seed=seed, **terms.policy
     )
     state = core.begin(policy, ranges, now=0, remembered=remembered)
-    now, flush = 0.0, random.uniform(0.0, terms.batch)
-    lag = math.ceil(plant.energy_lag / terms.turn) * terms.turn
+    now, flush = 0.0, _turn_at(random.uniform(0.0, terms.batch), terms.turn)
+    lag = _turn_at(plant.energy_lag, terms.turn)
     read_back = settled = math.inf  # when caps, and when energy, will be known
     looked = 0.0
     in_force: Mapping[str, int] = {}
@@ -236,13 +237,18 @@ def drive(
             in_force, read_back = wanted, now + terms.turn
             since = int(read_back * 1e9)
         ends = core.plan_ends(state)
-        due = math.inf if ends is None else math.ceil(ends / SECOND / terms.turn) * terms.turn
+        due = math.inf if ends is None else _turn_at(ends / SECOND, terms.turn)
         if due <= now:  # the plan has ended, and the tuner waits for something else
             due = math.inf
         if core.measures(state):  # it uses every reading of the energy then
             due = min(due, now + terms.turn)
-        now = min(flush, read_back, settled, due)
+        before, now = now, min(flush, read_back, settled, due)
+        if watch.last is None or watch.last.move is Move.PROBE:
+            for turn in range(1, round((now - before) / terms.turn)):
+                job.advance(before + turn * terms.turn)
+                job.read()
         job.advance(now)
+        job.read()
         units: tuple[WorkUnit, ...] = ()
         if now >= settled:
             settled = math.inf
@@ -271,6 +277,11 @@ def drive(
         if not after(job, watch):
             break
     return job, watch, core.report(state)
+
+
+def _turn_at(time: float, turn: float) -> float:
+    """The first turn at or after ``time``, in seconds."""
+    return math.ceil(time / turn) * turn
 
 
 def _told(score: Score, report: TuningFigures, spent: float) -> Score:

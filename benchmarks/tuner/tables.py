@@ -17,6 +17,7 @@ GROUPS = {
 }
 MOST_OVER = 0.01
 MOST_ALARMS = 0.02
+MIN_HELD = 0.95
 OURS, LOWEST, LEAST = "wattspan", "sweep, lowest limit", "sweep, least energy"
 ZEUS = "Zeus 0.16"
 
@@ -72,6 +73,13 @@ def goals(results: Results) -> str:
             "nothing claimed where nothing is saved",
             *_reached([one for one in cells if one[1]["null"]], lambda c, o: not o["false_claims"]),
         ),
+        *(
+            (
+                f"{end} end of the stated saving right in at least 95 % of runs",
+                *_reached(cells, lambda c, o, key=key: _rate(o[key]) >= MIN_HELD),
+            )
+            for end, key in (("lower", "claim_held"), ("upper", "claim_high_held"))
+        ),
         (
             "false alarms in at most 2 % of runs",
             *_reached(cells, lambda c, o: o["false_alarms"] <= MOST_ALARMS * o["runs"]),
@@ -97,6 +105,10 @@ def _reached(
     missed = [name for name, cell, facts in cells if not goal(cell, facts)]
     named = "; ".join(missed) if len(missed) <= len(cells) / 2 else f"{len(missed)} jobs"
     return len(cells), len(cells) - len(missed), named
+
+
+def _rate(value: float | None) -> float:
+    return 1.0 if value is None else value
 
 
 def _median_steps(facts: Facts) -> float:
@@ -185,6 +197,7 @@ def honesty(results: Results) -> str:
             name,
             _percent(facts["bound_held"], 1),
             _percent(facts["claim_held"], 1),
+            _percent(facts["claim_high_held"], 1),
             f"{facts['claims']}/{facts['runs']}",
             facts["false_claims"],
         )
@@ -194,6 +207,7 @@ def honesty(results: Results) -> str:
         "job",
         "slowdown within its bound",
         "saving above its low end",
+        "below its high end",
         "runs with a claim",
         "claims above the truth",
     )

@@ -200,6 +200,9 @@ def summary(scores: Sequence[Score], budget: float) -> dict[str, Any]:
         "claim_held": _rate(
             score.told_low <= score.saving for score in scores if score.told_low is not None
         ),
+        "claim_high_held": _rate(
+            score.told_high >= score.saving for score in scores if score.told_high is not None
+        ),
         "claims": sum((score.told_low or 0.0) > 0 for score in scores),
         "false_claims": sum(
             (score.told_low or 0.0) > max(score.saving, 0.0) + 1e-9 for score in scores

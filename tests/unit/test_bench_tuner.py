@@ -235,6 +235,7 @@ def test_energy_counter_moves_in_steps_and_is_known_late() -> None:
     told = []
     for tenths in range(1, 101):
         job.advance(tenths / 10)
+        job.read()
         told += job.take(tenths / 10)
     assert told[-1].at == pytest.approx(7e9)
     energies = [one.energy for one in told]

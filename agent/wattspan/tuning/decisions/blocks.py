@@ -169,10 +169,10 @@ def _run(
     until = periods[1].since if len(periods) > 1 else None
     settled = since + policy.settle_time
     energy: float | None = None
-    start = n = busy = span = 0
+    start = end = n = busy = span = 0
     work = squares = 0.0
     if samples.incomplete is not None:
-        _, start, _, n, work, busy, span, squares, energy, *_ = samples.incomplete
+        _, start, end, n, work, busy, span, squares, energy, *_ = samples.incomplete
     skipped, last_end, completed = samples.skipped, samples.last_end, samples.completed
     elapsed, elapsed_units = samples.elapsed, samples.elapsed_units
     wanted, lasting = policy.block_units, policy.block_time
@@ -181,7 +181,7 @@ def _run(
         while until is not None and begun >= until:
             if 2 * n >= wanted and level is not None:
                 waiting.append(
-                    Block(level, start, last_end, n, work, busy, span, squares, energy, number)
+                    Block(level, start, end, n, work, busy, span, squares, energy, number)
                 )
             times.append(LevelTime(level, elapsed, elapsed_units))
             del periods[0]
@@ -214,7 +214,7 @@ def _run(
                 start, more = begun, took
         elif gap * 2 > took:
             energy = _PAUSED
-        last_end = max(last_end, ended)
+        last_end = end = max(last_end, ended)
         n += 1
         work += amount
         busy += took
@@ -224,7 +224,7 @@ def _run(
         if n >= wanted and ended - start >= lasting:
             if level is not None:
                 waiting.append(
-                    Block(level, start, ended, n, work, busy, span, squares, energy, number)
+                    Block(level, start, end, n, work, busy, span, squares, energy, number)
                 )
             completed += 1
             n = busy = span = 0
@@ -234,7 +234,7 @@ def _run(
             elapsed = elapsed_units = 0
     return samples._replace(
         periods=tuple(periods),
-        incomplete=Block(level or 0, start, 0, n, work, busy, span, squares, energy, number)
+        incomplete=Block(level or 0, start, end, n, work, busy, span, squares, energy, number)
         if n
         else None,
         skipped=skipped,

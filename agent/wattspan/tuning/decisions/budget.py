@@ -24,6 +24,49 @@ def allowance(budget: float, elapsed: float) -> float:
     return elapsed * budget / (1 + budget)
 
 
+class ComparedEnergy(NamedTuple):
+    """Comparisons of a level with the original, weighed with the energy around each.
+
+    The effect of a cap may change while it is held. So each comparison counts for the energy up to
+    the comparisons before and after it, half of which is its own. ``energy`` is all the energy that
+    was spent up to the last comparison.
+    """
+
+    energy: float = 0.0
+    times: float = 0.0  # log ratios of time per work, times energies
+    powers: float = 0.0  # log ratios of power, times energies
+    squares: float = 0.0  # of the energies of all comparisons but the last
+    own: float = 0.0  # energy of the last comparison so far
+    last: tuple[float, float] | None = None  # its log ratios of time and power
+
+    def add(self, time: float, power: float, energy: float) -> ComparedEnergy:
+        """Add a comparison, after ``energy`` since the last."""
+        before, own = (self.last, energy / 2) if self.last is not None else ((time, power), energy)
+        return ComparedEnergy(
+            self.energy + energy,
+            self.times + energy * (before[0] + time) / 2,
+            self.powers + energy * (before[1] + power) / 2,
+            self.squares + (self.own + energy - own) ** 2,
+            own,
+            (time, power),
+        )
+
+    @property
+    def time(self) -> float:
+        """Mean log ratio of time per work."""
+        return self.times / self.energy
+
+    @property
+    def power(self) -> float:
+        """Mean log ratio of power."""
+        return self.powers / self.energy
+
+    @property
+    def comparisons(self) -> float:
+        """The number of equally weighed comparisons with the same standard error."""
+        return self.energy**2 / (self.squares + self.own**2)
+
+
 class LevelUse(NamedTuple):
     """Nanoseconds of work at a level, ``held`` of them while it was certified.
 
@@ -34,6 +77,7 @@ class LevelUse(NamedTuple):
     held: int = 0
     energy: float = 0.0
     metered: int = 0
+    compared: ComparedEnergy = ComparedEnergy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +118,6 @@ class SlowdownAccount:
         """True if the energy of any capped work is known."""
         return any(use.metered for use in self.levels.values()) or any(self.closed_saved)
 
-    def saved(self, energy: Callable[[int], float], settling: float) -> float:
-        """Microjoules saved since the job last changed, for this log ratio of energy per level.
-
-        ``settling`` is the ratio of the saving that is assumed while a setting settles.
-        """
-        total = 0.0
-        for level, use in self.levels.items():
-            if use.metered:
-                lasted = use.metered + settling * max(use.time - use.metered, 0)
-                total += use.energy * lasted / use.metered * (math.exp(-energy(level)) - 1)
-        return total
-
     def add_time(self, time: LevelTime, level: int, top: int, *, held: bool) -> SlowdownAccount:
         """Add time at ``level``; ``held`` if it was certified and held."""
         levels = self.levels
@@ -105,6 +137,12 @@ class SlowdownAccount:
             energy=use.energy + block.energy, metered=use.metered + block.end - block.start
         )
         return replace(self, levels={**self.levels, block.level: use})
+
+    def add_comparison(self, level: int, time: float, power: float) -> SlowdownAccount:
+        """Add the log ratios of a comparison, which counts for the energy since the last one."""
+        use = self.levels.get(level, LevelUse())
+        compared = use.compared.add(time, power, use.energy - use.compared.energy)
+        return replace(self, levels={**self.levels, level: use._replace(compared=compared)})
 
     def close(
         self,

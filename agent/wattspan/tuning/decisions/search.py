@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from wattspan.model import Decision, DecisionReason, Knob, ModelEnum, Nanoseconds
 from wattspan.tuning.decisions.blocks import SampleBuffer, meter_error
-from wattspan.tuning.decisions.budget import SlowdownAccount, allowance, lost_part
+from wattspan.tuning.decisions.budget import LevelUse, SlowdownAccount, allowance, lost_part
 from wattspan.tuning.decisions.cap_latency import CapLatency
 from wattspan.tuning.decisions.estimates import (
     MAX_REACH,
@@ -454,22 +454,42 @@ def closed_account(state: TunerState) -> SlowdownAccount:
 
 
 def saved_energy(state: TunerState) -> tuple[float, float, float]:
-    """Microjoules saved since the job last changed: lower bound, estimate, upper bound."""
+    """Microjoules saved since the job last changed: lower bound, estimate, upper bound.
 
-    def energy(sign: float, level: int) -> float:
-        estimate = state.estimates.at(level)
-        if not estimate.time.n or not estimate.power.n:
-            return 0.0
-        error = 2.0 * math.hypot(
-            estimate.time.deviation / math.sqrt(estimate.time.n),
-            estimate.power.deviation / math.sqrt(estimate.power.n),
-        )
-        return estimate.energy + sign * (error if estimate.time.n > 1 else 2 * error)
-
-    low = state.account.saved(lambda level: energy(1.0, level), 0.0)
-    likely = state.account.saved(lambda level: energy(0.0, level), 0.5)
-    high = state.account.saved(lambda level: energy(-1.0, level), 1.0)
+    The lower bound contains only energy between comparisons. Half of the saving is assumed while a
+    setting settles, all of it in the upper bound.
+    """
+    low = likely = high = 0.0
+    shape = fitted_curve(state)
+    for level, use in state.account.levels.items():
+        if use.metered:
+            energy, error = _compared_energy(state, level, use, shape)
+            settling = max(use.time - use.metered, 0) / use.metered
+            low += use.compared.energy * math.expm1(-energy - error)
+            likely += use.energy * (1 + settling / 2) * math.expm1(-energy)
+            high += use.energy * (1 + settling) * math.expm1(-energy + error)
     return min(low, likely), likely, max(likely, high)
+
+
+def _compared_energy(
+    state: TunerState, level: int, use: LevelUse, shape: ResponseCurve
+) -> tuple[float, float]:
+    """The log ratio of the energy per work at ``level``, and its error: two standard errors.
+
+    The effect on power is that of the comparisons around the energy. For the time, whose noise is
+    larger, it is in the middle between that and the mean of all comparisons. A level without
+    comparison has the energy of the curve.
+    """
+    estimate, compared = state.estimates.at(level), use.compared
+    time, power = estimate.time, estimate.power
+    if not power.n or not compared.energy:
+        slower, error = expected_slowdown(state, level, shape)
+        return slower + shape.power(level), 3.0 * error
+    error = 2.0 * math.hypot(
+        time.deviation / math.sqrt(time.n), power.deviation / math.sqrt(compared.comparisons)
+    )
+    error = (error if time.n > 1 else 2 * error) + abs(compared.time - time.mean) / 2
+    return (compared.time + time.mean) / 2 + compared.power, error
 
 
 # -------------------------------------------------------------------------- rank balancing

@@ -234,7 +234,11 @@ def _compare(state: TunerState, pair: Pair) -> TunerState:
         ratio = pair.span if state.estimates.at(pair.level).misleading else pair.busy
         mean = usual.mean if usual.n >= 4 else 0.8 * state.budget
         cusum = cusum.add(ratio, mean, state.budget, state.estimates.spread(pair.weight))
-    return state._replace(estimates=with_pair(state.estimates, pair), cusum=cusum)
+    estimates, account = with_pair(state.estimates, pair), state.account
+    if pair.power is not None:
+        time = pair.span if estimates.at(pair.level).misleading else pair.busy
+        account = account.add_comparison(pair.level, time, pair.power)
+    return state._replace(estimates=estimates, account=account, cusum=cusum)
 
 
 # ------------------------------------------------------------------------------------- ranks
