@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from wattspan.model import SECOND, CapKey, CapRow, Instant, Knob, KnobState, Move, Snapshot
+from dataclasses import replace
+from types import SimpleNamespace
+
+from wattspan.model import (
+    SECOND,
+    CapKey,
+    CapRow,
+    HwType,
+    Instant,
+    Knob,
+    KnobState,
+    Microjoules,
+    Move,
+    Snapshot,
+)
+from wattspan.ports import IntervalEnergy
 from wattspan.tuning.decisions.blocks import set_level
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
@@ -24,6 +39,18 @@ def host(now: int, requested: int) -> HostView:
     at = Instant(now, now)
     row = CapRow(KnobState(KEY, "board", requested=requested))
     return HostView(at, Snapshot(at, 0, "host"), {}, None, None, DeviceUsers(), {KEY: row})
+
+
+def metered(now: int) -> HostView:
+    """A host whose boards' energy is known up to ``now``: a square of the time."""
+    energies = SimpleNamespace(settled=lambda: now)
+
+    def device(_: str, start: int, end: int) -> IntervalEnergy:
+        seconds = start / SECOND, end / SECOND
+        energy = Microjoules(round(100 * (seconds[1] ** 2 - seconds[0] ** 2)))
+        return IntervalEnergy({HwType.GPU: energy}, {}, end - start)
+
+    return replace(host(now, ORIGINAL), energies=energies, devices=SimpleNamespace(device=device))
 
 
 def sampler() -> DeviceSampler:
@@ -71,3 +98,24 @@ def test_work_after_an_expired_lease_is_not_charged_to_the_cap() -> None:
     )
     assert 0 < state.account.levels[CAP].metered <= last
     assert decision.move is not Move.RELEASE, "the cap is requested again"
+
+
+def test_energy_has_one_point_a_step_at_a_held_setting() -> None:
+    seen = sampler()
+    assert seen.read_energy(metered(SECOND)) == (EnergyPoint(SECOND, 100),)
+    assert seen.read_energy(metered(2 * SECOND)) == (EnergyPoint(2 * SECOND, 400),)
+    assert seen.read_energy(metered(2 * SECOND + 1)) == ()
+
+
+def test_energy_has_points_of_a_tenth_of_a_second_while_settings_are_compared() -> None:
+    seen = sampler()
+    points = seen.read_energy(metered(SECOND // 2), comparing=True)
+    assert [(one.at * 10 // SECOND, one.energy) for one in points] == [
+        (1, 1), (2, 4), (3, 9), (4, 16), (5, 25),
+    ]  # fmt: skip
+    assert len(seen.read_energy(metered(60 * SECOND), comparing=True)) == 64
+
+
+def test_energy_is_read_of_ten_minutes_at_most() -> None:
+    (point,) = sampler().read_energy(metered(601 * SECOND))
+    assert point == EnergyPoint(601 * SECOND, 100 * (601**2 - 1))

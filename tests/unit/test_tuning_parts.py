@@ -137,6 +137,17 @@ def test_partial_block_counts_at_a_setting_change() -> None:
     assert [one.units for one in blocks] == [2, 1]
 
 
+def test_partial_block_ends_with_its_last_unit() -> None:
+    """The unit in which the setting changes is in neither block: its power is of both settings."""
+    tape = set_level(empty_buffer(TOP, 0), FLOOR, int(3.5 * S))
+    tape, none = told(tape, units(0, 2), 2)
+    _, blocks = told(tape, units(2, 4), 6)
+    assert none == []
+    assert [(one.level, one.start // S, one.end // S, one.energy) for one in blocks] == [
+        (TOP, 2, 3, 100)
+    ]
+
+
 def test_units_under_an_unknown_setting_are_nobodys() -> None:
     tape = set_level(empty_buffer(TOP, 0), None, 0 * S + 1)
     tape = set_level(tape, FLOOR, 6 * S)

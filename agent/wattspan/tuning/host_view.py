@@ -260,6 +260,11 @@ class HostView:
 _MAX_HISTORY = 600 * SECOND
 """Energy that was not read for this time may have left the energy history."""
 
+_MIN_SPACING = 50 * MILLISECOND
+_SPACING = 100 * MILLISECOND
+_MAX_POINTS = 64
+"""Nanoseconds between two points of energy, and the largest number of a step."""
+
 MAX_STALL = 2 * SECOND
 """Time between two steps in which a lease may have expired unnoticed."""
 
@@ -295,13 +300,23 @@ class DeviceSampler:
             self.changed = last if last is not None and expired else host.now.mono
             self.in_force = in_force
 
-    def read_energy(self, host: HostView) -> tuple[EnergyPoint, ...]:
-        """A further point of the devices' cumulative energy, if more has settled."""
+    def read_energy(self, host: HostView, *, comparing: bool = False) -> tuple[EnergyPoint, ...]:
+        """Further points of the devices' cumulative energy, if more has settled.
+
+        One point is enough unless the tuner is ``comparing`` settings: blocks may be as short as
+        the time between two steps then.
+        """
         start, end = self.settled, host.energies.settled()
-        if end - start < 50 * MILLISECOND:
+        if end - start < _MIN_SPACING:
             return ()
         start = max(start, end - _MAX_HISTORY)
-        for one in self.ranges:
-            self._energy += sum(host.devices.device(one.device, start, end).energy.values())
-        self.settled = end
-        return (EnergyPoint(end, self._energy),)
+        count = min(max((end - start) // _SPACING, 1), _MAX_POINTS) if comparing else 1
+        points: list[EnergyPoint] = []
+        for edge in (start + (end - start) * part // count for part in range(1, count + 1)):
+            spent = sum(
+                sum(host.devices.device(one.device, start, edge).energy.values())
+                for one in self.ranges
+            )
+            points.append(EnergyPoint(edge, self._energy + spent))
+        self._energy, self.settled = points[-1].energy, end
+        return tuple(points)

@@ -773,7 +773,7 @@ class TuningJob:
             now=host.now.mono,
             units=tuple(self.units.drain()),
             tenants=tuple(tuple(one.units.drain()) for one in self._tenants),
-            energy=self._sampler.read_energy(host),
+            energy=self._sampler.read_energy(host, comparing=self.decision.move is Move.PROBE),
             in_force=self._sampler.in_force,
             since=self._sampler.changed,
             draw={one: draw for one in self.devices if (draw := host.draw(one)) is not None},
