@@ -134,7 +134,7 @@ def test_tuning_metrics_match_the_truth(season: Season) -> None:
     run, free = true.since(season.began), season.free
     saved = (free.energy / free.ideal * run.ideal - run.energy) / 1e6
     assert 0 < told["wattspan_autotune_saved_joules_total"] <= saved * 1.02
-    assert told["wattspan_autotune_saved_bound_joules upper"] >= saved * 0.9
+    assert told["wattspan_autotune_saved_bound_joules upper"] >= saved
 
 
 def test_tuning_status_is_one_line(season: Season) -> None:
