@@ -107,7 +107,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Certain savings in this range",
-                "Growth of the lower bound of the saved energy, at the configured confidence.",
+                "Growth of the lower end of the saved energy: its estimate less two standard errors.",
                 palette.JOULE, Ask(f"sum({spent(SURELY)})"), spark=False, decimals=1, empty=none,
             ), 5, 4,
         ),
@@ -160,9 +160,8 @@ def _promise() -> tuple[Place, ...]:
         Place(
             graph(
                 "Slowdown against budget",
-                f"Slowdown of each job {WHOLE_RUN}: the estimate, the upper bound at the "
-                f"configured "
-                f"confidence, and the budget that limits the bound. "
+                f"Slowdown of each job {WHOLE_RUN}: the estimate, the upper bound of "
+                f"99 %, and the budget that limits the bound. "
                 f"{CLOSEST_SAYS}",
                 palette.SHARE,
                 Ask(_closest(SLOWDOWN), f"slowdown: {LEGEND}"),

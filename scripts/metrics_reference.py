@@ -112,8 +112,10 @@ CHAPTERS = (
     Chapter(
         "Tuning and caps",
         "Whole-run figures include everything since the job was first seen, exploration too, "
-        "and are relative to its original setting. Savings are estimates from comparisons, with "
-        "an interval at the configured confidence. `wattspan_autotune_saved_joules_total` "
+        "and are relative to its original setting. The bound of the whole-run slowdown "
+        "is one of 99 %, that of a held setting has the configured confidence. Savings are "
+        "estimates from comparisons, with an interval of two standard errors on each side; its "
+        "lower end has only energy between comparisons. `wattspan_autotune_saved_joules_total` "
         "counts the highest lower bound so far, so it never falls; `provenance` is that of the "
         "compared energies. The counters of a job continue under another `knob` when that one "
         "is tuned. `wattspan tune explain` shows the reasons of a job's state.",
@@ -151,7 +153,7 @@ CHAPTERS = (
 
 ATTRIBUTES = {
     "applied": "`true` if the tuner applies the job's decisions, `false` for advice only",
-    "bound": "`lower` or `upper` bound of the interval at the configured confidence level",
+    "bound": "`lower` or `upper` end of the interval",
     "clock": "`sm` or `memory`",
     "command": "command of the process; `other` for all processes without their own series",
     "currency": "currency of the amounts, from `[cost] currency`",

@@ -197,8 +197,9 @@ class TuningFigures:
     """Figures of one job and one knob.
 
     ``slowdown`` is that of the whole run, exploration included, with its upper ``slowdown_bound``
-    at the configured confidence; ``held_slowdown`` is that of the held setting. ``saving`` is that
-    of the energy per unit of work at the held setting, ``saved`` an estimate with its interval.
+    of 99 %; ``held_slowdown`` is that of the held setting, with its upper ``held_bound`` at the
+    configured confidence. ``saving`` is that of the energy per unit of work at the held setting,
+    ``saved`` an estimate with an interval of two standard errors on each side.
     ``exploration`` is the time at uncertified settings, ``committed`` the time from the first unit
     to the first certified setting. ``lost`` is the lost time, ``allowance`` the time that the
     budget permits to have lost. ``unit_time`` and ``unit_energy`` are the estimated means of a unit

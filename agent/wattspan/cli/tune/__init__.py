@@ -55,7 +55,7 @@ def status(job: str, configuration: ConfigurationOptions, as_json: bool) -> None
     """Show one line for each job.
 
     SLOWER and BOUND are the slowdown of the whole run, exploration included, and its upper bound
-    at the configured confidence. SAVING is of the energy per unit of work at the held setting.
+    (99 %). SAVING is of the energy per unit of work at the held setting.
     """
     from wattspan.cli.tune.text import status_lines
     from wattspan.tuning.serialization import row_to_json
