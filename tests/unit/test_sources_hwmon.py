@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.waiting import eventually
 from wattspan.attribution.counter_deltas import energy_between
-from wattspan.model import SECOND, HwType, Interval, Provenance, Trouble
+from wattspan.model import MILLISECOND, SECOND, HwType, Interval, Provenance, Trouble
 from wattspan.ports import Batch, SourceContext, SourceError
-from wattspan.sources.hwmon.sensors import Sensor, SensorQuantity, resolve_sensors
+from wattspan.sources.hwmon.sensors import (
+    POWER_READ_INTERVAL,
+    Sensor,
+    SensorQuantity,
+    resolve_sensors,
+)
 from wattspan.sources.hwmon.source import (
     HwmonSettings,
     HwmonSource,
+    SensorSession,
+    SensorThread,
     open_hwmon,
     scan_sensors,
 )
@@ -228,6 +237,76 @@ def test_average_power_is_integrated(tree: Tree, clock: ManualClock) -> None:
     clock.advance(0.1)
     later = next(r for r in reader.read().readings if r.domain_id == domain.id)
     assert later.counter - after.counter == 30_000_000  # the mean of 200 and 400 W over 0.1 s
+
+
+def test_no_average_between_two_ticks_is_missed(tree: Tree, clock: ManualClock) -> None:
+    """Every other average is high, as of work at each tick of the agent."""
+    grace = tree.grace()
+    reader = source(tree, clock)
+    began = clock.monotonic()
+    counters = []
+    for number in range(2000):
+        average = (clock.monotonic() - began) // (50 * MILLISECOND)
+        write(grace / "device/power1_average", 300_000_000 if average % 2 else 100_000_000)
+        readings = {one.domain_id: one for one in reader.read().readings}
+        assert len(readings) == 4, f"read {number}"
+        counters.append(readings["hwmon:power_meter/grace-power-socket-0"])
+        clock.advance(POWER_READ_INTERVAL / SECOND)
+    seconds = (counters[-1].at.mono - counters[0].at.mono) / SECOND
+    power = (counters[-1].counter - counters[0].counter) / seconds / 1e6
+    assert power == pytest.approx(200, rel=0.002)
+
+
+def test_chip_without_a_sensor_of_power_is_read_less_often(tree: Tree, clock: ManualClock) -> None:
+    xe = tree.chip("xe", "0000:03:00.0", {"energy1_label": "card", "energy1_input": 5})
+    tree.meter(0, "Grace Power Socket 0", 200_000_000)
+    reader = source(tree, clock)
+    read = []
+    for energy in range(7, 12):
+        read.append([reading.domain_id for reading in reader.read().readings])
+        write(xe / "energy1_input", energy)
+        clock.advance(POWER_READ_INTERVAL / SECOND)
+    card, grace = "hwmon:xe/card", "hwmon:power_meter/grace-power-socket-0"
+    assert [grace in ids for ids in read] == [True] * 5
+    assert [card in ids for ids in read] == [True, False, False, True, False]
+
+
+def test_sensors_are_read_by_a_thread(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    opened = open_hwmon(HwmonSettings(), SourceContext(clock, FakeDirectory(), sysfs=tree.root))
+    assert isinstance(opened, SensorThread)
+    with contextlib.closing(opened):
+        for _ in range(2):
+            found = eventually(lambda: opened.read().readings, "the thread reads the sensors")
+            assert {reading.at.mono for reading in found} == {clock.monotonic() - 25 * MILLISECOND}
+            clock.advance(POWER_READ_INTERVAL / SECOND)
+
+
+def test_read_under_way_is_known_to_other_threads(tree: Tree, clock: ManualClock) -> None:
+    """A sensor that hangs is reported."""
+    tree.grace()
+    calls = []
+
+    class Observed(HwmonSource):
+        def read(self) -> Batch:
+            calls.append(session.current_call)
+            return super().read()
+
+    session = SensorSession(Observed(tree.root, clock, {}), clock)
+    assert len(session.sample().readings) == 4
+    assert calls == [("the read of the sensors", clock.monotonic())]
+    assert session.current_call is None
+
+
+def test_sensors_have_no_reads_between_samples(tree: Tree, clock: ManualClock) -> None:
+    tree.grace()
+    session = SensorSession(source(tree, clock), clock)
+    session.sample()
+    assert session.next_edge_read(clock.monotonic()) is None
+    session.read_edges(clock.monotonic())
+    assert session.sample().readings == ()
+    session.close()
+    assert len(session.sample().readings) == 4
 
 
 def test_unobserved_time_has_no_energy(tree: Tree, clock: ManualClock) -> None:

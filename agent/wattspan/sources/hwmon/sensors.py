@@ -30,7 +30,15 @@ from wattspan.model import (
 
 NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
-"""Interval of the reads of one chip. A change of power between two reads is not seen."""
+"""Interval of the reads of a chip with counters of energy only."""
+
+POWER_READ_INTERVAL = 45 * MILLISECOND
+"""Interval of the reads of a chip with a sensor of power, which shows nothing between two reads.
+
+It is less than 50 ms, the interval of the averages of NVIDIA Grace, so that no average is missed.
+It has no simple ratio to the ticks of the agent: a sensor that is read at every tick shows the work
+of the agent itself always or never.
+"""
 
 
 class SensorQuantity(ModelEnum):
@@ -236,7 +244,7 @@ def resolve_sensors(
             method="cpu-time-proxy" if by_cpu else "none",
             max_power=_MAX_POWER,
             resolution=Nanoseconds(
-                MILLISECOND if measured else max(sensor.interval, READ_INTERVAL)
+                MILLISECOND if measured else max(sensor.interval, POWER_READ_INTERVAL)
             ),
             why=_reason(sensor, meaning, parent, summed=summed),
             pci=sensor.device if is_gpu and _PCI.fullmatch(sensor.device) else "",

@@ -31,9 +31,11 @@ from wattspan.model import (
 from wattspan.model.settings import Table, about
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.call_interval import CallInterval
+from wattspan.sources.driver_thread import DriverThreadSource
 from wattspan.sources.energy_meter import PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     NAME,
+    POWER_READ_INTERVAL,
     READ_INTERVAL,
     Sensor,
     SensorQuantity,
@@ -66,8 +68,8 @@ def scan_sensors(sysfs: Path) -> list[SensorFiles]:
     """All sensors of energy, power, or voltage and current, by chip. An unreadable root has none.
 
     Where a sensor shows an average and the present power, the average counts: nothing between two
-    reads is missed. The files of the ACPI power meter are in the directory of its device on older
-    kernels.
+    reads is missed, unless they are further apart than its interval. The files of the ACPI power
+    meter are in the directory of its device on older kernels.
     """
     found = []
     for chip in _entries(sysfs / HWMON_CLASS):
@@ -279,10 +281,14 @@ class HwmonSource:
             )
         for present in self._meters:
             self._vanished.pop(present, None)
-        devices = {meter.files.sensor.device for meter in self._meters.values()}
+        sensors = [meter.files.sensor for meter in self._meters.values()]
+        of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
         self._chips = {
-            device: self._chips.get(device) or CallInterval(READ_INTERVAL, self._clock)
-            for device in sorted(devices)
+            device: self._chips.get(device)
+            or CallInterval(
+                POWER_READ_INTERVAL if device in of_power else READ_INTERVAL, self._clock
+            )
+            for device in sorted({one.device for one in sensors})
         }
         after = tuple(meter.domain for meter in self._meters.values())
         if after != self._domains:  # callers compare by identity
@@ -296,6 +302,53 @@ def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
     if error.errno in _GONE:
         return Failure(NAME, path, Trouble.ABSENT, reason, _AGAIN, domain_id)
     return Failure(NAME, path, Trouble.RETRY, reason, _AGAIN, domain_id)
+
+
+class SensorSession:
+    """The DriverSession of a HwmonSource: its reads are the samples of a thread."""
+
+    near_an_edge = False  # the steps of a sensor's values are not observed
+
+    def __init__(self, source: HwmonSource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._call: tuple[str, int] | None = None
+
+    @property
+    def current_call(self) -> tuple[str, int] | None:
+        return self._call
+
+    def sample(self) -> Batch:
+        self._call = ("the read of the sensors", self._clock.monotonic())
+        batch = self._source.read()
+        self._call = None
+        return batch
+
+    def next_edge_read(self, now: int) -> int | None:
+        """None: no sensor is read between samples."""
+
+    def read_edges(self, now: int) -> None:
+        """Without effect."""
+
+    def close(self) -> None:
+        self._source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _SampleIntervals:
+    interval: int = POWER_READ_INTERVAL
+    status_interval: int = SECOND  # without effect: no sensor has a status
+    deadline: int = 5 * SECOND
+
+
+class SensorThread(DriverThreadSource):
+    """A HwmonSource that is read by a thread, out of step with the agent's ticks."""
+
+    name = NAME
+
+    def __init__(self, source: HwmonSource, clock: Clock) -> None:
+        session, advice = SensorSession(source, clock), "Look for messages of the sensors in dmesg"
+        super().__init__(session, clock, _SampleIntervals(), "hwmon", advice)
 
 
 class HwmonSettings(Table, frozen=True):
@@ -345,7 +398,10 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
                 'sources.hwmon.sensors. With enabled = "auto" the agent does without.'
             )
         return None
-    return HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
+    sensors = HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
+    source = SensorThread(sensors, context.clock)
+    source.start()
+    return source
 
 
 plugin = SourcePlugin(settings=HwmonSettings, open=open_hwmon)
