@@ -14,6 +14,8 @@ from wattspan.model import HwType, Provenance, energy_at
 pytestmark = pytest.mark.alone
 
 WINDOW = 30.0
+MAX_STATED = 10.0
+"""Percent of active power up to which the stated error of the idle power counts as known."""
 
 
 def baselines(live: LiveAgent) -> set[str]:
@@ -35,14 +37,16 @@ def gpus(live: LiveAgent) -> set[str]:
         ("h100-mig", "rapl:package-0"),
     ],
 )
-def test_two_competing_processes_are_charged_their_own_energy_within_one_percent(
+def test_two_competing_processes_are_charged_their_own_energy(
     tmp_path_factory: pytest.TempPathFactory, profile: str, package: str
 ) -> None:
     holds_once(lambda: complaints(tmp_path_factory.mktemp("state"), profile, package))
 
 
 def complaints(state_dir: Path, profile: str, package: str) -> list[str]:
-    """Deviations above one percent from the truth, with two concurrent processes.
+    """Deviations from the truth, with two concurrent processes: above one percent, or on a CPU
+    with a sensor of power above the error that the agent states of its idle power, if that is
+    larger: such a sensor has no counter of energy.
 
     The driver reports the use of each process, or of the MIG instance that it has for itself.
     """
@@ -62,10 +66,12 @@ def complaints(state_dir: Path, profile: str, package: str) -> list[str]:
         eventually(lambda: baselines(live) >= {package}, "idle power is known", 300)
         live.rest(3)
 
+        idle_errors = [live.idle_error(package)]
         start = live.clock.monotonic()
         used = {pid: -live.cpu_time(pid) for pid in (big, small)}
         live.rest(WINDOW)
         end = live.clock.monotonic()
+        idle_errors.append(live.idle_error(package))
         for pid in used:
             used[pid] += live.cpu_time(pid)
         before, after = live.host.ask(do="truth", at=[start, end])["at"]
@@ -79,10 +85,20 @@ def complaints(state_dir: Path, profile: str, package: str) -> list[str]:
             errors[name, "cpu"] = percent(live.spent(pid, HwType.CPU, start, end), true)
             gpu = [world["gpus"][0]["processes"][str(pid)] for world in (before, after)]
             errors[name, "gpu"] = percent(live.spent(pid, HwType.GPU, start, end), gpu[1] - gpu[0])
-        print(errors)
+        active = law.package_active * sum(used.values()) / (end - start)
+        stated = 100 * max(idle_errors) / active
+        derived = package.startswith("hwmon:")
+        bounds = {"cpu": max(1.0, stated) if derived else 1.0, "gpu": 1.0}
+        print(errors, bounds)
+        if stated > MAX_STATED:
+            return [f"the idle power is known to {stated} % of the active power only"]
         assert used[big] > 1.5 * used[small]
         snapshot = live.agent.view()
         assert imbalances(snapshot) == []
         assert snapshot.emulated
         assert set(snapshot.provenance.values()) == {Provenance.EMULATED}
-        return [f"{name} errs by {error} %" for name, error in errors.items() if abs(error) > 1]
+        return [
+            f"{name} errs by {error} %, bound {bounds[name[1]]} %"
+            for name, error in errors.items()
+            if abs(error) > bounds[name[1]]
+        ]

@@ -95,6 +95,10 @@ class LiveAgent:
         ]
         return sum(spent(history, d, p, start, end) for d in domains for p in who)
 
+    def idle_error(self, domain_id: str) -> float:
+        """The stated half-width of the 95 % range of a learned idle power, in milliwatts."""
+        return self.agent.history._read_baseline_errors()[domain_id]
+
     def __enter__(self) -> LiveAgent:
         self.agent.start()
         return self
