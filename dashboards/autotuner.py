@@ -107,7 +107,7 @@ def _headline() -> tuple[Place, ...]:
         Place(
             stat_panel(
                 "Certain savings in this range",
-                "Growth of the lower bound of the saved energy (estimate less two standard errors).",
+                "Growth of the lower bound of the saved energy: estimate less two standard errors.",
                 palette.JOULE, Ask(f"sum({spent(SURELY)})"), spark=False, decimals=1, empty=none,
             ), 5, 4,
         ),
