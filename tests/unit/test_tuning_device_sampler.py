@@ -17,7 +17,7 @@ from wattspan.model import (
     Move,
     Snapshot,
 )
-from wattspan.ports import IntervalEnergy
+from wattspan.spans.values import IntervalEnergy
 from wattspan.tuning.decisions.blocks import set_level
 from wattspan.tuning.decisions.step import begin, step
 from wattspan.tuning.decisions.values import (
