@@ -182,7 +182,11 @@ def _other_driver(board: PciGpu, wanted: str) -> Finding:
 
 
 def _intel(board: PciGpu) -> Finding:
-    """An Intel GPU has no library here: its driver's sensor under hwmon is all there is."""
+    """An Intel GPU has no library here: its driver's sensor under hwmon is all there is.
+
+    The driver i915 has it since Linux 6.2, by the kernel's Documentation/ABI/testing/
+    sysfs-driver-intel-i915-hwmon. The file of xe names 6.5, but the driver came with Linux 6.8.
+    """
     if board.integrated:
         detail = "in the processor: the energy of the CPU package includes its own"
         return note(_name(board), detail)
@@ -190,7 +194,7 @@ def _intel(board: PciGpu) -> Finding:
         cause = f"not read: {f'the driver {board.driver} has it' if board.driver else 'no driver'}"
         return warning(_name(board), cause, "Let the driver i915 or xe have it.")
     cause = f"not read: the driver {board.driver} shows no energy counter under hwmon"
-    remedy = "A newer kernel may (i915: Linux 6.2); see the findings of Source hwmon."
+    remedy = "A newer kernel may (i915: Linux 6.2, xe: 6.8); see the findings of Source hwmon."
     return warning(_name(board), cause, remedy)
 
 
