@@ -32,12 +32,16 @@ NAME = "hwmon"
 READ_INTERVAL = 100 * MILLISECOND
 """Interval of the reads of a chip with counters of energy only."""
 
-POWER_READ_INTERVAL = 45 * MILLISECOND
+POWER_READ_INTERVAL = 55 * MILLISECOND
 """Interval of the reads of a chip with a sensor of power, which shows nothing between two reads.
 
-It is less than 50 ms, the interval of the averages of NVIDIA Grace, so that no average is missed.
-It has no simple ratio to the ticks of the agent: a sensor that is read at every tick shows the work
-of the agent itself always or never.
+The kernel's acpi_power_meter keeps a value for the ``sampling_time`` of the firmware, in whole
+jiffies, and shows it again until then; the file system does not tell this time. It is 50 ms for
+NVIDIA Grace, as is the interval of its averages. So each read shows a new average of Grace, over
+50 of 55 ms; faster reads would show every other average twice.
+
+The interval has no simple ratio to the ticks of the agent: a sensor that is read at every tick
+shows the work of the agent itself always or never.
 """
 
 

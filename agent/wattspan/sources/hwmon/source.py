@@ -201,7 +201,11 @@ _GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
 
 
 class HwmonSource:
-    """The CounterSource of ``<sysfs>/class/hwmon``. Owned by one thread."""
+    """The CounterSource of ``<sysfs>/class/hwmon``. Owned by one thread.
+
+    Summed sensors are read first: the firmware of NVIDIA Grace renews only one meter of a socket in
+    50 ms, the one that is read first.
+    """
 
     name = NAME
 
@@ -283,12 +287,18 @@ class HwmonSource:
             self._vanished.pop(present, None)
         sensors = [meter.files.sensor for meter in self._meters.values()]
         of_power = {one.device for one in sensors if one.quantity is not SensorQuantity.ENERGY}
+        uncounted = {one.device: True for one in sensors}
+        uncounted |= {
+            meter.files.sensor.device: False
+            for meter in self._meters.values()
+            if meter.domain.in_cover
+        }
         self._chips = {
             device: self._chips.get(device)
             or CallInterval(
                 POWER_READ_INTERVAL if device in of_power else READ_INTERVAL, self._clock
             )
-            for device in sorted({one.device for one in sensors})
+            for device in sorted(uncounted, key=lambda device: (uncounted[device], device))
         }
         after = tuple(meter.domain for meter in self._meters.values())
         if after != self._domains:  # callers compare by identity
