@@ -97,7 +97,10 @@ class LiveAgent:
 
     def idle_error(self, domain_id: str) -> float:
         """The stated half-width of the 95 % range of a learned idle power, in milliwatts."""
-        return self.agent.history._read_baseline_errors()[domain_id]
+        accounts = {account.domain.id: account for account in self.agent.view().domains}
+        error = accounts[domain_id].idle_power_error
+        assert error is not None, f"the idle power of {domain_id} is not learned"
+        return error
 
     def __enter__(self) -> LiveAgent:
         self.agent.start()

@@ -122,6 +122,7 @@ def full_host() -> Snapshot:
         consumers=Microjoules(9_400_123_456),
         pending=Microjoules(7),
         idle_power=Milliwatts(31_005),
+        idle_power_error=Milliwatts(1_250),
         gaps={GapReason.SUSPEND: 3_600_000_000_001},
     )
     gpus = tuple(

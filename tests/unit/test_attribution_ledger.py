@@ -371,10 +371,13 @@ def test_separate_idle_power_has_an_error() -> None:
     host = world()
     host.born(1)
     for number in range(400):
-        host.turn(TICK, {1: 8 + 60 * (number // 10 % 4)})
+        snapshot = host.turn(TICK, {1: 8 + 60 * (number // 10 % 4)})
     errors = host.ledger.baseline_errors()
     assert errors[PACKAGE.id] > 0
     assert errors[GPU.id] == 0
+    shown = snapshot.account(PACKAGE.id).idle_power_error
+    assert shown is not None
+    assert 0 <= shown - errors[PACKAGE.id] < 1
     assert world(idle=IdlePolicy.PROPORTIONAL).ledger.baseline_errors() == {}
 
 
@@ -396,6 +399,7 @@ def test_configured_idle_power_applies_until_one_is_learned() -> None:
     host.born(1)
     account = host.turn(TICK, {}).account(PACKAGE.id)
     assert (account.baseline, account.idle_power) == (BaselineQuality.REMEMBERED, 60_000)
+    assert account.idle_power_error is None
     for _ in range(3):
         busy = host.turn(TICK, {1: 240}).account(PACKAGE.id)
     assert (busy.withheld, busy.consumers) == (0, 3 * 2_000_000)

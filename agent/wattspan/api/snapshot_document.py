@@ -96,6 +96,7 @@ class DomainEntry(Struct, frozen=True):
     gpu: GpuEntry | None
     baseline: BaselineQuality | None = None  # of idle_power_watts
     baseline_unknown_joules: float | None = None  # the part of unattributed_joules without it
+    idle_power_error_watts: float | None = None  # half of the 95 % range; null unless learned
 
 
 class ListedProcess(Struct, frozen=True):
@@ -360,6 +361,7 @@ def _domain(account: DomainAccount, gpu: GpuStatus | None) -> DomainEntry:
         present=account.present,
         power_watts=_watts(account.power),
         idle_power_watts=_watts(account.idle_power),
+        idle_power_error_watts=_watts(account.idle_power_error),
         energy_joules=_joules(account.energy),
         consumers_joules=_joules(account.consumers) if attributed else None,
         idle_joules=_joules(account.idle) if attributed else None,

@@ -9,6 +9,7 @@ settled, so that every snapshot balances; until then it is pending.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -368,6 +369,9 @@ class Ledger:
         return self._groups.unnamed
 
     def _account(self, state: _DomainState) -> DomainAccount:
+        model = state.idle_model
+        idle_power = model.power if state.domain.resource is not None else None
+        learned = idle_power is not None and not model.remembered
         return DomainAccount(
             domain=state.domain,
             energy=Microjoules(state.energy),
@@ -377,11 +381,12 @@ class Ledger:
             pending=Microjoules(self._settlement.pending(state.domain.id)),
             gaps=dict(state.gaps),
             power=state.power.power if state.present else None,
-            idle_power=state.idle_model.power if state.domain.resource is not None else None,
+            idle_power=idle_power,
             settled=state.settled,
             present=state.present,
             withheld=Microjoules(state.withheld),
-            idle_power_remembered=state.idle_model.remembered,
+            idle_power_remembered=model.remembered,
+            idle_power_error=Milliwatts(math.ceil(model.error)) if learned else None,
         )
 
     def _row(self, payer: Payer, row: ListedPayer) -> ProcessRow:

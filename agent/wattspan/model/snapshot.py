@@ -164,7 +164,8 @@ class DomainAccount:
     ``pending`` is later energy that is in none of them yet. For a part of an attributed domain (a
     MIG instance) the three are its part of that domain's; for other domains they are 0.
     ``withheld`` is the part of ``unattributed`` that was charged to no consumer because the idle
-    power was unknown.
+    power was unknown. ``idle_power_error`` is the half-width of the 95 % range of a learned idle
+    power; None for another one.
     """
 
     domain: Domain
@@ -180,6 +181,7 @@ class DomainAccount:
     present: bool = True  # False: the domain is gone
     withheld: Microjoules = Microjoules(0)
     idle_power_remembered: bool = False
+    idle_power_error: Milliwatts | None = None
 
     @property
     def attributed(self) -> bool:

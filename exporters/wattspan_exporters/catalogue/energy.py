@@ -273,6 +273,10 @@ ACCOUNTS = (
            TYPE_ATTRIBUTES, _of_attributed("pending")),
     Metric("wattspan.idle.power", GAUGE, "W", "Learned idle power of the domain.",
            TYPE_ATTRIBUTES, _of_attributed("idle_power")),
+    Metric("wattspan.idle.power_error", GAUGE, "W",
+           "Half-width of the 95 % range of a learned idle power. That of a GPU is its mean power "
+           "without users, and has 0.",
+           TYPE_ATTRIBUTES, _of_attributed("idle_power_error")),
     Metric("wattspan.baseline.info", INFO, "",
            "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
            "an earlier run or the configuration, or `baseline_unknown`.",
