@@ -254,8 +254,10 @@ def test_board_divided_while_it_is_read_keeps_its_counter(host: Host) -> None:
     host.gpus.attach(0, SERVE.pid, SteadyLoad(0.25))
     host.run(5)
     assert "4 partitions (QPX)" in host.batch.domains[0].why
+    assert host.status(0).partition_mode == "QPX"
     host.faults.divide(0, 0)
     host.run(5)
+    assert host.status(0).partition_mode == "SPX"
     assert "partitions" not in host.batch.domains[0].why
     assert {reading.epoch for reading in host.of(0)} == {0}
     assert {usage.unclaimed for usage in host.used(0)[-3:]} == {0}

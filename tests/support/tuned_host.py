@@ -70,6 +70,8 @@ class Gpu:
     cap: int = DEFAULT
     mig: bool = False
     mig_users_known: bool = False
+    partition_mode: str | None = None
+    lost: bool = False  # it has no status
     throttling: tuple[str, ...] = ()
     energy: int = 0
     knob: Knob = Knob.GPU_POWER  # a package's is another
@@ -462,10 +464,12 @@ class Host:
                     limits=PowerLimits(*map(Milliwatts, (*limits, gpu.cap, gpu.cap))),
                     throttling=gpu.throttling,
                     mig=gpu.mig,
+                    partition_mode=gpu.partition_mode,
                     model="H100",
                     driver="550",
                 )
                 for gpu in self.gpus
+                if not gpu.lost
             ),
         )
 

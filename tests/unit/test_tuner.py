@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from support.tuned_host import DEFAULT, Host, quick
+from wattspan.cli.tune.explanation import explain_lines
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.model import Consumer, DecisionReason, Move, TuningState
+from wattspan.model import Consumer, DecisionReason, Move, TuningRow, TuningState
 
 HOUR = 3600
 
@@ -166,6 +167,98 @@ def test_device_without_evidence_is_released(spoil, reason) -> None:  # type: ig
     assert row is not None
     assert row.decision.reason is reason
     assert not capped(host)
+
+
+def divided_host(slope: float = 0.25) -> Host:
+    """A host with an undivided AMD board and a job on it."""
+    host = Host()
+    host.gpus[0].partition_mode, host.gpus[0].slope = "SPX", slope
+    host.train()
+    return host
+
+
+def divide(host: Host, mode: str) -> TuningRow:
+    """Change the partition mode; the state of the job two seconds later."""
+    host.gpus[0].partition_mode = mode
+    host.run(2)
+    row = host.row()
+    assert row is not None
+    return row
+
+
+def comparing(host: Host) -> bool:
+    row = host.row()
+    return row is not None and row.pairs > 2 and capped(host)
+
+
+def observing(host: Host) -> bool:
+    row = host.row()
+    return row is not None and row.decision.reason is DecisionReason.BASELINE
+
+
+def explained(host: Host, row: TuningRow) -> str:
+    return "\n".join(explain_lines(row, host.tuner.accounts(), host.clock.now(), None))
+
+
+def test_held_setting_is_released_when_the_partition_mode_changes() -> None:
+    host = divided_host()
+    host.run(HOUR, until=lambda: held(host))
+    assert capped(host)
+    row = divide(host, "CPX")
+    assert (row.decision.move, row.decision.reason) == (Move.DECLINE, DecisionReason.CHANGED)
+    assert not capped(host)
+    sentence = "the partition mode of GPU 0 (GPU-0) has changed from SPX to CPX."
+    assert sentence in explained(host, row)
+
+
+def test_work_in_another_partition_mode_is_not_compared() -> None:
+    host = divided_host()
+    host.run(HOUR, until=lambda: comparing(host))
+    host.gpus[0].slope = 4.0  # lower settings cost more time in the other mode
+    row = divide(host, "CPX")
+    assert row.decision.reason is DecisionReason.CHANGED
+    assert not capped(host)
+    assert row.pairs > 2
+    units = row.units
+    host.run(60, until=lambda: observing(host))
+    row = host.row()
+    assert row is not None
+    assert (row.units, row.pairs, row.tried) == (units, 0, ())
+    host.run(HOUR, until=lambda: held(host))
+    assert host.gpus[0].slowdown < 1.05
+
+
+def test_setting_of_another_partition_mode_is_not_recalled() -> None:
+    host = divided_host()
+    host.run(HOUR, until=lambda: held(host))
+    divide(host, "CPX")
+    host.book.decided.clear()
+    host.run(HOUR, until=lambda: held(host))
+    reasons = [one.decision.reason for one in host.book.decided]
+    assert DecisionReason.RECERTIFYING not in reasons
+    assert reasons[-1] is DecisionReason.CERTIFIED
+    assert {one.model for one in host.memory.kept} == {"H100 SPX", "H100 CPX"}
+
+
+def test_board_that_was_lost_during_the_change_of_its_partition_mode_is_measured_again() -> None:
+    host = divided_host()
+    host.run(HOUR, until=lambda: held(host))
+    host.gpus[0].lost = True
+    host.run(3)
+    host.gpus[0].lost = False
+    row = divide(host, "QPX")
+    assert row.decision.reason is DecisionReason.CHANGED
+    assert "from SPX to QPX" in row.decision.sentence
+    assert not capped(host)
+
+
+def test_board_lost_in_one_partition_mode_is_held() -> None:
+    host = divided_host()
+    host.run(HOUR, until=lambda: held(host))
+    host.gpus[0].lost = True
+    host.run(3)
+    host.gpus[0].lost = False
+    assert divide(host, "SPX").decision.reason is not DecisionReason.CHANGED
 
 
 def test_foreign_write_is_not_overwritten() -> None:

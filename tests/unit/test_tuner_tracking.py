@@ -74,6 +74,26 @@ def test_certified_settings_continue_after_a_restart_of_the_agent() -> None:
     assert DecisionReason.CERTIFYING not in reasons
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_change_of_the_partition_mode_voids_certified_settings(restart: bool) -> None:
+    host = Host(settings=tracking())
+    host.gpus[0].partition_mode = "SPX"
+    serve(host)
+    host.run(120, until=lambda: host.gpus[0].cap < DEFAULT and decided(host)[0] is Move.HOLD)
+    host.run(65)  # the evidence is stored
+    assert host.gpus[0].cap < DEFAULT
+    host.gpus[0].partition_mode = "CPX"
+    host.run(1)
+    assert decided(host) == (Move.DECLINE, DecisionReason.CHANGED)
+    assert host.gpus[0].cap == DEFAULT
+    if restart:
+        host.restart()
+    host.book.decided.clear()
+    host.run(120, until=lambda: host.gpus[0].cap < DEFAULT)
+    applied = [one.decision.reason for one in host.book.decided if one.decision.caps]
+    assert applied[0] is DecisionReason.CERTIFYING
+
+
 def test_rise_of_the_load_restores_the_original_within_a_few_periods() -> None:
     host, server = lowered()
     server.rate *= 4
@@ -258,6 +278,20 @@ def test_knob_without_a_lower_setting_is_not_tracked() -> None:
     assert row is not None
     assert decided(host) == (Move.DECLINE, DecisionReason.NO_ROOM)
     assert "`floor`" in row.decision.sentence
+
+
+def test_change_of_the_partition_mode_without_evidence_is_reported() -> None:
+    host = Host(settings=tracking(floor=0.95))
+    host.gpus[0].partition_mode = "SPX"
+    serve(host)
+    host.run(20)
+    assert decided(host) == (Move.DECLINE, DecisionReason.NO_ROOM)
+    host.gpus[0].partition_mode = "CPX"
+    host.run(2)
+    assert decided(host) == (Move.DECLINE, DecisionReason.CHANGED)
+    assert host.evidence.kept == {}
+    host.run(20)
+    assert decided(host) == (Move.DECLINE, DecisionReason.NO_ROOM)
 
 
 def test_load_of_a_server_without_a_device_is_the_number_in_flight() -> None:

@@ -94,6 +94,7 @@ class GpuStatus:
     throttled: Mapping[str, int] = field(default_factory=dict)  # reason to total ns
     throttling: tuple[str, ...] | None = None  # reasons in force now
     mig: bool | None = None
+    partition_mode: str | None = None  # of a board that can be divided otherwise than by MIG
     integrated_energy: Microjoules | None = None  # from power, to check the counter
     counter_energy: Microjoules | None = None  # in the same period; None without a counter
     model: str = ""

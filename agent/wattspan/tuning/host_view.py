@@ -127,6 +127,11 @@ class HostView:
     def gpu(self, device: str) -> GpuStatus | None:
         return next((one for one in self.snapshot.gpus if one.domain_id == device), None)
 
+    def partition_modes(self, devices: Collection[str]) -> dict[str, str]:
+        """The partition modes of the ``devices`` that have one, and answer."""
+        found = {one: gpu.partition_mode for one in devices if (gpu := self.gpu(one)) is not None}
+        return {one: mode for one, mode in found.items() if mode is not None}
+
     def draw(self, device: str) -> int | None:
         """The present power of a device in milliwatts."""
         gpu = self.gpu(device)

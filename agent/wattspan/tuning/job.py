@@ -228,6 +228,7 @@ class TuningJob:
         self._last_alive = now.mono
         self.held: dict[CapKey, int] = {}  # by the capper, for this job
         self._fingerprint: Fingerprint | None = None
+        self._partition_modes: Mapping[str, str] = {}  # of the devices, in all of the evidence
         self.ended = False
         self.decision = Decision(
             Move.DECLINE,
@@ -435,6 +436,7 @@ class TuningJob:
             if self._leader is not None:  # the leader reads the units of this job
                 self._follow(self._leader, host.now)
                 return
+            self._check_partition_modes(host)
             declined = self._blocked(refusal, host) or self._prepare(host)
         if declined is not None or not self._running:
             self._discard_work()
@@ -466,6 +468,30 @@ class TuningJob:
                 self._refusals.reset()
             self._refusals.failed(now.mono)
         self._set_decision(self._decline(reason, sentence), now)
+
+    def _check_partition_modes(self, host: HostView) -> None:
+        """Begin again if a device has another partition mode: none of the evidence applies to it.
+
+        The delay covers units of work that began before the change.
+        """
+        former = self._partition_modes
+        known = {one: former[one] for one in self.devices if one in former}
+        present = host.partition_modes(self.devices)
+        self._partition_modes = known | present
+        changed = [one for one, mode in present.items() if known.get(one, mode) != mode]
+        if changed:
+            device = changed[0]
+            modes = f"{known[device]} to {present[device]}"
+            sentence = (
+                f"{self.name} is measured again: the partition mode of "
+                f"{host.display_name(device)} has changed from {modes}."
+            )
+            self._forget_evidence()
+            self.fail(DecisionReason.CHANGED, sentence, host.now, back_off=True)
+
+    def _forget_evidence(self) -> None:
+        """Forget what another tuner of the same processes would continue with, but the account."""
+        self._fingerprint = None
 
     def _set_decision(self, decision: Decision, now: Instant) -> None:
         if decision.same_as != self.decision.same_as:
@@ -709,10 +735,11 @@ class TuningJob:
         """The setting that was certified for the same job before, or that it asks to try first."""
         if self._fingerprint is None:
             gpus = [one for one in host.snapshot.gpus if one.domain_id in self.devices]
+            hardware = (gpus[0].model, gpus[0].partition_mode) if gpus else ()
             leader = next(iter(self.ranks), None)
             self._fingerprint = Fingerprint(
                 command=self._context.command(leader) if leader is not None else "",
-                model=gpus[0].model if gpus else "",
+                model=" ".join(filter(None, hardware)),
                 driver=gpus[0].driver if gpus else "",
                 devices=len(self.devices),
                 service=self.service,

@@ -21,6 +21,7 @@ from wattspan.tuning.decisions.load_cells import LatencyObjective
 from wattspan.tuning.decisions.load_tracking import (
     LOWERING_TIME,
     LoadObservation,
+    TrackingEvidence,
     TrackingPolicy,
     TrackingState,
     begin_tracking,
@@ -136,6 +137,13 @@ class TrackedJob(TuningJob):
         if self.applied:
             self._ended_tracking = self._tracking
         self._tracking = None
+
+    def _forget_evidence(self) -> None:
+        super()._forget_evidence()
+        store, state = self._context.evidence, self._tracking or self._ended_tracking
+        self._ended_tracking = self._tracking = None
+        if store is not None and state is not None:
+            store.store(self.name, self.ranks, state.policy, TrackingEvidence({}, {}, {}, 0))
 
     @property
     def _preferred_knob(self) -> int:

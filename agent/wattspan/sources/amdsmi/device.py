@@ -386,6 +386,7 @@ class BoardSampler:
             model=self.identity.model,
             driver=self.identity.driver,
             index=self.identity.index,
+            partition_mode=self._mode,
         )
 
     def _clock_hertz(self, kind: str) -> int | None:
