@@ -150,6 +150,13 @@ def test_other_row_uses_no_slot() -> None:
     assert rows(totals).keys() == {("shop", "a"), ("other", "other")}
 
 
+def test_name_of_the_other_row_displaces_none() -> None:
+    totals = full(SpanAggregator(MANY))
+    totals.add([joined("other", {CPU: 1000}, service="other")], moment(10))
+    assert rows(totals)["other", "other"].energy == {CPU: 1000}
+    assert totals.released == {}
+
+
 def test_accounts_include_figures_of_others() -> None:
     totals = SpanAggregator(MANY)
     totals.received(5)

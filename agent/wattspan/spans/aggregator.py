@@ -228,10 +228,11 @@ class SpanAggregator:
             return account
         if self._has_room() or (self._remove_stale() and self._has_room()):
             return self._open(key)
-        # Waiting names are ranked by energy, so that important ones get an account.
-        if key in self._waiting or len(self._waiting) < 4 * self._names:
-            self._waiting[key] = self._waiting.get(key, 0) + energy
         other = OTHER, OTHER
+        # Waiting names are ranked by energy, so that important ones get an account. A span whose
+        # name is that of all others has theirs.
+        if key != other and (key in self._waiting or len(self._waiting) < 4 * self._names):
+            self._waiting[key] = self._waiting.get(key, 0) + energy
         return self._accounts.get(other) or self._open(other)
 
     def _has_room(self) -> bool:
