@@ -18,12 +18,12 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from benchmarks.faults.judge import Breach, Judge
 from benchmarks.faults.observation import NANO, Sight, parse
 from support.emulated_faults import FaultyHost
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import profile_named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ KEPT = 6_000  # sights
 T = TypeVar("T")
 
 
-class Stage:
+class Stage(Closeable):
     """An emulated host with its jobs, the agent that measures it, and an observer.
 
     ``agent`` is the process; faults act on it, on ``host`` and on the files in ``folder``.
@@ -211,17 +211,6 @@ class Stage:
             self.agent.wait()
         self.host.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Watcher:

@@ -235,7 +235,7 @@ class HostileStage(LimitStage):
             if (one := getattr(self, part, None)) is not None:
                 one.close()
         if hasattr(self, "capper"):
-            self.capper.__exit__(None, None, None)
+            self.capper.close()
         super().close()
 
 

@@ -11,14 +11,14 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.harness import cpu_seconds, family, rss_megabytes, stop
+from wattspan.emulation.control import Closeable
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
 
 
-class SpanAgent:
+class SpanAgent(Closeable):
     """`wattspan run --emulate`, receiving spans on Unix sockets and a loopback port."""
 
     def __init__(
@@ -129,17 +129,6 @@ class SpanAgent:
             return "hw_energy" in self.scrape()
         except OSError:
             return False
-
-    def __enter__(self) -> SpanAgent:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _free_port() -> int:

@@ -6,11 +6,12 @@ import gzip
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
+
+from wattspan.emulation.control import Closeable
 
 
-class Collector:
+class Collector(Closeable):
     """Takes every span on a loopback port of its own; their attributes by span id, in hex."""
 
     def __init__(self) -> None:
@@ -53,16 +54,11 @@ class Collector:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> Collector:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from support.capper_process import Gpu, finish, holding
 from support.program import alive
 from support.waiting import eventually
@@ -41,6 +43,30 @@ def test_hung_child_capper_is_not_waited_for_at_every_request(tmp_path: Path) ->
         child.stop()
         eventually(lambda: not alive(frozenset({child.pid or 0})), "it has ended")
     assert len(asked) == 2  # probe for an existing capper, then for its own
+
+
+def test_emulated_host_runs_until_its_capper_has_ended(tmp_path: Path) -> None:
+    config = to_toml(Config(agent=AgentSettings(state_dir=str(tmp_path), run_dir=str(tmp_path))))
+    with EmulatedHost(profile_named("batch")) as host:
+        where, engine = ("--emulated", str(host.directory)), host._process
+        answers = iter([False])  # no other capper runs
+        child = CapperProcess(
+            SystemClock(),
+            where,
+            config,
+            lambda: next(answers, True),
+            lambda _: None,
+            kept=host.lifeline,
+        )
+        child.start()
+        assert engine.stdin is not None
+        engine.stdin.close()  # as by a kill of the agent
+        read = os.open(f"/proc/{engine.pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+        with pytest.raises(BlockingIOError):  # its standard input has not ended
+            os.read(read, 1)
+        os.close(read)
+        child.stop()
+        assert engine.wait(60) == 0
 
 
 def test_capper_of_another_agent_is_replaced_after_its_end(tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from support.journals import journal_entries
+from support.program import Running, alive, descendants
 from support.stopped_holders import go_on, still_while_capped
-from support.tuned_stack import LEASE, ORIGINAL, Tuned, TunedHost
+from support.tuned_stack import LEASE, ORIGINAL, PROFILE, Tuned, TunedHost
 from support.waiting import eventually
+from wattspan.capper.protocol import CapperClient
+from wattspan.clock import SystemClock
+from wattspan.model import Knob
+from wattspan.ports import CapsError
 
 Note = Callable[[str, object], None]
 
@@ -53,6 +61,43 @@ def test_killed_agent_has_its_caps_restored_and_the_next_caps_again(
         assert successor.ended() == 0
     assert host.limit == ORIGINAL
     assert agent.journal() == []
+
+
+@pytest.mark.parametrize("shares_run_dir", [True, False])
+def test_agent_started_at_once_after_a_kill_has_a_capper(
+    tmp_path: Path, *, shares_run_dir: bool
+) -> None:
+    """The killed agent's capper restores the limit of the emulated host, which ends after it."""
+    with Running(tmp_path, emulate=PROFILE, autotune__mode="apply") as killed:
+        first = holding_client(killed)
+        family = descendants(killed.process.pid)
+        killed.end(signal.SIGKILL)
+        place = {"agent__run_dir": killed.run_dir} if shares_run_dir else {}
+        with Running(tmp_path, emulate=PROFILE, autotune__mode="apply", **place) as successor:
+            successor.run_dir = place.get("agent__run_dir", successor.run_dir)
+            holding_client(successor).close()
+            eventually(lambda: not alive(family), "nothing of the killed agent is left")
+            assert successor.end() == 0
+        first.close()
+    folder = killed.state_dir / "capper-emulated"
+    assert journal_entries(folder) == []
+    events = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
+    deeds = [event["deed"] for event in events if event["deed"] in {"restore", "end"}]
+    assert deeds == ["restore", "end"] * 2
+
+
+def holding_client(agent: Running) -> CapperClient:
+    """A client of the agent's capper that holds a cap of its GPU."""
+    client = CapperClient(agent.run_dir / "capper.sock", SystemClock(), who="test", timeout=20.0)
+
+    def held() -> bool:
+        with suppress(CapsError):
+            row = next(row for row in client.rows() if row.state.key.knob is Knob.GPU_POWER)
+            return bool(client.hold("job", {row.state.key: 600_000}, "a test"))
+        return False
+
+    eventually(held, f"its capper answers: {agent.said}")
+    return client
 
 
 @pytest.mark.exhaustive

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from support.program import ENVIRONMENT, Running, wattspan
 from support.tuned_training import JOB, TuningAgent
 from support.waiting import eventually
+from wattspan.emulation.control import Closeable
 from wattspan.sdk.client import request_json
 
 NOBODY = 65534
@@ -36,7 +36,7 @@ while not select.select([sys.stdin], [], [], 0.05)[0]:
 """
 
 
-class Application:
+class Application(Closeable):
     """A process that declares a job, and renews the declaration, until it is ended."""
 
     def __init__(self, run_dir: Path, user: int | None = None) -> None:
@@ -53,15 +53,7 @@ class Application:
         decision, instance = json.loads(self.process.stdout.readline())
         return decision, instance
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.process.kill()
         self.process.communicate()
 

@@ -120,16 +120,22 @@ def test_three_hosts_share_a_budget_and_lose_a_host_a_member_and_etcd(fleet: Fle
     hosts = {one["name"]: one for one in fleet.status()["hosts"]}
     assert sum(one["enforceable"] for one in hosts.values()) <= BUDGET
 
+    fleet.start(leader)
+    eventually(lambda: fleet.allotments().keys() == set(names), "the killed host joins again", 120)
+    eventually(lambda: sum(fleet.allotments().values()) == BUDGET, "the whole budget again", 120)
+    assert fleet.enforced(leader) <= fleet.allotments()[leader]
+    hosts = {one["name"]: one for one in fleet.status()["hosts"]}
+
     for member in range(3):
         fleet.etcd.kill(member)
-    safe = {name: hosts[name]["safe"] for name in others}
-    for name in others:
+    safe = {name: hosts[name]["safe"] for name in names}
+    for name in names:
         eventually(lambda name=name: fleet.enforced(name) <= safe[name], "the safe allotment")
         host = fleet.hosts[name]
         eventually(lambda host=host: "Cannot reach the fleet" in host.said, "the agent reports it")
     for member in range(3):
         fleet.etcd.start(member)
-    eventually(lambda: fleet.allotments().keys() == set(others), "the hosts return", 120)
+    eventually(lambda: fleet.allotments().keys() == set(names), "the hosts return", 120)
 
     gone = others[0]
     assert fleet.hosts[gone].end() == 0

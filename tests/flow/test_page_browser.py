@@ -516,6 +516,7 @@ def test_pipelines_show_their_ranks(browser: Browser) -> None:
     job["pipelines"] = row_to_json(PIPELINED)["pipelines"]
     told["snapshot"]["tuning"]["jobs"] = [job]
     with PageServer(told) as server, opened(browser, server.url) as tab:
+        assert not tab.page.locator("#tuner .partners").is_visible()
         texts = tab.texts("#tuner .pipeline")
         rows = tab.texts("#tuner .pipeline:first-child tbody tr")
     assert len(texts) == 2
@@ -525,6 +526,20 @@ def test_pipelines_show_their_ranks(browser: Browser) -> None:
         "0", "GPU-0", "1635\u00a0MHz", "1635\u00a0MHz", "12.1\u00a0%", "5.31\u00a0kJ",
     ]  # fmt: skip
     assert "no complete iteration yet" in texts[1]
+
+
+def test_other_hosts_of_a_job_are_named_beside_its_pipelines(browser: Browser) -> None:
+    told = page_worlds.world()
+    job = page_worlds.job("gpt/iteration", "holding", PIPELINED.decision.sentence)
+    job |= {name: row_to_json(PIPELINED)[name] for name in ("pipelines", "partners")}
+    told["snapshot"]["tuning"]["jobs"] = [job]
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        texts = tab.texts("#tuner .partners li")
+    assert texts == [
+        "Other hosts not used\n\nNo etcd member decides.",
+        "host-2 record of 1.2\u00a0s ago · pipeline dp-2 is the straggler\n\n"
+        "Its pipeline dp-2 takes 1.17 s.",
+    ]
 
 
 def test_trace_id_can_be_copied(browser: Browser) -> None:

@@ -92,13 +92,13 @@ class Service(Running):
         eventually(host, "the first figure")
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """End it in order, so that its children have ended too."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-        super().__exit__(None, None, None)
+        super().close()
 
     def held(self) -> tuple[int, int]:
         """Its idle numbers of descriptors and threads: the fewest that a second of looks shows.

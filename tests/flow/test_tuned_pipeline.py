@@ -183,7 +183,7 @@ def test_pipeline_follows_a_straggler_of_another_host_while_it_has_contact(tmp_p
             assert found["sentence"].startswith("Pipeline 1 of host-2 takes")
             explained = wattspan("tune", "explain", "--config", str(agent.config)).stdout
             assert "Pipeline 1 of host-2 takes" in explained
-            assert "Host host-2: Its pipeline 1 takes" in explained
+            assert "pipeline 1 is the straggler): Its pipeline 1 takes" in explained
             told = agent.until(agent.told, "the agent answers")
             assert told["slowdown"] <= 0.2
             etcd.kill(0)

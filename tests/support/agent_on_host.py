@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from wattspan.cli import main as wattspan
 from wattspan.clock import SystemClock
 from wattspan.emulation import host
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import HostProfile
 
 
-class Standing:
+class Standing(Closeable):
     """The part of an EmulatedHost that an agent needs, for a host that runs already."""
 
     def __init__(self, directory: Path, profile: HostProfile) -> None:
@@ -33,18 +32,11 @@ class Standing:
     def resolution(self) -> int:
         return SystemClock.tick()
 
+    lifeline = ()
     nvml = EmulatedHost.nvml
     amdsmi = EmulatedHost.amdsmi
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """The host keeps running."""
 
 

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from support.agent_on_host import Standing
@@ -18,6 +17,7 @@ from support.program import ENVIRONMENT, PROGRAM, options
 from support.waiting import eventually
 from wattspan.capper.protocol import CapperClient
 from wattspan.clock import SystemClock
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.host import EmulatedHost
 from wattspan.model import CapKey, CapRow, Knob
 from wattspan.ports import CapsError
@@ -82,7 +82,7 @@ def holding(socket: Path, key: CapKey, milliwatts: int) -> subprocess.Popen[str]
     return holder
 
 
-class CapperProcess:
+class CapperProcess(Closeable):
     """A `wattspan capper` that somebody ends. Directories are created unless given.
 
     ``handed`` are descriptors that it is to inherit under their own numbers.
@@ -169,15 +169,7 @@ class CapperProcess:
         self.process.send_signal(number)
         return self.process.wait(60)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.end(signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.capper_bench import Bench
@@ -16,11 +15,12 @@ from wattspan.capper.requests import RequestHandler
 from wattspan.capper.server import CapperSocketServer
 from wattspan.clock import SystemClock
 from wattspan.config import CapsSettings
+from wattspan.emulation.control import Closeable
 from wattspan.http.sockets import listen_unix
 from wattspan.ports import Clock
 
 
-class CapperServer:
+class CapperServer(Closeable):
     """Serves ``bench`` while the block runs, by the real clock unless another is given."""
 
     def __init__(
@@ -57,12 +57,7 @@ class CapperServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.stop()
 
     def stop(self) -> None:

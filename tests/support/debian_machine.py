@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from support.debian_root import DebianRoot
@@ -17,6 +16,7 @@ from support.journals import journal_entries
 from support.program import counters
 from support.systemd_host import SystemdHost
 from support.waiting import eventually
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.host import EmulatedHost
 from wattspan.emulation.profiles import profile_named
 
@@ -48,7 +48,7 @@ while True:
 """
 
 
-class Machine:
+class Machine(Closeable):
     """The machine runs for the duration of the ``with`` block; wattspan is not installed at
     first."""
 
@@ -67,12 +67,7 @@ class Machine:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stack.close()
 
     # -------------------------------------------------------------------------- actions

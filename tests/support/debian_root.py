@@ -18,12 +18,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.requirements import ROOT
 from support.systemd_host import SystemdHost
 from support.systemd_host import missing as missing_systemd
+from wattspan.emulation.control import Closeable
 
 PACKAGES = ("python3", "systemd")
 """Dependencies of the package; the root has no other packages beyond Debian's minimum."""
@@ -145,7 +145,7 @@ def another_version(package: Path, version: str, folder: Path) -> Path:
     return target
 
 
-class DebianRoot:
+class DebianRoot(Closeable):
     """A folder with a fresh Debian in it, from ``with`` to the end of it. A root in memory."""
 
     def __enter__(self) -> Self:
@@ -159,12 +159,7 @@ class DebianRoot:
         (self.path / "etc" / "machine-id").write_text("")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._temporary.cleanup()
 
     def boot(self, name: str = "host", binds: Mapping[Path, Path] | None = None) -> SystemdHost:

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -18,6 +17,7 @@ from support.reserved_port import reserved_port
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.config.fleet import parse_endpoint
+from wattspan.emulation.control import Closeable
 from wattspan.fleet.access import EtcdAccess
 from wattspan.fleet.coordination import CoordinationError
 from wattspan.fleet.etcd import EtcdCoordination
@@ -27,7 +27,7 @@ from wattspan.model import SECOND
 HEARTBEAT_MS, ELECTION_MS = 50, 300
 
 
-class EtcdCluster:
+class EtcdCluster(Closeable):
     """Some members, which end with the context. ``tls`` are the options of client TLS.
 
     With a ``network``, each member runs at the place of its number, else all run on loopback.
@@ -175,12 +175,7 @@ class EtcdCluster:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in self._folder.glob("*.log"))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for client in self._clients:
             client.close()
         for member in range(len(self.urls)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server
 
+from wattspan.emulation.control import Closeable
 from wattspan.util.protobuf import encode_message, length_delimited
 
 METHOD = "/v1.PodResourcesLister/List"
@@ -49,7 +49,7 @@ def encode_pods(pods: Pods) -> bytes:
     return body
 
 
-class Kubelet:
+class Kubelet(Closeable):
     """Serves ``body`` until it is closed; ``status`` other than OK refuses."""
 
     def __init__(self, path: Path, body: bytes = b"") -> None:
@@ -67,7 +67,7 @@ class Kubelet:
             raise GRPCError(self.status, "no such method")
         await stream.send_message(self.body)
 
-    def __enter__(self) -> Kubelet:
+    def __enter__(self) -> Self:
         async def serve() -> None:
             self._server = Server([self], codec=_BytesCodec())  # it takes the running loop
             await self._server.start(path=str(self.path))
@@ -76,12 +76,7 @@ class Kubelet:
         asyncio.run_coroutine_threadsafe(serve(), self._loop).result(10)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         async def close() -> None:
             self._server.close()
             await self._server.wait_closed()

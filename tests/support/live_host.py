@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from support.emulated_faults import FaultyHost
 from support.history import spent
 from wattspan.clock import SystemClock
 from wattspan.config import FlagValue, load
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.profiles import profile_named
 from wattspan.model import Consumer, HwType
 from wattspan.plugins import discover
@@ -28,7 +29,7 @@ while True:
 """
 
 
-class LiveAgent:
+class LiveAgent(Closeable):
     """An agent measuring an emulated host, both real but for the hardware."""
 
     def __init__(self, profile: str, state_dir: Path, **settings: object) -> None:
@@ -102,16 +103,11 @@ class LiveAgent:
         assert error is not None, f"the idle power of {domain_id} is not learned"
         return error
 
-    def __enter__(self) -> LiveAgent:
+    def __enter__(self) -> Self:
         self.agent.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for process in self._burners:
             process.kill()
             process.wait()

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import wattspan_exporters
+from wattspan.emulation.control import Closeable
 
 STATIC = Path(wattspan_exporters.__file__).parent / "page" / "static"
 POLICY = (
@@ -25,7 +25,7 @@ POLICY = (
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
-class PageServer:
+class PageServer(Closeable):
     """Serves the page on a loopback port; it can be stopped and started again on the same one."""
 
     def __init__(self, live: Mapping[str, Any]) -> None:
@@ -80,10 +80,5 @@ class PageServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.stop()

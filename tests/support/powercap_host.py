@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from support.emulated_faults import FaultyPowercapEngine, FaultyPowercapTree
 from support.powercap_layouts import LAYOUTS
+from wattspan.emulation.control import Closeable
 from wattspan.emulation.powercap_engine import CpuLaw
 from wattspan.emulation.powercap_tree import PowercapLayout
 from wattspan.ports import Batch
@@ -17,7 +17,7 @@ from wattspan.sources.rapl.powercap import PowercapSource
 from wattspan.testing import ManualClock
 
 
-class PowercapHost:
+class PowercapHost(Closeable):
     """Sockets do the given ``work``; ``pass_time`` advances the time."""
 
     def __init__(self, root: Path, layout: str | PowercapLayout = "xeon-2s") -> None:
@@ -43,15 +43,7 @@ class PowercapHost:
         self.pass_time(seconds)
         return self.source.read()
 
-    def __enter__(self) -> PowercapHost:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.source.close()
         self.engine.close()
         self.tree.close()

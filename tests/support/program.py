@@ -13,12 +13,12 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.waiting import eventually
+from wattspan.emulation.control import Closeable
 
 PROGRAM = [sys.executable, "-c", "from wattspan.cli import main; main()"]
 OURS = ("WATTSPAN_", "COVERAGE_")  # variables of build servers and coverage
@@ -77,7 +77,7 @@ def options(settings: Mapping[str, object]) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-class Running:
+class Running(Closeable):
     """A `wattspan run` that somebody ends. Its standard error goes to a file of the test."""
 
     def __init__(
@@ -161,15 +161,7 @@ class Running:
         self.process.send_signal(number)
         return self.process.wait(60)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.constant_history import ConstantPast
@@ -13,6 +12,7 @@ from wattspan.api.inference import EstimateRequest
 from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
 from wattspan.cli.measure.child import process_identity
 from wattspan.clock import SystemClock
+from wattspan.emulation.control import Closeable
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
 from wattspan.http.sockets import listen_unix
@@ -47,7 +47,7 @@ class Living:
         return PayerInfo(consumer, "somebody")
 
 
-class QueryServer:
+class QueryServer(Closeable):
     """An agent's ``api.sock`` in ``folder``, as long as it is entered."""
 
     def __init__(
@@ -89,12 +89,7 @@ class QueryServer:
         self._server.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._server.stop()
 
 

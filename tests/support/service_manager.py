@@ -6,13 +6,12 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from support.waiting import eventually
+from wattspan.emulation.control import Closeable
 
 
-class ServiceManager:
+class ServiceManager(Closeable):
     """Hears every message of a service, in order. ``environ`` is the environment of the service.
 
     ``watchdog`` is the seconds within which it awaits a sign of life; it never ends anything.
@@ -60,14 +59,6 @@ class ServiceManager:
         eventually(lambda: holds(self.status), what)
         return self.status
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
         self._folder.cleanup()

@@ -22,11 +22,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from support.systemd_boot import ENTER_CGROUP, LEAVE_CGROUP, PREFIX, boot_script, own_units, sweep
 from support.waiting import eventually
+from wattspan.emulation.control import Closeable
 
 PRINTED = Path("/run/systemd-host/printed")
 """File with the output of services, inside the host."""
@@ -41,7 +41,7 @@ class HostError(AssertionError):
     """The boot failed, or a command in it failed; the message has the log."""
 
 
-class SystemdHost:
+class SystemdHost(Closeable):
     """A systemd that runs from ``with`` to the end of it. Needs root and the requirements
     listed by ``missing``.
 
@@ -176,14 +176,6 @@ class SystemdHost:
                 raise HostError(f"systemd does not boot here:\n{said}") from None
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End it and everything in it, at once. Closing twice is permitted."""

@@ -224,7 +224,13 @@ PIPELINED = replace(
     ),
     partners=(
         JobPartner("", used=False, sentence="No etcd member decides."),
-        JobPartner("host-2", used=True, sentence="Its pipeline dp-2 takes 1.17 s."),
+        JobPartner(
+            "host-2",
+            used=True,
+            sentence="Its pipeline dp-2 takes 1.17 s.",
+            age=Nanoseconds(1_200_000_000),
+            straggler="dp-2",
+        ),
     ),
 )
 

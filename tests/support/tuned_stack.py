@@ -12,7 +12,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -170,7 +169,7 @@ class OwnHost(Limited):
         self._sockets.cleanup()
 
 
-class Tuned:
+class Tuned(Closeable):
     """A `wattspan run` that tunes the host's trainer, with its files in ``folder``."""
 
     def __init__(
@@ -342,15 +341,7 @@ class Tuned:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Gently, or, if a test has left anything stopped, by force."""
         mine = str(self.host.emulated.directory).encode()
         if self.process.poll() is None:

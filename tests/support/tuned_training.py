@@ -223,4 +223,4 @@ class TuningAgent:
         if self.running.process.poll() is None:
             self.running.end()
         self._nvml.nvmlShutdown()
-        self.running.__exit__(kind, error, trace)
+        self.running.close()

@@ -50,6 +50,7 @@ from wattspan.model import (
     CapRow,
     Decision,
     DecisionReason,
+    JobPartner,
     Knob,
     Microjoules,
     Move,
@@ -470,7 +471,8 @@ def test_ranks_have_clock_plan_waiting_and_saved_energy() -> None:
         "     1  GPU-3          -         -        -      -",
         "",
         "Other hosts (not used): No etcd member decides.",
-        "Host host-2: Its pipeline dp-2 takes 1.17 s.",
+        "Host host-2 (record of 1.2 s ago, pipeline dp-2 is the straggler): Its pipeline dp-2 takes"
+        " 1.17 s.",
     ]
 
 
@@ -479,6 +481,14 @@ def test_only_pipeline_has_the_sentence_of_its_job() -> None:
     first, *table = pipeline_lines(replace(PIPELINED, pipelines=(one,), partners=()))
     assert first == "The pipeline, certified: an iteration takes 2 s."
     assert table[0].split() == ["RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED"]
+
+
+def test_used_host_without_a_record_has_its_name_only() -> None:
+    other = JobPartner("host-3", used=True, sentence="It takes 1 s.")
+    assert list(pipeline_lines(replace(PIPELINED, pipelines=(), partners=(other,)))) == [
+        "",
+        "Host host-3: It takes 1 s.",
+    ]
 
 
 def test_explanation_shows_pipelines_and_no_tried_settings() -> None:

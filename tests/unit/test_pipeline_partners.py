@@ -46,11 +46,28 @@ def test_fresh_record_is_used() -> None:
     partners = of(seen(SLOW))
     assert partners.pipelines == (PartnerTimes("1 of b", 1_400_000_000, 100_000_000),)
     (figures,) = partners.figures
-    assert (figures.host, figures.used) == ("b", True)
+    assert (figures.host, figures.used, figures.straggler) == ("b", True, "")
     assert figures.sentence == (
         "Its pipeline 1 takes 1.4 s of an iteration of 1.5 s at the original clocks, with a noise"
         " of 1.0%, and holds its clocks."
     )
+
+
+def test_figures_name_the_followed_pipeline_of_each_host() -> None:
+    quick = msgspec.structs.replace(OWN, name="2")
+    partners = of(seen(SLOW, quick), seen(OWN, host="c", age=RECORD_LIFETIME + 1), own=(OWN,))
+    told = {one.host: one.straggler for one in partners.beside({"1 of b", "0 of c"})}
+    assert told == {"b": "1", "c": ""}  # a record that is not used has none
+    assert {one.straggler for one in partners.beside(())} == {""}
+
+
+def test_figures_have_the_ages_of_the_records() -> None:
+    view = JobView((seen(SLOW, age=3), SeenRecord("c", NOW - 5, None, "Other.")), trouble="None.")
+    assert {one.host: one.age for one in judged(view, (OWN,), NOW).figures} == {
+        "": None,
+        "b": 3,
+        "c": 5,
+    }
 
 
 def test_slowest_of_several_pipelines_is_named() -> None:

@@ -43,7 +43,7 @@ class Agent:
 
     def stop(self) -> None:
         if self._server is not None:
-            self._server.__exit__(None, None, None)
+            self._server.close()
             self._server = None
 
     @property

@@ -6,6 +6,7 @@ import pytest
 
 from support.tuned_host import Host
 from support.tuned_pipeline import JOB, TOP, TrainedHosts
+from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import DecisionReason, PipelineFigures, TuningRow
 
 
@@ -57,10 +58,15 @@ def test_hosts_show_each_other_and_the_reason_of_the_clocks(straggling: TrainedH
     host, other = straggling.hosts
     found = row(host)
     assert found.decision.sentence.startswith("Pipeline dp-1 of host-2 takes 0.")
-    for one, partner, name in ((host, "host-2", "dp-1"), (other, "host-1", "dp-0")):
+    for one, partner, name, straggler in (
+        (host, "host-2", "dp-1", "dp-1"),
+        (other, "host-1", "dp-0", ""),
+    ):
         (figures,) = row(one).partners
-        assert (figures.host, figures.used) == (partner, True)
+        assert (figures.host, figures.used, figures.straggler) == (partner, True, straggler)
         assert figures.sentence.startswith(f"Its pipeline {name} takes 0.")
+        assert figures.age is not None
+        assert 0 <= figures.age <= RECORD_LIFETIME
 
 
 def test_recovered_straggler_restores_the_clocks_within_two_iterations(

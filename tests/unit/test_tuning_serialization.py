@@ -105,6 +105,17 @@ def test_pipelines_round_trip() -> None:
         "saved_joules": 5310.0,
     }
     assert second["straggler_time_seconds"] is None
+    contact, host = row_to_json(PIPELINED)["partners"]
+    assert contact["age_seconds"] is None
+    assert (host["host"], host["age_seconds"], host["straggler"]) == ("host-2", 1.2, "dp-2")
+
+
+def test_partners_of_an_earlier_agent_are_read() -> None:
+    told = accounts_to_json(TuningAccounts("apply", (PIPELINED,)))
+    for one in told["jobs"][0]["partners"]:
+        del one["age_seconds"], one["straggler"]
+    (row,) = accounts_from_json(over_the_wire(told)).rows
+    assert [(one.age, one.straggler) for one in row.partners] == [(None, ""), (None, "")]
 
 
 def test_load_of_a_tracked_job_round_trips() -> None:

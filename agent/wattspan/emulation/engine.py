@@ -3,8 +3,9 @@
 Run as ``python -m wattspan.emulation.engine PROFILE DIRECTORY [PERIOD]``, the period being that of
 the CPU counters in nanoseconds. It is a separate process so that its cost is not the agent's, and
 so that an agent that is killed leaves nothing behind: when its standard input ends, it ends, and
-removes its directory. Clients ask at a Unix socket in that directory, in JSON, one line for each
-request and answer::
+removes its directory. The agent's capper keeps that input open, because it restores the limits of
+the boards after a kill of the agent. Clients ask at a Unix socket in that directory, in JSON, one
+line for each request and answer::
 
     {"do": "truth"}                  ->  {"zones": {...}, "gpus": [...]}
     {"do": "truth", "at": [MONO...]} ->  {"at": [{"zones": {...}, "gpus": [...]}, ...]}

@@ -81,6 +81,15 @@ class EmulatedHost(Closeable):
         """
         return max(self._period, SystemClock.tick())
 
+    @property
+    def lifeline(self) -> tuple[int, ...]:
+        """The descriptors with which the host runs until every process that has them has ended.
+
+        For the ``pass_fds`` of a process that needs the host after a kill of this one.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        return (self._process.stdin.fileno(),)
+
     def nvml(self) -> Any:
         """The object in place of the ``pynvml`` module; None if the host has no NVIDIA GPU."""
         if all(board.is_amd for board in self.profile.gpus):

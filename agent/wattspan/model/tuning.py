@@ -390,12 +390,16 @@ class PipelineFigures:
 class JobPartner:
     """Another host of a job, and one sentence: on its pipelines, or why they are not ``used``.
 
-    ``host`` is "" for the sentence on the contact to all of them.
+    ``host`` is "" for the sentence on the contact to all of them. ``age`` is the time since this
+    host first saw the other one's latest record, ``straggler`` the pipeline of the other host for
+    which a pipeline of this one has lower clocks, "" for none.
     """
 
     host: str
     used: bool
     sentence: str
+    age: Nanoseconds | None = None
+    straggler: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class CapperProcess:
     """A part of the agent with a thread of its own.
 
     ``text`` is the whole configuration in TOML, ``answered`` returns True if a capper answers now.
+    The capper inherits the descriptors ``kept``, and holds them until its end.
     """
 
     clock: Clock
@@ -49,6 +50,7 @@ class CapperProcess:
     text: str
     answered: Callable[[], bool]
     log: Callable[[str], None]
+    kept: tuple[int, ...] = ()
     _process: subprocess.Popen[bytes] | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -117,7 +119,7 @@ class CapperProcess:
                 stdout=subprocess.DEVNULL,
                 # Ctrl-C reaches a whole process group; only the pipe ends the capper.
                 start_new_session=True,
-                pass_fds=(settings,),
+                pass_fds=(settings, *self.kept),
             )
         finally:
             os.close(settings)

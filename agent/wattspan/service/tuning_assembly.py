@@ -189,12 +189,10 @@ class TuningAssembly:
             # The capper's own user is always permitted; the default names the service's user,
             # which may not exist.
             caps = msgspec.structs.replace(caps, users=())
-        agent = _absolute(self.core.config.agent)
+        agent, emulated = _absolute(self.core.config.agent), self.core.emulated
         child = CapperProcess(
             self.core.clock,
-            ("--emulated", str(self.core.emulated.directory))
-            if self.core.emulated is not None
-            else (),
+            () if emulated is None else ("--emulated", str(emulated.directory)),
             to_toml(
                 Config(
                     agent=agent,
@@ -205,6 +203,7 @@ class TuningAssembly:
             ),
             answered=self._answered,
             log=self.core.log,
+            kept=() if emulated is None else emulated.lifeline,
         )
         self.services.add(child.start, child.stop)
 

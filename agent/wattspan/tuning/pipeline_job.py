@@ -122,7 +122,7 @@ class PipelineJob(TuningJob):
             pipelines=tuple(
                 self._figures_of(name, control) for name, control in group.controls.items()
             ),
-            partners=self._partners.figures,
+            partners=self._partners.beside(group.followed),
         )
 
     # ---------------------------------------------------------------------------- decisions

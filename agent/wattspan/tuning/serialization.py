@@ -100,6 +100,8 @@ def row_to_json(row: TuningRow) -> JsonObject:
             pipeline[f"{name}_seconds"] = _divided(pipeline.pop(name), 1e9)
         for rank in pipeline["ranks"]:
             rank["saved_joules"] = _divided(rank.pop("saved"), 1e6)
+    for partner in facts["partners"]:
+        partner["age_seconds"] = _divided(partner.pop("age"), 1e9)
     return facts | {
         "unit": unit(knob),
         "since_unix_ns": row.since.wall,
@@ -123,6 +125,10 @@ def _row_from_json(facts: Mapping[str, Any]) -> TuningRow:
         "tried": _with_settings(knob, facts["tried"]),
         "decisions": {(one["move"], one["reason"]): one["count"] for one in facts["decisions"]},
         "pipelines": list(map(_pipeline_from_json, facts.get("pipelines", ()))),
+        "partners": [
+            one | {"age": _multiplied(one.get("age_seconds"), 1e9)}
+            for one in facts.get("partners", ())
+        ],
     }
     load = facts.get("load")
     if load is not None:

@@ -11,6 +11,7 @@ from wattspan.model import (
     CapRow,
     DecisionReason,
     Instant,
+    JobPartner,
     Knob,
     Move,
     ObjectiveFigures,
@@ -349,8 +350,18 @@ def pipeline_lines(row: TuningRow) -> Iterator[str]:
     for number, partner in enumerate(row.partners):
         if not number:
             yield ""
-        host = f"Host {clean_label(partner.host, _MAX_NAME)}" if partner.host else "Other hosts"
-        yield f"{host}{'' if partner.used else ' (not used)'}: {printable(partner.sentence)}"
+        yield f"{_partner_label(partner)}: {printable(partner.sentence)}"
+
+
+def _partner_label(partner: JobPartner) -> str:
+    """The name of another host, the age of its record, and its pipeline that is the straggler."""
+    notes = ["not used"] * (not partner.used)
+    if partner.age is not None:
+        notes.append(f"record of {duration_text(partner.age)} ago")
+    if partner.straggler:
+        notes.append(f"pipeline {clean_label(partner.straggler, _MAX_NAME)} is the straggler")
+    host = f"Host {clean_label(partner.host, _MAX_NAME)}" if partner.host else "Other hosts"
+    return f"{host} ({', '.join(notes)})" if notes else host
 
 
 def pipeline_sentence(pipeline: PipelineFigures) -> str:

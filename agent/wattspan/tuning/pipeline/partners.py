@@ -8,19 +8,18 @@ here. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Final
 
 from wattspan.fleet.job_records import (
     RECORD_LIFETIME,
-    JobRecord,
     JobView,
     PipelineSummary,
     SeenRecord,
 )
-from wattspan.model import SECOND, JobPartner
+from wattspan.model import SECOND, JobPartner, Nanoseconds
 from wattspan.tuning.pipeline.assembly import PartnerTimes
 from wattspan.tuning.pipeline.control import PipelineControl
 
@@ -57,6 +56,16 @@ class JobPartners:
     may_explore: bool = True
     figures: tuple[JobPartner, ...] = ()
 
+    def beside(self, followed: Collection[str]) -> tuple[JobPartner, ...]:
+        """The figures with the stragglers among the ``followed`` pipelines, named as in times."""
+        stragglers = {
+            seen.host: one.name
+            for seen in self.records
+            for one in _pipelines(seen)
+            if _full_name(one, seen) in followed
+        }
+        return tuple(replace(one, straggler=stragglers.get(one.host, "")) for one in self.figures)
+
 
 NO_PARTNERS: Final = JobPartners()
 
@@ -66,33 +75,37 @@ def judged(view: JobView, own: Sequence[PipelineSummary], now: int) -> JobPartne
     present = [(seen, _refusal(seen, own, now)) for seen in view.records]
     names = Counter(one.name for one in own)
     for seen, refusal in present:
-        if not refusal and seen.record is not None:
-            names.update(one.name for one in seen.record.pipelines)
+        if not refusal:
+            names.update(one.name for one in _pipelines(seen))
     used: list[SeenRecord] = []
     figures = [JobPartner("", used=False, sentence=view.trouble)] if view.trouble else []
     for seen, refusal in present:
-        record, repeated = seen.record, _repeated(seen.record, names)
-        if refusal or repeated or record is None:
-            figures.append(JobPartner(seen.host, used=False, sentence=refusal or repeated))
-        else:
+        problem = refusal or _repeated(seen, names)
+        if not problem:
             used.append(seen)
-            figures.append(JobPartner(seen.host, used=True, sentence=_sentence(record)))
+        sentence, age = problem or _sentence(_pipelines(seen)), Nanoseconds(now - seen.seen)
+        figures.append(JobPartner(seen.host, used=not problem, sentence=sentence, age=age))
     return JobPartners(
         tuple(
             PartnerTimes(
-                f"{one.name} of {seen.host}",
-                round(one.computed * SECOND),
-                round(one.tail * SECOND),
+                _full_name(one, seen), round(one.computed * SECOND), round(one.tail * SECOND)
             )
             for seen in used
-            if seen.record is not None
-            for one in seen.record.pipelines
+            for one in _pipelines(seen)
         ),
         tuple(used),
         view.explorer,
         view.may_explore,
         tuple(figures),
     )
+
+
+def _pipelines(seen: SeenRecord) -> tuple[PipelineSummary, ...]:
+    return () if seen.record is None else seen.record.pipelines
+
+
+def _full_name(pipeline: PipelineSummary, seen: SeenRecord) -> str:
+    return f"{pipeline.name} of {seen.host}"
 
 
 def summarized(controls: Mapping[str, PipelineControl]) -> tuple[PipelineSummary, ...]:
@@ -141,10 +154,9 @@ def _refusal(seen: SeenRecord, own: Sequence[PipelineSummary], now: int) -> str:
     return ""
 
 
-def _repeated(record: JobRecord | None, names: Counter[str]) -> str:
+def _repeated(seen: SeenRecord, names: Counter[str]) -> str:
     """The sentence on a pipeline that several hosts have; "" if there is none."""
-    pipelines = () if record is None else record.pipelines
-    name = next((one.name for one in pipelines if names[one.name] > 1), None)
+    name = next((one.name for one in _pipelines(seen) if names[one.name] > 1), None)
     if name is None:
         return ""
     return (
@@ -153,9 +165,9 @@ def _repeated(record: JobRecord | None, names: Counter[str]) -> str:
     )
 
 
-def _sentence(record: JobRecord) -> str:
-    slowest = max(record.pipelines, key=lambda one: one.computed)
-    count = len(record.pipelines)
+def _sentence(pipelines: Sequence[PipelineSummary]) -> str:
+    slowest = max(pipelines, key=lambda one: one.computed)
+    count = len(pipelines)
     state = _STATES.get(slowest.state, slowest.state)
     subject = f"Its pipeline {slowest.name}"
     if count > 1:

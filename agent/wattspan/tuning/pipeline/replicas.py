@@ -210,6 +210,14 @@ class PipelineGroup:
         return _charged(controls, self.account, self.losses)
 
     @property
+    def followed(self) -> frozenset[str]:
+        """The pipelines of other hosts that sessions wait for."""
+        sessions = (one.session for one in self.controls.values())
+        return frozenset(
+            one.partner for one in sessions if one.phase is PipelinePhase.STRAGGLE and one.partner
+        )
+
+    @property
     def explores(self) -> bool:
         """True if a session measures lower clocks, or wants to."""
         phases = [one.session.phase for one in self.controls.values()]

@@ -31,8 +31,9 @@ function makeJob() {
   job.declared = html("p", { class: "says" });
   job.facts = html("dl", { class: "facts" });
   job.pipelines = html("div", { class: "pipelines" });
+  job.partners = html("ul", { class: "partners" });
   const head = html("div", { class: "job-head" }, html("bdi", {}, job.name), job.state);
-  job.append(head, job.says, bullet(job), job.declared, job.facts, job.pipelines);
+  job.append(head, job.says, bullet(job), job.declared, job.facts, job.pipelines, job.partners);
   return job;
 }
 
@@ -66,6 +67,9 @@ function update(element, job) {
   const pipelines = job.pipelines ?? [];
   element.pipelines.hidden = !pipelines.length;
   keep(element.pipelines, pipelines, (one) => one.name, makePipeline, updatePipeline);
+  const partners = job.partners ?? [];
+  element.partners.hidden = !partners.length;
+  keep(element.partners, partners, (one) => one.host, makePartner, updatePartner);
 }
 
 /** What an application asked for, what it was given, and why; "" without a declaration. */
@@ -174,6 +178,27 @@ function iterationTimes({ name, reason, unit_time_seconds: now, original_time_se
   return `${text}: ${figures.seconds(now)} per iteration`
     + (original === null ? "" : `, ${figures.seconds(original)} at the original clocks`)
     + (other === null ? "" : `; it waits for one of ${figures.seconds(other)}`);
+}
+
+/** Another host of a job: the age of its record, and what that says. */
+function makePartner() {
+  const one = html("li", { class: "says" });
+  one.host = html("span", { class: "name" });
+  one.notes = html("span", { class: "detail" });
+  one.says = html("p");
+  one.append(html("bdi", {}, one.host), " ", one.notes, one.says);
+  return one;
+}
+
+function updatePartner(element, { host, used, age_seconds: age, straggler, sentence }) {
+  write(element.host, host ? figures.name(host, 60) : "Other hosts");
+  const notes = [
+    used ? "" : "not used",
+    age === null ? "" : `record of ${figures.duration(age)} ago`,
+    straggler ? `pipeline ${figures.name(straggler, 40)} is the straggler` : "",
+  ];
+  write(element.notes, notes.filter(Boolean).join(" · "));
+  write(element.says, figures.sentence(sentence));
 }
 
 function megahertz(value) {
