@@ -481,6 +481,18 @@ def test_only_pipeline_has_the_sentence_of_its_job() -> None:
     assert table[0].split() == ["RANK", "DEVICE", "CLOCK", "PLAN", "WAITING", "SAVED"]
 
 
+def test_other_hosts_of_a_job_are_shown_without_pipelines() -> None:
+    spread = replace(HELD, partners=PIPELINED.partners)
+    hosts = [
+        "Other hosts (not used): No etcd member decides.",
+        "Host host-2: Its pipeline dp-2 takes 1.17 s.",
+    ]
+    accounts = TuningAccounts("apply", (spread,))
+    assert list(status_lines(accounts, NOW, None))[-3:] == [spread.job, *hosts]
+    text = "\n".join(explain_lines(spread, accounts, NOW, None))
+    assert "Hosts\n  " + "\n  ".join(hosts) in text
+
+
 def test_explanation_shows_pipelines_and_no_tried_settings() -> None:
     text = "\n".join(explain_lines(PIPELINED, TuningAccounts("apply", (PIPELINED,)), NOW, None))
     assert "Pipelines\n  Pipeline dp-0, straggler" in text
