@@ -158,6 +158,7 @@ def load_tracking(draw: st.DrawFn) -> dict[str, Any]:
         "ttft": draw(TEXT.map("event:{}x".format)),
         "tbt": draw(st.sampled_from(["", "latency", "span:token"])),
         "classes": draw(st.sampled_from(["", "length"])),
+        "hosts": 1,
     }
 
 
@@ -170,6 +171,7 @@ def pipeline(draw: st.DrawFn) -> dict[str, Any]:
         "pipeline": {name: draw(TEXT.filter(bool)) for name in named},
         "work": "",
         "compute": "",
+        "hosts": 1,
     }
 
 
@@ -184,6 +186,8 @@ def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
                 st.booleans()
             ):
                 row[key.name] = draw(values(key))
+        if row.get("kind") == "requests":
+            row["hosts"] = 1
         if draw(st.booleans()):
             rows.append({**row, **draw(load_tracking()), "compute": ""})
             continue

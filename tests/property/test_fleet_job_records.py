@@ -21,6 +21,7 @@ from wattspan.fleet.job_records import (
     encode_record,
 )
 from wattspan.model import SECOND
+from wattspan.tuning import host_turns
 from wattspan.tuning.pipeline.losses import LossHistory
 from wattspan.tuning.pipeline.partners import judged
 
@@ -46,7 +47,12 @@ RECORDS = st.fixed_dictionaries(
         "covered": st.integers(0, 2**62 - 1),
         "pipelines": st.lists(PIPELINES, max_size=3),
         "losses": st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS).map(list), max_size=3),
-    }
+    },
+    optional={
+        "ranks": st.fixed_dictionaries(
+            {}, optional={"since": NUMBERS, "setting": st.text(max_size=3), "lost": NUMBERS}
+        )
+    },
 )
 
 
@@ -60,6 +66,9 @@ def used(value: bytes) -> None:
         assert refusal.startswith("Its record ")
         assert refusal.endswith((".", "?"))
     seen = SeenRecord("b", NOW, record, refusal)
+    turn = host_turns.judged(JobView((seen,)), 2, None, NOW)
+    assert turn.may_explore is (record is not None and record.ranks is not None)
+    assert turn.figures[0].sentence
     partners = judged(JobView((seen,)), (OWN,), NOW)
     (figures,) = partners.figures
     assert figures.sentence

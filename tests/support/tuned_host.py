@@ -340,8 +340,10 @@ class Host:
         capper: bool = True,
         caps: Callable[[Clock], Caps] | None = None,
         records: Callable[[Clock], JobRecords] | None = None,
+        seed: int = 7,
     ) -> None:
         """``caps`` makes the way to a capper that is not of this host, ``records`` to others."""
+        self.seed = seed
         self.clock = ManualClock()
         self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
         self.packages = [
@@ -387,7 +389,7 @@ class Host:
             declared=self.declared.tuned,
             user_of=self.users.get,
             command=lambda consumer: "python train.py",
-            seed=7,
+            seed=self.seed,
             log=self.logged.append,
         )
 

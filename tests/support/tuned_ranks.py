@@ -29,7 +29,10 @@ def synchronous(**more: object) -> AutotuneSettings:
 
 @dataclass
 class Together:
-    """The steps of all ranks. ``loads`` are the seconds that each computes in a step."""
+    """The steps of all ranks. ``loads`` are the seconds that each computes in a step.
+
+    ``usual`` are the seconds that the steps would have lasted without any cap.
+    """
 
     gpus: Sequence[Gpu]
     loads: list[float]
@@ -41,6 +44,7 @@ class Together:
     left: list[float] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     ahead: int = 0  # overlap of the last collective with the future
+    usual: float = 0.0
 
     def advance(self, start: int, end: int) -> list[_Done]:
         """Units finished by each rank between two times."""
@@ -53,6 +57,7 @@ class Together:
                     load * math.exp(self.random.gauss(0.0, self.noise)) for load in self.loads
                 ]
                 self.computed = [0 for _ in self.gpus]
+                self.usual += max(self.left) + self.common
             rest = [left * gpu.slowdown for left, gpu in zip(self.left, self.gpus, strict=True)]
             most = max(rest)
             stretch = min(end - at, max(1, round(most * 1e9)))

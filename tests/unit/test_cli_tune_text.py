@@ -486,9 +486,21 @@ def test_only_pipeline_has_the_sentence_of_its_job() -> None:
 def test_used_host_without_a_record_has_its_name_only() -> None:
     other = JobPartner("host-3", used=True, sentence="It takes 1 s.")
     assert list(pipeline_lines(replace(PIPELINED, pipelines=(), partners=(other,)))) == [
-        "",
         "Host host-3: It takes 1 s.",
     ]
+
+
+def test_other_hosts_of_a_job_are_shown_without_pipelines() -> None:
+    spread = replace(HELD, partners=PIPELINED.partners)
+    hosts = [
+        "Other hosts (not used): No etcd member decides.",
+        "Host host-2 (record of 1.2 s ago, pipeline dp-2 is the straggler): "
+        "Its pipeline dp-2 takes 1.17 s.",
+    ]
+    accounts = TuningAccounts("apply", (spread,))
+    assert list(status_lines(accounts, NOW, None))[-3:] == [spread.job, *hosts]
+    text = "\n".join(explain_lines(spread, accounts, NOW, None))
+    assert "Hosts\n  " + "\n  ".join(hosts) in text
 
 
 def test_explanation_shows_pipelines_and_no_tried_settings() -> None:

@@ -1,10 +1,11 @@
 """Checks across settings: contradictions and settings without effect."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from wattspan.config import Config, load
+from wattspan.config import Config, TunedJobSettings, load
 from wattspan.ports import ConfigError
 
 JOB = '[[autotune.job]]\nspan = "step"\n'
@@ -49,6 +50,33 @@ PIPELINE = f"{JOB}pipeline = {{stage = 's', microbatch = 'm', instruction = 'i'}
 def test_contradiction_of_a_pipeline_is_named(text: str, expected: str, tmp_path: Path) -> None:
     clocks = "" if text == PIPELINE else '[autotune]\nknobs = ["gpu_clock"]\n'
     assert expected in fault(clocks + text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{PIPELINE}hosts = 2", "pipelines differ by `replica`. Remove it."),
+        (f'{JOB}kind = "requests"\nhosts = 2', "requests are served by each host alone"),
+        (f"{JOB}hosts = 65", "65 is out of bounds"),
+    ],
+)
+def test_hosts_of_another_job_than_a_synchronous_one_are_refused(
+    text: str, expected: str, tmp_path: Path
+) -> None:
+    assert expected in fault(f'[autotune]\nknobs = ["gpu_clock"]\n{text}', tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, False),
+        ({"hosts": 2}, True),
+        ({"pipeline": {"replica": "r"}}, True),
+        ({"pipeline": {"stage": "s"}}, False),
+    ],
+)
+def test_job_may_run_on_several_hosts(more: dict[str, Any], *, expected: bool) -> None:
+    assert TunedJobSettings(span="step", **more).on_several_hosts is expected
 
 
 def test_pipeline_may_name_the_attribute_of_its_replica(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from support.waiting import eventually
-from wattspan.fleet.coordination import KeyWrite
+from wattspan.fleet.coordination import KeyWrite, RevisionCondition
 from wattspan.fleet.job_exchange import LEASE_SECONDS, JobExchange
 from wattspan.fleet.job_records import (
     MAX_HOSTS,
@@ -38,8 +39,8 @@ class Hosts:
         for name in ("a", "b"):
             self.add(name)
 
-    def add(self, name: str) -> JobExchange:
-        client = self.clients[name] = self.cluster.client()
+    def add(self, name: str, client: MemoryCoordination | None = None) -> JobExchange:
+        client = self.clients[name] = client or self.cluster.client()
         made = JobExchange("/wattspan/fleet/", name, client, self.clock, self.logged.append)
         self.exchanges[name] = made
         return made
@@ -146,6 +147,38 @@ def test_lost_contact_is_reported_and_lets_the_host_explore(hosts: Hosts) -> Non
     view = hosts.exchanges["b"].view(JOB)
     assert (view.trouble, view.may_explore, view.explorer) == ("", False, "a")
     assert hosts.told("a") == {"b": "b"}
+
+
+def test_contact_ends_with_the_lifetime_of_a_record(hosts: Hosts) -> None:
+    exchange = hosts.exchanges["a"]
+    hosts.publish("a")
+    assert exchange.view(JOB).contact is False  # nothing was exchanged yet
+    hosts.pass_time(6, "a", explores=True)
+    assert exchange.view(JOB).contact is True
+    hosts.clock.advance(RECORD_LIFETIME / SECOND + 2)  # the exchange hangs, without an error
+    view = exchange.view(JOB)
+    assert (view.contact, view.may_explore, view.trouble) == (False, True, "")
+    hosts.pass_time(1, "a", explores=True)
+    assert exchange.view(JOB).contact is True
+
+
+def test_host_may_not_explore_before_its_turn_ends(hosts: Hosts) -> None:
+    seen: list[bool] = []
+
+    class Watched(MemoryCoordination):
+        def commit(
+            self, writes: Sequence[KeyWrite], conditions: Sequence[RevisionCondition] = ()
+        ) -> int:
+            if any(one.key == f"{PLACE}explorer" for one in writes):
+                seen.append(exchange.view(JOB).may_explore)
+            return super().commit(writes, conditions)
+
+    exchange = hosts.add("a", Watched(hosts.cluster))
+    hosts.pass_time(6, "a", explores=True)
+    assert exchange.view(JOB).may_explore
+    seen.clear()
+    hosts.pass_time(4, "a")
+    assert seen == [False]
 
 
 def test_host_that_never_had_contact_explores(hosts: Hosts) -> None:

@@ -147,6 +147,15 @@ class TunedJobSettings(Table, frozen=True):
             'data parallelism, add `replica = "NAME"`: an attribute whose value names the pipeline.'
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it
+    hosts: Annotated[
+        int,
+        about(
+            "Most hosts of a fleet on which ranks of this synchronous job run. From 2 on, they "
+            "compare settings one after another, and each has its part of the slowdown budget.",
+            least=1,
+            most=64,
+        ),
+    ] = 1
     max_slowdown: Annotated[
         float | None,
         about(
@@ -171,6 +180,11 @@ class TunedJobSettings(Table, frozen=True):
         return self.control == "track"
 
     @property
+    def on_several_hosts(self) -> bool:
+        """True if other hosts of the fleet may have ranks of the same job."""
+        return self.hosts > 1 or REPLICA_KEY in self.pipeline
+
+    @property
     def objectives(self) -> tuple[LatencyPercentile, ...]:
         """The valid entries of ``slo``."""
         found = []
@@ -185,6 +199,12 @@ class TunedJobSettings(Table, frozen=True):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         yield from self._pipeline_contradictions()
+        if self.hosts > 1 and (self.pipeline or self.tracked or self.kind == "requests"):
+            yield (
+                "hosts",
+                "has an effect on synchronous steps only: requests are served by each host alone, "
+                "and pipelines differ by `replica`. Remove it.",
+            )
         if not self.tracked:
             yield from self._without_tracking()
             return

@@ -2,7 +2,8 @@
 
 Each host writes its own record under the job's key, at intervals, with a lease that ends with the
 host. The exchange has no part in decisions: it is one thread that reads and writes, and the tuner
-never waits for it. Records and the explorer's lease serve efficiency and liveness only.
+never waits for it. Without contact for the lifetime of a record, which is shorter than that of the
+lease, a host has to do what is safe without the others.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class JobExchange:
     def view(self, job: str) -> JobView:
         """The other hosts of a job by the latest pass.
 
-        Without contact for the lifetime of a record, this host explores as if it were alone.
+        ``may_explore`` is True without contact for the lifetime of a record.
         """
         with self._lock:
             known, trouble, succeeded = self._jobs.get(job), self._trouble, self._succeeded
@@ -121,9 +122,10 @@ class JobExchange:
                 records = tuple(one for _, one in known.seen.values())
                 view = JobView(records, known.explorer, known.may_explore, trouble)
         now = self._clock.monotonic()
-        if trouble and (succeeded is None or now - succeeded > RECORD_LIFETIME):
-            return view._replace(explorer="", may_explore=True)
-        return view
+        lost = succeeded is None or now - succeeded > RECORD_LIFETIME
+        if trouble and lost:
+            return view._replace(explorer="", may_explore=True, contact=False)
+        return view._replace(contact=not lost)
 
     # ---------------------------------------------------------------------------- the thread
 
@@ -230,6 +232,8 @@ class JobExchange:
         if job.explores:
             job.election.campaign(self._lease)
         else:
+            with self._lock:  # before another host may have the turn
+                job.may_explore = False
             job.election.resign()
 
     def _read(self, name: str, job: _Job, now: int) -> None:

@@ -69,11 +69,24 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
 
 
+class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host does with its ranks of a synchronous job.
+
+    Since ``since`` it compares settings, or holds ``setting``, which is in words and "" before; 0
+    for the original setting. ``lost`` is the part of its time so far that this has cost at most.
+    """
+
+    since: _Time = 0
+    setting: _Name = ""
+    lost: _Part = 0.0
+
+
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part in a job, as of ``sent``.
 
     ``session`` differs for each run of the host's tuner. ``losses`` are those of the half minute
     before ``covered``, the time up to which they are known; runs of several pipelines overlap.
+    ``ranks`` is the part of a host without pipelines.
     """
 
     schema: Literal[1] = 1
@@ -82,6 +95,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     covered: _Time = 0
     pipelines: Annotated[tuple[PipelineSummary, ...], msgspec.Meta(max_length=_MAX_PIPELINES)] = ()
     losses: Annotated[tuple[LossRun, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
+    ranks: RankSetting | None = None
 
 
 class SeenRecord(NamedTuple):
@@ -95,19 +109,29 @@ class SeenRecord(NamedTuple):
     record: JobRecord | None
     refusal: str = ""
 
+    def unused(self, now: int) -> str:
+        """The reason not to use the record at all, in one sentence; "" for none."""
+        age = now - self.seen
+        if self.record is None:
+            return self.refusal
+        if age > RECORD_LIFETIME:
+            return f"Its last record came {age // SECOND} s ago, and is not used any more."
+        return ""
+
 
 class JobView(NamedTuple):
     """A job as the other hosts tell it.
 
-    ``explorer`` is the other host whose turn it is to measure lower clocks, "" if there is none;
-    ``may_explore`` is True if this one may. ``trouble`` is the reason without contact, in one
-    sentence.
+    ``explorer`` is the other host whose turn it is to measure lower settings, "" if there is none;
+    ``may_explore`` is True if this one may. ``trouble`` is the reason of the latest failure, in one
+    sentence. ``contact`` is False if nothing was exchanged for the lifetime of a record.
     """
 
     records: tuple[SeenRecord, ...] = ()
     explorer: str = ""
     may_explore: bool = True
     trouble: str = ""
+    contact: bool = True
 
 
 class RefusedRecordError(ValueError):

@@ -15,7 +15,6 @@ import msgspec
 from wattspan import __version__
 from wattspan.clock import SystemClock
 from wattspan.config import AgentSettings, Config
-from wattspan.config.tuning_settings import REPLICA_KEY
 from wattspan.model import (
     Attribution,
     Consumer,
@@ -306,10 +305,10 @@ class TuningAssembly:
         self.services.health_checks.append(self.tuner.health)
 
     def _add_exchange(self) -> JobExchange | None:
-        """The exchange with other hosts of the fleet that have pipelines of the same jobs."""
+        """The exchange with other hosts of the fleet that have ranks of the same jobs."""
         core, fleet = self.core, self.core.config.fleet
-        named = any(REPLICA_KEY in job.pipeline for job in core.config.autotune.job)
-        if not (fleet.is_enabled and named):
+        shared = any(job.on_several_hosts for job in core.config.autotune.job)
+        if not (fleet.is_enabled and shared):
             return None
         from wattspan.fleet.access import EtcdAccess
         from wattspan.fleet.etcd import EtcdCoordination

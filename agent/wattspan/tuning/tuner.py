@@ -430,6 +430,10 @@ def _job_type(terms: JobTerms) -> type[TuningJob]:
         from wattspan.tuning.pipeline_job import PipelineJob
 
         return PipelineJob
+    if terms.job is not None and terms.job.hosts > 1:
+        from wattspan.tuning.spread_job import SpreadJob
+
+        return SpreadJob
     return TrackedJob if terms.job is not None and terms.job.tracked else TuningJob
 
 

@@ -291,8 +291,9 @@ def explain_lines(
         shown = [sentence for sentence in sentences if sentence]
         if title == "Ledger" and row.tried:
             yield from ("", "Tried", *(f"  {line}" for line in _trial_lines(row)))
-        if title == "Ledger" and row.pipelines:
-            yield from ("", "Pipelines", *(f"  {line}".rstrip() for line in pipeline_lines(row)))
+        if title == "Ledger" and (row.pipelines or row.partners):
+            name = "Pipelines" if row.pipelines else "Hosts"
+            yield from ("", name, *(f"  {line}".rstrip() for line in pipeline_lines(row)))
         if shown:
             yield from ("", title)
             for sentence in shown:

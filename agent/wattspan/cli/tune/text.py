@@ -187,8 +187,8 @@ _OPTIONAL_COLUMNS = ("BETWEEN", "PAIRS", "SINCE", "SAVED", "BUDGET", "HEADROOM",
 def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> Iterator[str]:
     """A line for each job; its sentence is at the end, or below if ``width`` is too small.
 
-    Below them are the ranks of pipelines. ``width`` None is unlimited, as for a program that reads
-    lines.
+    Below them are the ranks of pipelines, and the other hosts of jobs. ``width`` None is
+    unlimited, as for a program that reads lines.
     """
     yield from summary_lines(accounts)
     if not accounts.rows:
@@ -200,7 +200,7 @@ def status_lines(accounts: TuningAccounts, now: Instant, width: int | None) -> I
     sentences = ["", *map(decision_text, rows)]
     yield from _with_sentences(lines, sentences, width)
     for row in rows:
-        if row.pipelines:
+        if row.pipelines or row.partners:
             yield ""
             yield clean_label(row.job, _MAX_NAME)
             yield from pipeline_lines(row)
@@ -348,7 +348,7 @@ def pipeline_lines(row: TuningRow) -> Iterator[str]:
         ]
         yield from (f"  {line}" for line in table_lines([_RANK_TITLES, *cells], left=(1,)))
     for number, partner in enumerate(row.partners):
-        if not number:
+        if not number and row.pipelines:
             yield ""
         yield f"{_partner_label(partner)}: {printable(partner.sentence)}"
 

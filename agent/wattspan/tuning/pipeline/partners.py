@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Final
 
-from wattspan.fleet.job_records import (
-    RECORD_LIFETIME,
-    JobView,
-    PipelineSummary,
-    SeenRecord,
-)
+from wattspan.fleet.job_records import JobView, PipelineSummary, SeenRecord
 from wattspan.model import SECOND, JobPartner, Nanoseconds
 from wattspan.tuning.pipeline.assembly import PartnerTimes
 from wattspan.tuning.pipeline.control import PipelineControl
@@ -135,11 +130,9 @@ def _summary(name: str, control: PipelineControl) -> PipelineSummary:
 
 def _refusal(seen: SeenRecord, own: Sequence[PipelineSummary], now: int) -> str:
     """The reason not to use a record, in one sentence; "" for none."""
-    record, age = seen.record, now - seen.seen
-    if record is None:
-        return seen.refusal
-    if age > RECORD_LIFETIME:
-        return f"Its last record came {age // SECOND} s ago, and is not used any more."
+    record = seen.record
+    if record is None or seen.unused(now):
+        return seen.unused(now)
     if not record.pipelines:
         return "It has no complete iterations yet."
     if not own:

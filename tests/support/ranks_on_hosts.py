@@ -1,0 +1,145 @@
+"""A synchronous job whose ranks run on several hosts of numbers, and the service of their records.
+
+The hosts have tuners and exchanges of their own; their clocks pass equally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from support.tuned_host import DEFAULT, LEASE, TICK, Host, quick
+from support.tuned_ranks import SERVICE, STEP, RankJob, Together
+from wattspan.config import AutotuneSettings, TunedJobSettings
+from wattspan.fleet.job_exchange import JobExchange
+from wattspan.model import Consumer, DecisionReason, TuningRow
+from wattspan.ports import Clock
+from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+
+JOB = f"{SERVICE}/{STEP}"
+_COMPARING = (
+    DecisionReason.SCREENING,
+    DecisionReason.CERTIFYING,
+    DecisionReason.RECERTIFYING,
+)
+
+
+def spread(hosts: int, **more: object) -> AutotuneSettings:
+    """Settings of a job whose ranks run on so many hosts, with short blocks."""
+    job = TunedJobSettings(service=SERVICE, span=STEP, kind="steps", hosts=hosts)
+    short = {"block": 500_000_000, "settle": 500_000_000, "dwell": 60_000_000_000}
+    return quick(**({"job": (job,)} | short | more))
+
+
+class RankHost:
+    """One of the hosts: its agent runs, or was killed; ``killed`` is the time of that."""
+
+    def __init__(
+        self, name: str, settings: AutotuneSettings, cluster: MemoryCluster, seed: int
+    ) -> None:
+        self.name, self._cluster = name, cluster
+        self.client: MemoryCoordination = cluster.client()
+        self.host = Host(settings=settings, records=self._made, seed=seed)
+        self.killed: int | None = None
+        self.runs = True
+
+    @property
+    def row(self) -> TuningRow | None:
+        return self.host.row(JOB)
+
+    @property
+    def cap(self) -> int:
+        return self.host.gpus[0].cap
+
+    @property
+    def compares(self) -> bool:
+        """True if a setting that its running agent has not certified is in force."""
+        searches = self.row is not None and self.row.decision.reason in _COMPARING
+        return self.runs and searches and self.cap < DEFAULT
+
+    @property
+    def holds(self) -> bool:
+        """True if it has certified a setting that is in force."""
+        certified = self.row is not None and self.row.decision.reason is DecisionReason.CERTIFIED
+        return self.runs and certified and self.cap < DEFAULT
+
+    def _made(self, clock: Clock) -> JobExchange:
+        self.exchange = JobExchange("/fleet/", self.name, self.client, clock, lambda line: None)
+        return self.exchange
+
+    def turn(self, tick: int) -> None:
+        host = self.host
+        if self.runs:
+            host.turn(tick)
+            self.exchange.round()
+            return
+        host._pass()
+        host.tap.drain()
+        if self.killed is not None and host.clock.monotonic() - self.killed > LEASE:
+            assert host.capper is not None
+            host.capper.lapse()
+            self.killed = None
+
+    def kill(self) -> None:
+        """The agent ends without a word: its leases expire."""
+        self.runs, self.killed = False, self.host.clock.monotonic()
+
+    def start(self) -> None:
+        """Another agent begins, with an exchange of its own."""
+        assert self.host.capper is not None
+        self.host.capper.lapse()
+        self.client = self._cluster.client()
+        self.host._job_records = self._made(self.host.clock)
+        self.host.restart()
+        self.runs, self.killed = True, None
+
+
+class RankedHosts:
+    """Hosts with one rank of the same job each; those in ``later`` have no agent at first."""
+
+    def __init__(
+        self, loads: Sequence[float], settings: AutotuneSettings | None = None,
+        later: Collection[int] = (), **more: object,
+    ) -> None:  # fmt: skip
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(self.clock)
+        settings = settings or spread(len(loads))
+        self.members = [
+            RankHost(f"host-{number}", settings, self.cluster, number + 1)
+            for number in range(len(loads))
+        ]
+        gpus = [one.host.gpus[0] for one in self.members]
+        self.together = Together(gpus, list(loads), **more)  # type: ignore[arg-type]
+        ranks = [
+            RankJob(SERVICE, gpu, Consumer(200, 1), together=self.together, number=number)
+            for number, gpu in enumerate(gpus)
+        ]
+        ranks[0].peers = ranks
+        for one, rank in zip(self.members, ranks, strict=True):
+            one.host.jobs.append(rank)
+        for number in later:
+            self.members[number].runs = False
+        self._start = self.members[0].host.clock.monotonic()
+        self.ticks = 0
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [one.host for one in self.members]
+
+    @property
+    def elapsed(self) -> float:
+        return (self.hosts[0].clock.monotonic() - self._start) / 1e9
+
+    @property
+    def lost(self) -> float:
+        """The seconds by which the run so far is longer than it would be without any cap."""
+        return self.elapsed - self.together.usual
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass on all hosts."""
+        for _ in range(round(seconds * 1e9 / TICK)):
+            for one in self.members:
+                one.turn(self.ticks)
+            self.clock.advance(ns=TICK)
+            self.ticks += 1
+            if self.ticks % 2 and until():
+                return

@@ -1,0 +1,205 @@
+"""Tuners of two hosts with ranks of one synchronous job certify settings in turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.ranks_on_hosts import JOB, RankedHosts, spread
+from support.tuned_host import DEFAULT, Host
+from support.tuned_ranks import train_together
+from wattspan.fleet.coordination import KeyWrite
+from wattspan.fleet.job_exchange import LEASE_SECONDS
+from wattspan.model import DecisionReason, Move, TuningRow
+from wattspan.tuning.decisions.values import Observation
+from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
+
+MINUTES = 1800
+EXPLORER = "/fleet-jobs/trainer%2Ftrain_step/explorer"
+
+
+def row(hosts: RankedHosts, number: int) -> TuningRow:
+    found = hosts.members[number].row
+    assert found is not None
+    return found
+
+
+def all_hold(hosts: RankedHosts) -> bool:
+    return all(one.holds for one in hosts.members)
+
+
+def certified() -> RankedHosts:
+    """Two hosts that hold settings, the first one before the other."""
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    first, second = hosts.members
+    hosts.run(MINUTES, until=lambda: first.holds)
+    second.start()
+    hosts.run(MINUTES, until=lambda: all_hold(hosts))
+    assert all_hold(hosts)
+    return hosts
+
+
+def test_hosts_of_a_job_certify_settings_one_after_another() -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    first, second = hosts.members
+    both: list[float] = []
+    waiting: set[str] = set()
+
+    def observed() -> bool:
+        if first.compares and second.compares:
+            both.append(hosts.elapsed)
+        waiting.update(
+            one.row.decision.sentence
+            for one in hosts.members
+            if one.row is not None and one.row.decision.reason is DecisionReason.WAITING
+        )
+        return all_hold(hosts)
+
+    hosts.run(MINUTES, until=observed)
+    assert all_hold(hosts)
+    assert not both
+    assert "Keep the original setting: host-0 compares settings for this job." in waiting
+    assert hosts.together.slowdown <= 1.05
+    assert hosts.lost <= 0.05 * hosts.together.usual
+    for number, other in ((0, "host-1"), (1, "host-0")):
+        found = row(hosts, number)
+        assert found.budget == host_part(0.05, 2)
+        (partner,) = found.partners
+        assert (partner.host, partner.used) == (other, True)
+
+
+def test_later_host_is_compared_and_the_one_before_it_is_not() -> None:
+    hosts = certified()
+    hosts.run(5)
+    known = [len(one.host.book.decided) for one in hosts.members]
+    hosts.run(300)
+    hosts.run(MINUTES, until=lambda: all_hold(hosts))
+    assert all_hold(hosts)
+    first, second = (
+        {entry.decision.reason for entry in one.host.book.decided[count:]}
+        for one, count in zip(hosts.members, known, strict=True)
+    )
+    assert not first
+    assert {DecisionReason.SENTINEL, DecisionReason.CERTIFIED} <= second
+    (partner,) = row(hosts, 1).partners
+    assert partner.sentence.startswith(f"It holds {hosts.members[0].cap / 1000:.0f} W, which has")
+
+
+def test_last_host_improves_its_setting() -> None:
+    hosts = certified()
+    caps = [one.cap for one in hosts.members]
+    hosts.run(MINUTES, until=lambda: hosts.members[1].holds and hosts.members[1].cap < caps[1])
+    assert hosts.members[0].cap == caps[0]
+    assert hosts.members[1].cap < caps[1]
+    assert all_hold(hosts)
+    assert hosts.together.slowdown <= 1.05
+
+
+def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    host, first = hosts.hosts[0], hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    state, now = host.tuner._jobs[JOB]._state, host.clock.monotonic()
+    assert state is not None
+    in_force = {gpu.device: gpu.cap for gpu in host.gpus}
+    assert kept(state, Observation(now, in_force=in_force)) is not None
+    assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
+
+
+def test_changed_job_is_certified_again() -> None:
+    hosts = certified()
+    hosts.together.loads = [0.13, 0.13]
+    known = len(hosts.hosts[0].book.decided)
+    hosts.run(120, until=lambda: not any(one.holds for one in hosts.members))
+    reasons = [one.decision.reason for one in hosts.hosts[0].book.decided[known:]]
+    assert DecisionReason.CHANGED in reasons
+    assert not any(one.holds for one in hosts.members)
+
+
+def test_released_host_ends_the_setting_of_the_later_one() -> None:
+    hosts = certified()
+    first, second = hosts.members
+    first.host.gpus[0].throttling = ("hw_slowdown",)
+    hosts.run(10, until=lambda: second.cap == DEFAULT)
+    assert [one.cap for one in hosts.members] == [DEFAULT, DEFAULT]
+    assert "host-0 has another setting" in row(hosts, 1).decision.sentence
+    hosts.run(MINUTES, until=lambda: second.holds)
+    assert second.holds
+    assert first.cap == DEFAULT
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_host_without_contact_has_the_original_setting(lost: int) -> None:
+    hosts = certified()
+    member = hosts.members[lost]
+    member.client.connected = False
+    hosts.run(12, until=lambda: member.cap == DEFAULT)
+    assert member.cap == DEFAULT
+    found = row(hosts, lost)
+    assert found.decision.reason is DecisionReason.WAITING
+    assert "are out of contact. No endpoint answers" in found.decision.sentence
+    hosts.run(LEASE_SECONDS + 5)
+    # The first host holds its setting independently of the later one.
+    assert hosts.members[0].holds is (lost == 1)
+    member.client.connected = True
+    hosts.run(MINUTES, until=lambda: all_hold(hosts))
+    assert all_hold(hosts)
+
+
+def test_turn_of_a_host_that_vanishes_while_it_compares_passes_on() -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    first, second = hosts.members
+    hosts.run(MINUTES, until=lambda: first.cap < DEFAULT)
+    assert first.compares
+    first.kill()
+    hosts.run(LEASE_SECONDS - 1)
+    assert second.cap == DEFAULT
+    hosts.run(MINUTES, until=lambda: second.holds)
+    assert (second.holds, first.cap) == (True, DEFAULT)
+    first.start()
+    hosts.run(MINUTES, until=lambda: all_hold(hosts))
+    assert all_hold(hosts)
+    assert hosts.lost <= 0.05 * hosts.together.usual
+
+
+def test_lost_turn_ends_the_comparisons() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.cap < DEFAULT)
+    foreign = hosts.cluster.client()
+    foreign.commit([KeyWrite(EXPLORER, b"host-9")])
+    hosts.run(5, until=lambda: row(hosts, 0).decision.reason is DecisionReason.WAITING)
+    assert "the turn of this host to compare settings has ended" in row(hosts, 0).decision.sentence
+    hosts.run(5)
+    assert first.cap == DEFAULT
+    foreign.commit([KeyWrite(EXPLORER, None)])
+    hosts.run(MINUTES, until=lambda: first.holds)
+    assert first.holds
+
+
+def test_ended_job_is_withdrawn() -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    hosts.run(30)
+    assert hosts.cluster.read("/fleet-jobs/").entries
+    for host in hosts.hosts:
+        host.jobs[0].alive = False
+    hosts.run(20)
+    assert hosts.cluster.read("/fleet-jobs/").entries == ()
+    assert row(hosts, 0).partners == ()
+
+
+def test_host_without_a_service_has_the_original_setting() -> None:
+    host = Host(settings=spread(2))
+    train_together(host, (0.1,))
+    host.run(120)
+    found = host.row(JOB)
+    assert found is not None
+    assert (found.decision.move, found.decision.reason) == (Move.DECLINE, DecisionReason.WAITING)
+    assert "[fleet] names no service" in found.decision.sentence
+    assert host.gpus[0].cap == DEFAULT
+
+
+def test_advice_needs_no_other_host() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(2, mode="advise"), noise=0.002)
+    hosts.run(60)
+    assert row(hosts, 0).decision.reason is DecisionReason.ADVICE
+    assert hosts.cluster.read("/fleet-jobs/").entries == ()
