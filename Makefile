@@ -4,6 +4,7 @@ PURE := model/* \
 	attribution/* \
 	spans/* \
 	tuning/decisions/* \
+	tuning/host_turns \
 	tuning/serialization \
 	capper/budget_shares \
 	capper/ramps \
