@@ -217,6 +217,17 @@ def test_withdrawal_without_contact_ends_with_the_lease(hosts: Hosts) -> None:
     assert hosts.told("b") == {}
 
 
+def test_withdrawal_is_repeated_after_a_failure(hosts: Hosts) -> None:
+    hosts.pass_time(6, "a")
+    hosts.exchanges["a"].withdraw(JOB)
+    hosts.clients["a"].connected = False
+    hosts.pass_time(2)
+    hosts.clients["a"].connected = True
+    assert hosts.stored() == {"hosts/a"}
+    hosts.pass_time(5)
+    assert hosts.stored() == set()
+
+
 def test_lease_that_has_ended_is_granted_anew(hosts: Hosts) -> None:
     hosts.pass_time(6, "a", explores=True)
     hosts.clock.advance(LEASE_SECONDS + 1)  # the agent was stopped

@@ -211,8 +211,10 @@ class JobExchange:
             if job.written >= 0 and name not in self._jobs:
                 try:
                     self._coordination.commit((KeyWrite(self._record_key(name), None),))
-                except CoordinationError as error:  # it ends with the lease, and by its age
+                except CoordinationError as error:  # other jobs may renew its lease
                     self._log.write(f"The record of {name}: {error}", type(error).__name__)
+                    with self._lock:
+                        self._ended.setdefault(name, job)
 
     def _write(self, name: str, job: _Job, now: int) -> None:
         """Write a newer record than the last, and take or leave the turn to explore."""
@@ -225,6 +227,7 @@ class JobExchange:
             value = encode_record(record)
         except RefusedRecordError as error:
             self._log.write(f"{name} is not told to other hosts: {error}", name)
+            job.election.resign()
             return
         write = KeyWrite(self._record_key(name), value, self._lease)
         self._coordination.commit((write,))
