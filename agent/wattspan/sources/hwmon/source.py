@@ -330,9 +330,10 @@ class SensorSession:
 
     def sample(self) -> Batch:
         self._call = ("the read of the sensors", self._clock.monotonic())
-        batch = self._source.read()
-        self._call = None
-        return batch
+        try:
+            return self._source.read()
+        finally:
+            self._call = None
 
     def next_edge_read(self, now: int) -> int | None:
         """None: no sensor is read between samples."""
