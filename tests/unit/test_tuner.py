@@ -240,12 +240,18 @@ def test_setting_of_another_partition_mode_is_not_recalled() -> None:
     assert {one.model for one in host.memory.kept} == {"H100 SPX", "H100 CPX"}
 
 
-def test_board_that_was_lost_during_the_change_of_its_partition_mode_is_measured_again() -> None:
+def returned_host() -> Host:
+    """A host whose board was lost for three seconds while its setting was held."""
     host = divided_host()
     host.run(HOUR, until=lambda: held(host))
     host.gpus[0].lost = True
     host.run(3)
     host.gpus[0].lost = False
+    return host
+
+
+def test_board_that_was_lost_during_the_change_of_its_partition_mode_is_measured_again() -> None:
+    host = returned_host()
     row = divide(host, "QPX")
     assert row.decision.reason is DecisionReason.CHANGED
     assert "from SPX to QPX" in row.decision.sentence
@@ -253,11 +259,7 @@ def test_board_that_was_lost_during_the_change_of_its_partition_mode_is_measured
 
 
 def test_board_lost_in_one_partition_mode_is_held() -> None:
-    host = divided_host()
-    host.run(HOUR, until=lambda: held(host))
-    host.gpus[0].lost = True
-    host.run(3)
-    host.gpus[0].lost = False
+    host = returned_host()
     assert divide(host, "SPX").decision.reason is not DecisionReason.CHANGED
 
 

@@ -6,13 +6,13 @@ of a record by the time at which they first saw it: no two clocks are compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from wattspan.model import SECOND
+from wattspan.model import SECOND, JobPartner, Nanoseconds
 
 RECORD_INTERVAL: Final = 2 * SECOND
 """Least time between two records of one job and host."""
@@ -70,7 +70,7 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host does with its ranks of a synchronous job.
+    """The present part of a host with ranks of a synchronous job.
 
     Since ``since`` it compares settings, or holds ``setting``, which is in words and "" before; 0
     for the original setting. ``lost`` is the part of its time so far that this has cost at most.
@@ -132,6 +132,26 @@ class JobView(NamedTuple):
     may_explore: bool = True
     trouble: str = ""
     contact: bool = True
+
+    def figures(
+        self, problems: Sequence[str], sentence: Callable[[SeenRecord], str], now: int
+    ) -> tuple[JobPartner, ...]:
+        """The figures of the contact and of each record.
+
+        ``problems`` are the reasons not to use the records, "" for none; a used one has its
+        ``sentence``.
+        """
+        contact = (JobPartner("", used=False, sentence=self.trouble),) if self.trouble else ()
+        hosts = (
+            JobPartner(
+                seen.host,
+                used=not problem,
+                sentence=problem or sentence(seen),
+                age=Nanoseconds(now - seen.seen),
+            )
+            for seen, problem in zip(self.records, problems, strict=True)
+        )
+        return (*contact, *hosts)
 
 
 class RefusedRecordError(ValueError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from wattspan.fleet.job_records import JobView, RankSetting, SeenRecord
-from wattspan.model import SECOND, JobPartner, Nanoseconds
+from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.decisions.safety import check_safety
 from wattspan.tuning.decisions.search import TunerPhase, TunerState
 from wattspan.tuning.decisions.step import observe
@@ -68,16 +68,6 @@ def judged(
         for seen in view.records
         if not unused[seen.host] and seen.record and seen.record.ranks and seen.record.ranks.setting
     }
-    figures = [JobPartner("", used=False, sentence=view.trouble)] if view.trouble else []
-    figures += [
-        JobPartner(
-            seen.host,
-            used=not unused[seen.host],
-            sentence=unused[seen.host] or _does(seen),
-            age=Nanoseconds(now - seen.seen),
-        )
-        for seen in view.records
-    ]
     unclear = next((f"{host} is unknown" for host, cause in unused.items() if cause), "")
     later = before is not None and not holders.keys() <= before.keys()
     trouble = _trouble(view, hosts, before, holders)
@@ -89,7 +79,7 @@ def judged(
         holders=holders,
         later=later or bool(view.explorer),
         last=before is not None and len(before) == hosts - 1 and not trouble,
-        figures=tuple(figures),
+        figures=view.figures([unused[seen.host] for seen in view.records], _does, now),
     )
 
 

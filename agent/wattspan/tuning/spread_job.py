@@ -101,7 +101,7 @@ class SpreadJob(TuningJob):
         return decision, report(self._state)
 
     def _ranks(self) -> RankSetting:
-        """What this host does, for the other ones."""
+        """The part of this host, for the other ones."""
         state, bound = self._state, max(self._report.slowdown_bound or 0.0, 0.0)
         holds = state is not None and self._place and not self.exploring
         text = setting_text(state, state.chosen) if state is not None and holds else ""

@@ -14,7 +14,7 @@ from statistics import fmean, median, pstdev
 from typing import Final
 
 from wattspan.fleet.job_records import JobView, PipelineSummary, SeenRecord
-from wattspan.model import SECOND, JobPartner, Nanoseconds
+from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.pipeline.assembly import PartnerTimes
 from wattspan.tuning.pipeline.control import PipelineControl
 
@@ -72,14 +72,8 @@ def judged(view: JobView, own: Sequence[PipelineSummary], now: int) -> JobPartne
     for seen, refusal in present:
         if not refusal:
             names.update(one.name for one in _pipelines(seen))
-    used: list[SeenRecord] = []
-    figures = [JobPartner("", used=False, sentence=view.trouble)] if view.trouble else []
-    for seen, refusal in present:
-        problem = refusal or _repeated(seen, names)
-        if not problem:
-            used.append(seen)
-        sentence, age = problem or _sentence(_pipelines(seen)), Nanoseconds(now - seen.seen)
-        figures.append(JobPartner(seen.host, used=not problem, sentence=sentence, age=age))
+    problems = [refusal or _repeated(seen, names) for seen, refusal in present]
+    used = [seen for seen, problem in zip(view.records, problems, strict=True) if not problem]
     return JobPartners(
         tuple(
             PartnerTimes(
@@ -91,7 +85,7 @@ def judged(view: JobView, own: Sequence[PipelineSummary], now: int) -> JobPartne
         tuple(used),
         view.explorer,
         view.may_explore,
-        tuple(figures),
+        view.figures(problems, lambda seen: _sentence(_pipelines(seen)), now),
     )
 
 
@@ -130,9 +124,9 @@ def _summary(name: str, control: PipelineControl) -> PipelineSummary:
 
 def _refusal(seen: SeenRecord, own: Sequence[PipelineSummary], now: int) -> str:
     """The reason not to use a record, in one sentence; "" for none."""
-    record = seen.record
-    if record is None or seen.unused(now):
-        return seen.unused(now)
+    record, unused = seen.record, seen.unused(now)
+    if record is None or unused:
+        return unused
     if not record.pipelines:
         return "It has no complete iterations yet."
     if not own:
