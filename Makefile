@@ -37,6 +37,7 @@ PURE := model/* \
 	tuning/pipeline/online_profile \
 	tuning/pipeline/partners \
 	tuning/pipeline/probes \
+	tuning/pipeline/remote_ranks \
 	tuning/pipeline/replicas \
 	tuning/pipeline/session \
 	tuning/pipeline/session_state \

@@ -34,6 +34,7 @@ pipeline = {{stage = "stage", microbatch = "microbatch", instruction = "instruct
 REPLICATED = CONFIG.replace(
     'instruction = "instruction"', 'instruction = "instruction", replica = "dp"'
 )
+STAGED = CONFIG + "hosts = 2\n"
 FLEET = """\
 [fleet]
 endpoints = {urls}
@@ -51,6 +52,7 @@ from pathlib import Path
 STAGES = (0.05, 0.025)  # seconds of a forward at the highest clock
 MICROBATCHES = 3
 REPLICAS = 1
+SPREAD = False  # the ranks of a pipeline are on several hosts
 
 def rank(replica, device, number, link, together, host, endpoint):
     import pynvml
@@ -98,7 +100,8 @@ if __name__ == "__main__":
     hosts = list(zip(sys.argv[1::2], sys.argv[2::2]))
     ranks = [
         context.Process(target=rank, daemon=True, args=(
-            one, 2 * (one // len(hosts)) + number, number, end, together, *hosts[one % len(hosts)],
+            one, 0 if SPREAD else 2 * (one // len(hosts)) + number, number, end, together,
+            *hosts[number if SPREAD else one % len(hosts)],
         ))
         for one in range(REPLICAS)
         for number, end in enumerate(context.Pipe())
@@ -113,9 +116,12 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def training(agent: Tuned, *others: Tuned, replicas: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """A training whose pipelines are on the hosts of these agents in turn."""
-    process = agent.begin(RANKS.replace("REPLICAS = 1", f"REPLICAS = {replicas}"), *others)
+def training(
+    agent: Tuned, *others: Tuned, replicas: int = 1, spread: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """A training whose pipelines, or stages if ``spread``, are on these agents' hosts in turn."""
+    program = RANKS.replace("REPLICAS = 1", f"REPLICAS = {replicas}")
+    process = agent.begin(program.replace("SPREAD = False", f"SPREAD = {spread}"), *others)
     try:
         yield process
     finally:
@@ -159,20 +165,58 @@ def test_faster_pipeline_follows_a_straggler_until_it_recovers(tmp_path: Path) -
         agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
 
 
+@contextmanager
+def fleet(
+    folder: Path, config: str, floor: float = 0.5
+) -> Iterator[tuple[EtcdCluster, Tuned, Tuned]]:
+    """Two hosts with this configuration in a fleet."""
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdCluster(folder))
+        agents = []
+        for name in ("host-1", "host-2"):
+            own = folder / name
+            own.mkdir()
+            host = stack.enter_context(TunedHost(trains=False, profile=PROFILE))
+            member = config + FLEET.format(urls=json.dumps(etcd.urls), name=name)
+            tuned = Tuned(host, own, config=member, job=JOB, profile=PROFILE, floor=floor)
+            agents.append(stack.enter_context(tuned))
+        yield etcd, agents[0], agents[1]
+
+
+@pytest.mark.needs_etcd
+def test_stages_on_two_hosts_get_the_clocks_of_one_plan(tmp_path: Path) -> None:
+    """One host plans for both; without etcd the original clocks return on both."""
+    with (
+        fleet(tmp_path, STAGED, 0.8) as (etcd, agent, other),
+        training(agent, other, spread=True),
+    ):
+        both = {"host-1": agent, "host-2": other}
+        name = agent.until(lambda: _planner(both), "a host plans for both", 600)
+        planner = both.pop(name)
+        (follower,) = both.values()
+        ranks = _pipeline(planner, "")["ranks"]
+        assert len(ranks) == 2
+        assert ranks[1]["device"].startswith(f"{next(iter(both))}/gpu:")
+        follower.until(
+            lambda: _sentence(follower).startswith(f"{name} plans: The ranks have"),
+            "the other host uses the plan",
+        )
+        # The second stage takes half as long: its GPU has a lower clock.
+        other.until(other.journal, "the clock of the second stage is lower", 60)
+        assert planner.told()["slowdown"] <= 0.2
+        explained = wattspan("tune", "explain", "--config", str(follower.config)).stdout
+        assert f"Host {name} (record of" in explained
+        assert "It plans the clocks of this pipeline." in explained
+        etcd.kill(0)
+        for one in (agent, other):
+            one.until(lambda: "out of contact" in _sentence(one), "the loss", 60)  # noqa: B023
+            one.until(lambda: not one.journal(), "the clocks return")  # noqa: B023
+
+
 @pytest.mark.needs_etcd
 def test_pipeline_follows_a_straggler_of_another_host_while_it_has_contact(tmp_path: Path) -> None:
     """Both hosts explore one after the other; without etcd the original clocks return."""
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EtcdCluster(tmp_path))
-        agents = []
-        for name in ("host-1", "host-2"):
-            folder = tmp_path / name
-            folder.mkdir()
-            host = stack.enter_context(TunedHost(trains=False, profile=PROFILE))
-            config = REPLICATED + FLEET.format(urls=json.dumps(etcd.urls), name=name)
-            tuned = Tuned(host, folder, config=config, job=JOB, profile=PROFILE)
-            agents.append(stack.enter_context(tuned))
-        agent, other = agents
+    with fleet(tmp_path, REPLICATED) as (etcd, agent, other):
         straggle = Path(other.host.emulated.directory) / STRAGGLE
         with training(agent, other, replicas=2):
             for one, name in ((agent, "0"), (other, "1")):
@@ -191,6 +235,20 @@ def test_pipeline_follows_a_straggler_of_another_host_while_it_has_contact(tmp_p
             agent.until(lambda: "" in _partners(agent), "the lost contact is explained", 60)
             told = agent.until(agent.told, "the agent answers")
             assert told["state"] != "declined"
+
+
+def _planner(agents: dict[str, Tuned]) -> str:
+    """The name of the host whose plan for both ranks is in force; "" for none."""
+    for name, one in agents.items():
+        ranks = _pipeline(one, "").get("ranks", ())
+        if ranks and all(rank["planned"] == rank["clock"] for rank in ranks):
+            return name
+    return ""
+
+
+def _sentence(agent: Tuned) -> str:
+    sentence: str = agent.told().get("decision", {}).get("sentence", "")
+    return sentence
 
 
 def _partners(agent: Tuned) -> dict[str, bool]:

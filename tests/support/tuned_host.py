@@ -146,6 +146,7 @@ class MemoryCapper:
         self.wanted: dict[str, int] = {}
         self.clocks, self.clocked, self.highest_clock = False, dict[str, int](), 1980
         self.deaf = False  # clocks are accepted, and not written
+        self.unusable = False  # clocks cannot be written
         self.largest = DEFAULT
         self.ceilings: dict[str, int] = {}
         self.foreign: set[str] = set()
@@ -232,6 +233,7 @@ class MemoryCapper:
             wanted=self.clocked.get(gpu.device),
             holder=self.holders.get(gpu.device, ""),
             expires=self._host.clock.monotonic() + LEASE if held else None,
+            usable=not self.unusable,
         )
 
     def _row(self, gpu: Gpu) -> CapRow:
@@ -340,11 +342,12 @@ class Host:
         capper: bool = True,
         caps: Callable[[Clock], Caps] | None = None,
         records: Callable[[Clock], JobRecords] | None = None,
+        clock: ManualClock | None = None,
         seed: int = 7,
     ) -> None:
         """``caps`` makes the way to a capper that is not of this host, ``records`` to others."""
         self.seed = seed
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.gpus = [Gpu(f"GPU-{number}") for number in range(gpus)]
         self.packages = [
             Gpu(f"intel-rapl:{number}", knob=Knob.CPU_POWER) for number in range(packages)

@@ -98,7 +98,7 @@ class PipelineTraining:
 
     def _execute(self) -> float:
         """Execute the instructions of an iteration; returns the end of the last one."""
-        clocks = [self.host.capper.clocked.get(one.gpu.device, TOP) for one in self.ranks]
+        clocks = [one.clock for one in self.ranks]
         starts: list[float] = []
         ends: list[float] = []
         self.used.append(tuple(clocks))
@@ -120,20 +120,32 @@ class PipelineTraining:
 
 @dataclass
 class PipelineRank(Job):
-    """One process of the training; it reports what has ended."""
+    """One process of the training; it reports what has ended.
+
+    The monotonic clock of its ``host`` is ``ahead`` of the training's by so many seconds.
+    """
 
     training: PipelineTraining | None = None
+    host: Host | None = None
+    ahead: float = 0.0
     instructions: list[tuple[PipelineInstruction, float, float, float]] = field(
         default_factory=list
     )
     iterations: list[tuple[float, float]] = field(default_factory=list)
     number: int = 0
 
+    @property
+    def clock(self) -> int:
+        """The clock in force in MHz."""
+        assert self.host is not None
+        assert self.host.capper is not None
+        return self.host.capper.clocked.get(self.gpu.device, TOP)
+
     def advance(self, start: int, end: int) -> list[tuple[Span, SpanRecord]]:
         if not self.alive:
             return []
         assert self.training is not None
-        since, until = start / 1e9, end / 1e9
+        since, until = start / 1e9 - self.ahead, end / 1e9 - self.ahead
         self.training.advance(until)
         self.gpu.draw = round(1000 * self._watts(since, until))
         ended = [one for one in self.instructions if one[2] < until]
@@ -166,7 +178,7 @@ class PipelineRank(Job):
     ) -> tuple[Span, SpanRecord]:
         self.steps += 1
         ident = self.steps.to_bytes(8, "big")
-        times = round(start * 1e9), round(end * 1e9)
+        times = round((start + self.ahead) * 1e9), round((end + self.ahead) * 1e9)
         record = SpanRecord(b"t" * 16, ident, b"", name, *times, instruction=instruction)
         return Span(b"t" * 16, ident, b"", self.service, name, *times), record
 
@@ -242,9 +254,12 @@ class TrainedHosts:
         return exchange
 
 
-def add_rank(host: Host, training: PipelineTraining, gpu: Gpu, rank: int) -> PipelineRank:
+def add_rank(
+    host: Host, training: PipelineTraining, gpu: Gpu, rank: int, ahead: float = 0.0
+) -> PipelineRank:
     one = PipelineRank(
-        SERVICE, gpu, Consumer(400 + rank, 1), span=ITERATION, training=training, number=rank
-    )
+        SERVICE, gpu, Consumer(400 + rank, 1), span=ITERATION, training=training, number=rank,
+        host=host, ahead=ahead,
+    )  # fmt: skip
     host.jobs.append(one)
     return one

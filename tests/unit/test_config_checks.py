@@ -55,7 +55,10 @@ def test_contradiction_of_a_pipeline_is_named(text: str, expected: str, tmp_path
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"{PIPELINE}hosts = 2", "pipelines differ by `replica`. Remove it."),
+        (
+            PIPELINE.replace("}", ', replica = "dp"}') + "hosts = 2",
+            "replica names pipelines that each run on one host. Remove it",
+        ),
         (f'{JOB}kind = "requests"\nhosts = 2', "requests are served by each host alone"),
         (f"{JOB}hosts = 65", "65 is out of bounds"),
     ],

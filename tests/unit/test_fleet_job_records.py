@@ -8,14 +8,21 @@ import pytest
 from wattspan.fleet.job_records import (
     MAX_RECORD_BYTES,
     MAX_RUNS,
+    HostPlan,
+    HostRanks,
     JobRecord,
     LossRun,
     PipelineSummary,
+    PlannedRanks,
     RefusedRecordError,
+    ToldInstruction,
+    ToldRank,
+    ToldUnit,
     bounded_runs,
     decode_record,
     encode_record,
 )
+from wattspan.model import DecisionReason, Move
 
 PIPELINE = PipelineSummary(
     name="1", whole=1.05, computed=0.9, tail=0.05, noise=0.01, state="hold",
@@ -28,6 +35,30 @@ RECORD = JobRecord(
     pipelines=(PIPELINE,),
     losses=(LossRun(100, 900, 0.02, 0.03),),
 )
+UNIT = ToldUnit(100, 900, (ToldInstruction(1, "forward", 0, 10, 200),))
+RANK = ToldRank(
+    rank=1, device="gpu:1", original=1980, floor=990, step=15, units=(UNIT,),
+    clocks=((50, None), (60, 1980)), energy=((800, 5), (900, 9)),
+)  # fmt: skip
+STAGES = JobRecord(
+    session="a",
+    sent=1000,
+    stages=HostRanks(wall=10**18, ranks=(RANK,), refusal=DecisionReason.THROTTLED),
+)
+PLAN = JobRecord(
+    session="a",
+    sent=1000,
+    plan=HostPlan(
+        move=Move.HOLD,
+        reason=DecisionReason.CERTIFIED,
+        sentence="Held.",
+        hosts=(PlannedRanks("s", ((1, 1500), (2, 1200))), PlannedRanks("t", ())),
+        elapsed=10**12,
+        units=100,
+        lost=1e9,
+        lost_bound=2e9,
+    ),
+)
 
 
 def changed(**more: object) -> bytes:
@@ -39,8 +70,44 @@ def pipeline(**more: object) -> list[dict[str, object]]:
     return [{**msgspec.to_builtins(PIPELINE), **more}]
 
 
-def test_record_round_trips() -> None:
-    assert decode_record(encode_record(RECORD)) == RECORD
+def rank(**more: object) -> dict[str, object]:
+    """A rank of a pipeline on several hosts with other values."""
+    return {**msgspec.to_builtins(RANK), **more}
+
+
+def staged(*ranks: dict[str, object]) -> bytes:
+    return changed(stages={"wall": 1, "ranks": ranks})
+
+
+def with_units(units: int, instructions: int) -> JobRecord:
+    """A record of two ranks, each with so many units of so many instructions."""
+    told = tuple(
+        ToldUnit(
+            10**9 * number,
+            10**9 * number + 10**8,
+            tuple(
+                ToldInstruction(1, "backward", place, 10**6 * place, 10**6)
+                for place in range(instructions)
+            ),
+        )
+        for number in range(units)
+    )
+    ranks = tuple(
+        msgspec.structs.replace(RANK, rank=number, units=told, energy=()) for number in (0, 1)
+    )
+    return JobRecord(session="a", sent=10**12, stages=HostRanks(wall=10**18, ranks=ranks))
+
+
+@pytest.mark.parametrize("record", [RECORD, STAGES, PLAN])
+def test_record_round_trips(record: JobRecord) -> None:
+    assert decode_record(encode_record(record)) == record
+
+
+def test_plan_has_the_clocks_of_each_session() -> None:
+    assert PLAN.plan is not None
+    assert PLAN.plan.clocks("s") == {1: 1500, 2: 1200}
+    assert PLAN.plan.clocks("t") == {}
+    assert PLAN.plan.clocks("u") is None
 
 
 def test_unknown_field_of_a_newer_agent_is_ignored() -> None:
@@ -55,7 +122,10 @@ def test_unknown_field_of_a_newer_agent_is_ignored() -> None:
         changed(pipelines=pipeline(whole=1e300)), changed(pipelines=pipeline(noise=2.0)),
         changed(pipelines=pipeline(waiting=[0.1] * 257)), changed(losses=[[1, 2, 0.1, 1.1]]),
         changed(losses=[[1, 2, 0.1]]), changed(losses=[[1, 2, 0.1, 0.2]] * 33),
-        changed(pipelines=[{}]),
+        changed(pipelines=[{}]), staged({}), staged(rank(original=-1)),
+        staged(*[rank(rank=number) for number in range(257)]), staged(rank(units=[[1, 2]])),
+        staged(rank(units=[[1, 2, [[1, "sideways", 0, 0, 1]]]])), changed(plan={}),
+        changed(stages={"wall": 1, "ranks": [], "refusal": "mood"}),
     ],
 )  # fmt: skip
 def test_record_of_another_schema_is_refused_with_a_sentence(value: bytes) -> None:
@@ -75,6 +145,13 @@ def test_record_of_another_schema_is_refused_with_a_sentence(value: bytes) -> No
         (changed(covered=1001), "later than itself"),
         (changed(losses=[[5, 6, 0.3, 0.2]]), "larger than its bound"),
         (changed(losses=[[5, 6, 0.1, 0.2], [4, 6, 0.1, 0.2]]), "not in the order"),
+        (staged(rank(), rank()), "ranks have one number"),
+        (staged(rank(floor=2000)), "rank 1 have no range"),
+        (staged(rank(floor=0)), "rank 1 have no range"),
+        (staged(rank(step=0)), "rank 1 have no range"),
+        (staged(rank(units=[[5, 5, []]])), "rank 1 has no time"),
+        (staged(rank(units=[[5, 6, []], [5, 7, []]])), "rank 1 are not in the order"),
+        (staged(rank(energy=[[5, 6], [4, 7]])), "rank 1 are not in the order"),
     ],
 )
 def test_contradiction_in_a_record_is_refused(value: bytes, problem: str) -> None:
@@ -84,7 +161,7 @@ def test_contradiction_in_a_record_is_refused(value: bytes, problem: str) -> Non
 
 def test_large_record_is_written_without_the_figures_of_ranks() -> None:
     wide = msgspec.structs.replace(PIPELINE, waiting=(0.1234,) * 256, clocks=(1980,) * 256)
-    pipelines = tuple(msgspec.structs.replace(wide, name=str(number)) for number in range(16))
+    pipelines = tuple(msgspec.structs.replace(wide, name=str(number)) for number in range(32))
     value = encode_record(msgspec.structs.replace(RECORD, pipelines=pipelines))
     assert len(value) <= MAX_RECORD_BYTES
     read = decode_record(value)
@@ -92,14 +169,22 @@ def test_large_record_is_written_without_the_figures_of_ranks() -> None:
     assert not any(one.waiting or one.clocks for one in read.pipelines)
 
 
+def test_large_record_is_written_with_the_latest_units() -> None:
+    record = with_units(40, 64)
+    value = encode_record(record)
+    assert MAX_RECORD_BYTES / 4 < len(value) <= MAX_RECORD_BYTES
+    read = decode_record(value)
+    assert read.stages is not None
+    assert record.stages is not None
+    for one, whole in zip(read.stages.ranks, record.stages.ranks, strict=True):
+        assert one.units == whole.units[-len(one.units) :]
+        assert len(one.units) >= 5
+
+
 def test_too_large_record_is_neither_written_nor_read() -> None:
-    names = tuple(
-        msgspec.structs.replace(PIPELINE, name=f"{number}-{'ä' * 195}") for number in range(32)
-    )
-    large = msgspec.structs.replace(RECORD, pipelines=names, session="ä" * 200)
-    with pytest.raises(RefusedRecordError, match="more than the permitted 16384"):
-        encode_record(large)
-    with pytest.raises(RefusedRecordError, match="more than the permitted 16384"):
+    with pytest.raises(RefusedRecordError, match="more than the permitted 65536"):
+        encode_record(with_units(2, 2000))
+    with pytest.raises(RefusedRecordError, match="more than the permitted 65536"):
         decode_record(b" " * (MAX_RECORD_BYTES + 1))
 
 

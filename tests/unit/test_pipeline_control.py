@@ -10,11 +10,12 @@ import pytest
 from support.pipelines import WATTS, RunningPipeline
 from wattspan.model import SECOND
 from wattspan.tuning.decisions.values import EnergyPoint
-from wattspan.tuning.pipeline.assembly import RankInstruction, RankUnit
+from wattspan.tuning.pipeline.assembly import ClockChange, RankInstruction, RankUnit
 from wattspan.tuning.pipeline.control import (
     ENERGY_PATIENCE,
     PipelineControl,
     PipelineObservation,
+    RemoteRank,
 )
 from wattspan.tuning.pipeline.iterations import PipelineIteration
 from wattspan.tuning.pipeline.session import use_plan
@@ -151,3 +152,17 @@ def test_other_pipelines_make_this_one_wait() -> None:
     executed = again.iteration()
     one = control().receive(observed(executed, again.original)).decide([other.times()])
     assert one.session.account.elapsed == pytest.approx(nanoseconds(2 * executed.seconds))
+
+
+def test_clocks_and_energies_of_a_remote_rank_are_those_that_its_host_tells() -> None:
+    changes = ClockChange(10, 1600), ClockChange(20, None), ClockChange(30, 1500)
+    points = EnergyPoint(15, 1), EnergyPoint(25, 2)
+    one = control().receive(PipelineObservation(40, remote={7: RemoteRank(changes, points)}))
+    assert (one.clocks[7], one.energy[7]) == (changes, points)
+    # Later records repeat some changes, with times that differ a little.
+    later = ClockChange(21, None), ClockChange(31, 1500), ClockChange(50, 1600)
+    one = one.receive(PipelineObservation(60, remote={7: RemoteRank(later, (EnergyPoint(35, 3),))}))
+    assert one.clocks[7] == (changes[0], changes[1], *later)
+    assert one.energy[7] == (*points, EnergyPoint(35, 3))
+    one = one.receive(PipelineObservation(70, remote={7: RemoteRank()}))
+    assert one.clocks[7] == (changes[0], changes[1], *later)

@@ -151,7 +151,9 @@ class TunedJobSettings(Table, frozen=True):
         int,
         about(
             "Most hosts of a fleet on which ranks of this synchronous job run. From 2 on, they "
-            "compare settings one after another, and each has its part of the slowdown budget.",
+            "compare settings one after another, and each has its part of the slowdown budget. "
+            "With `pipeline`: the number of hosts on which the ranks of its one pipeline run; one "
+            "of them plans the clocks of all.",
             least=1,
             most=64,
         ),
@@ -199,11 +201,11 @@ class TunedJobSettings(Table, frozen=True):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         yield from self._pipeline_contradictions()
-        if self.hosts > 1 and (self.pipeline or self.tracked or self.kind == "requests"):
+        if self.hosts > 1 and (self.tracked or self.kind == "requests"):
             yield (
                 "hosts",
-                "has an effect on synchronous steps only: requests are served by each host alone, "
-                "and pipelines differ by `replica`. Remove it.",
+                "has an effect on synchronous steps only: requests are served by each host alone. "
+                "Remove it.",
             )
         if not self.tracked:
             yield from self._without_tracking()
@@ -261,6 +263,12 @@ class TunedJobSettings(Table, frozen=True):
                 yield key, "has no effect in a pipeline: its instructions replace it. Remove it."
         if self.tracked:
             yield "control", "a pipeline has no requests whose load could be tracked. Remove it."
+        if self.hosts > 1 and REPLICA_KEY in self.pipeline:
+            yield (
+                "hosts",
+                f"{REPLICA_KEY} names pipelines that each run on one host. Remove it, and give "
+                "each pipeline that runs on several hosts a service of its own; or remove hosts.",
+            )
 
     def _without_tracking(self) -> Iterator[tuple[str, str]]:
         for key in ("slo", "ttft", "tbt", "classes"):

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from wattspan.model import SECOND, JobPartner, Nanoseconds
+from wattspan.model import SECOND, DecisionReason, JobPartner, Move, Nanoseconds
 
 RECORD_INTERVAL: Final = 2 * SECOND
 """Least time between two records of one job and host."""
@@ -20,10 +20,12 @@ RECORD_INTERVAL: Final = 2 * SECOND
 RECORD_LIFETIME: Final = 8 * SECOND
 """Time after the first sight of a record from which on it is not used."""
 
-MAX_RECORD_BYTES: Final = 16 * 1024
+MAX_RECORD_BYTES: Final = 64 * 1024
 MAX_HOSTS: Final = 64
 """Hosts of one job whose records are read."""
 MAX_RUNS: Final = 32
+MAX_SENTENCE: Final = 1000
+"""Characters of a decision's sentence."""
 _MAX_PIPELINES: Final = 32
 _MAX_RANKS: Final = 256
 _MAX_SECONDS: Final = 86_400.0
@@ -32,6 +34,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_SECONDS)]
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Time = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
+_Clock = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
 
 class LossRun(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +67,7 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     state: _Name
     waiting: Annotated[tuple[_Part, ...], msgspec.Meta(max_length=_MAX_RANKS)] = ()
     clocks: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, le=100_000)], ...],
+        tuple[_Clock, ...],
         msgspec.Meta(max_length=_MAX_RANKS),
     ] = ()
 
@@ -81,12 +84,88 @@ class RankSetting(msgspec.Struct, frozen=True, kw_only=True):
     lost: _Part = 0.0
 
 
+class ToldInstruction(msgspec.Struct, frozen=True, array_like=True):
+    """An executed instruction, ``after`` the start of its unit; ``kind`` is that of its span."""
+
+    stage: _Time
+    kind: Literal["forward", "backward"]
+    microbatch: _Time
+    after: _Time
+    lasted: _Time
+
+
+class ToldUnit(msgspec.Struct, frozen=True, array_like=True):
+    """One iteration of a rank."""
+
+    start: _Time
+    end: _Time
+    instructions: tuple[ToldInstruction, ...]
+
+
+class ToldRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a pipeline on several hosts, and the range of its GPU's clock in MHz.
+
+    ``units`` and ``energy``, points of time and cumulative microjoules, are those of the lifetime
+    of a record. ``clocks`` are the latest changes of the clock; None is an unknown one.
+    """
+
+    rank: _Time
+    device: _Name
+    original: _Clock
+    floor: _Clock
+    step: _Clock
+    units: tuple[ToldUnit, ...] = ()
+    clocks: tuple[tuple[_Time, _Clock | None], ...] = ()
+    energy: tuple[tuple[_Time, _Time], ...] = ()
+
+
+class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of a host in a pipeline on several hosts.
+
+    ``wall`` is the host's wall clock when the record was sent. ``refusal`` is its reason for the
+    original clocks, None without one.
+    """
+
+    wall: _Time
+    ranks: Annotated[tuple[ToldRank, ...], msgspec.Meta(max_length=_MAX_RANKS)]
+    refusal: DecisionReason | None = None
+
+
+class PlannedRanks(msgspec.Struct, frozen=True, array_like=True):
+    """The lower clocks in MHz of some ranks, each by its number, of a host in one ``session``."""
+
+    session: _Name
+    clocks: Annotated[tuple[tuple[_Time, _Clock], ...], msgspec.Meta(max_length=_MAX_RANKS)]
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision of the host that plans a pipeline on several hosts, for each of the others.
+
+    The nanoseconds are those of the run: ``elapsed``, in so many ``units``, of which were ``lost``
+    ``lost_bound`` at most.
+    """
+
+    move: Move
+    reason: DecisionReason
+    sentence: Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE)]
+    hosts: Annotated[tuple[PlannedRanks, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    elapsed: _Time = 0
+    units: _Time = 0
+    lost: Annotated[float, msgspec.Meta(gt=-1e18, lt=1e18)] = 0.0
+    lost_bound: Annotated[float, msgspec.Meta(gt=-1e18, lt=1e18)] = 0.0
+
+    def clocks(self, session: str) -> dict[int, int] | None:
+        """The lower clocks of the ranks of a session; None unless the plan includes it."""
+        return next((dict(one.clocks) for one in self.hosts if one.session == session), None)
+
+
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part in a job, as of ``sent``.
 
     ``session`` differs for each run of the host's tuner. ``losses`` are those of the half minute
     before ``covered``, the time up to which they are known; runs of several pipelines overlap.
-    ``ranks`` is the part of a host without pipelines.
+    ``ranks`` is the part of a host without pipelines. Of a pipeline on several hosts, one host has
+    the ``plan``, and each of the others its ``stages``.
     """
 
     schema: Literal[1] = 1
@@ -96,6 +175,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     pipelines: Annotated[tuple[PipelineSummary, ...], msgspec.Meta(max_length=_MAX_PIPELINES)] = ()
     losses: Annotated[tuple[LossRun, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
     ranks: RankSetting | None = None
+    stages: HostRanks | None = None
+    plan: HostPlan | None = None
 
 
 class SeenRecord(NamedTuple):
@@ -159,7 +240,7 @@ class RefusedRecordError(ValueError):
 
 
 def encode_record(record: JobRecord) -> bytes:
-    """The record in JSON; without the figures of ranks if these make it too large.
+    """The record in JSON; without the figures of ranks, and older units, if it is too large.
 
     RefusedRecordError if it is too large without them too.
     """
@@ -169,9 +250,23 @@ def encode_record(record: JobRecord) -> bytes:
             msgspec.structs.replace(one, waiting=(), clocks=()) for one in record.pipelines
         )
         value = msgspec.json.encode(msgspec.structs.replace(record, pipelines=pipelines))
+    kept = _most_units(record.stages)
+    while len(value) > MAX_RECORD_BYTES and kept > 1 and record.stages is not None:
+        kept //= 2
+        stages = _with_latest_units(record.stages, kept)
+        value = msgspec.json.encode(msgspec.structs.replace(record, stages=stages))
     if len(value) > MAX_RECORD_BYTES:
         raise RefusedRecordError(_too_large(len(value)))
     return value
+
+
+def _most_units(stages: HostRanks | None) -> int:
+    return 0 if stages is None else max((len(one.units) for one in stages.ranks), default=0)
+
+
+def _with_latest_units(stages: HostRanks, kept: int) -> HostRanks:
+    ranks = (msgspec.structs.replace(one, units=one.units[-kept:]) for one in stages.ranks)
+    return msgspec.structs.replace(stages, ranks=tuple(ranks))
 
 
 def decode_record(value: bytes) -> JobRecord:
@@ -223,4 +318,19 @@ def _contradiction(record: JobRecord) -> str:
         return "its losses are later than itself"
     if any(after.start < before.start for before, after in pairwise(record.losses)):
         return "its losses are not in the order of time"
+    return "" if record.stages is None else _contradiction_of_ranks(record.stages)
+
+
+def _contradiction_of_ranks(stages: HostRanks) -> str:
+    """The contradiction in the ranks of a host; "" for none."""
+    if len({one.rank for one in stages.ranks}) < len(stages.ranks):
+        return "two of its ranks have one number"
+    for one in stages.ranks:
+        if not 0 < one.floor <= one.original or not one.step:
+            return f"the clocks of its rank {one.rank} have no range"
+        if any(unit.end <= unit.start for unit in one.units):
+            return f"an iteration of its rank {one.rank} has no time"
+        for times in ([unit.start for unit in one.units], [at for at, _ in one.energy]):
+            if any(later <= earlier for earlier, later in pairwise(times)):
+                return f"the figures of its rank {one.rank} are not in the order of time"
     return ""

@@ -144,23 +144,38 @@ class PipelineJob(TuningJob):
         for one in sorted(ranges, key=lambda one: (self._replicas[one.rank], one.rank)):
             pipelines.setdefault(self._replicas[one.rank], {})[one.rank] = one
         for name, by_rank in pipelines.items():
-            trouble = _pipeline_trouble(tuple(by_rank.values()))
+            trouble = pipeline_trouble(tuple(by_rank.values()))
             if trouble:
                 subject = f"pipeline {name}" if name else "the pipeline"
                 sentence = f"{self.name} is not tuned: {subject} has {trouble}"
                 return self._decline(DecisionReason.NO_DEVICE, sentence)
+        self._begin_observation(host, ranges, pipelines, apply=apply)
+        self._begin_group()
+        return None
+
+    def _begin_observation(
+        self,
+        host: HostView,
+        ranges: Sequence[KnobRange],
+        pipelines: Mapping[str, Mapping[int, KnobRange]],
+        *,
+        apply: bool,
+    ) -> None:
+        """Observe the ranks of ``pipelines``, whose devices on this host have ``ranges``."""
         now, settled = host.now.mono, host.energies.settled()
         self._pipelines = pipelines
         self._meters = {one.rank: DeviceSampler(self.knob, (one,), now, settled) for one in ranges}
+        self._session = str(now)  # readers compare the times in one run of records only
+        self._apply, self._requested, self._requested_at = apply, {}, now
+
+    def _begin_group(self) -> None:
+        """Begin a session for each of the pipelines."""
         account = self._recalled_account()
         sessions = {
             name: begin_session(self._pipeline_policy(tuple(by_rank.values())), account)
-            for name, by_rank in pipelines.items()
+            for name, by_rank in self._pipelines.items()
         }
         self._group = PipelineGroup.begin(sessions, account)
-        self._session = str(now)  # readers compare the times in one run of records only
-        self._apply, self._requested, self._requested_at = apply, {}, now
-        return None
 
     @property
     def _replicas(self) -> Mapping[int, str]:
@@ -173,10 +188,10 @@ class PipelineJob(TuningJob):
         """The reason against the devices as a sentence; "" for none."""
         if self.knob is not Knob.GPU_CLOCK:
             return "a pipeline is tuned by the clocks of its GPUs, and they have no such knob."
-        if len(ranges) < 2 or len(ranges) != len(self.ranks):
+        if len(ranges) != len(self.ranks):
             return (
                 f"{len(self.ranks)} ranks use {len(ranges)} GPUs. Each rank of a pipeline needs "
-                "one of its own, and a pipeline has two ranks at least."
+                "one of its own."
             )
         if {one.rank for one in ranges} != set(self.ranks.values()):
             return "two ranks use one GPU. Each rank of a pipeline needs one of its own."
@@ -207,7 +222,9 @@ class PipelineJob(TuningJob):
         refused = self._refused(host)
         self._partners = self._judged(group, now)
         if refused is not None:
-            declined_sessions = {name: _declined(one, refused) for name, one in sessions.items()}
+            declined_sessions = {
+                name: declined_session(one, refused) for name, one in sessions.items()
+            }
             group = group.ended(declined_sessions, {} if self.ended else observations)
         elif self._apply or any(one.dag is None for one in sessions.values()):
             group = group.step(observations, self._partners)
@@ -276,6 +293,7 @@ class PipelineJob(TuningJob):
                 {
                     rank: in_force.get(one.device, one.original) if known else None
                     for rank, one in by_rank.items()
+                    if rank in self._meters
                 },
                 {rank: energy[rank] for rank in by_rank if rank in energy},
             )
@@ -385,7 +403,6 @@ class PipelineJob(TuningJob):
         plan = session.straggler_plan or session.plan
         planned = session.settings[plan - 1] if plan else ()
         saved = statistics.saved(session.policy.original)
-        in_force = self._sampler.in_force
         return PipelineFigures(
             name,
             found.move,
@@ -398,7 +415,7 @@ class PipelineJob(TuningJob):
             tuple(
                 PipelineRankFigures(
                     one.device,
-                    in_force.get(one.device, one.original),
+                    self._clock_of(one),
                     _at(planned, number),
                     _at(statistics.waiting, number),
                     _at(saved or (), number),
@@ -406,6 +423,10 @@ class PipelineJob(TuningJob):
                 for number, one in enumerate(by_rank.values())
             ),
         )
+
+    def _clock_of(self, one: KnobRange) -> int | None:
+        """The clock of a rank's device in MHz, None if it is unknown."""
+        return self._sampler.in_force.get(one.device, one.original)
 
     # ------------------------------------------------------------------ certified settings
 
@@ -416,7 +437,7 @@ class PipelineJob(TuningJob):
         """Nothing: see :meth:`store_certified`."""
 
 
-def _pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
+def pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
     """The reason against the devices of one pipeline, as the object of "has"; "" for none."""
     if len(ranges) < 2:
         return "one rank. A pipeline has two ranks at least."
@@ -426,11 +447,13 @@ def _pipeline_trouble(ranges: Sequence[KnobRange]) -> str:
     return ""
 
 
-def _declined(session: PipelineState, reason: DecisionReason) -> PipelineState:
-    """The session that has restored the original clocks for ``reason``."""
+def declined_session(
+    session: PipelineState, reason: DecisionReason, where: str = ""
+) -> PipelineState:
+    """The session that has restored the original clocks for ``reason``, as ``where`` begins it."""
     if session.phase is PipelinePhase.DECLINED and session.decision.reason is reason:
         return session
-    clause = cause_text(reason)
+    clause = f"{where}{cause_text(reason)}"
     return decline(session, reason, f"The ranks have the original clocks: {clause}.")
 
 

@@ -426,11 +426,16 @@ class Tuner:
 
 
 def _job_type(terms: JobTerms) -> type[TuningJob]:
+    spread = terms.job is not None and terms.job.hosts > 1
+    if terms.job is not None and terms.job.pipeline and spread:
+        from wattspan.tuning.spread_pipeline import SpreadPipelineJob
+
+        return SpreadPipelineJob
     if terms.job is not None and terms.job.pipeline:
         from wattspan.tuning.pipeline_job import PipelineJob
 
         return PipelineJob
-    if terms.job is not None and terms.job.hosts > 1:
+    if spread:
         from wattspan.tuning.spread_job import SpreadJob
 
         return SpreadJob

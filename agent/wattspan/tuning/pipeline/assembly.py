@@ -146,7 +146,7 @@ class IterationAssembly:
             if max(unit.start for unit in heads) >= first.end:
                 del waiting[first.rank][0]  # no other rank worked at the time
                 continue
-            inside = tuple(one for unit in heads for one in _inside(unit, pending))
+            inside = tuple(one for unit in heads for one in take_inside(unit, pending))
             for unit in heads:
                 del waiting[unit.rank][0]
             if inside:
@@ -159,7 +159,7 @@ class IterationAssembly:
         ), tuple(found)
 
 
-def _inside(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
+def take_inside(unit: RankUnit, pending: dict[int, list[RankInstruction]]) -> list[RankInstruction]:
     """Take the instructions of a unit; earlier ones are dropped, since they have no unit."""
     known = pending.get(unit.rank, [])
     inside = [one for one in known if unit.start <= one.start and one.end <= unit.end]

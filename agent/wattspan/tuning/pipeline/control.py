@@ -40,11 +40,18 @@ _KEPT_ITERATIONS = 16
 _KEPT_POINTS = 512
 
 
+class RemoteRank(NamedTuple):
+    """The latest changes of a rank's clock on another host, and further points of its energy."""
+
+    clocks: tuple[ClockChange, ...] = ()
+    energy: tuple[EnergyPoint, ...] = ()
+
+
 class PipelineObservation(NamedTuple):
     """Input of one step, at ``now`` in monotonic nanoseconds.
 
     ``clocks`` are those read back of each rank's device in MHz, None if unknown, ``energy`` further
-    points of its cumulative energy.
+    points of its cumulative energy. ``remote`` has both of ranks on other hosts.
     """
 
     now: int
@@ -52,6 +59,7 @@ class PipelineObservation(NamedTuple):
     instructions: tuple[RankInstruction, ...] = ()
     clocks: Mapping[int, int | None] = MappingProxyType({})
     energy: Mapping[int, EnergyPoint] = MappingProxyType({})
+    remote: Mapping[int, RemoteRank] = MappingProxyType({})
 
 
 class ChargedIteration(NamedTuple):
@@ -91,10 +99,13 @@ class PipelineControl:
         assembly, found = self.assembly.add(observation.units, observation.instructions)
         clocks = {**self.clocks}
         for rank, mhz in observation.clocks.items():
-            clocks[rank] = _changed(clocks.get(rank, ()), mhz, self.stepped, observation.now)
+            clocks[rank] = with_clock(clocks.get(rank, ()), mhz, self.stepped, observation.now)
         energy = {**self.energy}
         for rank, point in observation.energy.items():
             energy[rank] = (*energy.get(rank, ())[1 - _KEPT_POINTS :], point)
+        for rank, remote in observation.remote.items():
+            clocks[rank] = _with_changes(clocks.get(rank, ()), remote.clocks)
+            energy[rank] = (*energy.get(rank, ()), *remote.energy)[-_KEPT_POINTS:]
         return replace(
             self,
             assembly=assembly,
@@ -181,7 +192,7 @@ class PipelineControl:
         return IterationTimes(start, iteration.end, computed)
 
 
-def _changed(
+def with_clock(
     changes: tuple[ClockChange, ...], mhz: int | None, before: int, now: int
 ) -> tuple[ClockChange, ...]:
     """The changes with the clock that was read ``now``, and the time of unknown clocks before."""
@@ -189,3 +200,13 @@ def _changed(
         return changes
     unknown = (ClockChange(before, None),) if changes else ()
     return (*changes[-_KEPT_CHANGES:], *unknown, ClockChange(now, mhz))
+
+
+def _with_changes(
+    changes: tuple[ClockChange, ...], latest: tuple[ClockChange, ...]
+) -> tuple[ClockChange, ...]:
+    """The changes of a rank on another host, whose ``latest`` replace those of the same time."""
+    if not latest:
+        return changes
+    earlier = tuple(one for one in changes if one.since < latest[0].since)
+    return (*earlier, *latest)[-_KEPT_CHANGES:]

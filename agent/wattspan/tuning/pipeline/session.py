@@ -211,7 +211,8 @@ def _profile(state: PipelineState, dag: PipelineDag) -> PipelineState:
     if probe is None:
         state = request_original(state, DecisionReason.BASELINE)
         return request_corrected_plan(replace(state, phase=PipelinePhase.HOLD), dag)
-    cost = probe_iterations(dag) * probe.slowdown * state.original_seconds * SECOND
+    lasts = probe_iterations(dag) * state.original_seconds * SECOND + state.policy.lag
+    cost = probe.slowdown * lasts
     lost = state.lost + state.policy.pipelines * cost  # all pipelines may probe at the same time
     if lost > _EXPLORATION_PART * state.allowed:
         return request_original(state, DecisionReason.BASELINE)

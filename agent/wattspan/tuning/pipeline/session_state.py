@@ -66,7 +66,8 @@ class PipelinePolicy:
     """Requirements of the operator, and the clocks in MHz that every rank's device permits.
 
     ``blocking_watts`` is None if the power of waiting is fitted. ``pipelines`` is the number of
-    data-parallel pipelines of the job, which share its budget.
+    data-parallel pipelines of the job, which share its budget. ``lag`` are the nanoseconds for
+    which clocks may stay in force after an iteration that decides for others.
     """
 
     original: int
@@ -76,6 +77,7 @@ class PipelinePolicy:
     confidence: float = 0.95
     blocking_watts: float | None = None
     pipelines: int = 1
+    lag: int = 0
 
     @property
     def profiled(self) -> tuple[int, ...]:

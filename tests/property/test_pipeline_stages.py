@@ -1,0 +1,81 @@
+"""A pipeline with stages on several hosts keeps its budget, and a lost host restores the clocks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.tuned_pipeline import TOP
+from support.tuned_stages import StagedHosts, StageHost, staged
+from wattspan.fleet.job_records import RECORD_LIFETIME
+from wattspan.model import SECOND
+
+pytestmark = pytest.mark.slow
+
+STAGES = (((0.05, 0.03), (0.05,)), ((0.03,), (0.05, 0.04)), ((0.04,), (0.04,), (0.03,)))
+REACTION = RECORD_LIFETIME / SECOND + 1.5
+"""Seconds after which a host without contact has the original clocks."""
+
+
+class DisturbedPipeline:
+    """Agents are killed and started, lose and find the service, GPUs throttle, and clocks step."""
+
+    def __init__(self, budget: float, noise: float, seed: int) -> None:
+        self.chance = random.Random(seed)
+        stages = self.chance.choice(STAGES)
+        self.budget = budget
+        self.hosts = StagedHosts(stages, staged(len(stages), max_slowdown=budget), noise)
+        self.lost_at: dict[str, float] = {}
+        self.lowered = False
+
+    def disturb(self, rate: float) -> None:
+        """At most one event, which happens in a second with a probability of ``rate``."""
+        one = self.chance.choice(self.hosts.members)
+        if not one.runs:
+            if self.chance.random() < max(20 * rate, 1 / 30):
+                one.begin()
+        elif self.chance.random() < rate:
+            self.chance.choice([self.kill, self.cut, self.throttle, self.step])(one)
+        elif not one.client.connected and self.chance.random() < 10 * rate:
+            one.client.connected = True
+            self.lost_at.pop(one.name, None)
+
+    def kill(self, one: StageHost) -> None:
+        one.kill()
+        self.lost_at.pop(one.name, None)
+
+    def cut(self, one: StageHost) -> None:
+        one.client.connected = False
+        self.lost_at.setdefault(one.name, self.hosts.clock.monotonic() / SECOND)
+
+    def throttle(self, one: StageHost) -> None:
+        gpu = one.host.gpus[0]
+        gpu.throttling = () if gpu.throttling else ("hw_slowdown",)
+
+    def step(self, one: StageHost) -> None:
+        one.host.clock.step_wall(self.chance.choice([-0.003, 0.003, 0.05, -3600, 3600]))
+
+    def check(self) -> None:
+        hosts, now = self.hosts, self.hosts.clock.monotonic() / SECOND
+        for one in hosts.members:
+            lost = now - self.lost_at.get(one.name, now)
+            assert not one.clocked or lost <= REACTION, one.name
+            assert all(0.5 * TOP <= mhz < TOP for mhz in one.clocked.values())
+        self.lowered = self.lowered or any(one.clocked for one in hosts.members)
+        longest = hosts.training.seconds((TOP // 2,) * len(hosts.training.ranks))
+        assert hosts.lost <= self.budget * hosts.usual + longest
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.sampled_from([0.02, 0.05, 0.1]), st.sampled_from([0.0005, 0.004]), st.integers(0, 2**16))
+def test_disturbed_pipeline_keeps_its_budget(budget: float, noise: float, seed: int) -> None:
+    disturbed = DisturbedPipeline(budget, noise, seed)
+    rate = disturbed.chance.choice([0.0, 1 / 200, 1 / 60])
+    for _ in range(600):
+        disturbed.disturb(rate)
+        disturbed.hosts.run(1)
+        disturbed.check()
+    assert disturbed.lowered or rate
