@@ -24,6 +24,7 @@ from wattspan.config import FleetSettings
 from wattspan.fleet.allotment import AllotmentBook, accept_budgets
 from wattspan.fleet.coordination import KeyWrite, OutcomeUnknownError, UnreachableError
 from wattspan.fleet.etcd import EtcdCoordination
+from wattspan.fleet.participant import FleetParticipant
 from wattspan.fleet.records import FleetKeys, encode
 from wattspan.model import SECOND, Instant
 from wattspan.ports import CapsError
@@ -132,6 +133,7 @@ class RealTimeHost(SimulatedHost):
         self.lock = threading.RLock()
         self._sums, self._links, self._enforced = sums, links, 0
         self.process: Process | None = None
+        self._killed: list[FleetParticipant] = []
         settings = FleetSettings(
             endpoints=tuple(urls), name=name, place="row-1", contact=3 * SECOND,
             fallback=2 * SECOND, timeout=SECOND,
@@ -174,7 +176,14 @@ class RealTimeHost(SimulatedHost):
             with self.lock:
                 self.process.is_alive = self.process.link.connected = False
             self.participant.stop(0)
+            self._killed.append(self.participant)
         self.participant = None
+
+    def end(self) -> None:
+        """Kill the agent, and wait for the threads of all killed ones, which use the network."""
+        self.kill_agent()
+        for one in self._killed:
+            one.stop(20)
 
     def stop_agent(self) -> None:
         if self.participant is not None:
@@ -339,5 +348,5 @@ def real_time_fleet(
         stack.callback(thread.join)
         stack.callback(over.set)
         for host in made:
-            stack.callback(host.kill_agent)
+            stack.callback(host.end)
         yield RealTimeFleet(made, sums, budget)
