@@ -113,6 +113,13 @@ def test_iterations_before_the_beginning_are_not_used() -> None:
     assert all(one.energy == () for one in whole.remote.values())
 
 
+def test_clock_that_was_not_read_is_unknown() -> None:
+    told = RankHistory().add(observation(0)._replace(clocks={}))
+    ranks, whole = gather(begun(seen(told)), observation(0, HERE, 0), seen(told))
+    assert ranks.clocks == {}
+    assert [one.clocks for one in whole.remote.values()] == [()]
+
+
 def test_repeated_record_adds_nothing() -> None:
     record = seen(history(0, 1))
     ranks, _ = gather(begun(), observation(1, HERE, 0), record)

@@ -6,6 +6,7 @@ import pytest
 
 from support.tuned_pipeline import JOB, TOP, pipelined
 from support.tuned_stages import StagedHosts, staged
+from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import SECOND, DecisionReason, Move, TuningState
 
@@ -215,6 +216,22 @@ def test_host_waits_for_the_other_hosts() -> None:
     )
     assert hosts.members[0].row.state is TuningState.WAITING
     assert hosts.members[0].row.pipelines == ()
+
+
+def test_unreadable_record_of_the_planner_restores_the_clocks() -> None:
+    hosts = planned()
+    planner = hosts.planner
+    assert planner is not None
+    (other,) = (one for one in hosts.members if one is not planner)
+    key = f"/fleet-jobs/gpt%2Fiteration/hosts/{planner.name}"
+    assert hosts.cluster.read(key).entries
+    hosts.cluster.client().commit((KeyWrite(key, b"{}"),))
+    other.exchange.round()
+    other.host.clock.advance(2)
+    other.exchange.round()
+    other.host.tuner.step()
+    assert other.clocked == {}
+    assert "which plans this pipeline, is not known yet" in other.row.decision.sentence
 
 
 def test_more_hosts_than_configured_are_not_planned() -> None:

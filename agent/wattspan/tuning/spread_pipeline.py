@@ -117,7 +117,7 @@ class SpreadPipelineJob(PipelineJob):
             decision = self._plan(host, view, observation, refusal)
         else:
             self._end_plan()
-            decision = self._follow(view, refusal, now)
+            decision = self._use_plan(view, refusal, now)
         if self.ended:
             self._withdraw()
         else:
@@ -155,7 +155,7 @@ class SpreadPipelineJob(PipelineJob):
             return Decision(Move.DECLINE, DecisionReason.WAITING, _keep(trouble))
         if gathered is None:
             gathered = GatheredRanks.begin(view.records)
-            ranks = self._pipelines[_ONLY] | gathered.ranges
+            ranks = {**self._pipelines[_ONLY], **gathered.ranges}
             trouble = pipeline_trouble(tuple(ranks.values()))
             if trouble:
                 sentence = f"{self.name} is not tuned: the pipeline has {trouble}"
@@ -196,7 +196,7 @@ class SpreadPipelineJob(PipelineJob):
 
     # -------------------------------------------------------------------- the other hosts
 
-    def _follow(self, view: JobView, refusal: DecisionReason | None, now: int) -> Decision:
+    def _use_plan(self, view: JobView, refusal: DecisionReason | None, now: int) -> Decision:
         """The clocks of this host's ranks by the plan of another host."""
         if refusal is not None:
             move = Move.RELEASE if self._requested else Move.DECLINE

@@ -313,10 +313,9 @@ def _divided(
     instructions: Iterable[RankInstruction], ends: Mapping[int, int]
 ) -> tuple[tuple[RankInstruction, ...], tuple[RankInstruction, ...]]:
     """The instructions up to the ``ends`` of their ranks, and the others."""
-    inside, later = [], []
-    for one in instructions:
-        (inside if one.end <= ends.get(one.rank, -1) else later).append(one)
-    return tuple(inside), tuple(later)
+    known = tuple(instructions)
+    inside = tuple(one for one in known if one.end <= ends.get(one.rank, -1))
+    return inside, tuple(one for one in known if one.end > ends.get(one.rank, -1))
 
 
 def _ready(units: Iterable[RankUnit], known: int, now: int) -> list[RankUnit]:
