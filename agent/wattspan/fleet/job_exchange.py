@@ -201,6 +201,9 @@ class JobExchange:
                 return
         except LeaseEndedError:
             self._lease = 0
+            with self._lock:  # another host may have the turn
+                for job in jobs.values():
+                    job.may_explore = False
         self._lease = self._coordination.grant(LEASE_SECONDS)
         for job in jobs.values():
             job.written = -1
@@ -221,23 +224,29 @@ class JobExchange:
         record = job.record
         if record is None or record.sent <= job.written:
             if now - job.written > RECORD_LIFETIME:
-                job.election.resign()  # the tuner hangs
+                self._leave_turn(job)  # the tuner hangs
             return
         try:
             value = encode_record(record)
         except RefusedRecordError as error:
             self._log.write(f"{name} is not told to other hosts: {error}", name)
-            job.election.resign()
+            self._leave_turn(job)
             return
         write = KeyWrite(self._record_key(name), value, self._lease)
         self._coordination.commit((write,))
         job.written = record.sent
-        if job.explores:
+        with self._lock:
+            explores = job.explores
+            job.may_explore = job.may_explore and explores  # before another host has the turn
+        if explores:
             job.election.campaign(self._lease)
         else:
-            with self._lock:  # before another host may have the turn
-                job.may_explore = False
             job.election.resign()
+
+    def _leave_turn(self, job: _Job) -> None:
+        with self._lock:
+            job.may_explore = False
+        job.election.resign()
 
     def _read(self, name: str, job: _Job, now: int) -> None:
         place = self._place(name)
