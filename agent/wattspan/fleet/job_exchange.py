@@ -43,8 +43,8 @@ LEASE_SECONDS: Final = 10
 """Time after which the records of a lost host end, and another host may explore."""
 
 _LONGEST_DELAY: Final = 30 * SECOND
-_SHOWN_HOST: Final = 100
-"""Characters of a host's name; keys may hold any."""
+_LONGEST_NAME: Final = 100
+"""Characters of a host's name in a fleet; keys and values may be anybody's, and hold any."""
 
 
 @dataclass(slots=True)
@@ -251,12 +251,12 @@ class JobExchange:
     def _read(self, name: str, job: _Job, now: int) -> None:
         place = self._place(name)
         entries = {entry.key: entry for entry in self._coordination.read(place).entries}
-        explorer = entries.pop(f"{place}explorer", None)
-        entries.pop(self._record_key(name), None)
+        explorer, hosts = entries.get(f"{place}explorer"), f"{place}hosts/"
+        names = [key.removeprefix(hosts) for key in entries if key.startswith(hosts)]
+        others = [one for one in names if one != self._name and len(one) <= _LONGEST_NAME]
         seen: dict[str, tuple[int, SeenRecord]] = {}
-        for key, entry in list(entries.items())[:MAX_HOSTS]:
-            host = key.removeprefix(f"{place}hosts/")[:_SHOWN_HOST]
-            before = job.seen.get(host)
+        for host in others[:MAX_HOSTS]:
+            entry, before = entries[f"{hosts}{host}"], job.seen.get(host)
             if before is not None and before[0] == entry.revision:
                 seen[host] = before
             else:
@@ -264,7 +264,7 @@ class JobExchange:
         leads = job.election.fence is not None
         host = "" if explorer is None or leads else explorer.value.decode("utf-8", "replace")
         with self._lock:
-            job.seen, job.explorer, job.may_explore = seen, host[:_SHOWN_HOST], leads
+            job.seen, job.explorer, job.may_explore = seen, host[:_LONGEST_NAME], leads
 
 
 def _seen(host: str, entry: StoredKey, now: int) -> SeenRecord:
