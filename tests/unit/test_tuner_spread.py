@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from support.ranks_on_hosts import JOB, RankedHosts, spread
+from support.ranks_on_hosts import JOB, RankedHosts, place_of, spread
 from support.tuned_host import DEFAULT, Host
 from support.tuned_ranks import train_together
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_exchange import LEASE_SECONDS
-from wattspan.model import DecisionReason, Move, TuningRow
+from wattspan.model import SECOND, DecisionReason, Move, TuningRow
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
 
 MINUTES = 1800
-EXPLORER = "/fleet-jobs/trainer%2Ftrain_step/explorer"
+EXPLORER = f"{place_of(JOB)}explorer"
 
 
 def row(hosts: RankedHosts, number: int) -> TuningRow:
@@ -92,6 +92,39 @@ def test_last_host_improves_its_setting() -> None:
     assert hosts.members[1].cap < caps[1]
     assert all_hold(hosts)
     assert hosts.together.slowdown <= 1.05
+
+
+def test_held_setting_is_compared_in_the_turn_of_its_host_only() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    assert first.host.capper is not None
+    first.host.capper.largest = 10_000  # its setting is in force again after some steps only
+    certified, compared, turns = first.cap, [], set()
+
+    def observed() -> bool:
+        compared.append(first.compares)
+        turns.add(hosts.explorer)
+        assert first.cap == certified or hosts.explorer == first.name
+        return False
+
+    hosts.run(300, until=observed)
+    assert 0 < sum(compared) < len(compared) / 2
+    assert turns == {"", first.name}
+    assert first.holds
+
+
+def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3, settle=3 * SECOND), noise=0.002)
+    first, second = hosts.members
+    second.host.gpus[0].throttling = ("hw_slowdown",)
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(MINUTES, until=lambda: first.compares)
+    assert first.compares
+    second.host.gpus[0].throttling = ()
+    hosts.run(60, until=lambda: second.compares)
+    assert (first.compares, second.compares) == (False, True)
+    assert first.cap < DEFAULT
 
 
 def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
@@ -174,6 +207,34 @@ def test_lost_turn_ends_the_comparisons() -> None:
     foreign.commit([KeyWrite(EXPLORER, None)])
     hosts.run(MINUTES, until=lambda: first.holds)
     assert first.holds
+
+
+def test_ended_turn_ends_the_comparison_of_a_held_setting() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3, settle=5 * SECOND), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(MINUTES, until=lambda: first.compares)
+    hosts.cluster.client().commit([KeyWrite(EXPLORER, b"host-9")])
+    hosts.run(5, until=lambda: not first.compares)
+    assert "the turn of this host to compare settings has ended" in row(hosts, 0).decision.sentence
+
+
+@pytest.mark.parametrize("cause", ["throttled", "no capper"])
+def test_host_that_cannot_compare_settings_leaves_the_turn(cause: str) -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    first, second = hosts.members
+    assert first.host.capper is not None
+    if cause == "throttled":
+        first.host.gpus[0].throttling = ("hw_slowdown",)
+    else:
+        first.host.capper.refusal = ("", "No capper answers.")
+    hosts.run(MINUTES, until=lambda: second.holds or hosts.explorer == first.name)
+    assert second.holds
+    first.host.gpus[0].throttling, first.host.capper.refusal = (), None
+    hosts.run(MINUTES, until=lambda: first.compares)
+    first.host.gpus[0].throttling = ("hw_slowdown",)
+    hosts.run(10, until=lambda: not hosts.explorer)
+    assert (hosts.explorer, first.cap) == ("", DEFAULT)
 
 
 def test_ended_job_is_withdrawn() -> None:
