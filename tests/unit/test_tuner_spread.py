@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from support.ranks_on_hosts import JOB, RankedHosts, place_of, spread
-from support.tuned_host import DEFAULT, Host
+from support.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
+from support.tuned_host import DEFAULT, TICK, Host
 from support.tuned_ranks import train_together
+from wattspan.config import TunedJobSettings
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_exchange import LEASE_SECONDS
 from wattspan.model import SECOND, DecisionReason, Move, TuningRow
+from wattspan.testing import ManualClock, MemoryCluster
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
 
 MINUTES = 1800
 EXPLORER = f"{place_of(JOB)}explorer"
+LOCAL = TunedJobSettings(service="local", span="train_step", kind="steps")
 
 
 def row(hosts: RankedHosts, number: int) -> TuningRow:
     found = hosts.members[number].row
     assert found is not None
     return found
+
+
+def explores_locally(member: RankHost) -> bool:
+    """True if the job of this host alone explores."""
+    return searches(member.host.row("local/train_step"))
 
 
 def all_hold(hosts: RankedHosts) -> bool:
@@ -235,6 +243,54 @@ def test_host_that_cannot_compare_settings_leaves_the_turn(cause: str) -> None:
     first.host.gpus[0].throttling = ("hw_slowdown",)
     hosts.run(10, until=lambda: not hosts.explorer)
     assert (hosts.explorer, first.cap) == ("", DEFAULT)
+
+
+def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(2, LOCAL), gpus=2, noise=0.002)
+    first, second = hosts.members
+    second.host.train("local", 1, noise=0.05)  # its search takes long
+
+    def one_explores(until: bool) -> bool:
+        assert not (searches(second.row) and explores_locally(second))
+        return until
+
+    hosts.run(60, until=lambda: one_explores(first.compares and explores_locally(second)))
+    assert first.compares
+    hosts.run(MINUTES, until=lambda: one_explores(first.holds))
+    assert explores_locally(second)
+    hosts.run(10, until=lambda: one_explores(second.compares))
+    assert second.compares
+    hosts.run(MINUTES, until=lambda: one_explores(second.holds))
+    hosts.run(5, until=lambda: one_explores(explores_locally(second)))
+    assert explores_locally(second)
+
+
+def test_turn_that_another_job_of_the_host_keeps_from_use_is_left() -> None:
+    jobs = tuple(
+        TunedJobSettings(service=service, span="train_step", kind="steps", hosts=2)
+        for service in ("a", "b")
+    )
+    clock = ManualClock()
+    cluster = MemoryCluster(clock)
+    member = RankHost("host-0", spread(2, job=jobs), cluster, 1, gpus=2)
+    for number, one in enumerate(jobs):
+        member.host.train(one.service, number, noise=0.002)
+    names = [f"{one.service}/{one.span}" for one in jobs]
+    unused: list[bool] = []
+    for tick in range(MINUTES * SECOND // TICK):
+        member.turn(tick)
+        clock.advance(ns=TICK)
+        rows = {name: member.host.row(name) for name in names}
+        exploring = [name for name in names if searches(rows[name])]
+        assert len(exploring) <= 1
+        held = [one for one in rows.values() if one and one.decision.move is Move.HOLD]
+        if exploring and not held:
+            other = names[1 - names.index(exploring[0])]
+            unused.append(bool(cluster.read(f"{place_of(other)}explorer").entries))
+        if len(held) == 2:
+            break
+    assert all(gpu.cap < DEFAULT for gpu in member.host.gpus)
+    assert 0 < sum(unused) < len(unused) / 5
 
 
 def test_ended_job_is_withdrawn() -> None:

@@ -367,6 +367,11 @@ class TuningJob:
         return state is not None and state.exploring and state.policy.apply and not self._vetoed
 
     @property
+    def claim(self) -> int:
+        """Its claim to explore beside the other jobs of this host: the highest one does, 0 none."""
+        return int(self.exploring and not self.ended)
+
+    @property
     def _running(self) -> bool:
         """True while a tuner decides for the job's devices."""
         return self._state is not None

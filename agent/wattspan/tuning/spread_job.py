@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from wattspan.fleet.job_records import JobRecord, RankSetting
-from wattspan.model import Decision, DecisionReason, TuningFigures, TuningRow
+from wattspan.model import SECOND, Decision, DecisionReason, TuningFigures, TuningRow
 from wattspan.tuning.decisions.report import report, setting_text
 from wattspan.tuning.decisions.search import TunerPhase
 from wattspan.tuning.decisions.values import CertifiedLevels, KnobRange, TunerPolicy
@@ -26,12 +26,21 @@ from wattspan.tuning.job import TuningJob
 
 _ALONE: Final = "its ranks run on several hosts, and [fleet] names no service for their records."
 
+_PAUSE: Final = 30 * SECOND
+"""Time for other hosts after a turn in which another job of this host explored."""
+
 
 class SpreadJob(TuningJob):
-    """A job with ``hosts``. Settings of earlier runs are not used: other hosts had theirs."""
+    """A job with ``hosts``. Settings of earlier runs are not used: other hosts had theirs.
+
+    It explores with the permission of this host and in the turn of this host among the others. It
+    asks for the turn first, because other jobs of this host can explore meanwhile. In the turn it
+    comes before these, because other hosts wait; it leaves the turn to them if it must wait itself.
+    """
 
     _turn = HostTurn()
     _asked = False  # for the turn, in the latest record
+    _asks_from = 0
     _due = False  # the comparison of its held setting
     _before: Mapping[str, HeldSetting] | None = None  # the hosts before this one
     _place = 0  # the time since which it has its place in the sequence
@@ -42,6 +51,11 @@ class SpreadJob(TuningJob):
     def budget(self) -> float:
         """This host's part of the slowdown budget."""
         return host_part(super().budget, self._settings.hosts)
+
+    @property
+    def claim(self) -> int:
+        """None while it waits for another host; above those of other jobs in its turn."""
+        return 2 * super().claim if self._has_turn else 0
 
     @property
     def _has_turn(self) -> bool:
@@ -75,23 +89,25 @@ class SpreadJob(TuningJob):
             super().decide(host, may_explore=False, refusal=refusal)
             return
         self._session = self._session or str(now)
-        disturbed = self._turn.later
+        claimed, disturbed = self.claim > 0, self._turn.later
+        if claimed and not may_explore:  # another job of this host is in its turn
+            self._asks_from = now + _PAUSE
         self._turn = judged(records.view(self.name), self._settings.hosts, self._before, now)
         if disturbed and not self._turn.later:
             self._undisturbed = now
-        allowed = may_explore and self._has_turn and (self.exploring or self._turn.last)
+        allowed = may_explore and self._has_turn and (claimed or self._turn.last)
         super().decide(host, may_explore=allowed, refusal=refusal)
-        self._asked = self._asks(may_explore=may_explore)
+        self._asked = self._asks(now)
         record = JobRecord(session=self._session, sent=now, ranks=self._ranks())
         records.publish(self.name, record, explores=self._asked)
 
-    def _asks(self, *, may_explore: bool) -> bool:
+    def _asks(self, now: int) -> bool:
         """True if it needs the turn: to search, and to compare the setting that it holds.
 
         The last host in the sequence keeps the turn, to compare and improve its setting.
         """
         if self.exploring or self._before is None or self._state is None:
-            return self.exploring and may_explore
+            return self.exploring and now >= self._asks_from
         return self._turn.last or self._due or not is_in_force(self._state)
 
     def _blocked(self, refusal: str, host: HostView) -> Decision | None:
