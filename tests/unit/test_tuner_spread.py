@@ -10,10 +10,12 @@ from support.tuned_ranks import train_together
 from wattspan.config import TunedJobSettings
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_exchange import LEASE_SECONDS
+from wattspan.fleet.job_records import JobRecord, decode_record, encode_record
 from wattspan.model import SECOND, DecisionReason, Move, TuningRow
 from wattspan.testing import ManualClock, MemoryCluster
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
+from wattspan.tuning.spread_job import SpreadJob
 
 MINUTES = 1800
 EXPLORER = f"{place_of(JOB)}explorer"
@@ -144,6 +146,19 @@ def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
     in_force = {gpu.device: gpu.cap for gpu in host.gpus}
     assert kept(state, Observation(now, in_force=in_force)) is not None
     assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
+
+
+def test_setting_in_many_words_is_told_in_a_readable_record() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
+    job = hosts.hosts[0].tuner._jobs[JOB]
+    assert isinstance(job, SpreadJob)
+    assert job._state is not None
+    job._state = job._state._replace(candidate=10**300)  # milliwatts
+    record = JobRecord(session="a", sent=1, ranks=job._ranks())
+    assert decode_record(encode_record(record)) == record
+    assert record.ranks is not None
+    assert len(record.ranks.setting) == 100
 
 
 def test_changed_job_is_certified_again() -> None:

@@ -26,6 +26,9 @@ from wattspan.tuning.job import TuningJob
 
 _ALONE: Final = "its ranks run on several hosts, and [fleet] names no service for their records."
 
+_LONGEST_TEXT: Final = 100
+"""Characters of a setting in words; other hosts refuse a record with too many."""
+
 _PAUSE: Final = 30 * SECOND
 """Time for other hosts after a turn in which another job of this host explored."""
 
@@ -151,7 +154,9 @@ class SpreadJob(TuningJob):
         state, bound = self._state, max(self._report.slowdown_bound or 0.0, 0.0)
         holds = state is not None and self._place and not self.exploring
         text = setting_text(state, state.chosen) if state is not None and holds else ""
-        return RankSetting(since=self._place, setting=text, lost=bound / (1 + bound))
+        return RankSetting(
+            since=self._place, setting=text[:_LONGEST_TEXT], lost=bound / (1 + bound)
+        )
 
     # ------------------------------------------------------------------ certified settings
 
