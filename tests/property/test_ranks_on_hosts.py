@@ -1,4 +1,4 @@
-"""A synchronous job on several hosts keeps its budget, and one host compares settings at a time."""
+"""A synchronous job on several hosts keeps its budget, and hosts compare settings in turn only."""
 
 from __future__ import annotations
 
@@ -68,12 +68,10 @@ class DisturbedJob:
         now = job.hosts[0].clock.monotonic()
         comparing = [one.name for one in job.members if one.compares]
         self.compared.update(comparing)
-        in_contact = [name for name in comparing if name not in self.lost_at]
-        assert len(in_contact) <= 1, in_contact
         for name in comparing:  # a host out of contact stops before its turn passes on
             lost = now - self.lost_at.get(name, now)
             assert lost <= RECORD_LIFETIME + 1.5 * SECOND, name
-        assert len(comparing) <= 1, comparing
+        assert comparing in ([], [job.explorer])
         assert job.lost <= self.budget * job.together.usual + REPORTED, job.elapsed
 
 

@@ -6,6 +6,7 @@ The hosts have tuners and exchanges of their own; their clocks pass equally.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from urllib.parse import quote
 
 from support.tuned_host import DEFAULT, LEASE, TICK, Host, quick
 from support.tuned_ranks import SERVICE, STEP, RankJob, Together
@@ -16,29 +17,44 @@ from wattspan.ports import Clock
 from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
 
 JOB = f"{SERVICE}/{STEP}"
-_COMPARING = (
+_SEARCHING = (
     DecisionReason.SCREENING,
     DecisionReason.CERTIFYING,
     DecisionReason.RECERTIFYING,
 )
 
 
-def spread(hosts: int, **more: object) -> AutotuneSettings:
-    """Settings of a job whose ranks run on so many hosts, with short blocks."""
+def spread(hosts: int, *others: TunedJobSettings, **more: object) -> AutotuneSettings:
+    """Settings of a job whose ranks run on so many hosts, and of others, with short blocks."""
     job = TunedJobSettings(service=SERVICE, span=STEP, kind="steps", hosts=hosts)
     short = {"block": 500_000_000, "settle": 500_000_000, "dwell": 60_000_000_000}
-    return quick(**({"job": (job,)} | short | more))
+    return quick(**({"job": (job, *others)} | short | more))
+
+
+def searches(row: TuningRow | None) -> bool:
+    """True if the job compares a setting that it has not certified yet."""
+    return row is not None and row.decision.reason in _SEARCHING and row.held_slowdown is None
+
+
+def place_of(job: str) -> str:
+    """The prefix of the keys of a job."""
+    return f"/fleet-jobs/{quote(job, safe='')}/"
 
 
 class RankHost:
     """One of the hosts: its agent runs, or was killed; ``killed`` is the time of that."""
 
     def __init__(
-        self, name: str, settings: AutotuneSettings, cluster: MemoryCluster, seed: int
+        self,
+        name: str,
+        settings: AutotuneSettings,
+        cluster: MemoryCluster,
+        seed: int,
+        gpus: int = 1,
     ) -> None:
         self.name, self._cluster = name, cluster
         self.client: MemoryCoordination = cluster.client()
-        self.host = Host(settings=settings, records=self._made, seed=seed)
+        self.host = Host(gpus, settings=settings, records=self._made, seed=seed)
         self.killed: int | None = None
         self.runs = True
 
@@ -52,9 +68,9 @@ class RankHost:
 
     @property
     def compares(self) -> bool:
-        """True if a setting that its running agent has not certified is in force."""
-        searches = self.row is not None and self.row.decision.reason in _COMPARING
-        return self.runs and searches and self.cap < DEFAULT
+        """True if its running agent compares settings, also the one that it has certified."""
+        compared = *_SEARCHING, DecisionReason.SENTINEL
+        return self.runs and self.row is not None and self.row.decision.reason in compared
 
     @property
     def holds(self) -> bool:
@@ -98,20 +114,22 @@ class RankedHosts:
 
     def __init__(
         self, loads: Sequence[float], settings: AutotuneSettings | None = None,
-        later: Collection[int] = (), **more: object,
+        later: Collection[int] = (), cluster: MemoryCluster | None = None, gpus: int = 1,
+        **more: object,
     ) -> None:  # fmt: skip
         self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = cluster or MemoryCluster(self.clock)
+        self._observer = self.cluster.client()
         settings = settings or spread(len(loads))
         self.members = [
-            RankHost(f"host-{number}", settings, self.cluster, number + 1)
+            RankHost(f"host-{number}", settings, self.cluster, number + 1, gpus)
             for number in range(len(loads))
         ]
-        gpus = [one.host.gpus[0] for one in self.members]
-        self.together = Together(gpus, list(loads), **more)  # type: ignore[arg-type]
+        used = [one.host.gpus[0] for one in self.members]
+        self.together = Together(used, list(loads), **more)  # type: ignore[arg-type]
         ranks = [
             RankJob(SERVICE, gpu, Consumer(200, 1), together=self.together, number=number)
-            for number, gpu in enumerate(gpus)
+            for number, gpu in enumerate(used)
         ]
         ranks[0].peers = ranks
         for one, rank in zip(self.members, ranks, strict=True):
@@ -128,6 +146,12 @@ class RankedHosts:
     @property
     def elapsed(self) -> float:
         return (self.hosts[0].clock.monotonic() - self._start) / 1e9
+
+    @property
+    def explorer(self) -> str:
+        """The host whose turn it is to compare settings."""
+        entries = self._observer.read(f"{place_of(JOB)}explorer").entries
+        return entries[0].value.decode() if entries else ""
 
     @property
     def lost(self) -> float:

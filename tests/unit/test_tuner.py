@@ -138,6 +138,21 @@ def test_only_one_job_of_a_host_explores_at_a_time() -> None:
     assert host.gpus[1].cap < DEFAULT
 
 
+@pytest.mark.parametrize("other", ["found", "throttled"])
+def test_job_that_cannot_explore_does_not_keep_another_one_from_it(other: str) -> None:
+    job = {"span": "train_step", "kind": "steps"}
+    configured = (TunedJobSettings(service="trainer", **job),)
+    if other == "throttled":
+        configured += (TunedJobSettings(service=other, **job),)
+    host = Host(2, settings=quick(job=configured))
+    host.train(other, 0)
+    host.gpus[0].throttling = ("hw_thermal",) if other == "throttled" else ()
+    host.run(60)  # it has learned its original setting
+    host.train(gpu=1)
+    host.run(HOUR, until=lambda: held(host))
+    assert held(host)
+
+
 def test_stranger_on_the_gpu_ends_its_cap_at_once() -> None:
     host = Host()
     host.train()

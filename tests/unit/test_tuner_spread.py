@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from support.ranks_on_hosts import JOB, RankedHosts, spread
-from support.tuned_host import DEFAULT, Host
+from support.ranks_on_hosts import JOB, RankedHosts, RankHost, place_of, searches, spread
+from support.tuned_host import DEFAULT, TICK, Host
 from support.tuned_ranks import train_together
+from wattspan.config import TunedJobSettings
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_exchange import LEASE_SECONDS
-from wattspan.model import DecisionReason, Move, TuningRow
+from wattspan.fleet.job_records import JobRecord, decode_record, encode_record
+from wattspan.model import SECOND, DecisionReason, Move, TuningRow
+from wattspan.testing import ManualClock, MemoryCluster
 from wattspan.tuning.decisions.values import Observation
 from wattspan.tuning.host_turns import LONGEST_HOLD, host_part, kept
+from wattspan.tuning.spread_job import SpreadJob
 
 MINUTES = 1800
-EXPLORER = "/fleet-jobs/trainer%2Ftrain_step/explorer"
+EXPLORER = f"{place_of(JOB)}explorer"
+LOCAL = TunedJobSettings(service="local", span="train_step", kind="steps")
 
 
 def row(hosts: RankedHosts, number: int) -> TuningRow:
     found = hosts.members[number].row
     assert found is not None
     return found
+
+
+def explores_locally(member: RankHost) -> bool:
+    """True if the job of this host alone explores."""
+    return searches(member.host.row("local/train_step"))
 
 
 def all_hold(hosts: RankedHosts) -> bool:
@@ -94,6 +104,39 @@ def test_last_host_improves_its_setting() -> None:
     assert hosts.together.slowdown <= 1.05
 
 
+def test_held_setting_is_compared_in_the_turn_of_its_host_only() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    assert first.host.capper is not None
+    first.host.capper.largest = 10_000  # its setting is in force again after some steps only
+    certified, compared, turns = first.cap, [], set()
+
+    def observed() -> bool:
+        compared.append(first.compares)
+        turns.add(hosts.explorer)
+        assert first.cap == certified or hosts.explorer == first.name
+        return False
+
+    hosts.run(300, until=observed)
+    assert 0 < sum(compared) < len(compared) / 2
+    assert turns == {"", first.name}
+    assert first.holds
+
+
+def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3, settle=3 * SECOND), noise=0.002)
+    first, second = hosts.members
+    second.host.gpus[0].throttling = ("hw_slowdown",)
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(MINUTES, until=lambda: first.compares)
+    assert first.compares
+    second.host.gpus[0].throttling = ()
+    hosts.run(60, until=lambda: second.compares)
+    assert (first.compares, second.compares) == (False, True)
+    assert first.cap < DEFAULT
+
+
 def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
     hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
     host, first = hosts.hosts[0], hosts.members[0]
@@ -103,6 +146,19 @@ def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
     in_force = {gpu.device: gpu.cap for gpu in host.gpus}
     assert kept(state, Observation(now, in_force=in_force)) is not None
     assert kept(state, Observation(now + LONGEST_HOLD, in_force=in_force)) is None
+
+
+def test_setting_in_many_words_is_told_in_a_readable_record() -> None:
+    hosts = RankedHosts((0.1, 0.1), later=(1,), noise=0.002)
+    hosts.run(MINUTES, until=lambda: hosts.members[0].holds)
+    job = hosts.hosts[0].tuner._jobs[JOB]
+    assert isinstance(job, SpreadJob)
+    assert job._state is not None
+    job._state = job._state._replace(candidate=10**300)  # milliwatts
+    record = JobRecord(session="a", sent=1, ranks=job._ranks())
+    assert decode_record(encode_record(record)) == record
+    assert record.ranks is not None
+    assert len(record.ranks.setting) == 100
 
 
 def test_changed_job_is_certified_again() -> None:
@@ -174,6 +230,82 @@ def test_lost_turn_ends_the_comparisons() -> None:
     foreign.commit([KeyWrite(EXPLORER, None)])
     hosts.run(MINUTES, until=lambda: first.holds)
     assert first.holds
+
+
+def test_ended_turn_ends_the_comparison_of_a_held_setting() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(3, settle=5 * SECOND), later=(1,), noise=0.002)
+    first = hosts.members[0]
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(MINUTES, until=lambda: first.compares)
+    hosts.cluster.client().commit([KeyWrite(EXPLORER, b"host-9")])
+    hosts.run(5, until=lambda: not first.compares)
+    assert "the turn of this host to compare settings has ended" in row(hosts, 0).decision.sentence
+
+
+@pytest.mark.parametrize("cause", ["throttled", "no capper"])
+def test_host_that_cannot_compare_settings_leaves_the_turn(cause: str) -> None:
+    hosts = RankedHosts((0.1, 0.1), noise=0.002)
+    first, second = hosts.members
+    assert first.host.capper is not None
+    if cause == "throttled":
+        first.host.gpus[0].throttling = ("hw_slowdown",)
+    else:
+        first.host.capper.refusal = ("", "No capper answers.")
+    hosts.run(MINUTES, until=lambda: second.holds or hosts.explorer == first.name)
+    assert second.holds
+    first.host.gpus[0].throttling, first.host.capper.refusal = (), None
+    hosts.run(MINUTES, until=lambda: first.compares)
+    first.host.gpus[0].throttling = ("hw_slowdown",)
+    hosts.run(10, until=lambda: not hosts.explorer)
+    assert (hosts.explorer, first.cap) == ("", DEFAULT)
+
+
+def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(2, LOCAL), gpus=2, noise=0.002)
+    first, second = hosts.members
+    second.host.train("local", 1, noise=0.05)  # its search takes long
+
+    def one_explores(until: bool) -> bool:
+        assert not (searches(second.row) and explores_locally(second))
+        return until
+
+    hosts.run(60, until=lambda: one_explores(first.compares and explores_locally(second)))
+    assert first.compares
+    hosts.run(MINUTES, until=lambda: one_explores(first.holds))
+    assert explores_locally(second)
+    hosts.run(10, until=lambda: one_explores(second.compares))
+    assert second.compares
+    hosts.run(MINUTES, until=lambda: one_explores(second.holds))
+    hosts.run(5, until=lambda: one_explores(explores_locally(second)))
+    assert explores_locally(second)
+
+
+def test_turn_that_another_job_of_the_host_keeps_from_use_is_left() -> None:
+    jobs = tuple(
+        TunedJobSettings(service=service, span="train_step", kind="steps", hosts=2)
+        for service in ("a", "b")
+    )
+    clock = ManualClock()
+    cluster = MemoryCluster(clock)
+    member = RankHost("host-0", spread(2, job=jobs), cluster, 1, gpus=2)
+    for number, one in enumerate(jobs):
+        member.host.train(one.service, number, noise=0.002)
+    names = [f"{one.service}/{one.span}" for one in jobs]
+    unused: list[bool] = []
+    for tick in range(MINUTES * SECOND // TICK):
+        member.turn(tick)
+        clock.advance(ns=TICK)
+        rows = {name: member.host.row(name) for name in names}
+        exploring = [name for name in names if searches(rows[name])]
+        assert len(exploring) <= 1
+        held = [one for one in rows.values() if one and one.decision.move is Move.HOLD]
+        if exploring and not held:
+            other = names[1 - names.index(exploring[0])]
+            unused.append(bool(cluster.read(f"{place_of(other)}explorer").entries))
+        if len(held) == 2:
+            break
+    assert all(gpu.cap < DEFAULT for gpu in member.host.gpus)
+    assert 0 < sum(unused) < len(unused) / 5
 
 
 def test_ended_job_is_withdrawn() -> None:

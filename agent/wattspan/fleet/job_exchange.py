@@ -43,8 +43,8 @@ LEASE_SECONDS: Final = 10
 """Time after which the records of a lost host end, and another host may explore."""
 
 _LONGEST_DELAY: Final = 30 * SECOND
-_SHOWN_HOST: Final = 100
-"""Characters of a host's name; keys may hold any."""
+_LONGEST_NAME: Final = 100
+"""Characters of a host's name in a fleet; keys and values may be anybody's, and hold any."""
 
 
 @dataclass(slots=True)
@@ -201,6 +201,9 @@ class JobExchange:
                 return
         except LeaseEndedError:
             self._lease = 0
+            with self._lock:  # another host may have the turn
+                for job in jobs.values():
+                    job.may_explore = False
         self._lease = self._coordination.grant(LEASE_SECONDS)
         for job in jobs.values():
             job.written = -1
@@ -221,33 +224,39 @@ class JobExchange:
         record = job.record
         if record is None or record.sent <= job.written:
             if now - job.written > RECORD_LIFETIME:
-                job.election.resign()  # the tuner hangs
+                self._leave_turn(job)  # the tuner hangs
             return
         try:
             value = encode_record(record)
         except RefusedRecordError as error:
             self._log.write(f"{name} is not told to other hosts: {error}", name)
-            job.election.resign()
+            self._leave_turn(job)
             return
         write = KeyWrite(self._record_key(name), value, self._lease)
         self._coordination.commit((write,))
         job.written = record.sent
-        if job.explores:
+        with self._lock:
+            explores = job.explores
+            job.may_explore = job.may_explore and explores  # before another host has the turn
+        if explores:
             job.election.campaign(self._lease)
         else:
-            with self._lock:  # before another host may have the turn
-                job.may_explore = False
             job.election.resign()
+
+    def _leave_turn(self, job: _Job) -> None:
+        with self._lock:
+            job.may_explore = False
+        job.election.resign()
 
     def _read(self, name: str, job: _Job, now: int) -> None:
         place = self._place(name)
         entries = {entry.key: entry for entry in self._coordination.read(place).entries}
-        explorer = entries.pop(f"{place}explorer", None)
-        entries.pop(self._record_key(name), None)
+        explorer, hosts = entries.get(f"{place}explorer"), f"{place}hosts/"
+        names = [key.removeprefix(hosts) for key in entries if key.startswith(hosts)]
+        others = [one for one in names if one != self._name and len(one) <= _LONGEST_NAME]
         seen: dict[str, tuple[int, SeenRecord]] = {}
-        for key, entry in list(entries.items())[:MAX_HOSTS]:
-            host = key.removeprefix(f"{place}hosts/")[:_SHOWN_HOST]
-            before = job.seen.get(host)
+        for host in others[:MAX_HOSTS]:
+            entry, before = entries[f"{hosts}{host}"], job.seen.get(host)
             if before is not None and before[0] == entry.revision:
                 seen[host] = before
             else:
@@ -255,7 +264,7 @@ class JobExchange:
         leads = job.election.fence is not None
         host = "" if explorer is None or leads else explorer.value.decode("utf-8", "replace")
         with self._lock:
-            job.seen, job.explorer, job.may_explore = seen, host[:_SHOWN_HOST], leads
+            job.seen, job.explorer, job.may_explore = seen, host[:_LONGEST_NAME], leads
 
 
 def _seen(host: str, entry: StoredKey, now: int) -> SeenRecord:

@@ -1,10 +1,11 @@
 """Ranks of one synchronous job on several hosts: who may compare settings, and under which budget.
 
 A step lasts as long as that of the slowest host, so a cap of one host may hide that of another. The
-hosts therefore form a sequence. Each compares its settings while the hosts before it hold theirs,
-and no other host compares any, so that its slowdown is the one beyond theirs. It holds its setting
-as long as theirs are unchanged, and returns to the original one otherwise. The slowdown of the job
-is then the product of those of its hosts, each of which has an equal part of the budget. Pure.
+hosts therefore form a sequence. Each compares its settings in its turn, while the hosts before it
+hold theirs and no other host compares any, so that its slowdown is the one beyond theirs. It holds
+its setting as long as theirs are unchanged, and returns to the original one otherwise. The slowdown
+of the job is then the product of those of its hosts, each of which has an equal part of the budget.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from wattspan.fleet.job_records import JobView, RankSetting, SeenRecord
 from wattspan.model import SECOND, JobPartner
 from wattspan.tuning.decisions.safety import check_safety
 from wattspan.tuning.decisions.search import TunerPhase, TunerState
-from wattspan.tuning.decisions.step import observe
+from wattspan.tuning.decisions.step import observe, step
 from wattspan.tuning.decisions.values import Observation
 
 HeldSetting = tuple[str, int]
@@ -83,6 +84,22 @@ def judged(
     )
 
 
+def advanced(
+    state: TunerState, observation: Observation, *, later: bool, has_turn: bool
+) -> tuple[TunerState | None, bool]:
+    """The next state, and True if it needs the turn to compare its held setting.
+
+    As ``kept``, while the setting is held and may not be compared. ``later`` is HostTurn's.
+    """
+    if has_turn or not can_keep(state):
+        return step(state, observation)[0], False
+    if not later:
+        following, _ = step(state, observation)
+        if can_keep(following) or following.phase is not TunerPhase.HOLD:
+            return following, False
+    return kept(state, observation), not later
+
+
 def kept(state: TunerState, observation: Observation) -> TunerState | None:
     """The state that holds its setting without comparing it; None if that must be certified again.
 
@@ -99,6 +116,16 @@ def kept(state: TunerState, observation: Observation) -> TunerState | None:
 def can_keep(state: TunerState) -> bool:
     """True if the held setting is requested: no comparison with the original one is running."""
     return state.phase is TunerPhase.HOLD and state.plan.level == state.chosen
+
+
+def is_in_force(state: TunerState) -> bool:
+    """True if the held setting is requested and in force, so that another host may compare its."""
+    return can_keep(state) and state.samples.level == state.chosen
+
+
+def is_searching(state: TunerState) -> bool:
+    """True if its evidence is of a setting that is not certified yet."""
+    return state.phase in (TunerPhase.SCREEN, TunerPhase.PROVE)
 
 
 def _unused(seen: SeenRecord, now: int) -> str:

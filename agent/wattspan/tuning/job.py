@@ -216,6 +216,7 @@ class TuningJob:
         self._state: TunerState | None = None
         self._ranges: tuple[KnobRange, ...] = ()
         self._ceilings: tuple[int | None, ...] = ()
+        self._vetoed = False  # at the latest step of its tuner
         self._sampler = DeviceSampler(self.knob, (), now.mono, 0)
         # The account of the run's earlier tuners, and the searches in a row without a result.
         self._account: SlowdownAccount | None = None
@@ -361,8 +362,14 @@ class TuningJob:
 
     @property
     def exploring(self) -> bool:
-        """True if it needs the host's permission to explore."""
-        return self._state is not None and self._state.exploring
+        """True if it needs the host's permission to explore, and nothing else prevents that."""
+        state = self._state
+        return state is not None and state.exploring and state.policy.apply and not self._vetoed
+
+    @property
+    def claim(self) -> int:
+        """Its claim to explore beside the other jobs of this host: the highest one does, 0 none."""
+        return int(self.exploring and not self.ended)
 
     @property
     def _running(self) -> bool:
@@ -795,6 +802,7 @@ class TuningJob:
         vetoes = self._vetoes(host)
         if any(one.units.invalid for one in self._everyone):
             vetoes.add(DecisionReason.BAD_WORK)
+        self._vetoed = bool(vetoes)
         self._sampler.read_caps(host)
         return Observation(
             now=host.now.mono,

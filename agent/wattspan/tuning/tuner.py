@@ -333,13 +333,11 @@ class Tuner:
         share_devices(may, host)
 
     def _choose_explorer(self) -> None:
-        """One job explores at a time, until it has finished exploring."""
-        explorer = self._explorer
-        if explorer is not None and explorer.exploring and not explorer.ended:
-            return
-        jobs = list(self._jobs.values())
-        start = jobs.index(explorer) + 1 if explorer in jobs else 0
-        self._explorer = next((one for one in jobs[start:] + jobs[:start] if one.exploring), None)
+        """One job explores at a time, until it has finished or another one has a higher claim."""
+        explorer, jobs = self._explorer, list(self._jobs.values())
+        start = jobs.index(explorer) if explorer in jobs else 0
+        first = max(jobs[start:] + jobs[:start], key=lambda one: one.claim, default=None)
+        self._explorer = first if first is not None and first.claim else None
 
     # ---------------------------------------------------------------------------- decisions
 
