@@ -12,11 +12,15 @@ from wattspan.fleet.coordination import KeyWrite, RevisionCondition
 from wattspan.fleet.job_exchange import LEASE_SECONDS, JobExchange
 from wattspan.fleet.job_records import (
     MAX_HOSTS,
+    MAX_RECORD_BYTES,
     RECORD_INTERVAL,
     RECORD_LIFETIME,
+    HostRanks,
     JobRecord,
-    LossRun,
     PipelineSummary,
+    ToldInstruction,
+    ToldRank,
+    ToldUnit,
     encode_record,
 )
 from wattspan.model import SECOND
@@ -259,7 +263,7 @@ def test_closed_exchange_leaves_nothing(hosts: Hosts) -> None:
 
 def test_foreign_record_is_refused_and_harms_nobody(hosts: Hosts) -> None:
     foreign = hosts.cluster.client()
-    large = encode_record(JobRecord(session="c", sent=1)) + b" " * 20_000
+    large = encode_record(JobRecord(session="c", sent=1)) + b" " * MAX_RECORD_BYTES
     foreign.commit(
         [
             KeyWrite(f"{PLACE}hosts/old", b'{"schema": 0}'),
@@ -292,13 +296,9 @@ def test_records_of_many_hosts_are_bounded(hosts: Hosts) -> None:
 
 
 def test_too_large_record_is_named_and_not_written(hosts: Hosts) -> None:
-    names = [f"{number}{'ä' * 190}" for number in range(32)]
-    pipelines = tuple(
-        PipelineSummary(name=name, whole=1.0, computed=0.9, tail=0.1, noise=0.0, state="ä" * 200)
-        for name in names
-    )
-    losses = (LossRun(1, 2, 0.1, 0.1),) * 32
-    record = JobRecord(session="a", sent=1, pipelines=pipelines, losses=losses)
+    unit = ToldUnit(1, 2, (ToldInstruction(0, "forward", 0, 0, 1),) * 4000)
+    rank = ToldRank(rank=0, device="gpu:0", original=1980, floor=990, step=15, units=(unit,))
+    record = JobRecord(session="a", sent=1, stages=HostRanks(wall=1, ranks=(rank,)))
     hosts.exchanges["a"].publish(JOB, record, explores=False)
     hosts.pass_time(4)
     assert hosts.stored() == set()
