@@ -33,6 +33,12 @@ def explores_locally(member: RankHost) -> bool:
     return searches(member.host.row("local/train_step"))
 
 
+def evidence(member: RankHost) -> bool:
+    """True if its tuner has compared settings."""
+    state = member.host.tuner._jobs[JOB]._state
+    return state is not None and bool(state.estimates.levels)
+
+
 def all_hold(hosts: RankedHosts) -> bool:
     return all(one.holds for one in hosts.members)
 
@@ -135,6 +141,26 @@ def test_host_waits_for_the_comparison_of_a_held_setting() -> None:
     hosts.run(60, until=lambda: second.compares)
     assert (first.compares, second.compares) == (False, True)
     assert first.cap < DEFAULT
+    second.host.gpus[0].throttling = ("hw_slowdown",)
+    ended = first.host.clock.monotonic()
+    hosts.run(5)
+    state = first.host.tuner._jobs[JOB]._state
+    assert state is not None
+    # The next comparison has no work beside those of the second host.
+    assert state.samples.periods[-1].since >= ended
+    assert (hosts.explorer, first.holds) == ("", True)
+
+
+def test_first_comparison_has_no_work_of_the_time_before_the_turn() -> None:
+    hosts = RankedHosts((0.1, 0.1), spread(2, block=2 * SECOND), noise=0.002)
+    first, second = hosts.members
+    hosts.run(MINUTES, until=lambda: first.holds)
+    hosts.run(60, until=lambda: second.compares)
+    assert second.compares
+    began = hosts.elapsed
+    hosts.run(60, until=lambda: second.cap < DEFAULT)
+    assert second.cap < DEFAULT
+    assert hosts.elapsed - began >= 2
 
 
 def test_setting_is_held_for_a_limited_time_without_comparison() -> None:
@@ -254,10 +280,12 @@ def test_host_that_cannot_compare_settings_leaves_the_turn(cause: str) -> None:
     hosts.run(MINUTES, until=lambda: second.holds or hosts.explorer == first.name)
     assert second.holds
     first.host.gpus[0].throttling, first.host.capper.refusal = (), None
-    hosts.run(MINUTES, until=lambda: first.compares)
+    hosts.run(MINUTES, until=lambda: first.compares and first.cap == DEFAULT and evidence(first))
+    assert evidence(first)
     first.host.gpus[0].throttling = ("hw_slowdown",)
     hosts.run(10, until=lambda: not hosts.explorer)
     assert (hosts.explorer, first.cap) == ("", DEFAULT)
+    assert not evidence(first)  # the other host may have another setting afterwards
 
 
 def test_other_jobs_of_a_host_explore_while_it_waits_for_another_host() -> None:

@@ -129,7 +129,6 @@ class SpreadJob(TuningJob):
         assert self._state is not None  # noqa: S101 - it is running
         if may_explore and self._before is None:
             self._before, self._place = self._turn.holders, host.now.mono
-            self._undisturbed = host.now.mono
         observation = self._observe(host, may_explore=may_explore)
         # Work beside the comparisons of another host is compared with no other work.
         observation = replace(observation, since=max(observation.since, self._undisturbed))
