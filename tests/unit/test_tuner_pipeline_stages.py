@@ -78,6 +78,7 @@ def test_other_host_shows_the_decision_of_the_planner(holding: StagedHosts) -> N
     assert figures.sentence.endswith("of this pipeline.")
 
 
+@pytest.mark.slow
 def test_pipeline_on_two_hosts_saves_energy_within_its_budget() -> None:
     hosts = planned()
     hosts.run(900)
@@ -93,6 +94,7 @@ def test_pipeline_on_two_hosts_saves_energy_within_its_budget() -> None:
     assert row.saving > 0.05
 
 
+@pytest.mark.slow
 def test_lost_contact_restores_the_clocks_of_both_hosts() -> None:
     hosts = planned()
     for one in hosts.members:
@@ -109,6 +111,7 @@ def test_lost_contact_restores_the_clocks_of_both_hosts() -> None:
 
 
 @pytest.mark.parametrize("planner", [True, False])
+@pytest.mark.slow
 def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
     hosts = planned()
     killed = next(one for one in hosts.members if (one is hosts.planner) == planner)
@@ -126,6 +129,7 @@ def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
     planned(hosts)
 
 
+@pytest.mark.slow
 def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     hosts = planned()
     first = hosts.planner
@@ -144,6 +148,7 @@ def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     assert other.row.lost >= 0.9 * lost
 
 
+@pytest.mark.slow
 def test_throttled_host_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -163,6 +168,7 @@ def test_throttled_host_restores_the_clocks_of_all() -> None:
     assert figures.sentence.endswith("of this pipeline, and the device throttles itself.")
 
 
+@pytest.mark.slow
 def test_throttled_planner_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -186,6 +192,7 @@ def test_wall_clocks_that_differ_decline_the_pipeline() -> None:
     assert original(hosts)
 
 
+@pytest.mark.slow
 def test_step_of_a_wall_clock_restores_the_clocks() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -218,6 +225,7 @@ def test_host_waits_for_the_other_hosts() -> None:
     assert hosts.members[0].row.pipelines == ()
 
 
+@pytest.mark.slow
 def test_unreadable_record_of_the_planner_restores_the_clocks() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -241,6 +249,7 @@ def test_more_hosts_than_configured_are_not_planned() -> None:
     assert any("and 3 are known" in one.row.decision.sentence for one in hosts.members)
 
 
+@pytest.mark.slow
 def test_three_hosts_with_one_stage_each_are_planned() -> None:
     hosts = planned(StagedHosts(((0.05,), (0.03,), (0.05,))))
     hosts.run(300)
@@ -258,6 +267,7 @@ def test_gpus_with_other_clocks_on_another_host_decline_the_pipeline() -> None:
     assert "GPUs with different clocks" in planner.sentence
 
 
+@pytest.mark.slow
 def test_changed_ranks_of_another_host_begin_anew() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -272,6 +282,7 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
     planned(hosts)
 
 
+@pytest.mark.slow
 def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
     hosts = planned()
     planner = hosts.planner
@@ -284,6 +295,7 @@ def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
     assert planner.row.decision.reason is DecisionReason.WAITING
 
 
+@pytest.mark.slow
 def test_clock_that_cannot_be_written_is_told_to_the_planner() -> None:
     hosts = planned()
     planner = hosts.planner
