@@ -89,8 +89,8 @@ def complaints(state_dir: Path, profile: str, package: str) -> list[str]:
         stated = 100 * max(idle_errors) / active
         derived = package.startswith("hwmon:")
         bounds = {"cpu": max(1.0, stated) if derived else 1.0, "gpu": 1.0}
-        print(errors, bounds)
-        if stated > MAX_STATED:
+        print(errors, bounds, f"idle power known to {stated:.1f} % of the active power")
+        if derived and stated > MAX_STATED:
             return [f"the idle power is known to {stated} % of the active power only"]
         assert used[big] > 1.5 * used[small]
         snapshot = live.agent.view()
