@@ -1,7 +1,8 @@
 """Records by which hosts tell each other about a job that runs on several of them. Pure.
 
 Times in a record are monotonic nanoseconds of its writer. Readers use durations, and judge the age
-of a record by the time at which they first saw it: no two clocks are compared.
+of a record by the time at which they first saw it. Only the ranks of one pipeline on several hosts
+are compared by wall clocks, and `HostRanks` has that of its writer.
 """
 
 from __future__ import annotations
@@ -250,18 +251,16 @@ def encode_record(record: JobRecord) -> bytes:
             msgspec.structs.replace(one, waiting=(), clocks=()) for one in record.pipelines
         )
         value = msgspec.json.encode(msgspec.structs.replace(record, pipelines=pipelines))
-    kept = _most_units(record.stages)
-    while len(value) > MAX_RECORD_BYTES and kept > 1 and record.stages is not None:
-        kept //= 2
-        stages = _with_latest_units(record.stages, kept)
-        value = msgspec.json.encode(msgspec.structs.replace(record, stages=stages))
+    stages = record.stages
+    if stages is not None:
+        kept = max((len(one.units) for one in stages.ranks), default=0)
+        while len(value) > MAX_RECORD_BYTES and kept > 1:
+            kept //= 2
+            latest = _with_latest_units(stages, kept)
+            value = msgspec.json.encode(msgspec.structs.replace(record, stages=latest))
     if len(value) > MAX_RECORD_BYTES:
         raise RefusedRecordError(_too_large(len(value)))
     return value
-
-
-def _most_units(stages: HostRanks | None) -> int:
-    return 0 if stages is None else max((len(one.units) for one in stages.ranks), default=0)
 
 
 def _with_latest_units(stages: HostRanks, kept: int) -> HostRanks:

@@ -133,6 +133,12 @@ class PipelineJob(TuningJob):
         trouble = self._range_trouble(ranges)
         if trouble:
             return self._decline(DecisionReason.NO_DEVICE, f"{self.name} is not tuned: {trouble}")
+        return self._begin_pipelines(host, ranges, apply=apply)
+
+    def _begin_pipelines(
+        self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool
+    ) -> Decision | None:
+        """Begin with the ``ranges`` of this host, one for each rank; or the reason against it."""
         if not self._replicas.keys() >= set(self.ranks.values()):
             attribute = self._settings.pipeline[REPLICA_KEY]
             return self._decline(

@@ -31,6 +31,7 @@ from wattspan.tuning.pipeline.remote_ranks import (
     EXCHANGE_LAG,
     GatheredRanks,
     RankHistory,
+    lost_contact,
     unready,
     unused,
 )
@@ -89,12 +90,9 @@ class SpreadPipelineJob(PipelineJob):
             return self._decline(DecisionReason.WAITING, f"{self.name} is not tuned: {_ALONE}.")
         return blocked
 
-    def _begin(
+    def _begin_pipelines(
         self, host: HostView, ranges: Sequence[KnobRange], *, apply: bool
     ) -> Decision | None:
-        trouble = self._range_trouble(ranges)
-        if trouble:
-            return self._decline(DecisionReason.NO_DEVICE, f"{self.name} is not tuned: {trouble}")
         by_rank = {one.rank: one for one in sorted(ranges, key=lambda one: one.rank)}
         self._begin_observation(host, ranges, {_ONLY: by_rank}, apply=apply)
         self._session = f"{self._session}-{self._context.seed}"  # no other host has the same
@@ -281,7 +279,7 @@ def _plan_of(view: JobView, now: int) -> HostPlan | None:
 def _why_none(view: JobView) -> str:
     """The reason why there is no plan for this host, as a sentence."""
     if not view.contact:
-        return f"The other hosts of this pipeline are out of contact. {view.trouble}".strip()
+        return lost_contact(view)
     if not view.explorer:
         return "No host plans the clocks of this pipeline yet."
     return f"The record of {view.explorer}, which plans this pipeline, is not known yet."

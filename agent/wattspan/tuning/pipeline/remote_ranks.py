@@ -145,7 +145,7 @@ def unready(view: JobView, hosts: int, now: Instant) -> str:
     The ranks of the pipeline run on ``hosts`` hosts.
     """
     if not view.contact:
-        return f"The other hosts of this pipeline are out of contact. {view.trouble}".strip()
+        return lost_contact(view)
     for seen in view.records:
         problem = unused(seen, now.mono) or _problem(seen, now)
         if problem:
@@ -154,6 +154,11 @@ def unready(view: JobView, hosts: int, now: Instant) -> str:
     if known != hosts:
         return f"The ranks of this pipeline run on {hosts} hosts (`hosts`), and {known} are known."
     return ""
+
+
+def lost_contact(view: JobView) -> str:
+    """A sentence for a host without contact to the others."""
+    return f"The other hosts of this pipeline are out of contact. {view.trouble}".strip()
 
 
 def _problem(seen: SeenRecord, now: Instant) -> str:
@@ -281,7 +286,7 @@ class GatheredRanks:
 
 
 class _Arrived(NamedTuple):
-    """What the records add, by the times of the latest unit and energy that are known so far."""
+    """Units and instructions of records, and the times of the latest unit and energy by rank."""
 
     starts: dict[int, int]
     metered: dict[int, int]
@@ -310,12 +315,11 @@ def _offset(record: JobRecord, stages: HostRanks, now: Instant) -> int:
 
 
 def _divided(
-    instructions: Iterable[RankInstruction], ends: Mapping[int, int]
+    instructions: Sequence[RankInstruction], ends: Mapping[int, int]
 ) -> tuple[tuple[RankInstruction, ...], tuple[RankInstruction, ...]]:
     """The instructions up to the ``ends`` of their ranks, and the others."""
-    known = tuple(instructions)
-    inside = tuple(one for one in known if one.end <= ends.get(one.rank, -1))
-    return inside, tuple(one for one in known if one.end > ends.get(one.rank, -1))
+    inside = tuple(one for one in instructions if one.end <= ends.get(one.rank, -1))
+    return inside, tuple(one for one in instructions if one.end > ends.get(one.rank, -1))
 
 
 def _ready(units: Iterable[RankUnit], known: int, now: int) -> list[RankUnit]:
