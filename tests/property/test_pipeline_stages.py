@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.hosts_in_step import Disturbances
 from support.tuned_pipeline import TOP
 from support.tuned_stages import StagedHosts, StageHost, staged
 from wattspan.fleet.job_records import RECORD_LIFETIME
@@ -16,53 +17,29 @@ from wattspan.model import SECOND
 pytestmark = pytest.mark.slow
 
 STAGES = (((0.05, 0.03), (0.05,)), ((0.03,), (0.05, 0.04)), ((0.04,), (0.04,), (0.03,)))
-REACTION = RECORD_LIFETIME / SECOND + 1.5
-"""Seconds after which a host without contact has the original clocks."""
+REACTION = RECORD_LIFETIME + 1.5 * SECOND
+"""Nanoseconds after which a host without contact has the original clocks."""
 
 
-class DisturbedPipeline:
-    """Agents are killed and started, lose and find the service, GPUs throttle, and clocks step."""
+class DisturbedPipeline(Disturbances[StageHost]):
+    """Wall clocks step, too."""
 
     def __init__(self, budget: float, noise: float, seed: int) -> None:
-        self.chance = random.Random(seed)
-        stages = self.chance.choice(STAGES)
+        chance = random.Random(seed)
+        stages = chance.choice(STAGES)
         self.budget = budget
         self.hosts = StagedHosts(stages, staged(len(stages), max_slowdown=budget), noise)
-        self.lost_at: dict[str, float] = {}
+        super().__init__(self.hosts, chance)
+        self.kinds.append(self.step)
         self.lowered = False
-
-    def disturb(self, rate: float) -> None:
-        """At most one event, which happens in a second with a probability of ``rate``."""
-        one = self.chance.choice(self.hosts.members)
-        if not one.runs:
-            if self.chance.random() < max(20 * rate, 1 / 30):
-                one.begin()
-        elif self.chance.random() < rate:
-            self.chance.choice([self.kill, self.cut, self.throttle, self.step])(one)
-        elif not one.client.connected and self.chance.random() < 10 * rate:
-            one.client.connected = True
-            self.lost_at.pop(one.name, None)
-
-    def kill(self, one: StageHost) -> None:
-        one.kill()
-        self.lost_at.pop(one.name, None)
-
-    def cut(self, one: StageHost) -> None:
-        one.client.connected = False
-        self.lost_at.setdefault(one.name, self.hosts.clock.monotonic() / SECOND)
-
-    def throttle(self, one: StageHost) -> None:
-        gpu = one.host.gpus[0]
-        gpu.throttling = () if gpu.throttling else ("hw_slowdown",)
 
     def step(self, one: StageHost) -> None:
         one.host.clock.step_wall(self.chance.choice([-0.003, 0.003, 0.05, -3600, 3600]))
 
     def check(self) -> None:
-        hosts, now = self.hosts, self.hosts.clock.monotonic() / SECOND
+        hosts = self.hosts
         for one in hosts.members:
-            lost = now - self.lost_at.get(one.name, now)
-            assert not one.clocked or lost <= REACTION, one.name
+            assert not one.clocked or self.lost(one) <= REACTION, one.name
             assert all(0.5 * TOP <= mhz < TOP for mhz in one.clocked.values())
         self.lowered = self.lowered or any(one.clocked for one in hosts.members)
         longest = hosts.training.seconds((TOP // 2,) * len(hosts.training.ranks))

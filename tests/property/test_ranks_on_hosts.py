@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.hosts_in_step import Disturbances
 from support.ranks_on_hosts import RankedHosts, RankHost, spread
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import SECOND
@@ -19,59 +20,35 @@ REPORTED = 2 * STEP
 """Seconds of the step that runs now, and of rounding."""
 
 
-class DisturbedJob:
-    """Agents are killed and started, lose and find the service, and GPUs throttle."""
+class DisturbedJob(Disturbances[RankHost]):
+    """Agents that compare settings are killed, too."""
 
     def __init__(self, hosts: int, budget: float, noise: float, seed: int) -> None:
-        self.chance = random.Random(seed)
-        loads = [STEP * self.chance.choice([1.0, 1.0, 0.97, 0.9]) for _ in range(hosts)]
-        later = [number for number in range(1, hosts) if self.chance.random() < 0.5]
+        chance = random.Random(seed)
+        loads = [STEP * chance.choice([1.0, 1.0, 0.97, 0.9]) for _ in range(hosts)]
+        later = [number for number in range(1, hosts) if chance.random() < 0.5]
         self.budget = budget
         self.job = RankedHosts(
             loads, spread(hosts, max_slowdown=budget), later, noise=noise,
             random=random.Random(seed),
         )  # fmt: skip
-        self.lost_at: dict[str, int] = {}
+        super().__init__(self.job, chance)
+        self.kinds = [self.kill, self.kill_explorer, self.cut, self.throttle]
         self.compared: set[str] = set()
-
-    def disturb(self, rate: float) -> None:
-        """At most one event, which happens in a second with a probability of ``rate``."""
-        one = self.chance.choice(self.job.members)
-        if not one.runs:
-            if self.chance.random() < max(20 * rate, 1 / 30):
-                one.start()
-        elif self.chance.random() < rate:
-            self.chance.choice([self.kill, self.kill_explorer, self.cut, self.throttle])(one)
-        elif not one.client.connected and self.chance.random() < 10 * rate:
-            one.client.connected = True
-            self.lost_at.pop(one.name, None)
-
-    def kill(self, one: RankHost) -> None:
-        one.kill()
-        self.lost_at.pop(one.name, None)
 
     def kill_explorer(self, one: RankHost) -> None:
         for found in self.job.members:
             if found.compares:
                 self.kill(found)
 
-    def cut(self, one: RankHost) -> None:
-        one.client.connected = False
-        self.lost_at.setdefault(one.name, one.host.clock.monotonic())
-
-    def throttle(self, one: RankHost) -> None:
-        gpu = one.host.gpus[0]
-        gpu.throttling = () if gpu.throttling else ("hw_slowdown",)
-
     def check(self) -> None:
         job = self.job
-        now = job.hosts[0].clock.monotonic()
-        comparing = [one.name for one in job.members if one.compares]
-        self.compared.update(comparing)
-        for name in comparing:  # a host out of contact stops before its turn passes on
-            lost = now - self.lost_at.get(name, now)
-            assert lost <= RECORD_LIFETIME + 1.5 * SECOND, name
-        assert comparing in ([], [job.explorer])
+        comparing = [one for one in job.members if one.compares]
+        names = [one.name for one in comparing]
+        self.compared.update(names)
+        for one in comparing:  # a host out of contact stops before its turn passes on
+            assert self.lost(one) <= RECORD_LIFETIME + 1.5 * SECOND, one.name
+        assert names in ([], [job.explorer])
         assert job.lost <= self.budget * job.together.usual + REPORTED, job.elapsed
 
 

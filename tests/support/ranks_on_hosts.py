@@ -5,16 +5,15 @@ The hosts have tuners and exchanges of their own; their clocks pass equally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import quote
 
-from support.tuned_host import DEFAULT, LEASE, TICK, Host, quick
+from support.hosts_in_step import ExchangingHost, HostsInStep
+from support.tuned_host import DEFAULT, Host, quick
 from support.tuned_ranks import SERVICE, STEP, RankJob, Together
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import Consumer, DecisionReason, TuningRow
-from wattspan.ports import Clock
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import MemoryCluster
 
 JOB = f"{SERVICE}/{STEP}"
 _SEARCHING = (
@@ -41,8 +40,8 @@ def place_of(job: str) -> str:
     return f"/fleet-jobs/{quote(job, safe='')}/"
 
 
-class RankHost:
-    """One of the hosts: its agent runs, or was killed; ``killed`` is the time of that."""
+class RankHost(ExchangingHost):
+    """One of the hosts, with one rank."""
 
     def __init__(
         self,
@@ -52,11 +51,8 @@ class RankHost:
         seed: int,
         gpus: int = 1,
     ) -> None:
-        self.name, self._cluster = name, cluster
-        self.client: MemoryCoordination = cluster.client()
-        self.host = Host(gpus, settings=settings, records=self._made, seed=seed)
-        self.killed: int | None = None
-        self.runs = True
+        super().__init__(name, cluster)
+        self.host = Host(gpus, settings=settings, records=self.new_exchange, seed=seed)
 
     @property
     def row(self) -> TuningRow | None:
@@ -78,38 +74,8 @@ class RankHost:
         certified = self.row is not None and self.row.decision.reason is DecisionReason.CERTIFIED
         return self.runs and certified and self.cap < DEFAULT
 
-    def _made(self, clock: Clock) -> JobExchange:
-        self.exchange = JobExchange("/fleet/", self.name, self.client, clock, lambda line: None)
-        return self.exchange
 
-    def turn(self, tick: int) -> None:
-        host = self.host
-        if self.runs:
-            host.turn(tick)
-            self.exchange.round()
-            return
-        host._pass()
-        host.tap.drain()
-        if self.killed is not None and host.clock.monotonic() - self.killed > LEASE:
-            assert host.capper is not None
-            host.capper.lapse()
-            self.killed = None
-
-    def kill(self) -> None:
-        """The agent ends without a word: its leases expire."""
-        self.runs, self.killed = False, self.host.clock.monotonic()
-
-    def start(self) -> None:
-        """Another agent begins, with an exchange of its own."""
-        assert self.host.capper is not None
-        self.host.capper.lapse()
-        self.client = self._cluster.client()
-        self.host._job_records = self._made(self.host.clock)
-        self.host.restart()
-        self.runs, self.killed = True, None
-
-
-class RankedHosts:
+class RankedHosts(HostsInStep[RankHost]):
     """Hosts with one rank of the same job each; those in ``later`` have no agent at first."""
 
     def __init__(
@@ -117,8 +83,7 @@ class RankedHosts:
         later: Collection[int] = (), cluster: MemoryCluster | None = None, gpus: int = 1,
         **more: object,
     ) -> None:  # fmt: skip
-        self.clock = ManualClock()
-        self.cluster = cluster or MemoryCluster(self.clock)
+        super().__init__(cluster)
         self._observer = self.cluster.client()
         settings = settings or spread(len(loads))
         self.members = [
@@ -137,7 +102,6 @@ class RankedHosts:
         for number in later:
             self.members[number].runs = False
         self._start = self.members[0].host.clock.monotonic()
-        self.ticks = 0
 
     @property
     def hosts(self) -> list[Host]:
@@ -157,13 +121,3 @@ class RankedHosts:
     def lost(self) -> float:
         """The seconds by which the run so far is longer than it would be without any cap."""
         return self.elapsed - self.together.usual
-
-    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass on all hosts."""
-        for _ in range(round(seconds * 1e9 / TICK)):
-            for one in self.members:
-                one.turn(self.ticks)
-            self.clock.advance(ns=TICK)
-            self.ticks += 1
-            if self.ticks % 2 and until():
-                return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from support.tuned_host import LEASE, TICK, Host
+from support.hosts_in_step import ExchangingHost, HostsInStep
+from support.tuned_host import Host
 from support.tuned_pipeline import (
     ATTRIBUTES,
     ITERATION,
@@ -19,10 +19,8 @@ from support.tuned_pipeline import (
     pipelined,
 )
 from wattspan.config import AutotuneSettings, TunedJobSettings
-from wattspan.fleet.job_exchange import JobExchange
 from wattspan.model import TuningRow
-from wattspan.ports import Clock
-from wattspan.testing import ManualClock, MemoryCluster, MemoryCoordination
+from wattspan.testing import ManualClock, MemoryCluster
 
 STARTS = 1000.0, 250_000.0, 77.0
 """Seconds of the hosts' monotonic clocks at the beginning."""
@@ -34,26 +32,16 @@ def staged(hosts: int, **more: object) -> AutotuneSettings:
     return pipelined(**({"job": (job,)} | more))
 
 
-@dataclass
-class StageHost:
-    """One of the hosts: its agent runs, or was killed at the time ``killed`` of its clock."""
+class StageHost(ExchangingHost):
+    """One of the hosts; ``start`` are the seconds of its monotonic clock at the beginning."""
 
-    name: str
-    cluster: MemoryCluster
-    settings: AutotuneSettings
-    start: float
-    gpus: int
-    runs: bool = True
-    killed: int | None = None
-    client: MemoryCoordination = field(init=False)
-    exchange: JobExchange = field(init=False)
-    host: Host = field(init=False)
-
-    def __post_init__(self) -> None:
-        clock = ManualClock(mono=round(self.start * 1e9))
-        self.host = Host(
-            self.gpus, settings=self.settings, records=self._made, clock=clock, seed=self.gpus
-        )
+    def __init__(
+        self, name: str, cluster: MemoryCluster, settings: AutotuneSettings, start: float, gpus: int
+    ) -> None:
+        super().__init__(name, cluster)
+        self.clock_start = start
+        clock = ManualClock(mono=round(start * 1e9))
+        self.host = Host(gpus, settings=settings, records=self.new_exchange, clock=clock, seed=gpus)
         assert self.host.capper is not None
         self.host.capper.clocks = True
 
@@ -75,38 +63,8 @@ class StageHost:
         assert self.host.capper is not None
         return self.host.capper.clocked
 
-    def turn(self, tick: int) -> None:
-        host = self.host
-        if self.runs:
-            host.turn(tick)
-            self.exchange.round()
-            return
-        host._pass()
-        host.tap.drain()
-        if self.killed is not None and host.clock.monotonic() - self.killed > LEASE:
-            assert host.capper is not None
-            host.capper.lapse()
-            self.killed = None
 
-    def kill(self) -> None:
-        """The agent ends without a word: its leases expire."""
-        self.runs, self.killed = False, self.host.clock.monotonic()
-
-    def begin(self) -> None:
-        """Another agent begins, with an exchange of its own."""
-        assert self.host.capper is not None
-        self.host.capper.lapse()
-        self.host._job_records = self._made(self.host.clock)
-        self.host.restart()
-        self.runs, self.killed = True, None
-
-    def _made(self, clock: Clock) -> JobExchange:
-        self.client = self.cluster.client()
-        self.exchange = JobExchange("/fleet/", self.name, self.client, clock, lambda line: None)
-        return self.exchange
-
-
-class StagedHosts:
+class StagedHosts(HostsInStep[StageHost]):
     """Hosts with some stages each; ``stages`` are the seconds of a forward of each one's."""
 
     def __init__(
@@ -115,8 +73,7 @@ class StagedHosts:
         settings: AutotuneSettings | None = None,
         noise: float = 0.002,
     ) -> None:
-        self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock)
+        super().__init__()
         settings = settings or staged(len(stages))
         self.members = [
             StageHost(f"host-{number}", self.cluster, settings, start, len(own))
@@ -126,10 +83,9 @@ class StagedHosts:
         self.training = PipelineTraining(self.members[0].host, bases, noise=noise)
         for member in self.members:
             for gpu in member.host.gpus:
-                rank, ahead = len(self.training.ranks), member.start - STARTS[0]
+                rank, ahead = len(self.training.ranks), member.clock_start - STARTS[0]
                 one = add_rank(member.host, self.training, gpu, rank, ahead)
                 self.training.ranks.append(one)
-        self.ticks = 0
         self._known: dict[tuple[int, ...], float] = {}
 
     @property
@@ -153,13 +109,3 @@ class StagedHosts:
     def planner(self) -> StageHost | None:
         """The host that plans, once it knows the ranks of all."""
         return next((one for one in self.members if one.plans), None)
-
-    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass on all hosts."""
-        for _ in range(round(seconds * 1e9 / TICK)):
-            for one in self.members:
-                one.turn(self.ticks)
-            self.clock.advance(ns=TICK)
-            self.ticks += 1
-            if self.ticks % 2 and until():
-                return

@@ -125,7 +125,7 @@ def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
     count = len(used)
     hosts.run(30)
     assert set(used[count:]) == {(TOP,) * 3}
-    killed.begin()
+    killed.start()
     planned(hosts)
 
 
@@ -140,7 +140,7 @@ def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     hosts.run(10)
     first.kill()
     hosts.run(40)
-    first.begin()
+    first.start()
     hosts.run(60, until=lambda: hosts.planner is not None)
     assert hosts.planner is other
     hosts.run(30)
@@ -274,7 +274,7 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
     assert planner is not None
     (other,) = (one for one in hosts.members if one is not planner)
     before = len(planner.host.book.decided)
-    other.begin()  # its next session has the same ranks
+    other.start()  # its next session has the same ranks
     hosts.run(20)
     assert original(hosts)
     sentences = [one.decision.sentence for one in planner.host.book.decided[before:]]
