@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.tuned_pipeline import JOB, TOP, pipelined
-from support.tuned_stages import StagedHosts, staged
+from support.tuned_stages import StagedHosts, StageHost, staged
 from wattspan.fleet.coordination import KeyWrite
 from wattspan.fleet.job_records import RECORD_LIFETIME
 from wattspan.model import SECOND, DecisionReason, Move, TuningState
@@ -30,6 +30,14 @@ def planned(hosts: StagedHosts | None = None) -> StagedHosts:
     hosts.run(2400, until=lambda: plans(hosts))
     assert plans(hosts)
     return hosts
+
+
+def roles(hosts: StagedHosts) -> tuple[StageHost, StageHost]:
+    """The host that plans for two hosts, and the other one."""
+    planner = hosts.planner
+    assert planner is not None
+    (other,) = (one for one in hosts.members if one is not planner)
+    return planner, other
 
 
 def original(hosts: StagedHosts) -> bool:
@@ -63,9 +71,7 @@ def test_one_host_plans_the_clocks_of_all_ranks(holding: StagedHosts) -> None:
 
 
 def test_other_host_shows_the_decision_of_the_planner(holding: StagedHosts) -> None:
-    planner = holding.planner
-    assert planner is not None
-    other = next(one for one in holding.members if one is not planner)
+    planner, other = roles(holding)
     holding.run(10)  # both records are newer than the last decision
     ours, theirs = planner.row.decision, other.row.decision
     assert theirs.sentence == f"{planner.name} plans: {ours.sentence}"
@@ -132,11 +138,9 @@ def test_killed_agent_restores_the_clocks_of_all_hosts(planner: bool) -> None:
 @pytest.mark.slow
 def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
     hosts = planned()
-    first = hosts.planner
-    assert first is not None
+    first, other = roles(hosts)
     lost = first.row.lost
     assert lost
-    (other,) = (one for one in hosts.members if one is not first)
     hosts.run(10)
     first.kill()
     hosts.run(40)
@@ -151,9 +155,7 @@ def test_account_of_the_run_continues_on_the_next_planning_host() -> None:
 @pytest.mark.slow
 def test_throttled_host_restores_the_clocks_of_all() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     other.host.gpus[0].throttling = ("hw_slowdown",)
     hosts.run(SOON)
     assert original(hosts)
@@ -195,9 +197,7 @@ def test_wall_clocks_that_differ_decline_the_pipeline() -> None:
 @pytest.mark.slow
 def test_step_of_a_wall_clock_restores_the_clocks() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     before = len(planner.host.book.decided)
     other.host.clock.step_wall(-0.5)
     hosts.run(SOON)
@@ -228,9 +228,7 @@ def test_host_waits_for_the_other_hosts() -> None:
 @pytest.mark.slow
 def test_unreadable_record_of_the_planner_restores_the_clocks() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     key = f"/fleet-jobs/gpt%2Fiteration/hosts/{planner.name}"
     assert hosts.cluster.read(key).entries
     hosts.cluster.client().commit((KeyWrite(key, b"{}"),))
@@ -270,9 +268,7 @@ def test_gpus_with_other_clocks_on_another_host_decline_the_pipeline() -> None:
 @pytest.mark.slow
 def test_changed_ranks_of_another_host_begin_anew() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     before = len(planner.host.book.decided)
     other.start()  # its next session has the same ranks
     hosts.run(20)
@@ -285,9 +281,7 @@ def test_changed_ranks_of_another_host_begin_anew() -> None:
 @pytest.mark.slow
 def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     assert other.host.capper is not None
     other.host.capper.refusal = ("no_permission", "The capper refuses.")
     hosts.run(SOON)
@@ -298,9 +292,7 @@ def test_host_without_a_capper_restores_the_clocks_of_all() -> None:
 @pytest.mark.slow
 def test_clock_that_cannot_be_written_is_told_to_the_planner() -> None:
     hosts = planned()
-    planner = hosts.planner
-    assert planner is not None
-    (other,) = (one for one in hosts.members if one is not planner)
+    planner, other = roles(hosts)
     assert other.host.capper is not None
     other.host.capper.unusable = True
     hosts.run(SOON)
