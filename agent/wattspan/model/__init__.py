@@ -35,6 +35,8 @@ from wattspan.model.measurements import Provenance as Provenance
 from wattspan.model.measurements import Reading as Reading
 from wattspan.model.measurements import energy_at as energy_at
 from wattspan.model.measurements import mean_power as mean_power
+from wattspan.model.principals import HOST_ROOT as HOST_ROOT
+from wattspan.model.principals import Principal as Principal
 from wattspan.model.snapshot import MAX_RATE as MAX_RATE
 from wattspan.model.snapshot import NO_SPLIT as NO_SPLIT
 from wattspan.model.snapshot import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUNDS

@@ -18,6 +18,7 @@ from wattspan.model.measurements import (
     ModelEnum,
     Reading,
 )
+from wattspan.model.principals import Principal
 
 
 class Consumer(NamedTuple):
@@ -57,13 +58,17 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PayerInfo:
-    """Metadata of a payer. ``groups`` holds at most one group of each kind, most specific first."""
+    """Metadata of a payer. ``groups`` holds at most one group of each kind, most specific first.
+
+    ``principal`` is None where the kernel proves none, as for a payer from a checkpoint.
+    """
 
     payer: Payer
     command: str
     groups: tuple[Group, ...] = ()
     user: str = ""
     parent: int | None = None
+    principal: Principal | None = None
 
     @property
     def group(self) -> str:
