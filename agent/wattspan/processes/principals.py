@@ -74,6 +74,11 @@ class CgroupDirectories:
         shared = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         return below.st_uid if shared else 0
 
+    @property
+    def is_unified(self) -> bool:
+        """True if the unified hierarchy is the only one."""
+        return self._mount("") == self._root
+
     def path_of(self, cgroup: int) -> str | None:
         """The path of a cgroup of the unified hierarchy by its id, the inode of its directory."""
         mount = self._mount("")
@@ -243,8 +248,11 @@ class PrincipalResolver:
         return None if text is None else self.principal(text, uid)
 
     def of_socket(self, uid: int | None, cgroup: int | None) -> Principal | None:
-        """The principal of the user and the cgroup of a socket; None for an unknown cgroup."""
-        if cgroup is None or self._directories is None:
+        """The principal of the user and the cgroup of a socket; None for an unknown cgroup.
+
+        Where version 1 hierarchies exist beside the unified one, that shows no containers.
+        """
+        if cgroup is None or self._directories is None or not self._directories.is_unified:
             return None
         path = self._directories.path_of(cgroup)
         return None if path is None else self.principal(f"0::{path}", uid)
