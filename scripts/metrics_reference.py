@@ -208,6 +208,8 @@ ATTRIBUTES = {
     "names beyond the limit",
     "source": "name of the counter source",
     "span.name": "name of the spans",
+    "owner": "principal of the process, as the kernel proves it: a user, a user and a "
+    "container, or a pod",
     "state": "`waiting`, `exploring`, `holding`, `released`, `declined` or `ended`",
     "trouble": "`denied`, `absent`, `retry`, `stuck` or `malformed`",
     "window": "length of the window: `1s`, `10s` or `60s`",

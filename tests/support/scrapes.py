@@ -217,7 +217,7 @@ def spans() -> SpanAccounts:
             SpanRow("shop", 'GET "/é"\\\n', {CPU: Microjoules(1)}, Nanoseconds(5), 1),
             SpanRow("other", "other", {CPU: Microjoules(0)}, Nanoseconds(0), 12),
         ),
-        outside={("llm", CPU): Microjoules(9_000_000), ("llm", GPU): Microjoules(0)},
+        outside={("llm", "", CPU): Microjoules(9_000_000), ("llm", "", GPU): Microjoules(0)},
         outcomes={"joined": 410, "partial": 3, "late": 0, "unknown_process": 2},
         received=420, refused={"invalid_id": 1}, forwarded=399, forward_drops={"full": 4},
         forward_queue=4096, open=2, deferred=512, forward_repeats=6, announcers=3,

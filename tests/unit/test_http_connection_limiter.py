@@ -18,7 +18,7 @@ from wattspan.http.limits import (
     ServerCapacity,
     ServerLimits,
 )
-from wattspan.http.sockets import UserPrincipals, connection_owner, local_principal
+from wattspan.http.sockets import Peer, UserPrincipals, connection_owner, local_principal
 from wattspan.model import SECOND, Principal
 from wattspan.testing import ManualClock
 
@@ -199,3 +199,13 @@ def test_connections_from_this_host_have_their_user_as_owner(
     ends = (remote, 40_000), (local, 4318)
     found = local_principal(*ends, Owners(None if user is None else Principal(user)))
     assert connection_owner(ends[0], found) == owner
+
+
+def test_requests_of_unidentified_peers_are_answered_in_turn() -> None:
+    owner = Peer().quota_owner
+
+    async def scenario() -> bool:
+        async with asyncio.timeout(10), FairTurns(1).of(owner):
+            return True
+
+    assert asyncio.run(scenario())

@@ -77,6 +77,9 @@ class Resolver:
     def announcer(self, pid: int, proven: Principal) -> Consumer | None:
         return self.identify(pid)
 
+    def principal(self, consumer: Consumer) -> Principal | None:
+        return USER
+
     def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
         return False
 
@@ -501,7 +504,7 @@ def test_outside_energy_has_a_separate_total() -> None:
     agent.run(HISTORY / SECOND + 10)
     agent.send(agent.span(2, -1.0, 0.0))
     agent.run(HISTORY / SECOND + 5)
-    outside = agent.accounts.outside["app", HwType.CPU]
+    outside = agent.accounts.outside["app", "1000", HwType.CPU]
     assert agent.energy() == pytest.approx(200_000, abs=4)
     # From the first span's end to a history ago, without the second span's second.
     assert outside > 10 * 100_000

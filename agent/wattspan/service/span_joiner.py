@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING
 
 from wattspan.config import SpansSettings
 from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
-from wattspan.model import SECOND, Checkpoint, Consumer, Instant, SpanAccounts
+from wattspan.model import (
+    SECOND,
+    Checkpoint,
+    Consumer,
+    Instant,
+    Principal,
+    SpanAccounts,
+    service_label,
+)
 from wattspan.ports import Clock
+from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.span_announcers import SpanAnnouncers
@@ -100,6 +109,7 @@ class _SendingProcess:
     spans: ProcessSpans
     profile: EnergyProfile
     last_seen: int
+    owner: str  # the label of its principal
     service: str = ""
     waiting: deque[_PendingSpans] = field(default_factory=deque)
     delay: ReceiptDelay = field(default_factory=ReceiptDelay)
@@ -129,6 +139,7 @@ class SpanJoiner:
     ) -> None:
         self._clock = clock
         self._history = history
+        self._resolver = resolver
         self._inbox = SpanInbox(resolver, settings.buffer)
         self._open_spans = settings.open_spans
         self._keep = keep
@@ -257,7 +268,8 @@ class SpanJoiner:
     def _senders(self) -> dict[str, tuple[Consumer, ...]]:
         senders: dict[str, list[Consumer]] = {}
         for process in self._processes.values():
-            senders.setdefault(shortened_name(process.service), []).append(process.consumer)
+            service = service_label(shortened_name(process.service), process.owner)
+            senders.setdefault(service, []).append(process.consumer)
         return {service: tuple(consumers) for service, consumers in senders.items()}
 
     # ------------------------------------------------------------------------------- receiving
@@ -270,7 +282,7 @@ class SpanJoiner:
             consumer = self._announcers.process(report, now)
             if consumer is None or report.principal is None:
                 continue
-            process = self._process(consumer, now)
+            process = self._process(consumer, now, report.principal)
             process.last_seen = now
             if self._tap is not None:
                 self._tap.announce(consumer, report.records)
@@ -302,7 +314,7 @@ class SpanJoiner:
             if part.spans:
                 senders = self._announcers.senders(part.spans.id, identity)
                 for sender, some, places in _by_sender(senders, part, own):
-                    self._enqueue(pending, some, places, sender)
+                    self._enqueue(pending, some, places, sender, identity.principal)
 
     def _enqueue(
         self,
@@ -310,13 +322,14 @@ class SpanJoiner:
         part: ResourceSpanRecords,
         positions: Sequence[int],
         consumer: Consumer | Outcome,
+        principal: Principal | None,
     ) -> None:
         if isinstance(consumer, Outcome):
             self._totals.outcome(consumer, len(part.spans))
             pending.left -= len(part.spans)
             return
         now = pending.request.received
-        process = self._process(consumer, now)
+        process = self._process(consumer, now, principal)
         process.last_seen = now
         process.service = part.claim.service
         spans = self._spans(part)
@@ -355,7 +368,10 @@ class SpanJoiner:
             received.tokens_out,
         )
 
-    def _process(self, consumer: Consumer, now: int) -> _SendingProcess:
+    def _process(
+        self, consumer: Consumer, now: int, principal: Principal | None
+    ) -> _SendingProcess:
+        """The account of a process; ``principal`` counts if the process has ended."""
         process = self._processes.get(consumer)
         if process is None:
             if len(self._processes) >= MAX_PROCESSES:
@@ -370,7 +386,8 @@ class SpanJoiner:
                 announced=self._open_spans,
                 steps=StepDivider(self._powers, consumer),
             )
-            process = _SendingProcess(consumer, spans, profile, now)
+            owner = owner_label(self._resolver.principal(consumer) or principal)
+            process = _SendingProcess(consumer, spans, profile, now, owner)
             self._processes[consumer] = process
         return process
 
@@ -402,7 +419,7 @@ class SpanJoiner:
             if self._forwarder is not None:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
-        self._totals.add(results, now)
+        self._totals.add(results, now, process.owner)
 
     def _settled(
         self,
@@ -462,7 +479,7 @@ class SpanJoiner:
             outside = process.spans.outside(process.profile, before)
         for kind, energy in outside.items():
             if energy:
-                self._totals.outside(process.service, kind, energy)
+                self._totals.outside(process.service, kind, energy, process.owner)
 
     def _forget(self, process: _SendingProcess, now: int) -> None:
         del self._processes[process.consumer]
