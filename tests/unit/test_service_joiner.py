@@ -39,6 +39,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Size
 from wattspan.otlp.forwarder import ForwardStats
+from wattspan.processes.principals import owner_label
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import (
     EXITED_PROCESS_TIMEOUT,
@@ -504,7 +505,7 @@ def test_outside_energy_has_a_separate_total() -> None:
     agent.run(HISTORY / SECOND + 10)
     agent.send(agent.span(2, -1.0, 0.0))
     agent.run(HISTORY / SECOND + 5)
-    outside = agent.accounts.outside["app", "1000", HwType.CPU]
+    outside = agent.accounts.outside["app", owner_label(USER), HwType.CPU]
     assert agent.energy() == pytest.approx(200_000, abs=4)
     # From the first span's end to a history ago, without the second span's second.
     assert outside > 10 * 100_000
