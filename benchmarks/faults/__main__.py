@@ -16,7 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.faults import clocks, disk, ends, hanging, hardware, limits, processes, targets
+from benchmarks.faults import (
+    clocks,
+    disk,
+    ends,
+    fleet,
+    hanging,
+    hardware,
+    limits,
+    packages,
+    processes,
+    targets,
+)
 from benchmarks.faults.schedule import Fault, undergo
 from benchmarks.faults.stage import ROOT, Stage
 from benchmarks.faults.table import Chapter, Row, load, page, save
@@ -51,7 +62,9 @@ COURSES = {
     "disk": Course("The disk and the store", disk.FAULTS, disk.DiskStage, restart=False),
     "hanging": Course("A disk that does not answer", hanging.FAULTS, hanging.HangingStage),
     "targets": Course("Export targets", targets.FAULTS, targets.TargetStage, restart=False),
+    "fleet": Course("A fleet's etcd", fleet.FAULTS, fleet.FleetStage, restart=False),
     "limits": Course("Descriptors and memory", limits.FAULTS, limits.LimitStage, restart=False),
+    "packages": Course("Packages", packages.FAULTS, packages.PackageStage, restart=False),
     "ends": Course("Ends and stops", ends.FAULTS, restart=False),
 }
 
