@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -13,6 +11,7 @@ import pytest
 
 from support.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
 from support.capper_process import CapperProcess, Gpu, finish
+from support.descriptors import no_free_descriptor
 from support.waiting import eventually
 from wattspan.clock import SystemClock
 from wattspan.emulation.host import EmulatedHost
@@ -30,17 +29,6 @@ def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProce
         yield capper.ready()
 
 
-@contextmanager
-def no_free_descriptor(capper: CapperProcess) -> Iterator[None]:
-    pid = capper.process.pid
-    used = [int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()]
-    free = min(set(range(len(used) + 1)) - set(used))
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
-    yield
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-
 def cpu_seconds(capper: CapperProcess) -> float:
     used = psutil.Process(capper.process.pid).cpu_times()
     return float(used.user + used.system)
@@ -48,7 +36,7 @@ def cpu_seconds(capper: CapperProcess) -> float:
 
 def test_capper_without_descriptors_waits_for_one_without_spinning(capper: CapperProcess) -> None:
     clock = SystemClock()
-    with no_free_descriptor(capper), socket.socket(socket.AF_UNIX) as waiting:
+    with no_free_descriptor(capper.process.pid), socket.socket(socket.AF_UNIX) as waiting:
         began, used = clock.monotonic(), cpu_seconds(capper)
         waiting.connect(str(capper.sockets / "capper.sock"))
         waiting.settimeout(2)
@@ -64,14 +52,14 @@ def test_capper_without_descriptors_waits_for_one_without_spinning(capper: Cappe
 def test_capper_without_descriptors_sets_no_limit(capper: CapperProcess, gpu: Gpu) -> None:
     client = capper.client()
     assert client.rows()
-    with no_free_descriptor(capper), pytest.raises(CapsError, match="no cap is set"):
+    with no_free_descriptor(capper.process.pid), pytest.raises(CapsError, match="no cap is set"):
         client.hold("job", {gpu.key: CAP}, "a test")
     assert gpu.limit == ORIGINAL
     client.close()
 
 
 def test_capper_without_descriptors_restores_the_original(capper: CapperProcess, gpu: Gpu) -> None:
-    with capper.holder(gpu.key, CAP) as holder, no_free_descriptor(capper):
+    with capper.holder(gpu.key, CAP) as holder, no_free_descriptor(capper.process.pid):
         assert gpu.limit == CAP
         finish(holder)
         eventually(lambda: gpu.limit == ORIGINAL, "the original is back")
