@@ -84,6 +84,16 @@ def run(name: str, only: str = "", *, short: bool) -> Chapter:
     return Chapter(course.title, where, tuple(rows))
 
 
+def elsewhere(name: str) -> bool:
+    """True if the kept rows of a chapter were found on another machine, or on another day."""
+    kept = load(KEPT).get(name)
+    return kept is not None and _place(kept.machine) != _place(machine.describe())
+
+
+def _place(conditions: str) -> str:
+    return conditions.partition(";")[0]  # without the load
+
+
 def kept_with(name: str, chapter: Chapter) -> Chapter:
     """A chapter with the rows that are kept of faults that it left out."""
     fresh = {row.fault: row for row in chapter.rows}
@@ -102,11 +112,17 @@ def main() -> None:
     chosen = options.parse_args()
     if unknown := [name for name in chosen.chapters if name not in COURSES]:
         options.error(f"no chapter {', '.join(unknown)}; there are {', '.join(COURSES)}")
+    stores = not chosen.short
+    mixed = [name for name in chosen.chapters if chosen.only and stores and elsewhere(name)]
+    if mixed:
+        options.error(
+            f"the kept rows of {', '.join(mixed)} are of another machine or day; leave out --only"
+        )
     wrong = []
     for name in chosen.chapters or ([] if chosen.docs else COURSES):
         chapter = run(name, chosen.only, short=chosen.short)
         wrong += [row.fault for row in chapter.rows if row.wrong]
-        if not chosen.short:
+        if stores:
             save(KEPT, {**load(KEPT), name: kept_with(name, chapter)})
     if chosen.docs:
         kept = load(KEPT)

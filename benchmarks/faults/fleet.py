@@ -173,7 +173,7 @@ def allotted(before: Sight, at_end: Sight, now: Sight) -> bool:
 
 
 BUDGET_KEPT = Claim(
-    f"at most {BUDGET} W allotted, and at its end in force",
+    f"at most {BUDGET} W were allotted, and in force at the end",
     lambda stage, sights: (
         of(stage).watts() <= BUDGET
         and all(
@@ -220,7 +220,7 @@ def _flooded(
     )
 
 
-def _compact_again_and_again(stage: FleetStage) -> None:
+def _compact_repeatedly(stage: FleetStage) -> None:
     flood = stage.flood
     assert flood is not None
 
@@ -243,12 +243,12 @@ FAULTS = (
         " other user the prefix of the fleet.",
     ),
     _flooded(
-        "etcd is compacted again and again during such writes",
+        "the history of etcd is compacted five times a second during such writes",
         "A watch whose changes are forgotten is repeated; records are read anew.",
-        _compact_again_and_again,
+        _compact_repeatedly,
     ),
     Fault(
-        "etcd with users is killed and started: it knows no token any more",
+        "the member of etcd is killed and started, and has no token of its users any more",
         _restart,
         lambda stage: of(stage).etcd.start(0),
         "The agent authenticates again. Without contact the host has its safe allotment.",
@@ -270,7 +270,7 @@ FAULTS = (
         well=allotted,
     ),
     Fault(
-        "etcd has a certificate of an unknown authority",
+        "the certificate of etcd is replaced by one of an unknown authority",
         lambda stage: of(stage).serve_with(Authority(of(stage).etcd_folder, "theirs")),
         lambda stage: of(stage).serve_with(of(stage).authority),
         "The agent does not send its password. Set `tls_ca` in `[fleet]`.",

@@ -105,8 +105,8 @@ FAULTS = (
         "the package is upgraded while a cap is in force",
         lambda stage: stage.machine.install(stage.newer),
         lambda stage: None,
-        "The cap is restored first; the new agent continues the totals. The time between the two"
-        " agents is a gap.",
+        "The cap is restored first; the new agent continues the totals, and its first reading"
+        " covers the time between the two agents if that is short.",
     ),
     _with_a_cap(
         "an older package is installed over it while a cap is in force",
