@@ -280,7 +280,6 @@ FAULTS = [
         " none of that time.",
         lasts=20.0,
         short=3.0,
-        note=said("decision log"),
     ),
     Fault(
         "another program keeps the store locked",

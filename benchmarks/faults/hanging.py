@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.faults.arrivals import NONE_DROPPED, all_arrived
 from benchmarks.faults.collector import Collector
 from benchmarks.faults.disks import Mounted
-from benchmarks.faults.judge import DURABLE, flowing
+from benchmarks.faults.judge import DURABLE, Breach, flowing
 from benchmarks.faults.observation import Sight, series_of
 from benchmarks.faults.schedule import Claim, Fault, Sign, down, unreadable
 from benchmarks.faults.stage import Stage
@@ -181,6 +181,14 @@ def _mount_and_restart(stage: Stage) -> None:
     stage.begin_again()
 
 
+def _continues_earlier(breach: Breach) -> bool:
+    """Totals fall to those on the disk, and rise at once by the energy since then.
+
+    The comparison with the true energy still shows any that was invented.
+    """
+    return breach.what in {"fall", "spike"} and series_of(breach.series).name in DURABLE
+
+
 def _joined_meanwhile() -> Sign:
     """While the spool's disk hangs, spans go on to get their energy."""
     name = "wattspan_span_energy_joules_total"
@@ -243,10 +251,11 @@ FAULTS = (
         "the file system of the state becomes read-only after an error, and the agent is restarted",
         lambda stage: _of(stage).disks.fail(STATE),
         _mount_and_restart,
-        "Figures continue. The next agent continues from the last written data: the totals of the"
-        " time without a disk are lost, and fall by them.",
+        "Figures continue. The next agent continues from the data that had reached the disk, so"
+        " totals fall, to zero on a disk that is seconds old. Energy since then is unattributed if"
+        " the counters cover it, else lost.",
         [down("store")],
-        excuses=lambda breach: breach.what == "fall" and series_of(breach.series).name in DURABLE,
+        excuses=_continues_earlier,
         unanswered="it is ended and started anew",
         lasts=20.0,
         short=4.0,
