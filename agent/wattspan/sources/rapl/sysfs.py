@@ -108,8 +108,7 @@ _TOO_MANY_FILES = ZoneProblem(
     "Raise its limit of open files (LimitNOFILE=).",
 )
 _OTHER = ZoneProblem(Trouble.RETRY, "{reason}", "It is read again.")
-NO_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Errors of the agent or the kernel, which say nothing about a zone."""
+_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # they say nothing about a zone
 _BY_ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
     **dict.fromkeys((errno.EINVAL, errno.EIO, errno.ENODATA), _UNREADABLE),
@@ -131,8 +130,7 @@ class ZoneScan:
     """The entries of the powercap class: zones by directory name, and links without a target.
 
     ``masked`` holds zones that are listed but whose directories are not there: a container runtime
-    has covered ``/sys/devices/virtual/powercap``. With an ``error`` the scan is incomplete: the
-    absence of a zone means nothing.
+    has covered ``/sys/devices/virtual/powercap``. A scan with an ``error`` is incomplete.
     """
 
     zones: dict[str, Path] = field(default_factory=dict)
@@ -147,20 +145,19 @@ def scan_zones(sysfs: Path) -> ZoneScan:
         masked = _collect_all(sysfs / POWERCAP_CLASS, zones)
     except OSError as error:
         return ZoneScan(zones, error=error)
-    return ZoneScan(zones, tuple(name for name in sorted(masked) if name not in zones))
+    return ZoneScan(zones, tuple(name for name in masked if name not in zones))
 
 
 def _collect_all(root: Path, into: dict[str, Path]) -> list[str]:
     """Collect every zone below ``root``; the names of masked ones. OSError without resources."""
     masked = []
-    for entry in _entries(root):
+    for entry in _entries(root):  # sorted
         if not entry.is_dir():
             masked.append(entry.name)
         elif ":" in entry.name:
             _collect(entry, into)
         else:
-            # A control type. The class links every zone as well; a copied tree may not.
-            for zone in _subzones(entry):
+            for zone in _subzones(entry):  # of a control type; only a copied tree has no links
                 _collect(zone, into)
     return masked
 
@@ -184,7 +181,7 @@ def _entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
     except OSError as error:
-        if error.errno in NO_RESOURCES:
+        if error.errno in _NO_RESOURCES:
             raise
         return []
 
@@ -216,7 +213,7 @@ def _read_number(path: Path) -> int | None:
     try:
         text = path.read_bytes().strip()
     except OSError as error:
-        if error.errno in NO_RESOURCES:
+        if error.errno in _NO_RESOURCES:
             raise
         return None
     return int(text) if text.isdigit() else None
