@@ -148,16 +148,20 @@ class Agent:
 
     def run(self, seconds: float, *, turns: bool = True) -> None:
         for _ in range(round(seconds * 10)):
-            now = self.clock.advance(ns=TICK)
-            while self.settled.mono + TICK + self.late <= now.mono:
-                start = self.settled
-                self.settled = start._replace(mono=start.mono + TICK, wall=start.wall + TICK)
-                shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
-                interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
-                attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
-                self.past.apply(Tick(now), [attribution])
-            if turns:
-                self.joiner.turn()
+            self.clock.advance(ns=TICK)
+            self.tick(turns=turns)
+
+    def tick(self, *, turns: bool = True) -> None:
+        now = self.clock.now()
+        while self.settled.mono + TICK + self.late <= now.mono:
+            start = self.settled
+            self.settled = start._replace(mono=start.mono + TICK, wall=start.wall + TICK)
+            shares = tuple(Share(one, Microjoules(POWER)) for one in (APP, OTHER))
+            interval = Interval("cpu0", start, self.settled, Microjoules(2 * POWER))
+            attribution = Attribution(interval, shares, Microjoules(0), Microjoules(0))
+            self.past.apply(Tick(now), [attribution])
+        if turns:
+            self.joiner.turn()
 
     def send(self, *spans: SpanRecord, pid: int | None = 10, size: int = 300) -> ExportRequest:
         delivery = ExportRequest(
@@ -599,3 +603,68 @@ def test_request_to_a_language_model_is_estimated_before_it_is_forwarded() -> No
     first, last = agent.collector.got[0][0], agent.collector.got[-1][0]
     assert not first.estimates
     assert 100_000 < last.estimates[0].energy < 1_000_000_000
+
+
+class TimedSpan(NamedTuple):
+    start: int  # milliseconds after the step of the clock
+    end: int
+    joined: float | None  # milliseconds whose energy it has; None if its times are refused
+
+
+def spans_around_a_step(step: float, phase: int, length: int, delay: int) -> list[TimedSpan]:
+    """Spans of ``length`` milliseconds, one after the other, with a step of the wall clock.
+
+    The step is ``phase`` milliseconds after an observation of the clocks. Each span is received
+    ``delay`` milliseconds after its end.
+    """
+    agent, at = Agent(), 1000 + phase
+    begun = agent.clock.now().wall, 0
+    unsent: list[tuple[int, int, int, SpanRecord]] = []
+    sent: list[tuple[int, int, ExportRequest]] = []
+    for now in range(10, 2500, 10):
+        agent.clock.advance(ns=10 * MILLISECOND)
+        if now % 100 == 0:
+            agent.tick()
+        if now == at:
+            agent.clock.step_wall(step)
+        if now % length == 0:
+            wall, ident = agent.clock.now().wall, now.to_bytes(8, "big")
+            record = SpanRecord(bytes([1]) * 16, ident, b"", "s", begun[0], wall)
+            unsent.append((now + delay, begun[1], now, record))
+            begun = wall, now
+        while unsent and unsent[0][0] <= now:
+            _, start, end, record = unsent.pop(0)
+            sent.append((start - at, end - at, agent.send(record)))
+    agent.run(3)
+    spans = []
+    found = {id(request): energies[0] for request, energies in agent.collector.got}
+    for start, end, request in sent:
+        energy = found[id(request)]
+        assert energy is not None
+        assert energy.outcome in {Outcome.JOINED, Outcome.INVERTED}
+        is_joined = energy.outcome is Outcome.JOINED
+        joined = energy.exclusive[HwType.CPU] * 100 / POWER if is_joined else None
+        spans.append(TimedSpan(start, end, joined))
+    return spans
+
+
+@pytest.mark.parametrize("delay", [0, 50, 300])
+@pytest.mark.parametrize("length", [30, 100, 250, 700])
+@pytest.mark.parametrize("phase", [0, 10, 50, 90])
+@pytest.mark.parametrize("step", [0.05, -0.05, 3600.0, -3600.0])
+def test_clock_step_affects_only_spans_with_an_end_near_it(
+    step: float, phase: int, length: int, delay: int
+) -> None:
+    """An error is at most the step; a span that seems to end before its start is refused."""
+    spans = spans_around_a_step(step, phase, length, delay)
+    assert len(spans) > 2
+    near = 100 + min(abs(step), 0.05) * 1000  # between two observations, or a repeated time
+    for start, end, joined in spans:
+        if joined is None:
+            assert start < near
+            assert end > -near
+            continue
+        error = abs(joined - (end - start))
+        assert error <= min(abs(step) * 1000, 100) + 1.5
+        if not (abs(start) <= near or abs(end) <= near):
+            assert error <= 1.5, (start, end)
