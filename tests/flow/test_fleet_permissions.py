@@ -1,4 +1,4 @@
-"""The users and roles of docs/how-to/run-a-fleet.md, against a real etcd: what a host may not do."""
+"""The users and roles of docs/how-to/run-a-fleet.md in a real etcd: what a host may not do."""
 
 from __future__ import annotations
 

@@ -165,6 +165,7 @@ def test_healthy_host_has_no_problem_and_nothing_is_written(host: Host) -> None:
     assert {finding.mark for finding in findings.values()} == {OK}
     assert findings.keys() == {
         ETCD, "ceiling", "leader", "allotment", f"budget of {PLACE}", "budget of the fleet",
+        "terms",
     }  # fmt: skip
     assert findings["allotment"].detail == (
         "host0 at row-1 counts with 400 W, and with 400 W without contact"

@@ -356,7 +356,7 @@ def _terms(view: FleetView) -> Iterator[Finding]:
     if view.name in view.state.terms.hosts:
         yield ok("terms", f"{bounds}, priority {terms.priority}")
     else:
-        yield note("terms", f"{view.name} has the default ones: {bounds}")
+        yield ok("terms", f"the default ones: {bounds}")
 
 
 def _absent(view: FleetView) -> Iterator[Finding]:
