@@ -34,8 +34,8 @@ class FleetSettings(Table, frozen=True):
     priority: Annotated[
         int,
         about(
-            "Priority of this host: lower ones are limited first. Counts as far as it is below that "
-            "of the fleet's default terms, and if the operator has written no terms for the host.",
+            "Priority of this host: lower ones are limited first. Counts only if the operator has "
+            "written no terms for the host, and then as far as it is below the default terms.",
             least=0,
             most=1000,
         ),
