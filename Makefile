@@ -11,6 +11,7 @@ PURE := model/* \
 	fleet/allotment \
 	fleet/allotment_planner \
 	fleet/demand \
+	fleet/terms \
 	fleet/job_records \
 	footprint/cost \
 	http/rate_limiter \

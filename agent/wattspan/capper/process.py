@@ -195,7 +195,11 @@ class Capper:
             self._stack = stack.pop_all()
         self.address, record = listening.address, self._engine.rows.record
         self._fleet = FleetCeiling(
-            host.allotment, clock, enabled=config.fleet.is_enabled, record=record
+            host.allotment,
+            clock,
+            enabled=config.fleet.is_enabled,
+            boot_id=host.boot_id,
+            record=record,
         )
         self._ceilings = PowerCeilings(
             config.caps, host.ceilings, host.boot_id, clock, record=record, fleet=self._fleet

@@ -252,4 +252,5 @@ class FleetParticipant:
             trouble=self._trouble,
             waiting=member.waiting,
             places=tuple(one for _, one in sorted(plan.nodes.items())) if leads and plan else (),
+            ended=self._leader.ended if leads else 0,
         )
