@@ -47,6 +47,14 @@ from wattspan.api.requests import (
     time_parameter,
     whole_number,
 )
+from wattspan.api.shared_state import (
+    CAPS_PATH,
+    REPORT_PATH,
+    CapsState,
+    StoredEnergy,
+    caps_response,
+    report_response,
+)
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
@@ -267,7 +275,8 @@ class QueryService:
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
     without any. ``recurring`` is the file of recurring
-    jobs, None without one.
+    jobs, None without one. ``caps`` asks the capper, ``stored`` reads the store; both may take a
+    while.
     """
 
     def __init__(
@@ -288,6 +297,8 @@ class QueryService:
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
         recurring: Path | None = None,
+        caps: CapsState | None = None,
+        stored: StoredEnergy | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -324,6 +335,12 @@ class QueryService:
             for name in ("next", "report", "forget"):
                 self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
             self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur
+        if caps is not None:
+            self._caps_state = caps
+            self._paths[CAPS_PATH] = _READ, self._caps
+        if stored is not None:
+            self._stored_energy = stored
+            self._paths[REPORT_PATH] = _READ, self._report
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -504,6 +521,16 @@ class QueryService:
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
         respond = partial(self._recurring.respond, request)  # it reads and writes a file
+        return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _caps(self, request: HttpRequest) -> HttpResponse:
+        respond = partial(caps_response, self._caps_state, request, self._host)
+        return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _report(self, request: HttpRequest) -> HttpResponse:
+        everything = may_read_counters(request.peer)
+        stored = self._stored_energy
+        respond = partial(report_response, stored, request, self._host, everything=everything)
         return await self._in_thread(request.peer.quota_owner, respond)
 
     def _emulated(self) -> bool:

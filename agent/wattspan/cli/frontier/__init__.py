@@ -204,7 +204,7 @@ def run(
     from wattspan.cli.frontier.measurement import described, idle_warning, measured_host
     from wattspan.service.configuration import agent_directories
 
-    config = configuration.load_without_plugins()
+    config = configuration.load_without_plugins(client=True)
     directories = agent_directories(config)
     host = measured_host(devices, SystemClock(), directories)
     settings, settable = _settable(configuration, settings, host)
@@ -331,7 +331,8 @@ def _settable(
 def _connect(configuration: ConfigurationOptions) -> Any:
     from wattspan.service.configuration import capper_client
 
-    config, who = configuration.load_without_plugins(), f"wattspan frontier {os.getpid()}"
+    config = configuration.load_without_plugins(client=True)
+    who = f"wattspan frontier {os.getpid()}"
     return capper_client(config, SystemClock(), who, timeout=_CALLS_TIMEOUT)
 
 
