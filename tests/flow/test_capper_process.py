@@ -90,6 +90,8 @@ def test_restore_lifts_the_cap_of_a_killed_capper(capper: CapperProcess, gpu: Gp
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "by": "journal",
+        "capper": None,
+        "devices": [gpu.name],
         "restored": 1,
         "foreign": [],
         "retained": 0,

@@ -25,7 +25,7 @@ def found(folder: Path, text: str, state_dir: str = "") -> Usable:
     path = folder / "config.toml"
     path.write_text(text)
     flags = {"agent.state_dir": FlagValue("--set", state_dir)} if state_dir else {}
-    config, certain = load_usable(ConfigurationOptions(path, flags))
+    config, certain, _ = load_usable(ConfigurationOptions(path, flags))
     return Usable(config.agent.state_dir, config.agent.run_dir, certain)
 
 
@@ -66,4 +66,4 @@ def test_default_of_a_valid_configuration_is_not_a_guess(tmp_path: Path) -> None
 
 
 def test_missing_named_file_makes_every_default_a_guess(tmp_path: Path) -> None:
-    assert not load_usable(ConfigurationOptions(tmp_path / "none.toml"))[1]
+    assert not load_usable(ConfigurationOptions(tmp_path / "none.toml")).certain

@@ -83,8 +83,9 @@ def capper_client(
     from wattspan.capper.host_directory import HostDirectory
     from wattspan.capper.protocol import CapperClient
 
-    real = not (emulated or config.emulation.profile)
-    host = HostDirectory(Path(config.caps.host_dir)) if real else None
+    if config.emulation.profile:
+        emulated = True
+    host = None if emulated else HostDirectory(Path(config.caps.host_dir))
     return CapperClient(
         lambda: capper_addresses(config, host, emulated=emulated, shared=shared),
         clock,
