@@ -295,6 +295,13 @@ class SpansSettings(AccessSettings, frozen=True):
             secret=True,
         ),
     ] = ""
+    forward_headers_file: Annotated[
+        str,
+        about(
+            "A file with more headers for that collector, one a line, `name: value`; read at the "
+            "start. Credentials belong there."
+        ),
+    ] = ""
     forward_queue: Annotated[
         Size,
         about(
