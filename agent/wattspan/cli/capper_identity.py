@@ -111,7 +111,7 @@ def require_right(config: Config, command: str) -> None:
         with suppress(PermissionError):
             own = capper_directory(Path(config.agent.state_dir), emulated=emulated)
             existing = next(place for place in (own, *own.parents) if place.exists())
-            if os.access(existing, os.W_OK):
+            if os.access(existing, os.W_OK, effective_ids=True):
                 return
     raise CapsError(
         f"Only root, or the user of the capper, may {command} power limits; nothing was changed."

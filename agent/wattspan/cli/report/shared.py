@@ -57,4 +57,4 @@ def _is_closed(state_dir: Path) -> bool:
         found = [path for path in paths if path.exists()]
     except PermissionError:
         return True
-    return bool(found) and not any(os.access(path, os.R_OK) for path in found)
+    return bool(found) and not any(os.access(path, os.R_OK, effective_ids=True) for path in found)
