@@ -515,9 +515,10 @@ class QueryService:
         values = read_query(request.query, ADVICE_PARAMETERS)
         peer = request.peer
         permits = partial(self._authorization.permits, peer)
-        boards = self._facts((lambda _: True) if may_read_counters(peer) else permits)
+        everything = may_read_counters(peer)
+        boards = self._facts((lambda _: True) if everything else permits)
         found = advice_response(boards, values.get("service"))
-        return json_response({"host_name": self._host, **found})
+        return json_response({"host_name": self._host, "restricted": not everything, **found})
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
         respond = partial(self._recurring.respond, request)  # it reads and writes a file

@@ -10,7 +10,13 @@ import click
 
 from wattspan.api.advice import ADVICE_PATH
 from wattspan.cli.formatting import UNKNOWN, duration_text, joules_text, table_lines, watts
-from wattspan.cli.options import ConfigurationOptions, config_options, echo_json, json_option
+from wattspan.cli.options import (
+    ConfigurationOptions,
+    config_options,
+    echo_error,
+    echo_json,
+    json_option,
+)
 from wattspan.model import StaticBasis
 from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
@@ -52,6 +58,10 @@ def command(service: str, configuration: ConfigurationOptions, as_json: bool) ->
         return
     for line in advice_lines(found):
         click.echo(line)
+    if found.get("restricted"):
+        echo_error(
+            "Left out: advice about processes of other users. `sudo wattspan advise` shows it."
+        )
 
 
 def advice_lines(found: Mapping[str, Any]) -> Iterator[str]:

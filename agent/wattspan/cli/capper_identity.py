@@ -35,6 +35,12 @@ class AskedCapper(NamedTuple):
     address: CapperAddress
     state: StateReply
 
+    @classmethod
+    def ask(cls, client: CapperClient) -> AskedCapper:
+        """The capper of ``client``, which is closed; CapsError."""
+        state = capper_state(client)
+        return cls(client.address, state)
+
     @property
     def devices(self) -> list[str]:
         """The names of its devices, in their order."""
@@ -75,12 +81,11 @@ def permitted_capper(client: CapperClient, socket: Path | None, command: str) ->
     socket nor agrees, or if none answers on ``socket``.
     """
     try:
-        asked = AskedCapper(client.address, capper_state(client))
+        asked = AskedCapper.ask(client)
     except CapsError as error:
         if socket is not None or error.refusal not in ("", RefusalReason.ENDING):
             raise
         return None
-    asked = asked._replace(address=client.address)
     if asked.address.shared and socket is None:
         _require_consent(asked, command)
     return asked

@@ -16,7 +16,6 @@ from wattspan.cli.capper import emulated_option, open_isolated_actuators
 from wattspan.cli.capper_identity import (
     AskedCapper,
     capper_option,
-    capper_state,
     permitted_capper,
     require_right,
 )
@@ -80,20 +79,22 @@ def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bo
     # A capper that systemd starts for this connection takes a while to wake the driver first.
     emulated = True if configuration.published.emulated else None
     client = _client(config, clock, "wattspan caps status", socket, timeout=10.0, emulated=emulated)
+    asked: AskedCapper | None
     try:
-        asked = AskedCapper(client.address, capper_state(client))
+        asked = AskedCapper.ask(client)
     except CapsError as error:
         if os.geteuid() == 0 or socket is not None:
             raise
         asked = _asked_by_agent(config, error)
-    else:
-        asked = asked._replace(address=client.address)
     if as_json:
         import msgspec
 
-        echo_json(msgspec.to_builtins(asked.state))
+        from wattspan.capper.protocol import StateReply
+
+        state = StateReply(rows=[], lease=0) if asked is None else asked.state
+        echo_json(msgspec.to_builtins(state))
         return
-    if not asked.state.pid:
+    if asked is None:
         click.echo(_NO_CAPPER)
         return
     click.echo(asked.line())
@@ -101,8 +102,8 @@ def status(configuration: ConfigurationOptions, socket: Path | None, as_json: bo
         click.echo(printable(line))
 
 
-def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper:
-    """The running capper, asked by the running agent; ``error`` if that fails."""
+def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper | None:
+    """The capper, asked by the running agent; None if none runs, ``error`` if that fails."""
     import msgspec
 
     from wattspan.api.shared_state import CAPS_PATH
@@ -113,10 +114,10 @@ def _asked_by_agent(config: Config, error: CapsError) -> AskedCapper:
 
     try:
         found = request_json(CAPS_PATH, {}, patience=10.0, directories=agent_directories(config))
-        facts = found["capper"] or {"socket": "", "state": {"is": "state", "rows": [], "lease": 0}}
-        return AskedCapper(
-            CapperAddress(Path(facts["socket"])), msgspec.convert(facts["state"], StateReply)
-        )
+        if (facts := found["capper"]) is None:
+            return None
+        state = msgspec.convert(facts["state"], StateReply)
+        return AskedCapper(CapperAddress(Path(facts["socket"])), state)
     except (MeasurementError, LookupError, TypeError, ValueError):
         raise error from None
 
