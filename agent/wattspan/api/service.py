@@ -54,6 +54,7 @@ from wattspan.api.shared_state import (
     StoredEnergy,
     caps_response,
     report_response,
+    shown_user,
 )
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.http.limits import FairQuota, FairTurns
@@ -529,10 +530,10 @@ class QueryService:
         return await self._in_thread(request.peer.quota_owner, respond)
 
     async def _report(self, request: HttpRequest) -> HttpResponse:
-        everything = may_read_counters(request.peer)
-        stored = self._stored_energy
-        respond = partial(report_response, stored, request, self._host, everything=everything)
-        return await self._in_thread(request.peer.quota_owner, respond)
+        peer = request.peer
+        user = shown_user(self._directory, peer, privileged=may_read_counters(peer))
+        respond = partial(report_response, self._stored_energy, request, self._host, user)
+        return await self._in_thread(peer.quota_owner, respond)
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())

@@ -13,11 +13,15 @@ from typing import Any
 
 from wattspan.api.requests import Parameter, ProblemError, json_response, read_query, required
 from wattspan.http.messages import HttpRequest, HttpResponse
-from wattspan.ports import WattspanError
+from wattspan.http.sockets import Peer
+from wattspan.model import GroupKind
+from wattspan.ports import ProcessDirectory, WattspanError
 
 CAPS_PATH = "/v1/caps"
 REPORT_PATH = "/v1/report"
 MAX_KINDS = 16
+NOBODY = -1
+"""No user's id."""
 
 CapsState = Callable[[], Mapping[str, Any]]
 """The state of the running capper; an empty mapping without one. WattspanError."""
@@ -59,25 +63,32 @@ def caps_response(state: CapsState, request: HttpRequest, host: str) -> HttpResp
 
 
 def report_response(
-    stored: StoredEnergy, request: HttpRequest, host: str, *, everything: bool
+    stored: StoredEnergy, request: HttpRequest, host: str, user: int | None
 ) -> HttpResponse:
-    """The response of ``GET /v1/report``, for everything or for the sender's user."""
+    """The response of ``GET /v1/report`` for a ``user``, or for everything if that is None."""
     values = read_query(request.query, _REPORT_PARAMETERS)
     start, end = (required(values, name, "Write Unix seconds.") for name in ("start", "end"))
-    user = request.peer.uid
-    if not everything and user is None:
-        raise ProblemError(
-            HTTPStatus.FORBIDDEN,
-            "the report",
-            "the kernel does not identify the caller",
-            "Ask on the agent's Unix socket.",
-        )
     kinds = values.get("kinds", frozenset())
     try:
-        facts = stored(start, end, kinds, None if everything else user)
+        facts = stored(start, end, kinds, user)
     except WattspanError as error:
         raise _unavailable("the report", error) from None
-    return json_response({"host_name": host, "restricted": not everything, **facts})
+    return json_response({"host_name": host, "restricted": user is not None, **facts})
+
+
+def shown_user(directory: ProcessDirectory, peer: Peer, *, privileged: bool) -> int | None:
+    """The user whose row ``peer`` may see; None for every row, NOBODY for none.
+
+    A user id inside a container is not the host's user of that id, and neither is its root.
+    """
+    consumer = directory.identify(peer.pid) if peer.pid else None
+    described = None if consumer is None else directory.describe(consumer)
+    inside = (GroupKind.CONTAINER, GroupKind.POD)
+    if described is None or any(group.kind in inside for group in described.groups):
+        return NOBODY
+    if privileged:
+        return None
+    return NOBODY if peer.uid is None else peer.uid
 
 
 def _unavailable(thing: str, error: WattspanError) -> ProblemError:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattspan.processes.metadata import user_name
+from wattspan.processes.metadata import MAX_COMMAND, user_name
+from wattspan.util.text import clean_label
 
 if TYPE_CHECKING:
     from wattspan.config import Config
@@ -65,6 +66,6 @@ class StoredEnergyReader:
 
         path = store_path(self._state_dir, emulated=self._emulated)
         found = extract_history(path, start, end, kinds)
-        if isinstance(found, HistoryExtract):
-            found = own_extract(found, "" if user is None else user_name(user))
+        if user is not None and isinstance(found, HistoryExtract):
+            found = own_extract(found, clean_label(user_name(user), MAX_COMMAND))
         return {"store": str(path), "found": extract_to_json(found)}
