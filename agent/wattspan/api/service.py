@@ -47,6 +47,15 @@ from wattspan.api.requests import (
     time_parameter,
     whole_number,
 )
+from wattspan.api.shared_state import (
+    CAPS_PATH,
+    REPORT_PATH,
+    CapsState,
+    StoredEnergy,
+    caps_response,
+    report_response,
+    shown_user,
+)
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
 from wattspan.http.limits import FairQuota, FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
@@ -267,7 +276,8 @@ class QueryService:
     ``tuning``, ``history`` and ``jobs`` are None where nothing tunes; ``history`` may take a while.
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
     without any. ``recurring`` is the file of recurring
-    jobs, None without one.
+    jobs, None without one. ``caps`` asks the capper, ``stored`` reads the store; both may take a
+    while.
     """
 
     def __init__(
@@ -288,6 +298,8 @@ class QueryService:
         inference: EstimateRequest | None = None,
         advice: AdviceFacts | None = None,
         recurring: Path | None = None,
+        caps: CapsState | None = None,
+        stored: StoredEnergy | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -324,6 +336,12 @@ class QueryService:
             for name in ("next", "report", "forget"):
                 self._paths[f"{RECURRING_PATH}/{name}"] = ("POST",), self._recur
             self._paths[f"{RECURRING_PATH}/status"] = _READ, self._recur
+        if caps is not None:
+            self._caps_state = caps
+            self._paths[CAPS_PATH] = _READ, self._caps
+        if stored is not None:
+            self._stored_energy = stored
+            self._paths[REPORT_PATH] = _READ, self._report
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -498,13 +516,24 @@ class QueryService:
         values = read_query(request.query, ADVICE_PARAMETERS)
         peer = request.peer
         permits = partial(self._authorization.permits, peer)
-        boards = self._facts((lambda _: True) if may_read_counters(peer) else permits)
+        everything = may_read_counters(peer)
+        boards = self._facts((lambda _: True) if everything else permits)
         found = advice_response(boards, values.get("service"))
-        return json_response({"host_name": self._host, **found})
+        return json_response({"host_name": self._host, "restricted": not everything, **found})
 
     async def _recur(self, request: HttpRequest) -> HttpResponse:
         respond = partial(self._recurring.respond, request)  # it reads and writes a file
         return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _caps(self, request: HttpRequest) -> HttpResponse:
+        respond = partial(caps_response, self._caps_state, request, self._host)
+        return await self._in_thread(request.peer.quota_owner, respond)
+
+    async def _report(self, request: HttpRequest) -> HttpResponse:
+        peer = request.peer
+        user = shown_user(self._directory, peer, privileged=may_read_counters(peer))
+        respond = partial(report_response, self._stored_energy, request, self._host, user)
+        return await self._in_thread(peer.quota_owner, respond)
 
     def _emulated(self) -> bool:
         provenance = energy.provenances(self._energy_history.domains().values())

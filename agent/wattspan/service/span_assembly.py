@@ -222,7 +222,9 @@ class SpanAssembly:
         from wattspan.api.service import QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
+        from wattspan.service.shared_state import CapperState, StoredEnergyReader
 
+        config, emulated = self._core.config, self._core.emulated is not None
         service = QueryService(
             self._core.history,
             self._core.directory,
@@ -238,9 +240,9 @@ class SpanAssembly:
             jobs=self._tuning.declared,
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
-            recurring=run_book_path(
-                Path(self._core.config.agent.state_dir), emulated=self._core.emulated is not None
-            ),
+            recurring=run_book_path(Path(config.agent.state_dir), emulated=emulated),
+            caps=CapperState(config, self._core.clock, emulated=emulated),
+            stored=StoredEnergyReader(config, emulated=emulated),
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")

@@ -78,6 +78,7 @@ class TuningAssembly:
     decisions: DecisionLog | None = None
     records: LogForwarder | None = None
     declared: DeclaredJobs = field(init=False)
+    _needs_capper: bool = field(init=False)
     _users: DeviceUsers = field(default_factory=DeviceUsers)
     _directory: ProcessDirectory = field(init=False)
     _shared: Path | None = None
@@ -85,6 +86,7 @@ class TuningAssembly:
     def __post_init__(self) -> None:
         # A job ends with its processes, also if their parent does not notice that they have ended.
         self._directory = RunningProcesses(self.core.directory, ProcFs())
+        self._needs_capper = self._wants_limits or self._has_former_limits
         settings = self.core.config.autotune
         permissions = GpuPermissions(settings.gpus, self._host_view)
         self.declared = DeclaredJobs(settings, self._directory, secrets.token_hex(8), permissions)
@@ -106,7 +108,7 @@ class TuningAssembly:
             self._add_tuner(self.tap)
 
     @property
-    def _needs_capper(self) -> bool:
+    def _wants_limits(self) -> bool:
         tuned, caps = self.core.config.autotune, self.core.config.caps
         return (
             tuned.mode == "apply"
@@ -114,6 +116,26 @@ class TuningAssembly:
             or caps.imposes
             or self.core.config.fleet.is_enabled
         )
+
+    @property
+    def _has_former_limits(self) -> bool:
+        """True if a former capper of this agent may have left limits that nothing wants now.
+
+        Limits of fixed caps and of a power budget outlive their capper: another one lifts those
+        that the configuration does not name any more.
+        """
+        if not self._starts_capper:
+            return False
+        from wattspan.capper.journal import capper_directory, has_journal
+
+        state_dir = Path(self.core.config.agent.state_dir)
+        return has_journal(capper_directory(state_dir, emulated=self._is_emulated))
+
+    @property
+    def _starts_capper(self) -> bool:
+        """True if the agent may start a capper of its own."""
+        capper = self.core.config.caps.capper
+        return capper is True or (capper == "auto" and (self._is_emulated or os.geteuid() == 0))
 
     def accounts(self) -> TuningAccounts:
         """The newest state of tuning. Safe from any thread."""
@@ -175,12 +197,9 @@ class TuningAssembly:
 
     def _add_capper(self) -> None:
         """Start a capper as a child process if the agent may and no service does."""
-        caps = self.core.config.caps
-        if not (
-            caps.capper is True
-            or (caps.capper == "auto" and (self._is_emulated or os.geteuid() == 0))
-        ):
+        if not self._starts_capper:
             return
+        caps = self.core.config.caps
         from wattspan.config.writing import to_toml
         from wattspan.service.capper_process import CapperProcess
 
