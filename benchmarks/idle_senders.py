@@ -137,7 +137,9 @@ class SimulatedHost:
             settled = [
                 attribution(one, Interval(one.id, start, self.settled, Microjoules(0)), payers)
                 for one in DOMAINS
-                for payers in [[*self.busy, *guests] if one.hw_type is not HwType.GPU else self.busy]
+                for payers in [
+                    [*self.busy, *guests] if one.hw_type is not HwType.GPU else self.busy
+                ]
             ]
             tick = Tick(self.settled)
             began = time.thread_time_ns()

@@ -420,3 +420,16 @@ def test_many_samples_of_a_cpu_clock_are_merged() -> None:
         samples += [(began + i * MILLISECOND, i * MILLISECOND) for i in range(500)]
         host.past.sample(SHELL)
     assert host.past.merged > 0
+
+
+def test_samples_are_those_of_the_first_holder_that_has_any() -> None:
+    host = Host(CPU)
+    host.run(5, (SHELL,))
+    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
+    host.past.watch(SHELL, samples=list)
+    host.past.watch(
+        SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))], holder="queries"
+    )
+    start = host.run(31, (SHELL,))
+    first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
+    assert first == pytest.approx(1000, rel=0.01)

@@ -81,6 +81,15 @@ def test_merge_without_new_steps_merges_nothing() -> None:
     assert [energy.merge(domains) for _ in range(2)] == [1, 0]
 
 
+def test_profile_waits_for_the_first_step_of_an_expected_domain() -> None:
+    for expected in (True, False):
+        energy, domains = ProcessEnergy(), {CPU.id: steps(CPU, (0, 100))}
+        energy.begin(CPU, 0, expected=True)
+        energy.begin(GPU, 0, expected=expected)
+        energy.merge(domains)
+        assert energy.profile.watermark == (0 if expected else 100)
+
+
 def test_copy_has_the_merged_energy_and_takes_further_shares() -> None:
     domains = {CPU.id: steps(CPU, (0, 100))}
     one = ProcessEnergy()

@@ -85,10 +85,13 @@ class _WatchedProcess:
 
     def sample(self) -> None:
         """Add new samples of the process's CPU clock, from the first holder that has any."""
-        source = next(filter(None, self.holders.values()), None)
-        for mono, cpu in source() if source is not None else ():
-            self.own.profile.sample(mono, cpu)
-            self.sampled += 1
+        for source in filter(None, self.holders.values()):
+            before = self.sampled
+            for mono, cpu in source():
+                self.own.profile.sample(mono, cpu)
+                self.sampled += 1
+            if self.sampled > before:
+                return
 
     def merge(self, domains: Mapping[str, DomainSteps]) -> int:
         """Merge the shares since the last call; returns the number of intervals."""
