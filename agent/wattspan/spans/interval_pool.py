@@ -200,8 +200,9 @@ class IntervalPool:
                 rise = (right.energy - left.energy) * part // whole
                 static = left.static + (right.static - left.static) * part // whole
                 baseline = left.baseline + (right.baseline - left.baseline) * part / whole
-                yield right._replace(
-                    end=knot, energy=left.energy + rise, static=static, baseline=baseline
+                _, _, step, curve, rate, walk, *_ = right  # `_replace` takes five times as long
+                yield EnergySlice(
+                    knot, left.energy + rise, step, curve, rate, walk, static, baseline
                 )
 
     def trim(self, until: int) -> None:
@@ -261,6 +262,9 @@ class IntervalPool:
                 walk += _RANDOM_WALK_ERROR * (noise - self._noise) ** 2
             self._noise = noise
         noise = max(noisy, *(noise for _, _, noise in self._pool))
+        if not (sums[-1] or noise or self.steps):
+            self._append_empty(times[-1], walk)
+            return
         samples = None if even else clock.between(self.pool_start, self.known)
         if samples is not None:
             times, spent = samples
@@ -271,9 +275,27 @@ class IntervalPool:
             if len(self.steps) > 2 * _MAX_STEPS:
                 del self.steps[:_MAX_STEPS]
         self._append(times, sums, noise, walk, _SPREAD if samples is None else _FOLLOWED)
+        self._clear()
+
+    def _clear(self) -> None:
         self._pool.clear()
         self._static, self._baseline = 0, 0.0
         self.pool_start = self.known
+
+    def _append_empty(self, end: int, walk: float) -> None:
+        """Append the slice of a pool without energy, which has no error."""
+        last = self.slices[-1]
+        self.slices.append(
+            EnergySlice(
+                end,
+                last.energy,
+                walk=last.walk + walk,
+                static=last.static,
+                baseline=last.baseline + self._baseline,
+            )
+        )
+        self._power = 0.0
+        self._clear()
 
     def _append(
         self,

@@ -204,8 +204,6 @@ class EnergyProfile:
         if kind not in self._known:
             self.lanes = lanes_of(frozenset([*self._known, kind]), self.lanes.static)
         self._known[kind] = min(first, start), max(last, end)
-        self._all_from = max(first for first, _ in self._known.values())
-        self._all_until = min(last for _, last in self._known.values())
 
     def _update_basis(self, board: str, basis: StaticBasis | None, start: int) -> None:
         """Note a changed basis of one board: the payer's is the least certain of its boards."""
@@ -240,6 +238,8 @@ class EnergyProfile:
 
     def _merge(self, patience: int) -> None:
         """Append rows up to the earliest end of the released slices of all active domains."""
+        self._all_from = max(first for first, _ in self._known.values())
+        self._all_until = min(last for _, last in self._known.values())
         tracks = list(self._tracks.values())
         newest = max(track.known for track in tracks)
         for track in tracks:
