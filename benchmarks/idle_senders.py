@@ -6,21 +6,35 @@ on, or send a batch of one span every five seconds and work while it is open. Th
 time of one thread as a part of a core: ``merge`` is the work in the poller's thread, ``join`` that
 in the joiner's. Decoding of requests and the identification of senders are not part of it.
 
-    .venv/bin/python -m benchmarks.idle_senders
+Then an agent on an emulated host receives spans of real processes; the figures are its CPU time
+beyond that without senders, and its missed ticks. The intake of a request is the CPU time of a
+listeners' thread: connection, HTTP, decoding, identification of the sender, inbox.
+
+    .venv/bin/python -m benchmarks.idle_senders [--simulated]
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness import piped
 from benchmarks.machine import describe
+from benchmarks.spans.agent import SpanAgent
 from wattspan.attribution.history import AttributionHistory
+from wattspan.clock import SystemClock
 from wattspan.config import SpansSettings
-from wattspan.http.sockets import Peer
+from wattspan.http.access_policy import AccessPolicy
+from wattspan.http.server import HttpServer
+from wattspan.http.sockets import Peer, listen_unix
 from wattspan.ingest.export_request import (
     ExportRequest,
     ResourceClaim,
@@ -28,6 +42,9 @@ from wattspan.ingest.export_request import (
     SpanRecord,
     SpanRecordColumns,
 )
+from wattspan.ingest.identity_verification import IdentityResolver
+from wattspan.ingest.otlp_http import OtlpHttpHandler
+from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.model import (
     MILLISECOND,
     SECOND,
@@ -41,11 +58,13 @@ from wattspan.model import (
     Share,
     Tick,
 )
+from wattspan.processes.inspector import ProcessInspector
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.span_joiner import SpanJoiner
 from wattspan.spans.values import Outcome
 from wattspan.testing import ManualClock
 
+ROOT = Path(__file__).resolve().parents[1]
 TICK = 100 * MILLISECOND
 TURN = 50 * MILLISECOND
 SETTLE_TICKS = 5
@@ -185,14 +204,87 @@ def measure(senders: int, *, again: bool, seconds: float, arrive: float) -> Cost
     return Cost(host.merged / whole, host.joined / whole, host.longest / 1e9, joined)
 
 
+@contextmanager
+def crowd(where: Path, senders: int, period: float) -> Iterator[None]:
+    """Processes that send spans to a socket, once all have begun."""
+    script = ROOT / "benchmarks" / "spans" / "crowd.py"
+    with piped([sys.executable, script, where, str(senders), str(period)]) as (_, output):
+        output.readline()
+        yield
+
+
+def real(senders: int, period: float, seconds: float) -> tuple[float, float, float]:
+    """The cores of an agent, its missed ticks, and the spans that it has joined meanwhile."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SpanAgent(Path(folder)) as agent,
+        crowd(agent.otlp, senders, period),
+    ):
+        time.sleep(20)
+        missed, joined = "wattspan_agent_missed_ticks_total", "wattspan_span_outcomes_total"
+        before = agent.cpu_seconds(), agent.total(missed), agent.total(joined, reason="joined")
+        began = time.monotonic()
+        time.sleep(seconds)
+        used, lasted = agent.cpu_seconds() - before[0], time.monotonic() - began
+        done = agent.total(joined, reason="joined") - before[2]
+        return used / lasted, agent.total(missed) - before[1], done
+
+
+def intake(senders: int, period: float, seconds: float) -> float:
+    """The CPU milliseconds of a listeners' thread for a request of one span."""
+    clock, inspector = SystemClock(), ProcessInspector()
+    history = EnergyHistory(AttributionHistory(HISTORY, HISTORY_BYTES))
+    resolver = IdentityResolver(clock, inspector)
+    joiner = SpanJoiner(clock, history, resolver, SpansSettings(), keep=HISTORY)
+    server = HttpServer(clock, log=print)
+    receiver = TraceReceiver(joiner, clock, max_request=16 << 20)
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder) / "otlp.sock"
+        server.add_http(listen_unix(where, what="spans"), OtlpHttpHandler(receiver), AccessPolicy())
+        server.start()
+        try:
+            (thread,) = (one for one in threading.enumerate() if one.name == "wattspan-web")
+            cpu_clock = (~(thread.native_id or 0) << 3) | 6
+            with crowd(where, senders, period):
+                joiner.turn()
+                received, used = joiner.accounts().received, time.clock_gettime_ns(cpu_clock)
+                time.sleep(seconds)
+                used = time.clock_gettime_ns(cpu_clock) - used
+                joiner.turn()
+                received = joiner.accounts().received - received
+        finally:
+            server.stop()
+            inspector.close()
+    return used / 1e6 / received
+
+
+def print_real(seconds: float) -> None:
+    rest, missed, _ = real(0, 0, seconds)
+    print("\nReal processes and an agent on an emulated host\n")
+    print("| senders | activity | cores more than without | missed ticks | joined |")
+    print("|---:|---|---:|---:|---:|")
+    print(f"| 0 | | {rest:.3f} in total | {missed:.0f} | |", flush=True)
+    for senders, period in ((100, 0), (3000, 0), (1000, 5)):
+        cores, missed, joined = real(senders, period, seconds)
+        what = f"one span each every {period} s" if period else "one span each, then idle"
+        print(
+            f"| {senders:,} | {what} | {cores - rest:.3f} | {missed:.0f} | {joined:,.0f} |",
+            flush=True,
+        )
+    cost = intake(300, 3, seconds)
+    print(f"\nIntake: {cost:.2f} ms of CPU a request, 100 new connections a second.", flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=40.0, help="simulated seconds of a row")
     options.add_argument("--idle", type=int, nargs="*", default=[100, 600, 3000])
     options.add_argument("--sending", type=int, nargs="*", default=[100, 1000])
+    options.add_argument("--simulated", action="store_true", help="only in simulated time")
     chosen = options.parse_args()
     print(describe())
-    print("\n| senders | activity | merge, cores | join, cores | longest settlement, ms | joined |")
+    print("\nSimulated time; CPU time of the poller's and the joiner's part as cores\n")
+    print("| senders | activity | merge, cores | join, cores | longest settlement, ms | joined |")
     print("|---:|---|---:|---:|---:|---:|", flush=True)
     rows = [(0, False), *((n, False) for n in chosen.idle), *((n, True) for n in chosen.sending)]
     for senders, again in rows:
@@ -204,6 +296,8 @@ def main() -> None:
             f"| {found.longest * 1000:.1f} | {found.joined:,} |",
             flush=True,
         )
+    if not chosen.simulated:
+        print_real(chosen.seconds)
 
 
 if __name__ == "__main__":

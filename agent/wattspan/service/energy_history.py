@@ -4,8 +4,8 @@ The poller adds each tick with its settled attributions; queries come from other
 protects the state and is held for the duration of an answer.
 
 A watched process costs as much as its shares: they are noted when they settle, and merged into its
-profile when somebody asks for it, at the latest after ``MERGE_AFTER``. The memory is at most the
-shares of that time and the steps of ``BACKFILL``, besides the profiles.
+profile when somebody asks for it, at the latest after twice ``MERGE_AFTER``. Besides the profiles,
+the memory is at most the shares of that time, and 85 s of steps, which all processes share.
 """
 
 from __future__ import annotations
