@@ -250,3 +250,26 @@ def test_process_seen_last_is_displaced_last() -> None:
     processes.remove(second)
     assert processes.displaced() is None
     assert processes.services() == {"app": (first.consumer,)}
+
+
+def test_owner_of_an_announcing_process_is_that_of_its_first_request() -> None:
+    processes = SendingProcesses(2)
+    announcing = SendingProcess(Consumer(1, 1), ProcessSpans(), EnergyProfile(), 0)
+    processes.add(announcing)
+    processes.seen(announcing, 5, "app", 7)
+    processes.seen(announcing, 6, "app", 8)
+    assert announcing.owner == 7
+    processes.remove(announcing)
+    assert len(processes) == 0
+
+
+def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:
+    host = Host(busy=(1,), places=0)
+    host.run(5)
+    host.send(1)
+    host.send(2)
+    host.run(0.1)
+    host.history.forget(Consumer(2, 1))
+    host.run(10)
+    assert host.accounts.outcomes["joined"] == 1
+    assert host.energies(1) == {"by 1": 5 * POWER}

@@ -95,9 +95,19 @@ class SendingProcesses(Mapping[Consumer, SendingProcess]):
         self._owners[process.owner] += 1
         self._services = None
 
-    def seen(self, process: SendingProcess, now: int, service: str | None = None) -> None:
-        """Note a span or an announcement of a process."""
+    def seen(
+        self,
+        process: SendingProcess,
+        now: int,
+        service: str | None = None,
+        owner: Hashable = None,
+    ) -> None:
+        """Note a span or an announcement of a process; the first request shows its owner."""
         process.last_seen = now
+        if process.owner is None and owner is not None:
+            self._owners[None] -= 1
+            self._owners[owner] += 1
+            process.owner = owner
         self._processes[process.consumer] = self._processes.pop(process.consumer)
         if service is not None and service != process.service:
             process.service = service
@@ -106,7 +116,7 @@ class SendingProcesses(Mapping[Consumer, SendingProcess]):
     def remove(self, process: SendingProcess) -> None:
         del self._processes[process.consumer]
         self._owners[process.owner] -= 1
-        self._owners += Counter()  # without zeros
+        self._owners += Counter()  # without owners of none
         self._services = None
 
     def displaced(self) -> SendingProcess | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -295,8 +295,8 @@ class SpanJoiner:
             pending.left -= len(part.spans)
             return
         now = pending.request.received
-        process = self._process(consumer, now, pending.request.peer.quota_owner)
-        self._processes.seen(process, now, part.claim.service)
+        process, owner = self._process(consumer, now), pending.request.peer.quota_owner
+        self._processes.seen(process, now, part.claim.service, owner)
         self._grant_sampling(process)
         spans = self._spans(part)
         if self._tap is not None:
@@ -346,7 +346,7 @@ class SpanJoiner:
             received.tokens_out,
         )
 
-    def _process(self, consumer: Consumer, now: int, owner: Hashable = None) -> SendingProcess:
+    def _process(self, consumer: Consumer, now: int) -> SendingProcess:
         process = self._processes.get(consumer)
         if process is None:
             if (displaced := self._processes.displaced()) is not None:
@@ -360,7 +360,7 @@ class SpanJoiner:
                 announced=self._open_spans,
                 steps=StepDivider(self._powers, consumer),
             )
-            process = SendingProcess(consumer, spans, profile, now, owner)
+            process = SendingProcess(consumer, spans, profile, now)
             process.tidy_at = now + TIDY_IDLE_EVERY
             self._processes.add(process)
         return process
@@ -414,7 +414,7 @@ class SpanJoiner:
             return
         ready: list[PendingSpans] = []
         with self._history.lock:
-            self._history.merge(process.consumer)
+            self._merge(process)
             settled = min(process.profile.watermark, now.mono - hold)
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
                 ready.append(waiting.popleft())
@@ -436,6 +436,13 @@ class SpanJoiner:
                 for position, result in zip(chunk.positions, rows, strict=False):
                     chunk.pending.energies[position] = result
         self._totals.add(results, now)
+
+    def _merge(self, process: SendingProcess) -> None:
+        """Bring the profile up to date; after a failure, spans get the energy that it has."""
+        try:
+            self._history.merge(process.consumer)
+        except Exception as error:  # noqa: BLE001 - one process must not affect others
+            self._failures.failure(f"The energy of process {process.consumer.pid}", error)
 
     def _settled(
         self,
@@ -509,7 +516,7 @@ class SpanJoiner:
         self._processes.remove(process)
         self._opened.pop(process.consumer, None)
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
-        self._history.merge(process.consumer)
+        self._merge(process)
         self._count_outside(process, now.mono)
         process.spans.forget()
         self._end_sampling(process)
