@@ -73,7 +73,7 @@ REPORT_EVERY = SECOND // 4
 """The period of new totals; snapshots are published half as often."""
 
 TIDY_EVERY = SECOND
-"""The period of checks of processes that have open spans or have exited."""
+"""The period of checks of processes whose spans are open or were joined, or that have exited."""
 
 TIDY_IDLE_EVERY = 10 * SECOND
 """The period of checks of other processes, and of their outside energy."""
@@ -426,6 +426,7 @@ class SpanJoiner:
             results = self._settled(process, spans, later, now.mono)
         self._grown = True
         process.schedule()
+        process.tidy_at = min(process.tidy_at, now.mono + TIDY_EVERY)
         if not waiting:
             del self._waiting[process.consumer]
         self._note_open(process)
