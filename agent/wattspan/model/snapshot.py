@@ -349,6 +349,17 @@ class SpanAccounts:
     inference_waiting: int = 0  # requests whose energy has not settled
 
 
+class TickCounts(NamedTuple):
+    """The ticks of a period: how many were due and missed, and the longest poll in nanoseconds."""
+
+    due: int = 0
+    missed: int = 0
+    longest_poll: int = 0
+
+
+_NO_TICKS = TickCounts()
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStats:
     """Resource usage and losses of the agent."""
@@ -356,6 +367,7 @@ class AgentStats:
     started: Instant
     ticks: int = 0
     missed_ticks: int = 0
+    recent_ticks: TickCounts = _NO_TICKS  # of the last minute
     cpu_seconds: float = 0.0
     rss_bytes: int | None = None
     processes: int = 0

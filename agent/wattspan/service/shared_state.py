@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattspan.processes.metadata import MAX_COMMAND, user_name
+from wattspan.processes.metadata import MAX_COMMAND
 from wattspan.util.text import clean_label
+from wattspan.util.users import user_name
 
 if TYPE_CHECKING:
     from wattspan.config import Config
