@@ -228,7 +228,7 @@ def sender(pid: int, owner: int, *, active: bool = False) -> SendingProcess:
     spans = ProcessSpans()
     if active:
         spans.open(SpanStart(bytes(8), b"", 1, 1, 0))
-    return SendingProcess(Consumer(pid, 1), spans, EnergyProfile(), 0, owner)
+    return SendingProcess(Consumer(pid, 1), spans, EnergyProfile(), 0, Principal(owner))
 
 
 @pytest.mark.parametrize(
@@ -263,17 +263,6 @@ def test_process_seen_last_is_displaced_last() -> None:
     processes.remove(second)
     assert processes.displaced() is None
     assert processes.services() == {"app": (first.consumer,)}
-
-
-def test_owner_of_an_announcing_process_is_that_of_its_first_request() -> None:
-    processes = SendingProcesses(2)
-    announcing = SendingProcess(Consumer(1, 1), ProcessSpans(), EnergyProfile(), 0)
-    processes.add(announcing)
-    processes.seen(announcing, 5, "app", 7)
-    processes.seen(announcing, 6, "app", 8)
-    assert announcing.owner == 7
-    processes.remove(announcing)
-    assert len(processes) == 0
 
 
 def test_failed_merge_of_one_process_leaves_the_spans_of_others() -> None:
