@@ -159,6 +159,8 @@ def test_reserved_bytes_are_released_and_forced() -> None:
     assert pool.left == -7
     pool.release(GREEDY, 100)
     pool.release(MODEST, 7)
+    assert pool.acquire(MODEST, 0)
+    pool.release(MODEST, 0)
     assert pool.idle
     assert pool.refused == 2
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wattspan.config import SpansSettings
 from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
@@ -24,6 +24,8 @@ from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.inference_joiner import InferenceJoiner
 from wattspan.service.span_announcers import SpanAnnouncers
 from wattspan.service.span_inbox import PendingRequest, SpanInbox
+from wattspan.sharing.fair_pool import SharePath, share_path
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator, shortened_name
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.inference_requests import InferenceRequest
@@ -105,6 +107,9 @@ class _SendingProcess:
     delay: ReceiptDelay = field(default_factory=ReceiptDelay)
     announces: bool = False
     exited: bool = False
+    path: SharePath = ()  # of its announced spans, the process itself last
+    places: int = 0  # of its announced spans
+    crowded: int | None = None  # time of the last announced start without a place
 
 
 class SpanJoiner:
@@ -124,12 +129,15 @@ class SpanJoiner:
         tap: ReceivedSpanQueue | None = None,
         static_powers: StaticPowerLearner | None = None,
         checkpoint: Checkpoint | None = None,
+        pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._history = history
-        self._inbox = SpanInbox(resolver, settings.buffer)
+        pools = pools or Pools()
+        self._inbox = SpanInbox(resolver, settings.buffer, pools)
+        self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -149,9 +157,14 @@ class SpanJoiner:
         self._processes: dict[Consumer, _SendingProcess] = {}
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
-        self._inference = InferenceJoiner(history, checkpoint=checkpoint, presets=settings.presets)
+        self._inference = InferenceJoiner(
+            history,
+            checkpoint=checkpoint,
+            presets=settings.presets,
+            pools=pools,
+            now=clock.monotonic(),
+        )
         self._accounts = SpanAccounts()
-        self._open = 0
         self._tidied = self._reported = 0
         self._failures = RateLimitedLog(clock.monotonic, log)
 
@@ -206,7 +219,6 @@ class SpanJoiner:
             self._tidied = now.mono
             for process in list(self._processes.values()):
                 self._tidy(process, now.mono)
-            self._open = sum(one.spans.announced for one in self._processes.values())
             self._forget_ids(now.mono)
         self._inference.turn(now.mono)
         self._forward()
@@ -229,7 +241,7 @@ class SpanJoiner:
         others = SpanAccounts(
             refused=self._inbox.refused(),
             deferred=self._inbox.deferred,
-            open=self._open,
+            open=len(self._places),
             senders=self._senders(),
             inference=self._inference.rows,
             inference_idle=self._inference.idle,
@@ -276,16 +288,42 @@ class SpanJoiner:
                 self._tap.announce(consumer, report.records)
             process.announces = process.announces or bool(report.records)
             process.exited = process.exited or report.gone
-            room = self._open_spans - self._open
+            process.path = process.path or (*report.principal.path, consumer)
             for record in report.records:
                 if isinstance(record, SpanStart):
                     self._announcers.add(record.id, report.principal, consumer)
-                    if room > 0 and process.spans.open(record):
-                        room -= 1
+                    self._open_span(process, record, now)
                 else:
                     process.spans.close(record)
-            self._open = self._open_spans - room
         self._announcers.age(now, self._keep)
+
+    def _open_span(self, process: _SendingProcess, started: SpanStart, now: int) -> None:
+        """Add an announced start if its owner has a place, perhaps in that of a larger owner."""
+        if process.spans.awaits(started.id):
+            return
+        admission = self._places.acquire(process.path)
+        for path in admission.displaced:
+            loser = self._processes[cast(Consumer, path[-1])]
+            loser.spans.displace()
+            loser.places -= 1
+            loser.crowded = now
+        if not admission:
+            process.crowded = now
+        elif process.spans.open(started):
+            process.places += 1
+        else:
+            self._places.release(process.path)
+
+    def _free_places(self, process: _SendingProcess, left: int) -> None:
+        """Free the places of a process that its ``left`` announced spans do not use."""
+        if process.places > left:
+            self._places.release(process.path, process.places - left)
+            process.places = left
+
+    def _announces_all(self, process: _SendingProcess, now: int) -> bool:
+        """True if a process has no open span that is not announced."""
+        crowded = process.crowded
+        return process.announces and (crowded is None or now - crowded > self._keep)
 
     def _distribute(self, pending: PendingRequest) -> None:
         """Queue all spans of a request at their processes."""
@@ -324,7 +362,9 @@ class SpanJoiner:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
-        found = self._inference.add(consumer, spans, part, now)
+        found = self._inference.add(
+            consumer, spans, part, now, share_path(pending.request.peer.quota_owner)
+        )
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)
@@ -385,7 +425,8 @@ class SpanJoiner:
         if not waiting:
             return
         ready: list[_PendingSpans] = []
-        hold = 0 if process.announces or self._inbox.scarce else process.delay.hold
+        announces = self._announces_all(process, now.mono)
+        hold = 0 if announces or self._inbox.scarce else process.delay.hold
         with self._history.lock:
             settled = min(process.profile.watermark, now.mono - hold)
             while waiting and (waiting[0].end <= settled or waiting[0].due <= now.mono or not wait):
@@ -396,6 +437,7 @@ class SpanJoiner:
             until = max(chunk.end for chunk in ready)
             later = [chunk.spans for chunk in waiting if chunk.start < until]
             results = self._settled(process, spans, later, now.mono)
+        self._free_places(process, process.spans.announced)
         rows = iter(results)
         for chunk in ready:
             chunk.pending.left -= len(chunk.spans)
@@ -437,8 +479,10 @@ class SpanJoiner:
             self._forget(process, now)
             return
         abandoned = process.spans.expire(0, now - UNEXPORTED_SPAN_TIMEOUT)
+        self._free_places(process, process.spans.announced)
         self._totals.outcome(Outcome.ABANDONED, abandoned)
-        wait = EXITED_PROCESS_TIMEOUT if process.announces else self._keep
+        announces = self._announces_all(process, now)
+        wait = EXITED_PROCESS_TIMEOUT if announces else self._keep
         self._count_outside(process, now - wait)
 
     def _forget_ids(self, now: int) -> None:
@@ -467,6 +511,7 @@ class SpanJoiner:
     def _forget(self, process: _SendingProcess, now: int) -> None:
         del self._processes[process.consumer]
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now, now))
+        self._free_places(process, 0)
         self._count_outside(process, now)
         process.spans.forget()
         self._history.forget(process.consumer)

@@ -162,6 +162,21 @@ class FairPool(Generic[T]):
             found.append(0 if owner is None else owner.held)
         return tuple(found)
 
+    def exceeds(self, path: SharePath, other: SharePath) -> bool:
+        """True if a place of ``path`` may be given to ``other`` without a reversal of the two."""
+        for own, theirs, key, other_key in zip(
+            self.holdings(path), self.holdings(other), path, other, strict=False
+        ):
+            if key != other_key:
+                return own > theirs + 1
+        return len(path) > len(other) and self.holdings(path)[-1] > self._direct(other) + 1
+
+    def _direct(self, path: SharePath) -> int:
+        owner: _Owner | None = self._root
+        for key in path:
+            owner = None if owner is None else owner.children.get(key)
+        return 0 if owner is None else owner.direct
+
     # ------------------------------------------------------------------------------- items
 
     def admit(self, item: T, path: SharePath, now: int = 0) -> Admission[T]:
@@ -219,8 +234,8 @@ class FairPool(Generic[T]):
 
     def acquire(self, path: SharePath, size: int = 1) -> Admission[SharePath]:
         """Reserve ``size`` units; a pool that displaces has units of one."""
-        if self._permits(path, size):
-            self._add(path, size)
+        if not size or self._permits(path, size):
+            self.force(path, size)
             return _ADMITTED
         victim = self._victim(path)
         if victim is None:
@@ -234,10 +249,13 @@ class FairPool(Generic[T]):
 
     def force(self, path: SharePath, size: int = 1) -> None:
         """Reserve ``size`` units regardless of the limit."""
-        self._add(path, size)
+        if size:
+            self._add(path, size)
 
     def release(self, path: SharePath, size: int = 1) -> None:
         """Free units that were reserved."""
+        if not size:
+            return
         owner = self._root
         for key in path:
             owner = owner.children[key]
