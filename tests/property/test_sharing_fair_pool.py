@@ -190,3 +190,21 @@ def test_direct_item_of_a_user_replaces_one_of_a_container() -> None:
     assert pool.admit(5, GREEDY).displaced == (1,)
     assert pool.admit(6, GREEDY).displaced == (4,)
     assert not FairPool[int](0, Overflow.REPLACE).admit(0, GREEDY)
+
+
+def test_place_of_a_larger_owner_or_container_may_be_given_away() -> None:
+    pool: FairPool[object] = FairPool(20)
+    container, other = share_path(Principal(1001, "a")), share_path(Principal(1001, "b"))
+    pool.force(container, 5)
+    pool.force(other, 3)
+    pool.force(GREEDY, 2)
+    pool.force(MODEST, 8)
+    assert pool.exceeds(container, other)
+    assert pool.exceeds(container, GREEDY)
+    assert not pool.exceeds(other, GREEDY)
+    assert not pool.exceeds(GREEDY, other)
+    assert pool.exceeds(GREEDY, MODEST)
+    assert not pool.exceeds(MODEST, GREEDY)
+    assert pool.exceeds(MODEST, share_path("unknown"))
+    assert not pool.exceeds(container, container)
+    assert pool.exceeds(share_path(Principal(1001, "a")), (*GREEDY, "no", "such"))
