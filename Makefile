@@ -3,6 +3,7 @@
 PURE := model/* \
 	attribution/* \
 	spans/* \
+	sharing/* \
 	tuning/decisions/* \
 	tuning/host_turns \
 	tuning/serialization \

@@ -191,6 +191,7 @@ def full_host() -> Snapshot:
             Instant(0, NOON - 10**9), ticks=10, missed_ticks=1, cpu_seconds=1.25,
             rss_bytes=31_000_000, processes=412, late_usages=2, dropped_history=3,
             exporter_drops={"otlp": 4}, refusals={("prometheus", "token"): 5, ("http", "tls"): 0},
+            pool_refusals={("open_spans", "displaced"): 3},
         ),
     )  # fmt: skip
 

@@ -49,6 +49,7 @@ from wattspan.service.span_joiner import (
     UNEXPORTED_SPAN_TIMEOUT,
     SpanJoiner,
 )
+from wattspan.sharing.pools import Pools
 from wattspan.spans.inference_requests import InferenceDetails
 from wattspan.spans.values import Outcome, SpanEnd, SpanEnergy, SpanStart
 from wattspan.testing import ManualClock
@@ -128,7 +129,7 @@ class Agent:
         self.past = EnergyHistory(AttributionHistory(HISTORY, 10**7))
         self.feed, self.collector = Channel(), Collector()
         self.said: list[str] = []
-        self.resolver = Resolver()
+        self.resolver, self.pools = Resolver(), Pools()
         self.joiner = SpanJoiner(
             self.clock,
             self.past,
@@ -139,6 +140,7 @@ class Agent:
             side_channel=self.feed,
             forwarder=self.collector,
             log=self.said.append,
+            pools=self.pools,
         )
         self.settled = self.clock.now()
         self.past.apply(Tick(self.settled, domains={"fake": [CPU]}), ())
@@ -391,6 +393,49 @@ def test_announced_spans_without_receipt_are_abandoned() -> None:
     assert agent.outcomes() == {}
     agent.run(4.0)
     assert agent.outcomes() == {"abandoned": 1}
+
+
+@pytest.mark.parametrize("first", ["flood", "modest"])
+def test_flood_of_starts_does_not_change_the_spans_of_another_user(first: str) -> None:
+    agent = Agent(open_spans=10)
+    now = agent.clock.monotonic()
+    flood = [SpanStart(i.to_bytes(8, "big"), b"", now, 5, 0) for i in range(100, 200)]
+    modest = [SpanStart(i.to_bytes(8, "big"), b"", now, 6, 0) for i in range(1, 6)]
+    reports = [Heard(11, flood, principal=Principal(1001)), Heard(10, modest)]
+    agent.feed.reports = reports if first == "flood" else reports[::-1]
+    agent.run(1.0)
+    assert agent.accounts.open == 10
+    for i in range(1, 6):
+        agent.send(agent.span(i, -1.0, 0.0, name="modest"))
+    agent.run(2.0)
+    assert agent.outcomes() == {"joined": 5}
+    assert agent.energy("modest") == pytest.approx(100_000, rel=0.01)
+    assert agent.accounts.open == 5
+    refusals = agent.pools.refusals()
+    assert sum(refusals["open_spans", reason] for reason in ("full", "displaced")) == 95
+
+
+def test_process_without_places_for_its_starts_waits_for_later_batches() -> None:
+    agent = Agent(open_spans=1)
+    exported(agent, 3, 2.0)
+    now = agent.clock.monotonic()
+    starts = [SpanStart(i.to_bytes(8, "big"), b"", now, 5, 0) for i in (901, 902)]
+    agent.feed.reports.append(Heard(10, [*starts, starts[0]]))
+    agent.run(0.1)
+    before = agent.outcomes()
+    agent.send(agent.span(1001, -0.1, 0.0))
+    agent.run(0.7)
+    assert agent.outcomes() == before
+
+
+def test_announced_start_of_a_received_span_takes_no_place() -> None:
+    agent = Agent(open_spans=1)
+    agent.send(agent.span(1, -0.1, 0.0))
+    agent.run(2.0)
+    again = SpanStart((1).to_bytes(8, "big"), b"", agent.clock.monotonic(), 5, 0)
+    agent.feed.reports.append(Heard(10, [again]))
+    agent.run(0.1)
+    assert agent.accounts.open == 0
 
 
 def test_open_spans_of_an_exited_process_are_abandoned() -> None:

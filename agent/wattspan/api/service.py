@@ -57,7 +57,7 @@ from wattspan.api.shared_state import (
     shown_user,
 )
 from wattspan.api.snapshot_document import SNAPSHOT_PATH, restrict, snapshot_document
-from wattspan.http.limits import FairQuota, FairTurns
+from wattspan.http.limits import FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
@@ -70,6 +70,8 @@ from wattspan.model import (
 )
 from wattspan.ports import Clock, DeviceQueries, EnergyQueries, ProcessDirectory, SnapshotView
 from wattspan.processes.procfs import ProcFs
+from wattspan.sharing.fair_pool import share_path
+from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.serialization import accounts_to_json, recorded_decision_to_json
 
@@ -260,7 +262,7 @@ class WatchList:
 SETTLE_POLL_INTERVAL = 20 * MILLISECOND
 """Interval between checks whether a window has settled."""
 
-MAX_WAITING = 64
+MAX_WAITING = POOL_RULES[PoolName.WAITING_QUERIES].limit
 """Queries that may wait for settlement at a time, half of them of one user at most.
 
 The next are answered at once, so that none crowds out spans.
@@ -302,6 +304,7 @@ class QueryService:
         stored: StoredEnergy | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        pools: Pools | None = None,
     ) -> None:
         self._energy_history, self._directory, self._clock = energy_history, directory, clock
         self._devices = devices
@@ -312,7 +315,7 @@ class QueryService:
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
-        self._waiting = FairQuota(MAX_WAITING)
+        self._waiting = (pools or Pools()).make(PoolName.WAITING_QUERIES)
         self._slow_lock = FairTurns(1)
         self._paths: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/v1/energy": (_READ, self._energy),
@@ -548,7 +551,7 @@ class QueryService:
 
     async def _wait_until(self, reached: Callable[[], bool], wait: int, owner: Hashable) -> None:
         """Wait until ``reached`` returns true, at most for ``wait`` nanoseconds."""
-        if not self._waiting.acquire(owner):
+        if not self._waiting.acquire(share_path(owner)):
             return
         try:
             deadline = self._clock.monotonic() + wait
@@ -557,7 +560,7 @@ class QueryService:
                     return
                 await self._sleep(SETTLE_POLL_INTERVAL / 1e9)
         finally:
-            self._waiting.release(owner)
+            self._waiting.release(share_path(owner))
 
     def _settled(self, end: int, consumer: Consumer | None, grid: TimeGrid) -> bool:
         if self._energy_history.settled(consumer) < end:

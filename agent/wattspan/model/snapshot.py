@@ -376,6 +376,7 @@ class AgentStats:
     dropped_history: int = 0  # entries of the energy history removed for want of memory
     exporter_drops: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by listener, reason
+    pool_refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by pool, reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ class SnapshotProviders:
     health: Callable[[], tuple[SourceHealth, ...]] = tuple
     exporter_drops: Callable[[], Mapping[str, int]] = dict
     refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
+    pool_refusals: Callable[[], Mapping[tuple[str, str], int]] = dict
     spans: Callable[[], SpanAccounts] = SpanAccounts
     tuning: Callable[[], TuningAccounts] = TuningAccounts
     footprint: Callable[[Snapshot], Footprint] = lambda _: Footprint()
@@ -395,6 +396,7 @@ class Poller:
                 dropped_history=self.history.dropped,
                 exporter_drops=self._providers.exporter_drops(),
                 refusals=self._providers.refusals(),
+                pool_refusals=self._providers.pool_refusals(),
             ),
             spans=self._providers.spans(),
             tuning=self._providers.tuning(),

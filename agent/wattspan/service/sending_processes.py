@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from wattspan.model import SECOND, Consumer, Principal, service_label
 from wattspan.service.span_inbox import PendingRequest
+from wattspan.sharing.fair_pool import SharePath, share_path
 from wattspan.spans.aggregator import shortened_name
 from wattspan.spans.energy_division import ProcessSpans
 from wattspan.spans.profiles import EnergyProfile
@@ -52,29 +53,39 @@ class SendingProcess:
     delay: ReceiptDelay = field(default_factory=ReceiptDelay)
     announces: bool = False
     exited: bool = False
+    places: int = 0  # of its announced spans
+    crowded_until: int = 0  # it may have open spans without a place
     join_at: int = 0  # no waiting span can be joined before
     tidy_at: int = 0
 
     @property
     def share(self) -> Hashable:
         """The owner whose share of the room it takes."""
-        return None if self.principal is None else self.principal.path[0]
+        return self.path[0]
 
     @property
-    def hold(self) -> int:
+    def path(self) -> SharePath:
+        """The levels of its shares of pools, the process itself last."""
+        return (*share_path(self.principal), self.consumer)
+
+    def announces_all(self, now: int) -> bool:
+        """True if the process has no open span that is not announced."""
+        return self.announces and now >= self.crowded_until
+
+    def hold(self, now: int) -> int:
         """Nanoseconds that spans wait for others of the same time."""
-        return 0 if self.announces else self.delay.hold
+        return 0 if self.announces_all(now) else self.delay.hold
 
     @property
     def active(self) -> bool:
         """True while spans wait for energy or are open."""
         return bool(self.waiting) or self.spans.announced > 0
 
-    def schedule(self) -> None:
+    def schedule(self, now: int) -> None:
         """Set the next time at which a waiting span may be joined."""
         if self.waiting:
             first = self.waiting[0]
-            self.join_at = min(first.due, first.end + self.hold)
+            self.join_at = min(first.due, first.end + self.hold(now))
 
 
 class SendingProcesses(Mapping[Consumer, SendingProcess]):

@@ -132,6 +132,7 @@ class SpanAssembly:
             tap=self._tuning.tap,
             static_powers=self._core.static_powers,
             checkpoint=checkpoint,
+            pools=self._core.pools,
             log=self._core.log,
         )
         self.services.add_thread("wattspan-joiner", joiner.run)
@@ -155,7 +156,9 @@ class SpanAssembly:
     def _open_side_channel(self) -> SideChannelServer:
         from wattspan.ingest.side_channel import SideChannelServer
 
-        server = SideChannelServer(self._run_dir / "feed.sock", self._principals)
+        server = SideChannelServer(
+            self._run_dir / "feed.sock", self._principals, pools=self._core.pools
+        )
 
         def start() -> None:
             try:
@@ -174,7 +177,11 @@ class SpanAssembly:
         agent, spans = self._core.config.agent, self._core.config.spans
         limits = ServerLimits(body=spans.max_request, rate=agent.max_rate)
         server = HttpServer(
-            self._core.clock, log=self._core.log, limits=limits, principals=self._principals
+            self._core.clock,
+            log=self._core.log,
+            limits=limits,
+            principals=self._principals,
+            pools=self._core.pools,
         )
 
         # Not the joiner's sampler: the two release processes independently of each other.
@@ -213,6 +220,7 @@ class SpanAssembly:
             latencies=latency_reports(jobs),
             instructions=instruction_reports(jobs),
             refusals=self._refusals,
+            pools=self._core.pools,
         )
         self.services.addresses.extend(addresses)
         for destination in destinations(self._core.config):
@@ -243,6 +251,7 @@ class SpanAssembly:
             recurring=run_book_path(Path(config.agent.state_dir), emulated=emulated),
             caps=CapperState(config, self._core.clock, emulated=emulated),
             stored=StoredEnergyReader(config, emulated=emulated),
+            pools=self._core.pools,
         )
         try:
             listening = listen_unix(self._run_dir / "api.sock", what="questions")

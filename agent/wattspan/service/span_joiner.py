@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wattspan.config import SpansSettings
 from wattspan.ingest.export_request import ExportRequest, ResourceSpanRecords
@@ -38,6 +38,7 @@ from wattspan.service.sending_processes import (
 )
 from wattspan.service.span_announcers import SpanAnnouncers
 from wattspan.service.span_inbox import PendingRequest, SpanInbox
+from wattspan.sharing.pools import PoolName, Pools
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.spans.energy_division import ProcessSpans, without_energy
 from wattspan.spans.inference_requests import InferenceRequest
@@ -109,13 +110,16 @@ class SpanJoiner:
         tap: ReceivedSpanQueue | None = None,
         static_powers: StaticPowerLearner | None = None,
         checkpoint: Checkpoint | None = None,
+        pools: Pools | None = None,
         remembered: int = MAX_REMEMBERED_IDS,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._history = history
+        pools = pools or Pools()
         self._resolver = resolver
-        self._inbox = SpanInbox(resolver, settings.buffer)
+        self._inbox = SpanInbox(resolver, settings.buffer, pools)
+        self._places = pools.make(PoolName.OPEN_SPANS, settings.open_spans)
         self._open_spans = settings.open_spans
         self._keep = keep
         self._remembered = remembered
@@ -138,9 +142,14 @@ class SpanJoiner:
         self._sampled: dict[Consumer, SendingProcess] = {}  # those with a place of the sampler
         self._announcers = SpanAnnouncers(2 * settings.open_spans, resolver, self._awaits)
         self._powers = PowerModel()
-        self._inference = InferenceJoiner(history, checkpoint=checkpoint, presets=settings.presets)
+        self._inference = InferenceJoiner(
+            history,
+            checkpoint=checkpoint,
+            presets=settings.presets,
+            pools=pools,
+            now=clock.monotonic(),
+        )
         self._accounts = SpanAccounts()
-        self._open = 0
         self._tidied = self._reported = 0
         self._settled_until = 0
         self._grown = False  # more span ids than at the last tidying
@@ -199,7 +208,6 @@ class SpanJoiner:
             for process in tuple(self._processes.values()):
                 if process.tidy_at <= now.mono:
                     self._tidy(process, now)
-            self._open = sum(one.spans.announced for one in self._opened.values())
             if self._grown:
                 self._forget_ids()
         self._inference.turn(now.mono)
@@ -222,7 +230,7 @@ class SpanJoiner:
         others = SpanAccounts(
             refused=self._inbox.refused(),
             deferred=self._inbox.deferred,
-            open=self._open,
+            open=len(self._places),
             senders=self._processes.services(),
             inference=self._inference.rows,
             inference_idle=self._inference.idle,
@@ -264,18 +272,38 @@ class SpanJoiner:
             process.announces = process.announces or bool(report.records)
             process.exited = process.exited or report.gone
             process.tidy_at = min(process.tidy_at, now + TIDY_EVERY)
-            process.schedule()
-            room = self._open_spans - self._open
             for record in report.records:
                 if isinstance(record, SpanStart):
                     self._announcers.add(record.id, report.principal, consumer)
-                    if room > 0 and process.spans.open(record):
-                        room -= 1
+                    self._open_span(process, record, now)
                 else:
                     process.spans.close(record)
+            process.schedule(now)
             self._note_open(process)
-            self._open = self._open_spans - room
         self._announcers.age(now, self._keep)
+
+    def _open_span(self, process: SendingProcess, started: SpanStart, now: int) -> None:
+        """Add an announced start if its owner has a place, perhaps in that of a larger owner."""
+        if process.spans.awaits(started.id):
+            return
+        admission = self._places.acquire(process.path)
+        for path in admission.displaced:
+            loser = self._processes[cast(Consumer, path[-1])]
+            loser.spans.displace()
+            loser.places -= 1
+            loser.crowded_until = now + self._keep
+        if not admission:
+            process.crowded_until = now + self._keep
+        elif process.spans.open(started):
+            process.places += 1
+        else:
+            self._places.release(process.path)
+
+    def _free_places(self, process: SendingProcess, left: int) -> None:
+        """Free the places of a process that its ``left`` announced spans do not use."""
+        if process.places > left:
+            self._places.release(process.path, process.places - left)
+            process.places = left
 
     def _distribute(self, pending: PendingRequest) -> None:
         """Queue all spans of a request at their processes."""
@@ -315,14 +343,14 @@ class SpanJoiner:
             self._tap.append(consumer, part.claim.service, spans, part.spans)
         if self._static_powers is not None:
             self._static_powers.add_spans(consumer, spans, now)
-        found = self._inference.add(consumer, spans, part, now)
+        found = self._inference.add(consumer, spans, part, now, process.path[:-1])
         if found and self._forwarder is not None:
             pending.requests += [(positions[i], consumer, one) for i, one in found.items()]
         process.delay.add(spans.start, spans.end, now)
         start, end, due = min(spans.start), max(spans.end), now + SETTLEMENT_TIMEOUT
         self._history.expect(end)
         process.waiting.append(PendingSpans(pending, positions, spans, start, end, due))
-        process.schedule()
+        process.schedule(now)
         self._waiting[consumer] = process
 
     def _spans(self, part: ResourceSpanRecords) -> SpanColumns:
@@ -370,6 +398,7 @@ class SpanJoiner:
         return process
 
     def _note_open(self, process: SendingProcess) -> None:
+        self._free_places(process, process.spans.announced)
         if process.spans.announced:
             self._opened[process.consumer] = process
             self._grant_sampling(process)
@@ -412,7 +441,7 @@ class SpanJoiner:
         The spans of a process that does not announce them wait for later batches of the same time.
         """
         waiting = process.waiting
-        hold = 0 if self._inbox.scarce else process.hold
+        hold = 0 if self._inbox.scarce else process.hold(now.mono)
         possible = min(self._settled_until, now.mono - hold)
         if not waiting or (wait and waiting[0].due > now.mono and waiting[0].end > possible):
             return
@@ -429,7 +458,7 @@ class SpanJoiner:
             later = [chunk.spans for chunk in waiting if chunk.start < until]
             results = self._settled(process, spans, later, now.mono)
         self._grown = True
-        process.schedule()
+        process.schedule(now.mono)
         process.tidy_at = min(process.tidy_at, now.mono + TIDY_EVERY)
         if not waiting:
             del self._waiting[process.consumer]
@@ -487,7 +516,7 @@ class SpanJoiner:
         self._note_open(process)
         if not process.active and quiet > EXPECTED:
             self._end_sampling(process)
-        wait = EXITED_PROCESS_TIMEOUT if process.announces else self._keep
+        wait = EXITED_PROCESS_TIMEOUT if process.announces_all(now.mono) else self._keep
         self._count_outside(process, now.mono - wait)
         process.spans.age(now.mono, self._keep)
         often = process.exited or process.spans.announced
@@ -521,6 +550,7 @@ class SpanJoiner:
         self._processes.remove(process)
         self._opened.pop(process.consumer, None)
         self._totals.outcome(Outcome.ABANDONED, process.spans.expire(now.mono, now.mono))
+        self._free_places(process, 0)
         self._merge(process)
         self._count_outside(process, now.mono)
         process.spans.forget()

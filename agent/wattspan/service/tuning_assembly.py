@@ -32,6 +32,7 @@ from wattspan.service.device_history import DeviceHistory
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.poller import TUNING, TickObserver
 from wattspan.service.static_power import StaticPowerLearner
+from wattspan.sharing.pools import Pools
 from wattspan.tuning.declared_jobs import DeclaredJobs
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.permissions import GpuPermissions
@@ -64,6 +65,7 @@ class AgentCore:
     log: Log
     emulated: EmulatedHost | None
     static_powers: StaticPowerLearner
+    pools: Pools = field(default_factory=Pools)
 
 
 @dataclass(slots=True)
@@ -89,7 +91,9 @@ class TuningAssembly:
         self._needs_capper = self._wants_limits or self._has_former_limits
         settings = self.core.config.autotune
         permissions = GpuPermissions(settings.gpus, self._host_view)
-        self.declared = DeclaredJobs(settings, self._directory, secrets.token_hex(8), permissions)
+        self.declared = DeclaredJobs(
+            settings, self._directory, secrets.token_hex(8), permissions, self.core.pools
+        )
         if settings.mode != "off":
             from wattspan.tuning.work_units import ReceivedSpanQueue
 
