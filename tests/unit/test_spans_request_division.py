@@ -330,7 +330,7 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
-        _learn_another(model, str(number))
+        _learn_another(model, str(number), seconds=150)
 
     (settled,) = division.settle(3 * S + BOARD_TIMEOUT).requests
 
@@ -354,12 +354,12 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     assert one.energy < other.energy
 
 
-def _learn_another(model: TokenPowerModel, name: str) -> None:
+def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)
-    division.add([_request(1, 0, 0, 2, decode=9)._replace(model=name)], S, engine="e")
-    division.add_steps({"gpu": _steps(0, 2, 100)})
-    division.settle(2 * S)
+    division.add([_request(1, 0, 0, seconds, decode=9)._replace(model=name)], S, engine="e")
+    division.add_steps({"gpu": _steps(0, seconds, 100)})
+    division.settle(seconds * S)
 
 
 def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.model_places import POOL
 from wattspan.spans.token_power import (
     ENOUGH_PERIODS,
     ENOUGH_TIME,
@@ -209,14 +210,31 @@ def test_least_recently_used_combination_is_forgotten() -> None:
     assert not any(model.coefficients("0")[:-1])
 
 
-def test_least_recently_used_model_is_forgotten() -> None:
+def test_model_with_more_active_time_takes_a_place() -> None:
     model = TokenPowerModel()
-    for i in range(MAX_MODELS + 1):
+    for i in range(MAX_MODELS):
         _learn(model, 10, name=str(i))
+    _learn(model, 10, name="new")
 
-    assert len(model) == MAX_MODELS
-    assert not any(model.coefficients("0"))
-    assert any(model.coefficients(str(MAX_MODELS)))
+    assert model.place("new") is POOL
+
+    _learn(model, 20, name="new")
+
+    assert model.place("new") == "new"
+    assert model.place("0") is POOL
+    assert len(model.names) == MAX_MODELS
+    assert not any(model.coefficients("0")[:-1])
+
+
+def test_all_models_beyond_the_limit_share_the_pool() -> None:
+    model, chance = TokenPowerModel(), random.Random(12)
+    for _ in range(40):
+        works = {str(i): _work(chance, 0.1 / 200) for i in range(200)}
+        model.learn(works, 30e6, STEP)
+
+    assert len(model) == MAX_MODELS + 1
+    assert len(model.names) == MAX_MODELS
+    assert sum(model.place(str(i)) is POOL for i in range(200)) == 200 - MAX_MODELS
 
 
 def test_changed_coefficients_are_learned_anew() -> None:

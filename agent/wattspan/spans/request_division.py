@@ -4,7 +4,8 @@ Each step of a board's counter is divided once, exactly, in integer microjoules:
 active requests has *engine idle* energy, the rest belongs to the requests in proportion to the
 energy of their work in the step by the coefficients of :mod:`wattspan.spans.token_power`. The model
 thus sets shares only. While a model in the step is not identified, the shares are the numbers of
-tokens, or without tokens the active times.
+tokens, or without tokens the active times. Pooled models have common coefficients: the share of all
+of them is learned, and the error of a single one's is not known.
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
@@ -20,13 +21,14 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import isfinite, sqrt
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wattspan.attribution.division import split
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.model_places import POOL, Place
 from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
 from wattspan.spans.token_power import (
     NO_TOKEN_ENERGY,
@@ -35,6 +37,8 @@ from wattspan.spans.token_power import (
     TokenWork,
 )
 from wattspan.spans.waiting_spans import ReceiptDelay
+
+T = TypeVar("T")
 
 MAX_REQUEST_HOLD = 120 * SECOND
 """The longest wait for the requests of a moment."""
@@ -63,7 +67,7 @@ class DivisionMethod(ModelEnum):
     """The rule by which the energy of a request was divided; the least precise of its steps."""
 
     MODEL = "model"  # identified coefficients of prefill and decode
-    TOKENS = "tokens"  # token counts: a model was not identified
+    TOKENS = "tokens"  # token counts, or coefficients of pooled models: none of its own
 
 
 class RequestEnergy(NamedTuple):
@@ -139,8 +143,8 @@ class _OpenRequest:
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
     covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
-    # By board and model: the change of the energy with each coefficient.
-    slopes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    # By board and place: the change of the energy with each coefficient.
+    slopes: dict[str, dict[Place, list[float]]] = field(default_factory=dict)
     works: dict[str, TokenWork] = field(default_factory=dict)  # by board
     method: DivisionMethod = DivisionMethod.MODEL
 
@@ -359,39 +363,47 @@ class RequestDivision:
         model = self._boards[board].model
         start, end, energy, _ = step
         works = _works(inside, start, end)
-        totals: dict[str, TokenWork] = {}
-        for each, work in zip(inside, works, strict=True):
-            name = each.request.cost_model
-            totals[name] = totals.get(name, NO_WORK).plus(work)
+        names = [each.request.cost_model for each in inside]
+        places = list(map(model.place, names))
         # Before it is learned: the step must not be divided by its own energy.
-        weights = _weights(model, inside, works, step)
-        model.learn(totals, energy, end - start)
+        weights = _weights(model, places, works, step)
+        model.learn(_sums(names, works), energy, end - start)
         whole = weights.whole
         parts = [round(each * _RESOLUTION) for each in (weights.idle, *map(sum, weights.requests))]
         if not any(parts):
             return energy
         idle, *shares = split(energy, parts)
-        divided = zip(inside, works, weights.requests, shares, strict=True)
-        for each, work, (prompt, rest), share in divided:
+        divided = zip(inside, places, works, weights.requests, shares, strict=True)
+        for each, place, work, (prompt, rest), share in divided:
             each.energy += share
             each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
             time = min(end, each.request.end) - max(start, each.request.start)
             each.covered[board] = each.covered.get(board, 0) + max(0, time)
             each.works[board] = each.works.get(board, NO_WORK).plus(work)
-            if weights.method is not DivisionMethod.MODEL:
-                each.method = weights.method
+            if weights.method is not DivisionMethod.MODEL or place is POOL:
+                each.method = DivisionMethod.TOKENS
         if weights.method is DivisionMethod.MODEL and whole > 0:
             noise = model.residual_variance * (end - start) / SECOND
-            for each, work, own, share in zip(inside, works, weights.requests, shares, strict=True):
+            totals = _sums(places, works)
+            divided = zip(inside, places, works, weights.requests, shares, strict=True)
+            for each, place, work, own, share in divided:
                 fraction, scale = sum(own) / whole, energy / whole
                 each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
                 of_board = each.slopes.setdefault(board, {})
-                for name, total in totals.items():
-                    amounts = work if name == each.request.cost_model else NO_WORK
-                    slopes = of_board.setdefault(name, [0.0] * len(total))
+                for other, total in totals.items():
+                    amounts = work if other == place else NO_WORK
+                    slopes = of_board.setdefault(other, [0.0] * len(total))
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
         return idle
+
+
+def _sums(keys: Sequence[T], works: Sequence[TokenWork]) -> dict[T, TokenWork]:
+    """The sums of works by their keys."""
+    totals: dict[T, TokenWork] = {}
+    for key, work in zip(keys, works, strict=True):
+        totals[key] = totals.get(key, NO_WORK).plus(work)
+    return totals
 
 
 def _merged_periods(*periods: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -426,17 +438,16 @@ def _edge_variance(each: _OpenRequest, step: CounterStep, share: int) -> float:
 
 def _weights(
     model: TokenPowerModel,
-    inside: Sequence[_OpenRequest],
+    places: Sequence[Place],
     works: Sequence[TokenWork],
     step: CounterStep,
 ) -> _Weights:
     """The expected energies of a step, of its requests by tokens if a model is not identified."""
     seconds = (step.end - step.start) / SECOND
     idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
-    names = [each.request.cost_model for each in inside]
-    if model.identified(names):
+    if model.identified(places):
         parts = [
-            model.coefficients(name).parts(work) for name, work in zip(names, works, strict=True)
+            model.coefficients(place).parts(work) for place, work in zip(places, works, strict=True)
         ]
         return _Weights(parts, idle, DivisionMethod.MODEL)
     parts = [(work.prefill, work.decode) for work in works]
