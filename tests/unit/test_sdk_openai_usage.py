@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,3 +168,48 @@ def test_long_response_is_unchanged() -> None:
 
     assert _call(agent, *parts)[1] == b"".join(parts)
     assert agent.asked == []
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), KeyError("x"), OSError(5, "no")])
+def test_failure_of_the_agent_keeps_the_response(failure: Exception) -> None:
+    _, body = _call(Agent(failure), json.dumps(RESPONSE).encode())
+
+    assert json.loads(body)["usage"]["energy"]["status"] == "unavailable"
+
+
+def test_agent_is_asked_once_a_response() -> None:
+    agent = Agent()
+    event = b"data: " + json.dumps(RESPONSE).encode() + b"\n\n"
+    _call(agent, event * 3, event, kind=b"text/event-stream")
+
+    assert len(agent.asked) == 1
+
+
+def test_silent_agent_delays_a_response_until_the_deadline() -> None:
+    released, sent = threading.Event(), []
+
+    def ask(parameters: Mapping[str, str]) -> Mapping[str, Any]:
+        released.wait(30)
+        return ENERGY
+
+    async def app(scope, receive, send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(RESPONSE).encode()})
+
+    async def send(message) -> None:
+        sent.append(message)
+        released.set()
+
+    middleware = EnergyUsageMiddleware(app, ask, deadline=0.01)
+    asyncio.run(middleware({"type": "http", "headers": [(b"x-energy", b"1")]}, None, send))
+
+    energy = json.loads(sent[-1]["body"])["usage"]["energy"]
+    assert energy["status"] == "unavailable"
+    assert "within 0.01 s" in energy["reason"]
+
+
+def test_response_with_a_lone_surrogate_is_unchanged() -> None:
+    whole = json.dumps({**RESPONSE, "text": "\ud800"}).encode()
+
+    assert _call(Agent(), whole)[1] == whole

@@ -27,6 +27,9 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Ask = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
+DEADLINE = 2.0
+"""Seconds that a response waits for the agent at most, in total."""
+
 MAX_BODY = 4 << 20
 """Responses with more bytes remain unchanged."""
 
@@ -41,10 +44,16 @@ def ask_agent(parameters: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 class EnergyUsageMiddleware:
-    """Adds the energy to responses of ``app``; ``ask`` blocks and runs in a thread."""
+    """Adds the energy to responses of ``app``; ``ask`` blocks and runs in a thread.
 
-    def __init__(self, app: Application, ask: Ask = ask_agent) -> None:
-        self._app, self._ask = app, ask
+    It asks once a response and waits ``deadline`` seconds at most. A failure of any kind is the
+    reason why the energy is unavailable; the response itself remains.
+    """
+
+    def __init__(
+        self, app: Application, ask: Ask = ask_agent, *, deadline: float = DEADLINE
+    ) -> None:
+        self._app, self._ask, self._deadline = app, ask, deadline
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = scope.get("headers", ())
@@ -52,14 +61,15 @@ class EnergyUsageMiddleware:
         if scope["type"] != "http" or not asked:
             await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, _EnergyResponse(send, self._ask))
+        await self._app(scope, receive, _EnergyResponse(send, self._ask, self._deadline))
 
 
 class _EnergyResponse:
     """The ``send`` of one request."""
 
-    def __init__(self, send: Send, ask: Ask) -> None:
-        self._send, self._ask = send, ask
+    def __init__(self, send: Send, ask: Ask, deadline: float) -> None:
+        self._send, self._ask, self._deadline = send, ask, deadline
+        self._asked = False
         self._began = monotonic()
         self._start: Message | None = None  # held until the whole body is known
         self._body = b""
@@ -118,19 +128,33 @@ class _EnergyResponse:
         """The document with the energy in its ``usage``; the same object without token counts."""
         try:
             document = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return body
         usage = document.get("usage") if isinstance(document, dict) else None
         if not isinstance(usage, dict):
             return body
+        if self._asked:
+            return body
+        self._asked = True
         time = f"{(monotonic() - self._began) * 1e3:.0f}ms"
         parameters = {**_tokens(usage), "model": str(document.get("model") or ""), "time": time}
+        energy: Any
         try:
-            energy = dict(await asyncio.to_thread(self._ask, parameters))
-        except MeasurementError as error:
-            energy = {"status": "unavailable", "reason": str(error)}
+            asking = asyncio.to_thread(self._ask, parameters)
+            energy = dict(await asyncio.wait_for(asking, self._deadline))
+            json.dumps(energy)
+        except TimeoutError:
+            reason = f"The agent did not answer within {self._deadline:g} s."
+            energy = {"status": "unavailable", "reason": reason}
+        except Exception as error:  # noqa: BLE001 - the response is good without the energy
+            reason = str(error) if isinstance(error, MeasurementError) else ""
+            reason = reason or f"Invalid response of the agent ({type(error).__name__})."
+            energy = {"status": "unavailable", "reason": reason}
         usage["energy"] = energy
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        except ValueError:  # a lone surrogate, which JSON may contain but UTF-8 may not
+            return body
 
 
 def _tokens(usage: Mapping[str, Any]) -> dict[str, str]:
