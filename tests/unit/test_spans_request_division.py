@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -234,6 +235,38 @@ def test_requests_beyond_the_limit_have_no_energy_of_a_step() -> None:
 
     assert [each.coverage for each in found[-2:]] == [0.0, 0.0]
     assert sum(each.energy for each in found) == 10_000_000
+
+
+def test_engines_have_fair_parts_of_the_active_requests() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    counts = {"many": 2 * MAX_ACTIVE, "half": MAX_ACTIVE, "few": 3}
+    for number, (engine, count) in enumerate(counts.items()):
+        requests = [_request(i, 0, 0, 0.1, decode=9) for i in range(count)]
+        division.assign(engine, GPU)
+        division.add([each._replace(model=str(number)) for each in requests], S, engine=engine)
+    division.add_steps({"gpu": _steps(0, 0.1, 100)})
+
+    found = division.settle(S + BOARD_TIMEOUT).requests
+
+    covered = Counter(each.request.model for each in found if each.covered)
+    assert covered["2"] == 3
+    assert covered.total() == MAX_ACTIVE
+    assert abs(covered["0"] - covered["1"]) <= 1
+    assert sum(each.energy for each in found) == 10_000_000
+
+
+def test_engines_have_fair_parts_of_the_waiting_requests() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    for engine, count in (("few", 3), ("many", MAX_REQUESTS)):
+        requests = [_request(i, 0, 0, 50, decode=9) for i in range(count)]
+        division.assign(engine, GPU)
+        division.add([each._replace(model=engine) for each in requests], 50 * S, engine=engine)
+
+    settled = division.settle(S).requests
+
+    assert [each.request.model for each in settled] == ["many"] * 3
+    assert [int.from_bytes(each.request.id, "big") for each in settled] == [0, 1, 2]
+    assert division.waiting == MAX_REQUESTS
 
 
 def test_no_requests_change_nothing() -> None:

@@ -15,7 +15,7 @@ steps that were divided before: the requests beside it have that energy, and its
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
@@ -23,7 +23,7 @@ from math import isfinite, sqrt
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from wattspan.attribution.division import split
+from wattspan.attribution.division import fair_parts, split
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in
@@ -48,10 +48,11 @@ FIRST_REQUESTS = 500
 """Until so many requests were received, the wait is ``FIRST_HOLD`` at least."""
 
 MAX_REQUESTS = 16_384
-"""Requests of one engine that wait for their energy; the oldest beyond them are settled at once."""
+"""Requests that wait for their energy, max-min fair by engine; the oldest beyond an engine's part
+are settled at once."""
 
 MAX_ACTIVE = 4096
-"""Active requests of one step; further ones have no energy of it."""
+"""Active requests of one step, max-min fair by engine; further ones have no energy of it."""
 
 BOARD_TIMEOUT = 10 * SECOND
 """A board without steps for this time, beyond the hold, is not waited for."""
@@ -267,8 +268,7 @@ class RequestDivision:
             )
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
-                del inside[MAX_ACTIVE:]
-                idle += self._divide(name, step, inside)
+                idle += self._divide(name, step, _fair(inside, MAX_ACTIVE))
         return SettledRequests(self._final(until), Microjoules(idle))
 
     def _update_clocks(self) -> None:
@@ -300,8 +300,10 @@ class RequestDivision:
             own = [fronts[name] for name in each.engine.boards if name in fronts]
             front = min(own, default=until - BOARD_TIMEOUT)
             (done if each.request.end <= front else left).append(each)
-        beyond = max(0, len(left) - MAX_REQUESTS)
-        done, self._open = done + left[:beyond], left[beyond:]
+        self._open = _fair(left[::-1], MAX_REQUESTS)[::-1]
+        if len(self._open) < len(left):
+            kept = set(map(id, self._open))
+            done += [each for each in left if id(each) not in kept]
         for engine in self._engines.values():
             own_requests = [each.request for each in done if each.engine is engine]
             engine.progress.learn(own_requests)
@@ -396,6 +398,20 @@ class RequestDivision:
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
         return idle
+
+
+def _fair(requests: list[_OpenRequest], most: int) -> list[_OpenRequest]:
+    """The first requests of each engine, ``most`` in all, in their order."""
+    if len(requests) <= most:
+        return requests
+    counts = Counter(id(each.engine) for each in requests)
+    left = dict(zip(counts, fair_parts(list(counts.values()), most), strict=True))
+    found = []
+    for each in requests:
+        if left[id(each.engine)]:
+            left[id(each.engine)] -= 1
+            found.append(each)
+    return found
 
 
 def _sums(keys: Sequence[T], works: Sequence[TokenWork]) -> dict[T, TokenWork]:

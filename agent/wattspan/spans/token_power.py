@@ -147,6 +147,13 @@ class _LearnedModel:
     work: list[float] = field(default_factory=lambda: [0.0] * _WIDTH)  # sum over equations
     energy: float = 0.0  # sum over equations
 
+    def add(self, other: _LearnedModel) -> None:
+        """Add those of another place; the equations of both may be the same ones."""
+        self.periods, self.time = max(self.periods, other.periods), max(self.time, other.time)
+        self.weight += other.weight
+        self.work = [a + b for a, b in zip(self.work, other.work, strict=True)]
+        self.energy += other.energy
+
 
 class _Equations:
     """The normal equations of the periods with work of exactly these places."""
@@ -170,6 +177,16 @@ class _Equations:
             for j, other in enumerate(amounts):
                 row[j] += amount * other
         self.squares += energy * energy
+
+    def merge(self, other: _Equations, renamed: Mapping[Place, Place]) -> None:
+        """Add equations whose places have these ones after ``renamed``: their work is summed."""
+        first = {place: _WIDTH * i for i, place in enumerate(self.places)}
+        at = [first[renamed.get(place, place)] + i for place in other.places for i in range(_WIDTH)]
+        for i, row, energy in zip(at, other.normal, other.right, strict=True):
+            self.right[i] += energy
+            for j, each in zip(at, row, strict=True):
+                self.normal[i][j] += each
+        self.squares += other.squares
 
 
 class _System(NamedTuple):
@@ -275,7 +292,7 @@ class TokenPowerModel:
         self._equations.move_to_end(places)
         self._equations[places].add(works, energy)
         for model in self._places.turn(kept):
-            self._forget(model)
+            self._pool(model)
         self._solution = self._covariances = None
 
     def _compare(self, works: Mapping[Place, Sequence[float]], energy: float, time: int) -> None:
@@ -289,14 +306,15 @@ class TokenPowerModel:
         seconds = time / SECOND
         self._variance.add(deviation * deviation / seconds, seconds)
 
-    def _forget(self, model: str) -> None:
-        """Remove the coefficients of a model that had no work in the last periods."""
-        self._learned.pop(model, None)
-        self._equations = OrderedDict(
-            (places, equations)
-            for places, equations in self._equations.items()
-            if model not in places
-        )
+    def _pool(self, model: str) -> None:
+        """Make a model's equations those of the pool, which has the rest of its work."""
+        if (learned := self._learned.pop(model, None)) is not None:
+            self._learned.setdefault(POOL, _LearnedModel()).add(learned)
+        for places in [each for each in self._equations if model in each]:
+            found = self._equations.pop(places)
+            merged = places - {model} | {POOL}
+            kept = self._equations.setdefault(merged, _Equations(merged))
+            kept.merge(found, {model: POOL})
 
     # ----------------------------------------------------------------------------------- answers
 
