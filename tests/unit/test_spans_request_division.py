@@ -387,6 +387,44 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     assert one.energy < other.energy
 
 
+def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> None:
+    model = TokenPowerModel()
+    _load(150, model=model)
+    alone, beside = RequestDivision(lambda _: model), RequestDivision(lambda _: model)
+    known, other = _request(1, 0, 0, 1, decode=100), _request(2, 0, 0, 1, decode=900)
+    other = other._replace(model="new")
+    found = []
+    for division, requests in ((alone, [known]), (beside, [known, other])):
+        division.assign("e", GPU)
+        division.add(requests, S, engine="e")
+        division.add_steps({"gpu": _steps(0, 1, 50 if division is alone else 150)})
+        found.append(division.settle(S).requests)
+
+    ((one,), (learned, rest)) = found
+    assert learned.method is DivisionMethod.MODEL
+    assert rest.method is DivisionMethod.TOKENS
+    assert learned.energy == pytest.approx(one.energy, rel=0.1)
+    assert learned.energy + rest.energy == 150_000_000
+    assert learned.uncertainty is not None
+    assert abs(learned.energy - 50e6) <= learned.uncertainty
+    assert rest.uncertainty is None
+
+
+@pytest.mark.parametrize("watts", [1, 0])
+def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
+    model = TokenPowerModel()
+    _load(150, model=model)
+    division = RequestDivision(lambda _: model)
+    division.assign("e", GPU)
+    other = _request(2, 0, 0, 1)._replace(model="new")
+    division.add([_request(1, 0, 0, 1, decode=100), other], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 1, watts)})
+
+    learned, rest = division.settle(S).requests
+
+    assert (learned.energy, rest.energy) == (watts * 1_000_000, 0)
+
+
 def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)

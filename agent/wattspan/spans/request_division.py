@@ -3,9 +3,9 @@
 Each step of a board's counter is divided once, exactly, in integer microjoules: the time without
 active requests has *engine idle* energy, the rest belongs to the requests in proportion to the
 energy of their work in the step by the coefficients of :mod:`wattspan.spans.token_power`. The model
-thus sets shares only. While a model in the step is not identified, the shares are the numbers of
-tokens, or without tokens the active times. Pooled models have common coefficients: the share of all
-of them is learned, and the error of a single one's is not known.
+thus sets shares only. Requests of models that are not identified share the rest of the step by the
+numbers of tokens, or without tokens by the active times. Pooled models have common coefficients:
+the share of all of them is learned, and the error of a single one's is not known.
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
@@ -164,11 +164,15 @@ class _BoardSteps:
 
 
 class _Weights(NamedTuple):
-    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle."""
+    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle.
+
+    ``learned`` are the places with identified coefficients. ``rest``: other requests have the rest.
+    """
 
     requests: Sequence[tuple[float, float]]
     idle: float
-    method: DivisionMethod
+    learned: frozenset[Place]
+    rest: bool
 
     @property
     def whole(self) -> float:
@@ -382,17 +386,23 @@ class RequestDivision:
             time = min(end, each.request.end) - max(start, each.request.start)
             each.covered[board] = each.covered.get(board, 0) + max(0, time)
             each.works[board] = each.works.get(board, NO_WORK).plus(work)
-            if weights.method is not DivisionMethod.MODEL or place is POOL:
+            if place not in weights.learned or place is POOL:
                 each.method = DivisionMethod.TOKENS
-        if weights.method is DivisionMethod.MODEL and whole > 0:
+        if weights.learned and whole > 0:
             noise = model.residual_variance * (end - start) / SECOND
-            totals = _sums(places, works)
+            # Requests that have the rest take the errors of all others.
+            totals = _sums(places, works) if not weights.rest else {}
             divided = zip(inside, places, works, weights.requests, shares, strict=True)
             for each, place, work, own, share in divided:
+                if place not in weights.learned:
+                    continue
                 fraction, scale = sum(own) / whole, energy / whole
-                each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
+                others = 1.0 if weights.rest else 1 - fraction
+                each.noise += noise * fraction * others + _edge_variance(each, step, share)
                 of_board = each.slopes.setdefault(board, {})
-                for other, total in totals.items():
+                for other, total in {place: NO_WORK, **totals}.items():
+                    if other not in weights.learned:
+                        continue
                     amounts = work if other == place else NO_WORK
                     slopes = of_board.setdefault(other, [0.0] * len(total))
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
@@ -458,19 +468,30 @@ def _weights(
     works: Sequence[TokenWork],
     step: CounterStep,
 ) -> _Weights:
-    """The expected energies of a step, of its requests by tokens if a model is not identified."""
+    """The expected energies of a step; models that are not identified have the rest by tokens."""
     seconds = (step.end - step.start) / SECOND
     idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
-    if model.identified(places):
-        parts = [
-            model.coefficients(place).parts(work) for place, work in zip(places, works, strict=True)
-        ]
-        return _Weights(parts, idle, DivisionMethod.MODEL)
-    parts = [(work.prefill, work.decode) for work in works]
-    tokens = sum(map(sum, parts))
+    learned = frozenset(place for place in set(places) if model.identified([place]))
+    parts = [
+        model.coefficients(place).parts(work) if place in learned else (0.0, 0.0)
+        for place, work in zip(places, works, strict=True)
+    ]
+    if learned.issuperset(places):
+        return _Weights(parts, idle, learned, rest=False)
+    if not learned:
+        idle = min(idle, step.energy)
+    rest = max(0.0, step.energy - idle - sum(map(sum, parts)))
+    others = [
+        (0.0, 0.0) if place in learned else (work.prefill, work.decode)
+        for place, work in zip(places, works, strict=True)
+    ]
+    tokens = sum(map(sum, others))
     if not tokens:
-        parts = [(0.0, work.active) for work in works]
-        tokens = sum(map(sum, parts))
-    idle = min(idle, step.energy)
-    scale = (step.energy - idle) / tokens if tokens else 0.0
-    return _Weights([(a * scale, b * scale) for a, b in parts], idle, DivisionMethod.TOKENS)
+        others = [
+            (0.0, 0.0 if place in learned else work.active)
+            for place, work in zip(places, works, strict=True)
+        ]
+        tokens = sum(map(sum, others))
+    scale = rest / tokens if tokens else 0.0
+    shares = [(a + scale * c, b + scale * d) for (a, b), (c, d) in zip(parts, others, strict=True)]
+    return _Weights(shares, idle, learned, rest=scale > 0)
