@@ -308,8 +308,8 @@ class TokenPowerModel:
 
     def _pool(self, model: str) -> None:
         """Make a model's equations those of the pool, which has the rest of its work."""
-        if (learned := self._learned.pop(model, None)) is not None:
-            self._learned.setdefault(POOL, _LearnedModel()).add(learned)
+        learned = self._learned.pop(model, _LearnedModel())  # none before its first period
+        self._learned.setdefault(POOL, _LearnedModel()).add(learned)
         for places in [each for each in self._equations if model in each]:
             found = self._equations.pop(places)
             merged = places - {model} | {POOL}
