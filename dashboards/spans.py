@@ -254,7 +254,7 @@ def _models() -> tuple[Place, ...]:
             graph(
                 "Division of the energy",
                 "Requests per second whose energy was divided by the learned energy of tokens "
-                "(`model`), or alike for all tokens (`tokens`) while that is not known.",
+                "(`model`), or by token counts or common energy of pooled models (`tokens`).",
                 palette.PER_SECOND,
                 Ask(by("division", rate(MODEL_REQUESTS)), "{{division}}"),
                 empty=none,

@@ -160,7 +160,9 @@ ATTRIBUTES = {
     "direction": "`input` or `output`",
     "model": "language model that the engine reports; `other` beyond 64 pairs of service and model",
     "token_type": "`input` (the prompt) or `output` (generated tokens)",
-    "division": "`model`: by the learned energy of tokens; `tokens`: all tokens of a step alike",
+    "division": "`model`: by the learned energy of the model's tokens; `tokens`: by token counts "
+    "while that energy is not known, or by the common energy of the pooled models beyond the eight "
+    "most active ones of a GPU",
     "emulated": "`true` on an emulated host; its figures are not measurements",
     "exporter": "name of the exporter",
     "footprint": "`cost` or `carbon`",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import random
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.inference_requests import InferenceDetails, InferenceRequest
 from wattspan.spans.interval_pool import CounterStep
 from wattspan.spans.request_division import RequestDivision
-from wattspan.spans.token_power import TokenPowerModel
+from wattspan.spans.token_power import MAX_MODELS, TokenPowerModel
 
 BOARDS = ("a", "b")
 TIMES = st.integers(0, 20 * SECOND)
@@ -72,3 +74,42 @@ def test_requests_and_idle_energy_are_the_energy_of_the_steps(
     assert divided == division.received
     assert all(each.input + each.output == each.energy for each in found)
     assert all(min(each.energy, each.input, each.output) >= 0 for each in found)
+
+
+@given(
+    models=st.integers(1, 200),
+    energies=st.lists(st.integers(0, 10**8), min_size=1, max_size=40),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=15, deadline=None)
+def test_energy_of_any_number_of_models_is_that_of_the_steps(
+    models: int, energies: list[int], seed: int
+) -> None:
+    chance, power = random.Random(seed), TokenPowerModel()
+    division = RequestDivision(lambda _: power)
+    division.assign("e", frozenset({"a"}))
+    end = len(energies) * 100 * MILLISECOND
+    details = [InferenceDetails(f"m{number}", 0) for number in range(models)]
+    requests = [
+        InferenceRequest.of(
+            number.to_bytes(8, "big"),
+            chance.randint(0, end // 2),
+            end,
+            (chance.randint(0, 5000), chance.randint(0, 2000)),
+            each,
+        )
+        for number, each in enumerate(details)
+    ]
+    division.add(requests, end, engine="e")
+    steps = [
+        CounterStep(i * 100 * MILLISECOND, (i + 1) * 100 * MILLISECOND, energy, False)
+        for i, energy in enumerate(energies)
+    ]
+    division.add_steps({"a": steps})
+
+    settled = division.settle(end + 60 * SECOND)
+
+    assert len(settled.requests) == models
+    assert sum(each.energy for each in settled.requests) + settled.idle == division.received
+    assert all(min(each.energy, each.input, each.output) >= 0 for each in settled.requests)
+    assert len(power) <= MAX_MODELS + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -236,6 +237,38 @@ def test_requests_beyond_the_limit_have_no_energy_of_a_step() -> None:
     assert sum(each.energy for each in found) == 10_000_000
 
 
+def test_engines_have_fair_parts_of_the_active_requests() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    counts = {"many": 2 * MAX_ACTIVE, "half": MAX_ACTIVE, "few": 3}
+    for number, (engine, count) in enumerate(counts.items()):
+        requests = [_request(i, 0, 0, 0.1, decode=9) for i in range(count)]
+        division.assign(engine, GPU)
+        division.add([each._replace(model=str(number)) for each in requests], S, engine=engine)
+    division.add_steps({"gpu": _steps(0, 0.1, 100)})
+
+    found = division.settle(S + BOARD_TIMEOUT).requests
+
+    covered = Counter(each.request.model for each in found if each.covered)
+    assert covered["2"] == 3
+    assert covered.total() == MAX_ACTIVE
+    assert abs(covered["0"] - covered["1"]) <= 1
+    assert sum(each.energy for each in found) == 10_000_000
+
+
+def test_engines_have_fair_parts_of_the_waiting_requests() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    for engine, count in (("few", 3), ("many", MAX_REQUESTS)):
+        requests = [_request(i, 0, 0, 50, decode=9) for i in range(count)]
+        division.assign(engine, GPU)
+        division.add([each._replace(model=engine) for each in requests], 50 * S, engine=engine)
+
+    settled = division.settle(S).requests
+
+    assert [each.request.model for each in settled] == ["many"] * 3
+    assert [int.from_bytes(each.request.id, "big") for each in settled] == [0, 1, 2]
+    assert division.waiting == MAX_REQUESTS
+
+
 def test_no_requests_change_nothing() -> None:
     division = RequestDivision(lambda _: TokenPowerModel())
     division.assign("e", GPU)
@@ -330,7 +363,7 @@ def test_uncertainty_is_unknown_once_the_model_is_forgotten() -> None:
     division.add_steps({"a": _steps(0, 3, 100), "b": _steps(0, 0.1, 100)})
     assert division.settle(3 * S).requests == []
     for number in range(8):
-        _learn_another(model, str(number))
+        _learn_another(model, str(number), seconds=150)
 
     (settled,) = division.settle(3 * S + BOARD_TIMEOUT).requests
 
@@ -354,12 +387,50 @@ def test_active_request_without_tokens_has_a_part_of_the_common_energy() -> None
     assert one.energy < other.energy
 
 
-def _learn_another(model: TokenPowerModel, name: str) -> None:
+def test_unidentified_model_leaves_identified_ones_their_learned_energy() -> None:
+    model = TokenPowerModel()
+    _load(150, model=model)
+    alone, beside = RequestDivision(lambda _: model), RequestDivision(lambda _: model)
+    known, other = _request(1, 0, 0, 1, decode=100), _request(2, 0, 0, 1, decode=900)
+    other = other._replace(model="new")
+    found = []
+    for division, requests in ((alone, [known]), (beside, [known, other])):
+        division.assign("e", GPU)
+        division.add(requests, S, engine="e")
+        division.add_steps({"gpu": _steps(0, 1, 50 if division is alone else 150)})
+        found.append(division.settle(S).requests)
+
+    ((one,), (learned, rest)) = found
+    assert learned.method is DivisionMethod.MODEL
+    assert rest.method is DivisionMethod.TOKENS
+    assert learned.energy == pytest.approx(one.energy, rel=0.1)
+    assert learned.energy + rest.energy == 150_000_000
+    assert learned.uncertainty is not None
+    assert abs(learned.energy - 50e6) <= learned.uncertainty
+    assert rest.uncertainty is None
+
+
+@pytest.mark.parametrize("watts", [1, 0])
+def test_unidentified_model_without_a_rest_has_no_energy(watts: int) -> None:
+    model = TokenPowerModel()
+    _load(150, model=model)
     division = RequestDivision(lambda _: model)
     division.assign("e", GPU)
-    division.add([_request(1, 0, 0, 2, decode=9)._replace(model=name)], S, engine="e")
-    division.add_steps({"gpu": _steps(0, 2, 100)})
-    division.settle(2 * S)
+    other = _request(2, 0, 0, 1)._replace(model="new")
+    division.add([_request(1, 0, 0, 1, decode=100), other], S, engine="e")
+    division.add_steps({"gpu": _steps(0, 1, watts)})
+
+    learned, rest = division.settle(S).requests
+
+    assert (learned.energy, rest.energy) == (watts * 1_000_000, 0)
+
+
+def _learn_another(model: TokenPowerModel, name: str, *, seconds: int) -> None:
+    division = RequestDivision(lambda _: model)
+    division.assign("e", GPU)
+    division.add([_request(1, 0, 0, seconds, decode=9)._replace(model=name)], S, engine="e")
+    division.add_steps({"gpu": _steps(0, seconds, 100)})
+    division.settle(seconds * S)
 
 
 def test_uncertainty_of_a_request_alone_is_that_of_its_edges() -> None:

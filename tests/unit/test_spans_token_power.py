@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from wattspan.model import MILLISECOND, SECOND
+from wattspan.spans.model_places import POOL
 from wattspan.spans.token_power import (
     ENOUGH_PERIODS,
     ENOUGH_TIME,
@@ -209,14 +210,80 @@ def test_least_recently_used_combination_is_forgotten() -> None:
     assert not any(model.coefficients("0")[:-1])
 
 
-def test_least_recently_used_model_is_forgotten() -> None:
+def test_model_with_more_active_time_takes_a_place() -> None:
     model = TokenPowerModel()
-    for i in range(MAX_MODELS + 1):
+    for i in range(MAX_MODELS):
         _learn(model, 10, name=str(i))
+    _learn(model, 10, name="new")
 
-    assert len(model) == MAX_MODELS
-    assert not any(model.coefficients("0"))
-    assert any(model.coefficients(str(MAX_MODELS)))
+    assert model.place("new") is POOL
+
+    _learn(model, 20, name="new")
+
+    assert model.place("new") == "new"
+    assert model.place("0") is POOL
+    assert len(model.names) == MAX_MODELS
+    assert not any(model.coefficients("0")[:-1])
+
+
+def test_all_models_beyond_the_limit_share_the_pool() -> None:
+    model, chance = TokenPowerModel(), random.Random(12)
+    for _ in range(40):
+        works = {str(i): _work(chance, 0.1 / 200) for i in range(200)}
+        model.learn(works, 30e6, STEP)
+
+    assert len(model) == MAX_MODELS + 1
+    assert len(model.names) == MAX_MODELS
+    assert sum(model.place(str(i)) is POOL for i in range(200)) == 200 - MAX_MODELS
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_work_of_a_displaced_model_is_that_of_the_pool(beside: bool) -> None:
+    """The pool knows the energy of work that it had as a model, alone or beside the pool."""
+    model, chance = TokenPowerModel(), random.Random(13)
+    for i in range(1, MAX_MODELS):
+        _learn(model, 400, name=str(i), seed=i)
+    total = NO_WORK
+    for _ in range(300):
+        works = {"0": _work(chance, 0.05), "other": _work(chance, 0.05)}
+        if not beside:
+            del works["other"]
+        energy = sum(TRUTH.of(work) for work in works.values())
+        model.learn(works, energy * chance.gauss(1.0, 0.01), STEP)
+        total = total.plus(works["0"])
+    _learn(model, 1000, name="new", seed=20)
+
+    assert model.place("0") is POOL
+    assert model.place("new") == "new"
+    assert model.coefficients(POOL).of(total) == pytest.approx(TRUTH.of(total), rel=0.05)
+    assert model.identified([POOL])
+
+
+def test_models_within_the_limit_keep_their_coefficients_beside_pooled_ones() -> None:
+    alone, beside, chance = TokenPowerModel(), TokenPowerModel(), random.Random(14)
+    truths = {
+        str(i): TokenEnergy._make([(1 + i / 4) * each for each in TRUTH])._replace(
+            active=TRUTH.active
+        )
+        for i in range(MAX_MODELS)
+    }
+    totals = dict.fromkeys(truths, NO_WORK)
+    for i in range(6000):
+        own = {name: _work(chance, 0.1 / MAX_MODELS) for name in truths}
+        pooled = {f"p{i % 50}": _work(chance, 0.1 / MAX_MODELS)} if i > 100 else {}
+        energy = sum(truths[name].of(work) for name, work in own.items())
+        more = sum(TRUTH.of(work) for work in pooled.values())
+        noise = chance.gauss(1.0, 0.01)
+        alone.learn(own, energy * noise, STEP)
+        beside.learn({**own, **pooled}, (energy + more) * noise, STEP)
+        totals = {name: total.plus(own[name]) for name, total in totals.items()}
+
+    assert set(beside.names) == set(truths)
+    assert beside.identified(truths) == alone.identified(truths)
+    for name, truth in truths.items():
+        for model in (alone, beside):
+            found = model.coefficients(name).of(totals[name])
+            assert found == pytest.approx(truth.of(totals[name]), rel=0.1)
 
 
 def test_changed_coefficients_are_learned_anew() -> None:

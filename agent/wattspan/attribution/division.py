@@ -28,6 +28,18 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
+def fair_parts(wanted: Sequence[int], total: int) -> list[int]:
+    """The max-min fair parts of ``total``: as much as wanted, or as much as any other has.
+
+    Equal parts differ by one at most.
+    """
+    parts, left = [0] * len(wanted), total
+    for number, i in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        parts[i] = min(wanted[i], left // (len(wanted) - number))
+        left -= parts[i]
+    return parts
+
+
 class PayerEnergies(NamedTuple):
     """Payers with their active and idle energies; ``idle`` is [] if no payer is charged for any."""
 

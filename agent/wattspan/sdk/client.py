@@ -191,6 +191,7 @@ def request_json(
 ) -> dict[str, Any]:
     """The response of the agent, within ``patience`` seconds plus a margin; ``body`` as JSON.
 
+    The time limits the whole query of a directory, also if the agent responds byte by byte.
     AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
     rejects the query.
     """
@@ -215,7 +216,7 @@ def _request(
     Path(socket_path).stat()  # without a socket, the same error as by connecting, but at once
     from http.client import OK, HTTPException  # imports ssl, which takes 10 ms
 
-    connection = unix_http_connection(socket_path, patience)
+    connection = unix_http_connection(socket_path, patience, clock=monotonic)
     try:
         encoded = None if sent is None else json.dumps(sent)
         connection.request(method, target, encoded, headers={"connection": "close"})

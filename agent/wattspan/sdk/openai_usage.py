@@ -7,7 +7,7 @@ A request with the header ``X-Energy: 1`` gets ``usage.energy`` in its response:
 ``input_joules``, ``output_joules``, ``uncertainty_joules``, and the ``status`` ``provisional``: the
 energy settles later, when all concurrent requests are known. If the agent knows no energy,
 ``status`` is ``unavailable`` and ``reason`` names the cause. Streamed responses have the energy in
-the event with ``usage`` (``stream_options.include_usage``). Other responses remain unchanged.
+the last event with ``usage`` (``stream_options.include_usage``). Other responses remain unchanged.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from wattspan.sdk import MeasurementError
 from wattspan.sdk.client import request_json
+from wattspan.sdk.usage_events import UsageEvents, event_data, has_usage
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,24 +29,33 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 Ask = Callable[[Mapping[str, str]], Mapping[str, Any]]
 
+DEADLINE = 2.0
+"""Seconds that a response waits for the agent at most, in total, and that an event is held."""
+
 MAX_BODY = 4 << 20
 """Responses with more bytes remain unchanged."""
 
 _HEADER = b"x-energy"
 _YES = frozenset((b"1", b"true"))
-_EVENT = b"data:"
+_UNCHANGED = frozenset((204, 206, 304))  # without a body, or with a part of one
 
 
 def ask_agent(parameters: Mapping[str, str]) -> Mapping[str, Any]:
     """The agent's estimate for a request of this process; MeasurementError without any."""
-    return request_json("/v1/inference", {"pid": "self", **parameters})
+    return request_json("/v1/inference", {"pid": "self", **parameters}, margin=DEADLINE)
 
 
 class EnergyUsageMiddleware:
-    """Adds the energy to responses of ``app``; ``ask`` blocks and runs in a thread."""
+    """Adds the energy to responses of ``app``; ``ask`` blocks and runs in a thread.
 
-    def __init__(self, app: Application, ask: Ask = ask_agent) -> None:
-        self._app, self._ask = app, ask
+    It asks once a response and waits ``deadline`` seconds at most. A failure of any kind is the
+    reason why the energy is unavailable; the response itself remains.
+    """
+
+    def __init__(
+        self, app: Application, ask: Ask = ask_agent, *, deadline: float = DEADLINE
+    ) -> None:
+        self._app, self._ask, self._deadline = app, ask, deadline
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers = scope.get("headers", ())
@@ -52,85 +63,161 @@ class EnergyUsageMiddleware:
         if scope["type"] != "http" or not asked:
             await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, _EnergyResponse(send, self._ask))
+        response = _EnergyResponse(send, self._ask, self._deadline, scope.get("method"))
+        try:
+            await self._app(scope, receive, response)
+        except Exception:
+            with suppress(Exception):  # the client gets all that the application has sent
+                await response.release()
+            raise
+        else:
+            await response.release()
+        finally:
+            response.close()
 
 
 class _EnergyResponse:
-    """The ``send`` of one request."""
+    """The ``send`` of one request. It has to be closed."""
 
-    def __init__(self, send: Send, ask: Ask) -> None:
-        self._send, self._ask = send, ask
+    def __init__(self, send: Send, ask: Ask, deadline: float, method: str | None) -> None:
+        self._send, self._ask, self._deadline, self._method = send, ask, deadline, method
         self._began = monotonic()
         self._start: Message | None = None  # held until the whole body is known
         self._body = b""
-        self._events = False
+        self._events: UsageEvents | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # of the application and the timer
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             await self._begin(message)
         elif message["type"] != "http.response.body":
+            await self.release()  # other messages may be or follow a body, and need the start
             await self._send(message)
-        elif self._events:
-            body = message.get("body", b"")
-            if b'"usage"' in body:
-                message = {**message, "body": await self._with_energy_in_events(body)}
-            await self._send(message)
+        elif self._events is not None:
+            await self._pass(self._events, message)
         elif self._start is None:
             await self._send(message)
         else:
-            await self._collect(message)
+            await self._collect(self._start, message)
+
+    async def release(self) -> None:
+        """Send everything that is held, unchanged."""
+        async with self._turn:
+            self._stop_timer()
+            start, body = self._start, self._body
+            self._start, self._body = None, b""
+            if start is not None:
+                await self._send(start)
+            elif self._events is not None:
+                body = self._events.release()
+            if body:
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def close(self) -> None:
+        """End the timer. Idempotent."""
+        with suppress(Exception):
+            self._stop_timer()
 
     async def _begin(self, message: Message) -> None:
         headers = {name.lower(): value for name, value in message.get("headers", ())}
-        kind = headers.get(b"content-type", b"").split(b";")[0].strip()
-        encoded = headers.get(b"content-encoding", b"identity") != b"identity"
-        if not encoded and kind == b"application/json":
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        changeable = (
+            self._method != "HEAD"
+            and message.get("status") not in _UNCHANGED
+            and headers.get(b"content-encoding", b"identity").strip().lower() == b"identity"
+        )
+        if changeable and kind == b"application/json":
             self._start = message
             return
-        self._events = not encoded and kind == b"text/event-stream"
-        if self._events:
+        if changeable and kind == b"text/event-stream":
+            self._events = UsageEvents(MAX_BODY)
             message = _with_length(message, None)
         await self._send(message)
 
-    async def _collect(self, message: Message) -> None:
+    async def _collect(self, start: Message, message: Message) -> None:
         """Hold a part of a JSON body; send all with the last part, or if it is too long."""
-        assert self._start is not None  # noqa: S101 - the caller has checked it
         self._body += message.get("body", b"")
         more = message.get("more_body", False)
         if more and len(self._body) <= MAX_BODY:
             return
-        body = self._body if more else await self._with_energy(self._body)
-        start, self._start = self._start, None
-        await self._send(start if body is self._body else _with_length(start, len(body)))
+        body = self._body
+        if len(body) <= MAX_BODY:
+            body = await self._with_energy(body, self._deadline)
+        if body is not self._body:
+            start = _with_length(start, len(body))
+        self._start, self._body = None, b""
+        await self._send(start)
         await self._send({**message, "body": body})
 
-    async def _with_energy_in_events(self, body: bytes) -> bytes:
-        """The events with the energy in each one that has token counts."""
-        lines = body.split(b"\n")
-        for i, line in enumerate(lines):
-            if line.startswith(_EVENT):
-                data = line.removeprefix(_EVENT)
-                found = await self._with_energy(data)
-                lines[i] = line if found is data else _EVENT + b" " + found
-        return b"\n".join(lines)
+    async def _pass(self, events: UsageEvents, message: Message) -> None:
+        """Send the events that need no energy or have it, the others within the deadline."""
+        async with self._turn:
+            self._stop_timer()
+            more = message.get("more_body", False)
+            part = events.feed(message.get("body", b""), monotonic(), last=not more)
+            body = part.before
+            if part.usage is not None:
+                if body:
+                    await self._send({**message, "body": body, "more_body": True})
+                left = part.since + self._deadline - monotonic()
+                body = await self._with_energy_in_event(part.usage, left) + part.after
+            if body or not more or not message.get("body"):
+                await self._send({**message, "body": body})
+            since = events.held_since
+            if since is not None:
+                self._timer = asyncio.create_task(self._release_at(since + self._deadline))
 
-    async def _with_energy(self, body: bytes) -> bytes:
+    async def _release_at(self, deadline: float) -> None:
+        await asyncio.sleep(max(0.0, deadline - monotonic()))
+        async with self._turn:
+            assert self._events is not None  # noqa: S101 - else there is no timer
+            body = self._events.release()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _stop_timer(self) -> None:
+        """Raises the error with which the timer could not send, as for a message."""
+        timer, self._timer = self._timer, None
+        if timer is not None and not timer.cancel() and not timer.cancelled():
+            timer.result()
+
+    async def _with_energy_in_event(self, line: bytes, patience: float) -> bytes:
+        data = event_data(line)
+        found = await self._with_energy(data, patience)
+        return line if found is data else b"data: " + found + line[len(line.rstrip(b"\r\n")) :]
+
+    async def _with_energy(self, body: bytes, patience: float) -> bytes:
         """The document with the energy in its ``usage``; the same object without token counts."""
         try:
-            document = json.loads(body)
-        except ValueError:
+            document = json.loads(body.decode())
+        except (ValueError, RecursionError):
             return body
-        usage = document.get("usage") if isinstance(document, dict) else None
-        if not isinstance(usage, dict):
+        if not has_usage(document):
             return body
-        time = f"{(monotonic() - self._began) * 1e3:.0f}ms"
-        parameters = {**_tokens(usage), "model": str(document.get("model") or ""), "time": time}
+        document["usage"]["energy"] = await self._energy(document, patience)
         try:
-            energy = dict(await asyncio.to_thread(self._ask, parameters))
-        except MeasurementError as error:
-            energy = {"status": "unavailable", "reason": str(error)}
-        usage["energy"] = energy
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+            text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            return text.encode()
+        except (ValueError, RecursionError):  # a lone surrogate, or a number beyond the floats
+            return body
+
+    async def _energy(self, document: Mapping[str, Any], patience: float) -> Mapping[str, Any]:
+        """The agent's response within ``patience`` seconds, or the reason without one."""
+        try:
+            time = f"{(monotonic() - self._began) * 1e3:.0f}ms"
+            counts = _tokens(document["usage"])
+            parameters = {**counts, "model": str(document.get("model") or ""), "time": time}
+            asking = asyncio.to_thread(self._ask, parameters)
+            energy = dict(await asyncio.wait_for(asking, patience))
+            json.dumps(energy, allow_nan=False).encode()
+        except TimeoutError:
+            reason = f"The agent did not answer within {self._deadline:g} s."
+        except Exception as error:  # noqa: BLE001 - the response is good without the energy
+            reason = str(error) if isinstance(error, MeasurementError) else ""
+            reason = reason or f"Invalid response of the agent ({type(error).__name__})."
+        else:
+            return energy
+        return {"status": "unavailable", "reason": reason}
 
 
 def _tokens(usage: Mapping[str, Any]) -> dict[str, str]:

@@ -3,8 +3,9 @@
 Each step of a board's counter is divided once, exactly, in integer microjoules: the time without
 active requests has *engine idle* energy, the rest belongs to the requests in proportion to the
 energy of their work in the step by the coefficients of :mod:`wattspan.spans.token_power`. The model
-thus sets shares only. While a model in the step is not identified, the shares are the numbers of
-tokens, or without tokens the active times.
+thus sets shares only. Requests of models that are not identified share the rest of the step by the
+numbers of tokens, or without tokens by the active times. Pooled models have common coefficients:
+the share of all of them is learned, and the error of a single one's is not known.
 
 An engine reports a request after its end, so a step waits as long as nearly all requests take from
 their start to their receipt, at most two minutes. A request that is received later has no energy in
@@ -14,19 +15,20 @@ steps that were divided before: the requests beside it have that energy, and its
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import isfinite, sqrt
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from wattspan.attribution.division import split
+from wattspan.attribution.division import fair_parts, split
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.decode_progress import DecodeProgress
 from wattspan.spans.inference_requests import InferenceRequest, work_in
 from wattspan.spans.interval_pool import CounterStep
+from wattspan.spans.model_places import POOL, Place
 from wattspan.spans.request_estimate import RequestEstimator, SharingMeans
 from wattspan.spans.token_power import (
     NO_TOKEN_ENERGY,
@@ -36,6 +38,8 @@ from wattspan.spans.token_power import (
 )
 from wattspan.spans.waiting_spans import ReceiptDelay
 
+T = TypeVar("T")
+
 MAX_REQUEST_HOLD = 120 * SECOND
 """The longest wait for the requests of a moment."""
 
@@ -44,10 +48,11 @@ FIRST_REQUESTS = 500
 """Until so many requests were received, the wait is ``FIRST_HOLD`` at least."""
 
 MAX_REQUESTS = 16_384
-"""Requests of one engine that wait for their energy; the oldest beyond them are settled at once."""
+"""Requests that wait for their energy, max-min fair by engine; the oldest beyond an engine's part
+are settled at once."""
 
 MAX_ACTIVE = 4096
-"""Active requests of one step; further ones have no energy of it."""
+"""Active requests of one step, max-min fair by engine; further ones have no energy of it."""
 
 BOARD_TIMEOUT = 10 * SECOND
 """A board without steps for this time, beyond the hold, is not waited for."""
@@ -63,7 +68,7 @@ class DivisionMethod(ModelEnum):
     """The rule by which the energy of a request was divided; the least precise of its steps."""
 
     MODEL = "model"  # identified coefficients of prefill and decode
-    TOKENS = "tokens"  # token counts: a model was not identified
+    TOKENS = "tokens"  # token counts, or coefficients of pooled models: none of its own
 
 
 class RequestEnergy(NamedTuple):
@@ -139,8 +144,8 @@ class _OpenRequest:
     prefill: float = 0.0  # microjoules of `energy` for the prompt
     noise: float = 0.0  # variance from energy that work does not explain
     covered: dict[str, int] = field(default_factory=dict)  # nanoseconds, by board
-    # By board and model: the change of the energy with each coefficient.
-    slopes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    # By board and place: the change of the energy with each coefficient.
+    slopes: dict[str, dict[Place, list[float]]] = field(default_factory=dict)
     works: dict[str, TokenWork] = field(default_factory=dict)  # by board
     method: DivisionMethod = DivisionMethod.MODEL
 
@@ -159,11 +164,15 @@ class _BoardSteps:
 
 
 class _Weights(NamedTuple):
-    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle."""
+    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle.
+
+    ``learned`` are the places with identified coefficients. ``rest``: other requests have the rest.
+    """
 
     requests: Sequence[tuple[float, float]]
     idle: float
-    method: DivisionMethod
+    learned: frozenset[Place]
+    rest: bool
 
     @property
     def whole(self) -> float:
@@ -263,8 +272,7 @@ class RequestDivision:
             )
             for step in ready:
                 inside = [each for each in near if each.overlaps(step.start, step.end)]
-                del inside[MAX_ACTIVE:]
-                idle += self._divide(name, step, inside)
+                idle += self._divide(name, step, _fair(inside, MAX_ACTIVE))
         return SettledRequests(self._final(until), Microjoules(idle))
 
     def _update_clocks(self) -> None:
@@ -296,8 +304,10 @@ class RequestDivision:
             own = [fronts[name] for name in each.engine.boards if name in fronts]
             front = min(own, default=until - BOARD_TIMEOUT)
             (done if each.request.end <= front else left).append(each)
-        beyond = max(0, len(left) - MAX_REQUESTS)
-        done, self._open = done + left[:beyond], left[beyond:]
+        self._open = _fair(left[::-1], MAX_REQUESTS)[::-1]
+        if len(self._open) < len(left):
+            kept = set(map(id, self._open))
+            done += [each for each in left if id(each) not in kept]
         for engine in self._engines.values():
             own_requests = [each.request for each in done if each.engine is engine]
             engine.progress.learn(own_requests)
@@ -359,39 +369,67 @@ class RequestDivision:
         model = self._boards[board].model
         start, end, energy, _ = step
         works = _works(inside, start, end)
-        totals: dict[str, TokenWork] = {}
-        for each, work in zip(inside, works, strict=True):
-            name = each.request.cost_model
-            totals[name] = totals.get(name, NO_WORK).plus(work)
+        names = [each.request.cost_model for each in inside]
+        places = list(map(model.place, names))
         # Before it is learned: the step must not be divided by its own energy.
-        weights = _weights(model, inside, works, step)
-        model.learn(totals, energy, end - start)
+        weights = _weights(model, places, works, step)
+        model.learn(_sums(names, works), energy, end - start)
         whole = weights.whole
         parts = [round(each * _RESOLUTION) for each in (weights.idle, *map(sum, weights.requests))]
         if not any(parts):
             return energy
         idle, *shares = split(energy, parts)
-        divided = zip(inside, works, weights.requests, shares, strict=True)
-        for each, work, (prompt, rest), share in divided:
+        divided = zip(inside, places, works, weights.requests, shares, strict=True)
+        for each, place, work, (prompt, rest), share in divided:
             each.energy += share
             each.prefill += share * prompt / (prompt + rest) if prompt else 0.0
             time = min(end, each.request.end) - max(start, each.request.start)
             each.covered[board] = each.covered.get(board, 0) + max(0, time)
             each.works[board] = each.works.get(board, NO_WORK).plus(work)
-            if weights.method is not DivisionMethod.MODEL:
-                each.method = weights.method
-        if weights.method is DivisionMethod.MODEL and whole > 0:
+            if place not in weights.learned or place is POOL:
+                each.method = DivisionMethod.TOKENS
+        if weights.learned and whole > 0:
             noise = model.residual_variance * (end - start) / SECOND
-            for each, work, own, share in zip(inside, works, weights.requests, shares, strict=True):
+            # Requests that have the rest take the errors of all others.
+            totals = _sums(places, works) if not weights.rest else {}
+            divided = zip(inside, places, works, weights.requests, shares, strict=True)
+            for each, place, work, own, share in divided:
+                if place not in weights.learned:
+                    continue
                 fraction, scale = sum(own) / whole, energy / whole
-                each.noise += noise * fraction * (1 - fraction) + _edge_variance(each, step, share)
+                others = 1.0 if weights.rest else 1 - fraction
+                each.noise += noise * fraction * others + _edge_variance(each, step, share)
                 of_board = each.slopes.setdefault(board, {})
-                for name, total in totals.items():
-                    amounts = work if name == each.request.cost_model else NO_WORK
-                    slopes = of_board.setdefault(name, [0.0] * len(total))
+                for other, total in {place: NO_WORK, **totals}.items():
+                    if other not in weights.learned:
+                        continue
+                    amounts = work if other == place else NO_WORK
+                    slopes = of_board.setdefault(other, [0.0] * len(total))
                     for i, (amount, sum_of_all) in enumerate(zip(amounts, total, strict=True)):
                         slopes[i] += scale * (amount - fraction * sum_of_all)
         return idle
+
+
+def _fair(requests: list[_OpenRequest], most: int) -> list[_OpenRequest]:
+    """The first requests of each engine, ``most`` in all, in their order."""
+    if len(requests) <= most:
+        return requests
+    counts = Counter(id(each.engine) for each in requests)
+    left = dict(zip(counts, fair_parts(list(counts.values()), most), strict=True))
+    found = []
+    for each in requests:
+        if left[id(each.engine)]:
+            left[id(each.engine)] -= 1
+            found.append(each)
+    return found
+
+
+def _sums(keys: Sequence[T], works: Sequence[TokenWork]) -> dict[T, TokenWork]:
+    """The sums of works by their keys."""
+    totals: dict[T, TokenWork] = {}
+    for key, work in zip(keys, works, strict=True):
+        totals[key] = totals.get(key, NO_WORK).plus(work)
+    return totals
 
 
 def _merged_periods(*periods: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -426,24 +464,34 @@ def _edge_variance(each: _OpenRequest, step: CounterStep, share: int) -> float:
 
 def _weights(
     model: TokenPowerModel,
-    inside: Sequence[_OpenRequest],
+    places: Sequence[Place],
     works: Sequence[TokenWork],
     step: CounterStep,
 ) -> _Weights:
-    """The expected energies of a step, of its requests by tokens if a model is not identified."""
+    """The expected energies of a step; models that are not identified have the rest by tokens."""
     seconds = (step.end - step.start) / SECOND
     idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
-    names = [each.request.cost_model for each in inside]
-    if model.identified(names):
-        parts = [
-            model.coefficients(name).parts(work) for name, work in zip(names, works, strict=True)
-        ]
-        return _Weights(parts, idle, DivisionMethod.MODEL)
-    parts = [(work.prefill, work.decode) for work in works]
-    tokens = sum(map(sum, parts))
+    learned = frozenset(place for place in set(places) if model.identified([place]))
+    parts = [
+        model.coefficients(place).parts(work) if place in learned else (0.0, 0.0)
+        for place, work in zip(places, works, strict=True)
+    ]
+    if learned.issuperset(places):
+        return _Weights(parts, idle, learned, rest=False)
+    if not learned:
+        idle = min(idle, step.energy)
+    rest = max(0.0, step.energy - idle - sum(map(sum, parts)))
+    others = [
+        (0.0, 0.0) if place in learned else (work.prefill, work.decode)
+        for place, work in zip(places, works, strict=True)
+    ]
+    tokens = sum(map(sum, others))
     if not tokens:
-        parts = [(0.0, work.active) for work in works]
-        tokens = sum(map(sum, parts))
-    idle = min(idle, step.energy)
-    scale = (step.energy - idle) / tokens if tokens else 0.0
-    return _Weights([(a * scale, b * scale) for a, b in parts], idle, DivisionMethod.TOKENS)
+        others = [
+            (0.0, 0.0 if place in learned else work.active)
+            for place, work in zip(places, works, strict=True)
+        ]
+        tokens = sum(map(sum, others))
+    scale = rest / tokens if tokens else 0.0
+    shares = [(a + scale * c, b + scale * d) for (a, b), (c, d) in zip(parts, others, strict=True)]
+    return _Weights(shares, idle, learned, rest=scale > 0)

@@ -11,7 +11,8 @@ of the model once. An engine batches its requests, so that no step shows one of 
 steps with different mixtures of work show the coefficients: recursive least squares over periods of
 some seconds, in information form with exponential forgetting, solved without negative coefficients.
 Each model on a board has coefficients of its own, but for the active time, which is a power of the
-board; the steps of several models are one system of equations.
+board; the steps of several models are one system of equations. The models beyond a limit share the
+coefficients of one *pool*, so that the number of unknowns does not depend on the number of models.
 
 The time of a period is filled by iterations and prefill, so the work of iterations, of prefill and
 of active time are nearly dependent. A ridge takes the shortest of the solutions that differ less
@@ -36,6 +37,7 @@ from typing import NamedTuple
 
 from wattspan.attribution.linear_systems import non_negative_solution, product, solved
 from wattspan.model import SECOND
+from wattspan.spans.model_places import POOL, ModelPlaces, Place
 
 LEAST_PERIOD, MOST_PERIOD = SECOND, 10 * SECOND
 """Limits of the period of one equation."""
@@ -52,10 +54,10 @@ MAX_ERROR = 0.1
 """Largest standard error of the parts of an identified model's mean energy, of the whole."""
 
 MAX_MODELS = 8
-"""Models of one board; the least recently used one is forgotten."""
+"""Models of one board with coefficients of their own; all other ones share the pool's."""
 
 MAX_COMBINATIONS = 16
-"""Combinations of models in one period; the equations of the least recently used one are
+"""Combinations of places in one period; the equations of the least recently used one are
 forgotten."""
 
 _FIRST_PERIODS = 10  # equations with a model before their residuals count
@@ -137,7 +139,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class _LearnedModel:
-    """The number of a model's equations, and means by exponential forgetting."""
+    """The number of a place's equations, and means by exponential forgetting."""
 
     periods: int = 0
     time: int = 0  # nanoseconds of the periods
@@ -145,13 +147,20 @@ class _LearnedModel:
     work: list[float] = field(default_factory=lambda: [0.0] * _WIDTH)  # sum over equations
     energy: float = 0.0  # sum over equations
 
+    def add(self, other: _LearnedModel) -> None:
+        """Add those of another place; the equations of both may be the same ones."""
+        self.periods, self.time = max(self.periods, other.periods), max(self.time, other.time)
+        self.weight += other.weight
+        self.work = [a + b for a, b in zip(self.work, other.work, strict=True)]
+        self.energy += other.energy
+
 
 class _Equations:
-    """The normal equations of the periods with work of exactly these models."""
+    """The normal equations of the periods with work of exactly these places."""
 
-    def __init__(self, models: Sequence[str]) -> None:
-        self.models = tuple(models)
-        size = _WIDTH * len(self.models)
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places = tuple(places)
+        size = _WIDTH * len(self.places)
         self.normal = [[0.0] * size for _ in range(size)]
         self.right = [0.0] * size
         self.squares = 0.0  # of energies
@@ -161,13 +170,23 @@ class _Equations:
         self.right = [each * kept for each in self.right]
         self.squares *= kept
 
-    def add(self, works: Mapping[str, Sequence[float]], energy: float) -> None:
-        amounts = [amount for model in self.models for amount in works[model]]
+    def add(self, works: Mapping[Place, Sequence[float]], energy: float) -> None:
+        amounts = [amount for place in self.places for amount in works[place]]
         for i, (row, amount) in enumerate(zip(self.normal, amounts, strict=True)):
             self.right[i] += amount * energy
             for j, other in enumerate(amounts):
                 row[j] += amount * other
         self.squares += energy * energy
+
+    def merge(self, other: _Equations, renamed: Mapping[Place, Place]) -> None:
+        """Add equations whose places have these ones after ``renamed``: their work is summed."""
+        first = {place: _WIDTH * i for i, place in enumerate(self.places)}
+        at = [first[renamed.get(place, place)] + i for place in other.places for i in range(_WIDTH)]
+        for i, row, energy in zip(at, other.normal, other.right, strict=True):
+            self.right[i] += energy
+            for j, each in zip(at, row, strict=True):
+                self.normal[i][j] += each
+        self.squares += other.squares
 
 
 class _System(NamedTuple):
@@ -183,20 +202,25 @@ class _System(NamedTuple):
 
 
 class TokenPowerModel:
-    """The coefficients of the models on one board."""
+    """The coefficients of the models on one board.
+
+    The answers are those of a *place*: the name of a model with coefficients of its own, or the
+    pool.
+    """
 
     def __init__(self) -> None:
-        self._models: OrderedDict[str, _LearnedModel] = OrderedDict()
-        # By the models with work in a period. An equation fades as a whole, or it would change
-        # the solution: with each later equation that has one of its models.
-        self._equations: OrderedDict[frozenset[str], _Equations] = OrderedDict()
+        self._places = ModelPlaces(MAX_MODELS)
+        self._learned: dict[Place, _LearnedModel] = {}
+        # By the places with work in a period. An equation fades as a whole, or it would change
+        # the solution: with each later equation that has one of its places.
+        self._equations: OrderedDict[frozenset[Place], _Equations] = OrderedDict()
         self._variance = _Mean()
         self._idle_energy = self._idle_time = 0.0
-        self._period: dict[str, list[float]] = {}
+        self._period: dict[Place, list[float]] = {}
         self._period_energy = 0.0
         self._period_time = 0
         self._least_time: int = LEAST_PERIOD
-        self._solution: dict[str, TokenEnergy] | None = None
+        self._solution: dict[Place, TokenEnergy] | None = None
         self._covariances: list[list[float]] | None = None
 
     @property
@@ -206,11 +230,15 @@ class TokenPowerModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The known models."""
-        return tuple(self._models)
+        """The learned models with coefficients of their own."""
+        return tuple(place for place in self._learned if place is not POOL)
 
     def __len__(self) -> int:
-        return len(self._models)
+        return len(self._learned)
+
+    def place(self, model: str) -> Place:
+        """The place of a model, which stays the same at least until the next step is learned."""
+        return self._places.of(model)
 
     # ----------------------------------------------------------------------------------- learn
 
@@ -228,8 +256,9 @@ class TokenPowerModel:
             self._idle_energy = self._idle_energy * kept + energy
             self._idle_time = self._idle_time * kept + seconds
             return
+        self._places.add({model: work.active for model, work in works.items()})
         for model, work in works.items():
-            before = self._period.setdefault(model, [0.0] * _WIDTH)
+            before = self._period.setdefault(self.place(model), [0.0] * _WIDTH)
             for i, amount in enumerate(work):
                 before[i] += amount
         self._period_energy += energy - self.idle_power * max(0.0, seconds - active)
@@ -241,71 +270,68 @@ class TokenPowerModel:
         """Make one equation of the collected steps."""
         works, energy, time = self._period, self._period_energy, self._period_time
         self._period, self._period_energy, self._period_time = {}, 0.0, 0
-        for model in works:
-            self._use(model)
+        for place in works:
+            self._learned.setdefault(place, _LearnedModel())
         self._compare(works, energy, time)
         kept = max(0.0, 1 - time / SECOND / _MEMORY)
-        for model, work in works.items():
-            learned = self._models[model]
+        for place, work in works.items():
+            learned = self._learned[place]
             learned.periods += 1
             learned.time += time
             learned.weight = learned.weight * kept + 1
             learned.energy = learned.energy * kept + energy
             learned.work = [a * kept + b for a, b in zip(learned.work, work, strict=True)]
-        models = frozenset(works)
+        places = frozenset(works)
         for others, equations in self._equations.items():
-            if not models.isdisjoint(others):
+            if not places.isdisjoint(others):
                 equations.fade(kept)
-        if models not in self._equations:
-            self._equations[models] = _Equations(sorted(models))
+        if places not in self._equations:
+            self._equations[places] = _Equations(works)
             if len(self._equations) > MAX_COMBINATIONS:
                 self._equations.popitem(last=False)
-        self._equations.move_to_end(models)
-        self._equations[models].add(works, energy)
+        self._equations.move_to_end(places)
+        self._equations[places].add(works, energy)
+        for model in self._places.turn(kept):
+            self._pool(model)
         self._solution = self._covariances = None
 
-    def _compare(self, works: Mapping[str, Sequence[float]], energy: float, time: int) -> None:
+    def _compare(self, works: Mapping[Place, Sequence[float]], energy: float, time: int) -> None:
         """Estimate variances from the deviation of a period from the former solution."""
-        if min(self._models[model].periods for model in works) < _FIRST_PERIODS:
+        if min(self._learned[place].periods for place in works) < _FIRST_PERIODS:
             return
         solution = self._solve()
         deviation = energy - sum(
-            solution[model].of(TokenWork(*work)) for model, work in works.items()
+            solution[place].of(TokenWork(*work)) for place, work in works.items()
         )
         seconds = time / SECOND
         self._variance.add(deviation * deviation / seconds, seconds)
 
-    def _use(self, model: str) -> None:
-        if model not in self._models:
-            if len(self._models) >= MAX_MODELS:
-                self._forget(next(iter(self._models)))
-            self._models[model] = _LearnedModel()
-        self._models.move_to_end(model)
-
-    def _forget(self, model: str) -> None:
-        del self._models[model]
-        self._equations = OrderedDict(
-            (models, equations)
-            for models, equations in self._equations.items()
-            if model not in models
-        )
+    def _pool(self, model: str) -> None:
+        """Make a model's equations those of the pool, which has the rest of its work."""
+        learned = self._learned.pop(model, _LearnedModel())  # none before its first period
+        self._learned.setdefault(POOL, _LearnedModel()).add(learned)
+        for places in [each for each in self._equations if model in each]:
+            found = self._equations.pop(places)
+            merged = places - {model} | {POOL}
+            kept = self._equations.setdefault(merged, _Equations(merged))
+            kept.merge(found, {model: POOL})
 
     # ----------------------------------------------------------------------------------- answers
 
-    def coefficients(self, model: str) -> TokenEnergy:
-        """The coefficients of a model; zeros for an unknown one."""
-        return self._solve().get(model, NO_TOKEN_ENERGY)
+    def coefficients(self, place: Place) -> TokenEnergy:
+        """The coefficients of a place; zeros for an unknown one."""
+        return self._solve().get(place, NO_TOKEN_ENERGY)
 
-    def identified(self, models: Iterable[str]) -> bool:
-        """True if all ``models`` are identified."""
-        return all(self.error(model) <= MAX_ERROR for model in set(models))
+    def identified(self, places: Iterable[Place]) -> bool:
+        """True if all ``places`` are identified."""
+        return all(self.error(place) <= MAX_ERROR for place in set(places))
 
-    def error(self, model: str) -> float:
-        """The standard error of the parts of a model's mean energy, of the whole.
+    def error(self, place: Place) -> float:
+        """The standard error of the parts of the mean energy of a place, of the whole.
 
         Infinite before ``ENOUGH_PERIODS`` and ``ENOUGH_TIME``.
         """
-        learned = self._models.get(model)
+        learned = self._learned.get(place)
         if learned is None or learned.energy <= 0:
             return inf
         if learned.periods < ENOUGH_PERIODS or learned.time < ENOUGH_TIME:
@@ -313,20 +339,20 @@ class TokenPowerModel:
         mean = TokenWork(*(each / learned.weight for each in learned.work))
         prompt = NO_WORK._replace(prefill=mean.prefill, attention=mean.attention)
         parts = (prompt, mean._replace(prefill=0.0, attention=0.0))
-        most = max(self.variance({model: part}) for part in parts)
+        most = max(self.variance({place: part}) for part in parts)
         return sqrt(most) / (learned.energy / learned.weight)
 
-    def variance(self, works: Mapping[str, Sequence[float]]) -> float:
-        """The posterior variance of the energy of the work of models, in squared microjoules.
+    def variance(self, works: Mapping[Place, Sequence[float]]) -> float:
+        """The posterior variance of the energy of the work of places, in squared microjoules.
 
-        Infinite for an unknown model.
+        Infinite for an unknown place.
         """
-        if not works.keys() <= self._models.keys():
+        if not works.keys() <= self._learned.keys():
             return inf
         covariance = self._covariance()
         whole = [0.0] * len(covariance)
-        for model, columns in self._columns().items():
-            for column, amount in zip(columns, works.get(model, NO_WORK), strict=True):
+        for place, columns in self._columns().items():
+            for column, amount in zip(columns, works.get(place, NO_WORK), strict=True):
                 whole[column] += amount
         rows = [sum(map(mul, row, whole)) for row in covariance]
         return max(0.0, float(sum(map(mul, whole, rows))))
@@ -336,12 +362,12 @@ class TokenPowerModel:
         """The variance of the energy of a second that work does not explain."""
         return self._variance.value
 
-    def _columns(self) -> dict[str, Sequence[int]]:
-        """The columns of each model in the system of equations; the last one is common to all."""
+    def _columns(self) -> dict[Place, Sequence[int]]:
+        """The columns of each place in the system of equations; the last one is common to all."""
         own = _WIDTH - 1
-        last = own * len(self._models)
+        last = own * len(self._learned)
         return {
-            model: [*range(own * i, own * (i + 1)), last] for i, model in enumerate(self._models)
+            place: [*range(own * i, own * (i + 1)), last] for i, place in enumerate(self._learned)
         }
 
     def _system(self) -> _System:
@@ -351,7 +377,7 @@ class TokenPowerModel:
         matrix = [[0.0] * size for _ in range(size)]
         right, squares = [0.0] * size, [0.0] * size
         for equations in self._equations.values():
-            at = [column for model in equations.models for column in columns[model]]
+            at = [column for place in equations.places for column in columns[place]]
             for i, row, energy in zip(at, equations.normal, equations.right, strict=True):
                 right[i] += energy
                 for j, each in zip(at, row, strict=True):
@@ -369,7 +395,7 @@ class TokenPowerModel:
             squares,
         )
 
-    def _solve(self) -> dict[str, TokenEnergy]:
+    def _solve(self) -> dict[Place, TokenEnergy]:
         if self._solution is None:
             system = self._system()
             found = [
@@ -379,8 +405,8 @@ class TokenPowerModel:
                 )
             ]
             self._solution = {
-                model: TokenEnergy(*(found[column] for column in own))
-                for model, own in self._columns().items()
+                place: TokenEnergy(*(found[column] for column in own))
+                for place, own in self._columns().items()
             }
         return self._solution
 

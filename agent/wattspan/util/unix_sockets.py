@@ -6,7 +6,7 @@ import functools
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -45,22 +45,60 @@ def uids_of(names: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
     return frozenset(uids), tuple(unknown)
 
 
-def unix_http_connection(path: str, timeout: float | None = None) -> HTTPConnection:
-    """A connection to the server that listens at ``path``; ``timeout`` is in seconds."""
-    return _connection_class()(path, timeout)
+class _DeadlineSocket(socket.socket):
+    """A stream whose operations take ``patience`` seconds at most, all together. TimeoutError.
+
+    The timeout of a socket limits each operation alone: a peer that sends single bytes would never
+    exceed it.
+    """
+
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._clock, self._deadline = clock, clock() + patience
+        self.settimeout(patience)
+
+    def _limit(self) -> None:
+        left = self._deadline - self._clock()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.settimeout(left)
+
+    def sendall(self, *arguments: Any) -> None:
+        self._limit()
+        super().sendall(*arguments)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self._limit()
+        return super().recv_into(*arguments)
+
+
+def unix_http_connection(
+    path: str, timeout: float | None = None, *, clock: Callable[[], float] | None = None
+) -> HTTPConnection:
+    """A connection to the server that listens at ``path``.
+
+    ``timeout`` is in seconds and limits each operation; all of them together if a monotonic
+    ``clock`` is given.
+    """
+    return _connection_class()(path, timeout, clock)
 
 
 @functools.cache
-def _connection_class() -> Callable[[str, float | None], HTTPConnection]:
+def _connection_class() -> Callable[..., HTTPConnection]:
     from http.client import HTTPConnection  # imports ssl, which takes 10 ms and 4 MB
 
     class UnixHttpConnection(HTTPConnection):
-        def __init__(self, path: str, timeout: float | None) -> None:
+        def __init__(
+            self, path: str, timeout: float | None, clock: Callable[[], float] | None
+        ) -> None:
             super().__init__("localhost", timeout=timeout)
-            self._path = path
+            self._path, self._clock = path, clock
 
         def connect(self) -> None:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if self._clock is None or self.timeout is None:
+                self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            else:
+                self.sock = _DeadlineSocket(self.timeout, self._clock)
             try:
                 self.sock.settimeout(self.timeout)
                 self.sock.connect(self._path)
