@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.constant_history import PACKAGE, ConstantPast
+from support.constant_history import PACKAGE, ConstantPast, local_peer
 from wattspan.api.service import QueryService
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
@@ -18,8 +18,8 @@ from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
 INTERVAL = 100 * MILLISECOND
-STRANGER = Peer(pid=55, uid=2000)
-ROOT = Peer(pid=9, uid=0)
+STRANGER = local_peer(55, 2000)
+ROOT = local_peer(9, 0)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from wattspan.model import (
     Interval,
     Microjoules,
     Payer,
+    Principal,
     StaticBasis,
     StaticPower,
     Tick,
@@ -123,7 +124,7 @@ class EnergyHistory:
             for info in tick.births:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
                     containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
-                    self._add_process(info.payer, info.parent, next(containers, ""))
+                    self._add_process(info.payer, info.parent, next(containers, ""), info.principal)
             self._baseline_errors = self._read_baseline_errors()
             for watched in self._watched.values():
                 watched.sample()
@@ -142,8 +143,10 @@ class EnergyHistory:
             for consumer, watched in self._watched.items():
                 watched.members -= removed - {consumer}
 
-    def _add_process(self, consumer: Consumer, parent: int, container: str) -> None:
-        self._families.add(consumer, parent, container)
+    def _add_process(
+        self, consumer: Consumer, parent: int, container: str, principal: Principal | None
+    ) -> None:
+        self._families.add(consumer, parent, container, principal)
         for watched in self._watched.values():
             if watched.with_family and any(
                 isinstance(one, Consumer) and one.pid == parent and one.started <= consumer.started
@@ -220,7 +223,7 @@ class EnergyHistory:
             return frozenset(self._families.family(consumer))
 
     def service_group(self, consumer: Consumer) -> frozenset[Payer]:
-        """The processes of a service: those of the container, and the descendants."""
+        """The processes of a service: its principal's, by container and descent."""
         with self.lock:
             return frozenset(self._families.service(consumer))
 
