@@ -18,7 +18,7 @@ from support.waiting import eventually
 from wattspan.emulation.control import Closeable
 from wattspan.sdk.client import request_json
 
-NOBODY = 65534
+OTHER_USER = 64_999
 DECLARING = """
 import http.client, json, os, select, sys
 import wattspan.sdk.client, wattspan.util.unix_sockets
@@ -119,11 +119,11 @@ def test_declaration_is_repeated_to_the_next_agent(tmp_path: Path, run_dir: Path
 def test_users_are_kept_apart(tmp_path: Path, run_dir: Path) -> None:
     with advising(tmp_path, run_dir), Application(run_dir) as ours:
         ours.answer()
-        with Application(run_dir, NOBODY) as theirs, Application(run_dir, NOBODY) as rank:
+        with Application(run_dir, OTHER_USER) as theirs, Application(run_dir, OTHER_USER) as rank:
             theirs.answer()
             rank.answer()
             found = {(job["uid"], job["processes"]) for job in jobs(run_dir)}
-            assert found == {(0, 1), (NOBODY, 2)}
+            assert found == {(0, 1), (OTHER_USER, 2)}
         eventually(lambda: len(jobs(run_dir)) == 1, "only our declaration is left")
 
 

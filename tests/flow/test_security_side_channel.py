@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 
-from support.secret_load import INTERVAL, ROOT, STRANGER, VictimPast, joules, told
+from support.secret_load import AGENT, INTERVAL, ROOT, STRANGER, VictimPast, joules, told
 from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
 from wattspan.model import SECOND
@@ -46,7 +45,7 @@ def test_secret_is_recoverable_at_the_sampling_interval() -> None:
     """The interface before the resolution bound; root still has it."""
     assert guesses(modulated(SECRET), resolution=0) == SECRET
     assert guesses(modulated(SECRET), resolution=OFFERED, peer=ROOT) == SECRET
-    assert guesses(modulated(SECRET), resolution=OFFERED, peer=Peer(uid=os.geteuid())) == SECRET
+    assert guesses(modulated(SECRET), resolution=OFFERED, peer=Peer(principal=AGENT)) == SECRET
 
 
 def test_secret_is_not_recoverable_at_the_published_resolution() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wattspan.api.jobs import decoded_body
 from wattspan.api.requests import ProblemError
 from wattspan.config import AutotuneSettings
-from wattspan.model import Consumer, PayerInfo, RequestedTerms
+from wattspan.model import Consumer, PayerInfo, Principal, RequestedTerms
 from wattspan.testing import FakeDirectory
 from wattspan.tuning.declared_jobs import (
     MAX_DECLARATIONS,
@@ -18,6 +18,7 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJobs,
     ProcessDeclaration,
 )
+from wattspan.tuning.job_owners import JobOwner
 
 NAMES = ("a", "b", "c")
 names = st.sampled_from(NAMES)
@@ -25,7 +26,8 @@ pids = st.integers(1, 12)
 declarations = st.builds(
     ProcessDeclaration,
     st.builds(Consumer, pids, st.just(1)),
-    st.just(0),  # the user follows from the process
+    st.just(JobOwner(Principal(0))),  # the owner follows from the process
+    st.just(0),
     names,
     names,
     names,
@@ -55,7 +57,7 @@ def test_declarations_follow_their_processes(
         if process not in directory.infos:
             continue  # it has ended
         if isinstance(step, ProcessDeclaration):
-            one = step._replace(uid=step.consumer.pid % 3)
+            one = step._replace(owner=JobOwner(Principal(step.consumer.pid % 3)))
             jobs.declare(one)
             spans = one.service, one.span
             for key, other in list(expected.items()):
@@ -70,12 +72,12 @@ def test_declarations_follow_their_processes(
             del directory.infos[process]
             expected = {key: one for key, one in expected.items() if one.consumer != process}
     found = jobs.living()
-    listed = [(job.uid, job.service, job.span) for job in found]
+    listed = [(job.owner, job.service, job.span) for job in found]
     assert len(listed) == len(set(listed))
     processes = {(process, job.service, job.span) for job in found for process in job.processes}
     assert processes == {(one.consumer, one.service, one.span) for one in expected.values()}
     for job in found:
-        assert {process.pid % 3 for process in job.processes} == {job.uid}
+        assert {process.pid % 3 for process in job.processes} == {job.owner.principal.user}
         if permission != "allow":
             assert job.terms.given.max_slowdown <= operator.max_slowdown
     attributes = [(one.service, one.span) for one in jobs.work_attributes()]
@@ -92,8 +94,12 @@ def test_number_of_declarations_is_bounded(users: list[int]) -> None:
         consumer = Consumer(number + 1, 1)
         directory.infos[consumer] = PayerInfo(consumer, "job")
         with suppress(DeclarationsFullError):
-            jobs.declare(ProcessDeclaration(consumer, uid, "a", f"service {number}", "b"))
-    held = [job.uid for job in jobs.living()]
+            jobs.declare(
+                ProcessDeclaration(
+                    consumer, JobOwner(Principal(uid)), uid, "a", f"service {number}", "b"
+                )
+            )
+    held = [job.terms.uid for job in jobs.living()]
     assert len(held) <= MAX_DECLARATIONS
     assert all(held.count(uid) <= MAX_DECLARATIONS // 2 for uid in range(4))
     assert set(held) == set(users)

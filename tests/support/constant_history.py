@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.snapshots import busy_host
-from wattspan.api.service import DecisionHistoryView, QueryService, TuningView
+from wattspan.api.service import Authorization, DecisionHistoryView, QueryService, TuningView
 from wattspan.config import AutotuneSettings
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
@@ -22,6 +22,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     PayerInfo,
+    Principal,
     Provenance,
     StaticBasis,
     StaticSplit,
@@ -41,7 +42,14 @@ OURS = Consumer(100, 5000)
 CHILD = Consumer(101, 5001)
 ROOTS = Consumer(1, 3)
 USER = 1000
-OURSELVES = Peer(pid=OURS.pid, uid=USER)
+
+
+def local_peer(pid: int | None, uid: int) -> Peer:
+    """A peer on the Unix socket, outside of containers."""
+    return Peer(pid=pid, uid=uid, principal=Principal(uid))
+
+
+OURSELVES = local_peer(OURS.pid, USER)
 
 
 @dataclass
@@ -191,7 +199,7 @@ class Asked:
             view=self.view,
             host="testhost",
             version="1.2.3",
-            owner=self._owner,
+            authorization=Authorization(self._owner),
             sleep=self._pause,
             tuning=self.tuning,
             history=self.history,
@@ -199,8 +207,9 @@ class Asked:
             resolution=self.resolution,
         )
 
-    def _owner(self, consumer: Consumer) -> int | None:
-        return self.uids.get(consumer.pid) if consumer in self.directory.infos else None
+    def _owner(self, consumer: Consumer) -> Principal | None:
+        uid = self.uids.get(consumer.pid) if consumer in self.directory.infos else None
+        return None if uid is None else Principal(uid)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

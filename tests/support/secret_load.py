@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.constant_history import PACKAGE, ConstantPast
-from wattspan.api.service import QueryService
+from support.constant_history import PACKAGE, ConstantPast, local_peer
+from wattspan.api.service import Authorization, QueryService
 from wattspan.http.messages import HttpRequest
 from wattspan.http.sockets import Peer
-from wattspan.model import MILLISECOND, HwType, Microjoules, Snapshot
+from wattspan.model import MILLISECOND, HwType, Microjoules, Principal, Snapshot
 from wattspan.ports import EnergyStep
 from wattspan.spans.values import IntervalEnergy
 from wattspan.testing import FakeDirectory, ManualClock
 
 INTERVAL = 100 * MILLISECOND
-STRANGER = Peer(pid=55, uid=2000)
-ROOT = Peer(pid=9, uid=0)
+STRANGER = local_peer(55, 2000)
+ROOT = local_peer(9, 0)
+AGENT = Principal(999)
 
 
 @dataclass
@@ -76,6 +77,7 @@ def told(
         host="h",
         version="1",
         resolution=resolution,
+        authorization=Authorization(lambda _: None, AGENT),
     )
     query = {"start": f"mono:{start}", "end": f"mono:{end}"}
     if at_once:

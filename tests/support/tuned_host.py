@@ -32,6 +32,7 @@ from wattspan.model import (
     Payer,
     PayerInfo,
     PowerLimits,
+    Principal,
     Provenance,
     RecordedDecision,
     RequestedTerms,
@@ -49,6 +50,7 @@ from wattspan.tuning.decisions.values import CertifiedLevels, Fingerprint
 from wattspan.tuning.declared_jobs import DeclaredJobs, ProcessDeclaration
 from wattspan.tuning.host_view import DeviceUsers, HostView
 from wattspan.tuning.job import JobRecords
+from wattspan.tuning.job_owners import JobOwner, job_owner
 from wattspan.tuning.permissions import GpuPermissions
 from wattspan.tuning.pipeline.plan import RankClockPlan
 from wattspan.tuning.pipeline.session_state import PlanTask
@@ -361,7 +363,7 @@ class Host:
         self.strangers: list[Consumer] = []
         self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
         settings = settings or quick()
-        self.users: dict[Consumer, int] = {}
+        self.owners: dict[Consumer, Principal | None] = {}
         permissions = GpuPermissions(settings.gpus, self.host_view)
         self.declared = DeclaredJobs(settings, self, "instance", permissions)
         self.accounts, self.evidence = MemoryAccounts(), MemoryEvidence()
@@ -390,7 +392,6 @@ class Host:
             plans=self.plans,
             records=self._job_records,
             declared=self.declared.tuned,
-            user_of=self.users.get,
             command=lambda consumer: "python train.py",
             seed=self.seed,
             log=self.logged.append,
@@ -422,6 +423,7 @@ class Host:
         return self.declared.declare(
             ProcessDeclaration(
                 job.consumer,
+                job_owner(self.describe(job.consumer)) or JobOwner(Principal(uid)),
                 uid,
                 name,
                 job.service,
@@ -509,7 +511,9 @@ class Host:
         return next((j.consumer for j in self.jobs if j.consumer.pid == pid and j.alive), None)
 
     def describe(self, consumer: Consumer) -> PayerInfo | None:
-        return PayerInfo(consumer, "python", self.groups.get(consumer, ()))
+        principal = self.owners.get(consumer, Principal(1000))
+        groups = self.groups.get(consumer, ())
+        return PayerInfo(consumer, "python", groups, principal=principal)
 
     # ------------------------------------------------------------------------------ time passes
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from support.constant_history import OURS, OURSELVES, ROOTS, Asked
+from support.constant_history import OURS, OURSELVES, ROOTS, Asked, local_peer
 from wattspan.api.service import QueryService
 from wattspan.attribution.static_power import StaticPowerFit, StaticPowerRefusal
 from wattspan.cli.advise import advice_lines
@@ -54,7 +54,7 @@ def ask(peer: Peer = OURSELVES, **query: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_advice_has_joules_range_and_confidence() -> None:
-    status, found = ask(Peer(uid=0))
+    status, found = ask(local_peer(None, 0))
     assert status == 200
     first, second = found["advice"]
     assert (first["service"], second["service"]) == ("ours", "theirs")
@@ -75,12 +75,12 @@ def test_boards_have_their_static_power_or_the_reason() -> None:
 
 
 def test_other_users_see_advice_about_their_own_processes() -> None:
-    _, found = ask(Peer(uid=12345))
+    _, found = ask(local_peer(None, 12345))
     assert (found["advice"], found["services"]) == ([], [])
 
 
 def test_advice_is_restricted_to_a_service() -> None:
-    _, found = ask(Peer(uid=0), service="theirs")
+    _, found = ask(local_peer(None, 0), service="theirs")
     assert [one["service"] for one in found["advice"]] == ["theirs"]
 
 
@@ -94,7 +94,7 @@ def test_agent_without_facts_has_no_such_path() -> None:
 
 
 def test_lines_have_joules_confidence_and_provenance() -> None:
-    _, found = ask(Peer(uid=0))
+    _, found = ask(local_peer(None, 0))
     lines = list(advice_lines(found))
     assert lines[0].startswith("EMULATED")
     assert "6.00 kJ (5.94 kJ to 6.06 kJ) in 10m 00s, confidence high, emulated" in lines
@@ -103,7 +103,7 @@ def test_lines_have_joules_confidence_and_provenance() -> None:
 
 
 def test_missing_advice_has_its_reasons_for_people_and_programs() -> None:
-    _, found = ask(Peer(uid=12345))  # sees no process
+    _, found = ask(local_peer(None, 12345))  # sees no process
     assert [(one["reason"], one["hw_id"], one["service"]) for one in found["no_advice"]] == [
         ("no_use", "gpu:0", None), ("idle_unknown", "gpu:1", None), ("no_use", "gpu:1", None),
     ]  # fmt: skip
@@ -114,5 +114,5 @@ def test_missing_advice_has_its_reasons_for_people_and_programs() -> None:
 
 
 def test_advice_needs_no_reasons() -> None:
-    _, found = ask(Peer(uid=0))
+    _, found = ask(local_peer(None, 0))
     assert found["no_advice"] == []

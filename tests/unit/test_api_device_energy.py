@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from support.constant_history import DRAM, GPU, PACKAGE, Asked
+from support.constant_history import DRAM, GPU, PACKAGE, Asked, local_peer
 from wattspan.api.device_energy import DEFAULT_WAIT, MAX_IDS
-from wattspan.http.sockets import Peer
 from wattspan.model import SECOND, GpuStatus, Instant
 
-ROOT = Peer(pid=9, uid=0)
-STRANGER = Peer(pid=55, uid=2000)
+ROOT = local_peer(9, 0)
+STRANGER = local_peer(55, 2000)
 BOARD = "NVIDIA H100 80GB HBM3"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.constant_history import CHILD, OURS, OURSELVES, ROOTS, USER, Asked
+from support.constant_history import CHILD, OURS, OURSELVES, ROOTS, USER, Asked, local_peer
 from support.tuned import ACCOUNTS, HELD
 from wattspan.api.jobs import MAX_BODY_BYTES
 from wattspan.config import AutotuneSettings
@@ -17,15 +17,18 @@ from wattspan.model import (
     Consumer,
     DeclarationOutcome,
     DeclaredTerms,
+    Group,
+    GroupKind,
     PayerInfo,
+    Principal,
     RequestedTerms,
     TuningTerms,
 )
 from wattspan.tuning.declared_jobs import MAX_DECLARATIONS
 
 BODY: dict[str, Any] = {"name": "train", "service": "trainer", "span": "train_step"}
-SIBLING = Peer(pid=CHILD.pid, uid=USER)
-ROOT = Peer(pid=ROOTS.pid, uid=0)
+SIBLING = local_peer(CHILD.pid, USER)
+ROOT = local_peer(ROOTS.pid, 0)
 
 
 def declare(asked: Asked, peer: Peer = OURSELVES, **changes: Any) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def test_every_declared_job_is_listed_for_every_user() -> None:
         TuningTerms("advise", 0.05, "energy", 0.5, ()),
         DeclarationOutcome.ACCEPTED,
         "A reason.",
+        owner=f"{USER}",
     )
     accounts = replace(ACCOUNTS, rows=(replace(HELD, declared=terms),))
     asked = Asked(tuning=lambda: accounts)
@@ -166,7 +170,7 @@ def test_ended_process_has_no_declaration() -> None:
         Peer(address=("127.0.0.1", 5), local=("127.0.0.1", 6)),  # TCP
         Peer(uid=USER),  # another PID namespace
         Peer(pid=OURS.pid),
-        Peer(pid=4711, uid=USER),  # it has ended
+        local_peer(4711, USER),  # it has ended
     ],
 )
 def test_unidentified_sender_is_refused(peer: Peer) -> None:
@@ -179,7 +183,7 @@ def test_unidentified_sender_is_refused(peer: Peer) -> None:
 
 def test_process_of_another_user_than_the_connection_is_refused() -> None:
     asked = Asked()
-    told = refusal(asked, 403, json.dumps(BODY).encode(), Peer(pid=OURS.pid, uid=USER + 1))
+    told = refusal(asked, 403, json.dumps(BODY).encode(), local_peer(OURS.pid, USER + 1))
     assert "not known to belong to the user who opened the connection" in told
 
 
@@ -235,7 +239,7 @@ def test_declarations_of_one_user_are_bounded() -> None:
         one = Consumer(5000 + number, 1)
         asked.directory.infos[one] = PayerInfo(one, "job")
         asked.uids[one.pid] = USER
-        declare(asked, Peer(pid=one.pid, uid=USER))
+        declare(asked, local_peer(one.pid, USER))
     told = refusal(asked, 429, json.dumps(BODY).encode())
     assert f"user {USER} has no room" in told
     declare(asked, ROOT)
@@ -251,3 +255,20 @@ def test_unsupported_methods_and_parameters_are_refused() -> None:
 
 def test_head_of_the_jobs_is_answered() -> None:
     assert Asked().get("/v1/jobs", method="HEAD").status == 200
+
+
+def test_root_of_a_container_declares_for_its_container_only() -> None:
+    asked = Asked(settings=AutotuneSettings(mode="advise"))
+    container_root = ROOT._replace(principal=Principal(0, "0123456789ab"))
+    told = refusal(asked, 403, json.dumps(BODY).encode(), container_root)
+    assert "not known to belong" in told
+
+
+def test_two_slurm_jobs_of_a_user_have_two_jobs_of_the_same_names() -> None:
+    asked = Asked(settings=AutotuneSettings(mode="advise"))
+    for process, number in ((OURS, "7"), (CHILD, "8")):
+        groups = (Group(GroupKind.JOB, number),)
+        asked.directory.infos[process] = PayerInfo(process, "python", groups)
+    declare(asked)
+    declare(asked, SIBLING)
+    assert [one["processes"] for one in listed(asked)["jobs"]] == [1, 1]

@@ -11,17 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.constant_history import DRAM, GPU, OURS, PACKAGE, ROOTS, USER, Asked
+from support.constant_history import (
+    DRAM,
+    GPU,
+    OURS,
+    OURSELVES,
+    PACKAGE,
+    ROOTS,
+    USER,
+    Asked,
+    local_peer,
+)
 from wattspan.api import service
 from wattspan.api.requests import parse_time
 from wattspan.api.service import MAX_SAMPLED, MAX_WAITING, MAX_WATCHED, WatchList
 from wattspan.config.settings import AgentSettings
 from wattspan.http.sockets import Peer
-from wattspan.model import SECOND, Consumer, Instant, PayerInfo
+from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Principal
 from wattspan.model.settings import Duration, keys
 
-ROOT = Peer(pid=9, uid=0)
-STRANGER = Peer(pid=55, uid=2000)
+ROOT = local_peer(9, 0)
+STRANGER = local_peer(55, 2000)
 UNPROVEN = Peer()
 
 
@@ -159,7 +169,7 @@ def test_unverified_sender_has_no_access(asked: Asked) -> None:
         400, pid="self", start="-1s", peer=UNPROVEN
     )
     assert "does not identify the caller" in asked.problem(
-        400, pid="self", start="-1s", peer=Peer(pid=0, uid=0)
+        400, pid="self", start="-1s", peer=local_peer(0, 0)
     )
 
 
@@ -369,3 +379,16 @@ def test_moment_can_be_written_in_several_ways(text: str, mono: int) -> None:
 def test_relative_time_is_resolved_to_the_past(nanoseconds: int) -> None:
     text = str(Duration(nanoseconds))
     assert parse_time(f"-{text}", NOW) == NOW.mono - nanoseconds
+
+
+def test_root_of_a_container_is_not_root_of_the_host() -> None:
+    asked = Asked()
+    inside = ROOT._replace(principal=Principal(0, "0123456789ab"))
+    assert "another user" in asked.problem(403, pid=OURS.pid, start="-1s", peer=inside)
+
+
+def test_process_of_a_user_in_a_container_is_not_the_users_outside() -> None:
+    asked = Asked()
+    inside = OURSELVES._replace(principal=Principal(USER, "0123456789ab"))
+    assert "another user" in asked.problem(403, pid=OURS.pid, start="-1s", peer=inside)
+    assert asked.problem(403, pid=OURS.pid, start="-1s", peer=Peer(pid=OURS.pid, uid=USER))

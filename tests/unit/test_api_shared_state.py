@@ -13,9 +13,8 @@ from wattspan.api.requests import ProblemError
 from wattspan.api.shared_state import NOBODY, caps_response, report_response, shown_user
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.model import Consumer, Group, GroupKind, PayerInfo
-from wattspan.ports import CapsError, ProcessDirectory, StoreError
-from wattspan.testing import FakeDirectory
+from wattspan.model import HOST_ROOT, Principal
+from wattspan.ports import CapsError, StoreError
 
 ADA = 1000
 
@@ -70,34 +69,21 @@ def test_report_without_a_user_is_for_everything() -> None:
     assert (found["restricted"], found["asked"]) == (False, [60, 120, [], None])
 
 
-class OneProcess(FakeDirectory):
-    """A directory of the process 10 in the groups of ``kinds``."""
-
-    def __init__(self, *kinds: GroupKind) -> None:
-        groups = tuple(Group(kind, "a") for kind in kinds)
-        super().__init__([PayerInfo(Consumer(10, 1), "python", groups)])
-
-
 @pytest.mark.parametrize(
-    ("directory", "uid", "shown"),
+    ("principal", "shown"),
     [
-        (OneProcess(GroupKind.UNIT, GroupKind.USER), ADA, ADA),
-        (OneProcess(), 0, None),
-        (OneProcess(GroupKind.CONTAINER), ADA, NOBODY),
-        (OneProcess(GroupKind.CONTAINER), 0, NOBODY),
-        (OneProcess(GroupKind.POD), ADA, NOBODY),
-        (OneProcess(), None, NOBODY),
+        (Principal(ADA), ADA),
+        (HOST_ROOT, None),
+        (Principal(ADA, "c0ffee"), NOBODY),
+        (Principal(0, "c0ffee"), NOBODY),
+        (Principal(None, pod="a"), NOBODY),
+        (Principal(ADA, pod="a"), NOBODY),
+        (None, NOBODY),
     ],
 )
-def test_user_of_the_host_sees_the_own_row(
-    directory: ProcessDirectory, uid: int | None, shown: int | None
-) -> None:
-    assert shown_user(directory, Peer(pid=10, uid=uid), privileged=uid == 0) == shown
-
-
-@pytest.mark.parametrize("pid", [None, 0, 11])
-def test_unidentified_process_sees_no_row(pid: int | None) -> None:
-    assert shown_user(OneProcess(), Peer(pid=pid, uid=0), privileged=True) == NOBODY
+def test_user_of_the_host_sees_the_own_row(principal: Principal | None, shown: int | None) -> None:
+    privileged = principal is not None and principal.user == 0
+    assert shown_user(Peer(principal=principal), privileged=privileged) == shown
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from support.constant_history import OURS, Asked
+from support.constant_history import OURS, Asked, local_peer
 from support.snapshots import CPU, GPU, MEMORY, J, busy_host, serving_host
 from support.tuned import ACCOUNTS
 from wattspan.api.energy import TimeGrid
@@ -34,8 +34,8 @@ from wattspan.model import (
 )
 from wattspan.tuning.serialization import accounts_from_json
 
-ROOT = Peer(pid=9, uid=0)
-STRANGER = Peer(pid=55, uid=2000)
+ROOT = local_peer(9, 0)
+STRANGER = local_peer(55, 2000)
 
 
 def document_of(snapshot: Snapshot) -> SnapshotDocument:
@@ -160,7 +160,7 @@ def test_root_sees_the_whole_snapshot() -> None:
 
 
 def test_other_users_see_their_own_processes_only() -> None:
-    document = received(Peer(pid=OURS.pid, uid=1000))
+    document = received(local_peer(OURS.pid, 1000))
     assert document.restricted
     assert [Consumer(one.pid or 0, one.started or 0) for one in document.processes] == [OURS]
     assert received(STRANGER).processes == []

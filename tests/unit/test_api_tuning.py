@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from support.constant_history import DRAM, Asked
+from support.constant_history import DRAM, Asked, local_peer
 from support.tuned import ACCOUNTS, HELD, HOLD, PROBED, RELEASE, ago, decided
 from wattspan.api.service import DEFAULT_DECISIONS, MAX_DECISIONS
-from wattspan.http.sockets import Peer
 from wattspan.model import Domain, HwType, Provenance, RecordedDecision, TuningAccounts
 from wattspan.storage.tuning import DecisionLog
 from wattspan.testing import ManualClock
 from wattspan.tuning.serialization import accounts_from_json, recorded_decision_from_json
 
-STRANGER = Peer(pid=55, uid=2000)
+STRANGER = local_peer(55, 2000)
 
 
 class Recalling:

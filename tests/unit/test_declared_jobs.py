@@ -15,15 +15,16 @@ from wattspan.model import (
     Group,
     GroupKind,
     PayerInfo,
+    Principal,
     RequestedTerms,
 )
 from wattspan.tuning.declared_jobs import (
     MAX_DECLARATIONS,
     DeclarationsFullError,
     DeclaredJobs,
-    JobOwners,
     ProcessDeclaration,
 )
+from wattspan.tuning.job_owners import JobOwner
 
 ANN, BOB = 1000, 2000
 
@@ -66,7 +67,11 @@ def declare(
     **asked: object,
 ) -> DeclaredTerms:
     terms = RequestedTerms(**asked)  # type: ignore[arg-type]
-    return jobs.declare(ProcessDeclaration(consumer, uid, name, service, "train_step", work, terms))
+    return jobs.declare(
+        ProcessDeclaration(
+            consumer, JobOwner(Principal(uid)), uid, name, service, "train_step", work, terms
+        )
+    )
 
 
 def test_declared_job_has_settings_as_if_it_was_configured(processes: Processes) -> None:
@@ -77,7 +82,7 @@ def test_declared_job_has_settings_as_if_it_was_configured(processes: Processes)
         service="trainer", span="train_step", work="samples", max_slowdown=0.03
     )
     assert (job.host.objective, job.host.max_slowdown) == ("time", 0.05)
-    assert (job.uid, job.processes, job.terms) == (ANN, (Consumer(7, 1),), terms)
+    assert (job.owner.principal.user, job.processes, job.terms) == (ANN, (Consumer(7, 1),), terms)
     assert jobs.work_attributes() == (WorkAttribute("samples", "trainer", "train_step"),)
 
 
@@ -139,7 +144,7 @@ def test_processes_of_different_users_are_never_joined(processes: Processes) -> 
     jobs = registry(processes)
     declare(jobs, processes.start(7), ANN, max_slowdown=0.03)
     declare(jobs, processes.start(8), BOB, max_slowdown=0.04)
-    found = [(job.uid, job.terms.given.max_slowdown) for job in jobs.living()]
+    found = [(job.terms.uid, job.terms.given.max_slowdown) for job in jobs.living()]
     assert found == [(ANN, 0.03), (BOB, 0.04)]
 
 
@@ -230,33 +235,3 @@ def test_ignored_declarations_are_listed_without_effect(processes: Processes) ->
     assert ignored.decision is DeclarationOutcome.IGNORED
     assert [one.terms for one in jobs.living()] == [ignored]
     assert jobs.tuned() == jobs.work_attributes() == ()
-
-
-def test_unknown_user_owns_no_job(processes: Processes) -> None:
-    jobs, process = registry(processes), processes.start(7)
-    users = {Consumer(8, 1): ANN, Consumer(9, 1): BOB}
-    owners = JobOwners(users.get)
-    owners.update((), ())
-    assert owners.user(Consumer(8, 1)) is None  # nobody has declared a job
-    declare(jobs, process, ANN)
-    owners.update(jobs.tuned(), ())
-    found = [owners.user(one) for one in (process, *users, Consumer(10, 1))]
-    assert found == [ANN, ANN, None, None]
-    owners.update((), (BOB,))
-    assert [owners.user(one) for one in (process, *users)] == [None, None, BOB]
-
-
-def test_users_of_many_processes_are_looked_up_again() -> None:
-    asked: list[Consumer] = []
-
-    def user_of(consumer: Consumer) -> int:
-        asked.append(consumer)
-        return ANN
-
-    owners = JobOwners(user_of)
-    owners.update((), (ANN,))
-    for pid in (*range(2000), *range(2000)):
-        assert owners.user(Consumer(pid, 1)) == ANN
-    assert len(asked) == 4000
-    owners.user(asked[-1])
-    assert len(asked) == 4000

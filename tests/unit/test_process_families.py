@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattspan.model import SECOND, Consumer
+from wattspan.model import SECOND, Consumer, Principal
 from wattspan.service.process_families import MAX_PROCESSES, REMOVAL_INTERVAL, ProcessFamilies
 
+ANN, BOB = Principal(1000), Principal(2000)
 LIFETIME = 300 * SECOND
 LATER = LIFETIME + REMOVAL_INTERVAL
 
@@ -73,8 +74,8 @@ def test_removal_waits_for_its_interval(families: ProcessFamilies) -> None:
 
 def test_container_of_a_removed_process_is_forgotten(families: ProcessFamilies) -> None:
     one, other = Consumer(20, 5), Consumer(21, 6)
-    families.add(one, 1, "container")
-    families.add(other, 1, "container")
+    families.add(one, 1, "container", ANN)
+    families.add(other, 1, "container", ANN)
     assert families.service(one) == {one, other}
     families.end(other, SECOND)
     families.remove_ended(SECOND + LATER)
@@ -115,3 +116,31 @@ def test_removal_changes_no_family_of_the_others(parents: list[int], ended: set[
     families.remove_ended(SECOND + LATER)
     for process in set(processes) - gone:
         assert families.family(process) == before[process] - gone
+
+
+def test_equal_container_name_of_another_principal_joins_no_service() -> None:
+    families = ProcessFamilies(LIFETIME)
+    engine, forger = Consumer(7, 1), Consumer(8, 2)
+    families.add(engine, 1, "container", Principal(1000, "0123456789ab"))
+    families.add(forger, 1, "container", Principal(2000))
+    assert families.service(engine) == {engine}
+    assert families.service(forger) == {forger}
+
+
+@pytest.mark.parametrize(("user", "joined"), [(0, True), (1000, False)])
+def test_descendant_of_another_user_is_in_the_service_of_root_only(
+    user: int, *, joined: bool
+) -> None:
+    families = ProcessFamilies(LIFETIME)
+    engine, worker = Consumer(7, 1), Consumer(8, 2)
+    families.add(engine, 1, principal=Principal(user))
+    families.add(worker, engine.pid, principal=BOB)
+    assert families.service(engine) == ({engine, worker} if joined else {engine})
+
+
+def test_service_without_a_principal_is_its_process_alone() -> None:
+    families = ProcessFamilies(LIFETIME)
+    engine, other = Consumer(7, 1), Consumer(8, 2)
+    families.add(engine, 1, "container")
+    families.add(other, engine.pid, "container")
+    assert families.service(engine) == {engine}

@@ -29,6 +29,7 @@ from wattspan.model import (
     Interval,
     Microjoules,
     PayerInfo,
+    Principal,
     Provenance,
     Share,
     Tick,
@@ -70,7 +71,7 @@ class Host:
 
     def born(self, process: Consumer, parent: int, container: str = "") -> None:
         groups = (Group(GroupKind.CONTAINER, container),) if container else ()
-        info = PayerInfo(process, "python", groups, parent=parent)
+        info = PayerInfo(process, "python", groups, parent=parent, principal=Principal(1000))
         self.history.apply(Tick(self._at(self.now), births=[info]), ())
 
     def run(self, seconds: float, users: Mapping[str, tuple[Consumer, ...]]) -> None:

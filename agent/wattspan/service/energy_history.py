@@ -28,6 +28,7 @@ from wattspan.model import (
     Interval,
     Microjoules,
     Payer,
+    Principal,
     StaticBasis,
     StaticPower,
     Tick,
@@ -168,7 +169,7 @@ class EnergyHistory:
             for info in tick.births:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
                     containers = (g.name for g in info.groups if g.kind is GroupKind.CONTAINER)
-                    self._add_process(info.payer, info.parent, next(containers, ""))
+                    self._add_process(info.payer, info.parent, next(containers, ""), info.principal)
             self._baseline_errors = self._read_baseline_errors()
             for consumer in self._queried:
                 self._watched[consumer].sample()
@@ -223,8 +224,10 @@ class EnergyHistory:
                 for member in members:
                     self._payees.setdefault(member, []).append((consumer, descended))
 
-    def _add_process(self, consumer: Consumer, parent: int, container: str) -> None:
-        self._families.add(consumer, parent, container)
+    def _add_process(
+        self, consumer: Consumer, parent: int, container: str, principal: Principal | None
+    ) -> None:
+        self._families.add(consumer, parent, container, principal)
         for root in self._queried:
             watched = self._watched[root]
             if watched.with_family and any(
@@ -310,7 +313,7 @@ class EnergyHistory:
             return frozenset(self._families.family(consumer))
 
     def service_group(self, consumer: Consumer) -> frozenset[Payer]:
-        """The processes of a service: those of the container, and the descendants."""
+        """The processes of a service: its principal's, by container and descent."""
         with self.lock:
             return frozenset(self._families.service(consumer))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from wattspan.model import SECOND, Consumer, Payer
+from wattspan.model import SECOND, Consumer, Payer, Principal
 
 MAX_PROCESSES = 20_000
 """Processes with a known parent, at most; beyond it those described first are forgotten."""
@@ -14,7 +14,7 @@ REMOVAL_INTERVAL = 10 * SECOND
 
 
 class ProcessFamilies:
-    """Parents and containers of the running processes, and of those that ended recently.
+    """Parents, containers and principals of processes that run, or ended recently.
 
     When an ended process is removed, its children become those of its own parent: the families
     of both stay whole.
@@ -25,22 +25,32 @@ class ProcessFamilies:
         self._lifetime = lifetime
         self._parents: dict[Consumer, int] = {}
         self._containers: dict[Consumer, str] = {}
+        self._principals: dict[Consumer, Principal] = {}
         self._ended: deque[tuple[int, Payer]] = deque()
         self._removed_at = 0
 
     def __len__(self) -> int:
         return len(self._parents)
 
-    def add(self, consumer: Consumer, parent: int, container: str = "") -> None:
+    def add(
+        self,
+        consumer: Consumer,
+        parent: int,
+        container: str = "",
+        principal: Principal | None = None,
+    ) -> None:
         """Add a process, or describe it anew."""
         self._parents.pop(consumer, None)  # it becomes the last one described
         self._parents[consumer] = parent
         if container:
             self._containers[consumer] = container
+        if principal is not None:
+            self._principals[consumer] = principal
         if len(self._parents) > MAX_PROCESSES:
             first = next(iter(self._parents))
             del self._parents[first]
             self._containers.pop(first, None)
+            self._principals.pop(first, None)
 
     def end(self, payer: Payer, now: int) -> None:
         """The process has ended."""
@@ -63,6 +73,8 @@ class ProcessFamilies:
             self._inherit(heirs)
             for one in self._containers.keys() & removed:
                 del self._containers[one]
+            for one in self._principals.keys() & removed:
+                del self._principals[one]
         return removed
 
     def _inherit(self, heirs: dict[int, tuple[int, int]]) -> None:
@@ -93,9 +105,26 @@ class ProcessFamilies:
         return found
 
     def service(self, consumer: Consumer) -> set[Payer]:
-        """The processes of ``consumer``'s container, and its family."""
+        """The processes of ``consumer``'s principal in its container and its family.
+
+        A user may name containers like another's. Root starts processes of other users: all
+        descendants of its processes belong to its service.
+        """
         found = self.family(consumer)
+        principal = self._principals.get(consumer)
+        if principal is None:
+            return {consumer}
+        if principal.user != 0:
+            found = {
+                one
+                for one in found
+                if isinstance(one, Consumer) and self._principals.get(one) == principal
+            }
         container = self._containers.get(consumer)
         if container is not None:
-            found.update(one for one, name in self._containers.items() if name == container)
+            found.update(
+                one
+                for one, name in self._containers.items()
+                if name == container and self._principals.get(one) == principal
+            )
         return found

@@ -227,7 +227,7 @@ class SpanAssembly:
             check_destination(destination, addresses)
 
     def _listen_for_queries(self, server: HttpServer, sampler: CpuSampler) -> None:
-        from wattspan.api.service import QueryService
+        from wattspan.api.service import Authorization, QueryService
         from wattspan.http.access_policy import AccessPolicy
         from wattspan.http.sockets import listen_unix
         from wattspan.service.shared_state import CapperState, StoredEnergyReader
@@ -246,6 +246,7 @@ class SpanAssembly:
             tuning=self._tuning.accounts,
             history=self._tuning.history,
             jobs=self._tuning.declared,
+            authorization=Authorization.of_host(self._principals.resolver),
             inference=None if self._joiner is None else self._joiner.estimate,
             advice=self._core.static_powers.facts,
             recurring=run_book_path(Path(config.agent.state_dir), emulated=emulated),

@@ -280,7 +280,6 @@ class TuningAssembly:
         )
 
     def _add_tuner(self, spans: ReceivedSpanQueue) -> None:
-        from wattspan.api.service import owner_of
         from wattspan.service.decision_events import ForwardedDecisions
         from wattspan.service.plan_processes import PlanProcesses
         from wattspan.storage.running_jobs import RunningAccounts, RunningEvidence
@@ -318,7 +317,6 @@ class TuningAssembly:
             plans=PlanProcesses(),
             records=self._add_exchange(),
             declared=self.declared.tuned,
-            user_of=owner_of,
             command=job_command,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,

@@ -1,7 +1,7 @@
 """Jobs that applications declare: one declaration for each process, joined to jobs.
 
-Processes of one user that declare the same service and span are the ranks of one job. Processes of
-different users are never joined. A declaration ends with its process.
+Processes of one owner that declare the same service and span are the ranks of one job. Processes
+of different owners are never joined. A declaration ends with its process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ import msgspec
 
 from wattspan.config import AutotuneSettings, TunedJobSettings
 from wattspan.ingest.export_request import WorkAttribute
-from wattspan.model import Consumer, DeclarationOutcome, DeclaredTerms, RequestedTerms
+from wattspan.model import (
+    Consumer,
+    DeclarationOutcome,
+    DeclaredTerms,
+    Principal,
+    RequestedTerms,
+)
 from wattspan.ports import ProcessDirectory
 from wattspan.sharing.fair_pool import share_path
 from wattspan.sharing.pools import POOL_RULES, PoolName, Pools
 from wattspan.tuning.decisions.declarations import decide_terms
+from wattspan.tuning.job_owners import JobOwner
 from wattspan.tuning.permissions import GpuVerdict, TuningPermissions, operator_terms
 from wattspan.tuning.work_units import TOKENS, matching_job
 
@@ -29,9 +36,13 @@ MAX_DECLARATIONS = POOL_RULES[PoolName.DECLARED_JOBS].limit
 
 
 class ProcessDeclaration(NamedTuple):
-    """The declaration of one process of the user ``uid``; ``work`` is as in [[autotune.job]]."""
+    """The declaration of one process; ``work`` is as in [[autotune.job]].
+
+    ``owner`` decides which declarations are of one job; ``uid`` is the user who is named.
+    """
 
     consumer: Consumer
+    owner: JobOwner
     uid: int
     name: str
     service: str
@@ -49,7 +60,7 @@ class DeclaredJob:
 
     service: str
     span: str
-    uid: int
+    owner: JobOwner
     processes: tuple[Consumer, ...]
     settings: TunedJobSettings
     host: AutotuneSettings
@@ -94,7 +105,7 @@ class DeclaredJobs:
             own = self._by_process.get(declaration.consumer, ())
             replaced = [one for one in own if _is_same(one, declaration)]
             if replaced != [declaration]:
-                if not replaced and not self._acquire(declaration.uid):
+                if not replaced and not self._acquire(declaration.owner.principal):
                     raise DeclarationsFullError
                 self._change(replaced, declaration)
             return self._terms(declaration, self._joined(declaration))
@@ -125,11 +136,11 @@ class DeclaredJobs:
 
     # ------------------------------------------------------------------------- with the lock
 
-    def _acquire(self, uid: int) -> bool:
+    def _acquire(self, principal: Principal) -> bool:
         """True if there is room for one more declaration of the user, which is reserved."""
         if self._quota.scarce:
             self._remove_ended()
-        return bool(self._quota.acquire(share_path(uid)))
+        return bool(self._quota.acquire(share_path(principal)))
 
     def _remove_ended(self) -> None:
         identify = self._directory.identify
@@ -144,9 +155,9 @@ class DeclaredJobs:
         if not changed:
             return
         for one in removed:
-            self._quota.release(share_path(one.uid))
+            self._quota.release(share_path(one.owner.principal))
         if added is not None and removed:
-            self._quota.force(share_path(added.uid))  # else there is room already
+            self._quota.force(share_path(added.owner.principal))  # else there is room already
         for process in {one.consumer for one in changed}:
             own = [one for one in self._by_process.pop(process, ()) if one not in removed]
             own += [one for one in (added,) if one is not None and one.consumer == process]
@@ -176,13 +187,13 @@ class DeclaredJobs:
 
     def _made(self, group: Sequence[ProcessDeclaration]) -> tuple[DeclaredJob, ...]:
         """The jobs of declarations of the same spans."""
-        users = dict.fromkeys(one.uid for one in group)
-        return tuple(self._job([one for one in group if one.uid == uid]) for uid in users)
+        owners = dict.fromkeys(one.owner for one in group)
+        return tuple(self._job([one for one in group if one.owner == owner]) for owner in owners)
 
     def _joined(self, declaration: ProcessDeclaration) -> list[ProcessDeclaration]:
         """The declarations of the same job."""
         group = self._groups[_spans(declaration)]
-        return [one for one in group if one.uid == declaration.uid]
+        return [one for one in group if one.owner == declaration.owner]
 
     def _job(self, joined: Sequence[ProcessDeclaration]) -> DeclaredJob:
         first = joined[0]
@@ -200,7 +211,7 @@ class DeclaredJobs:
             self._settings, objective=given.objective, eta=given.eta, knobs=given.knobs
         )
         processes = tuple(one.consumer for one in joined)
-        return DeclaredJob(first.service, first.span, first.uid, processes, settings, host, terms)
+        return DeclaredJob(first.service, first.span, first.owner, processes, settings, host, terms)
 
     def _terms(
         self, declaration: ProcessDeclaration, joined: Sequence[ProcessDeclaration]
@@ -224,20 +235,21 @@ class DeclaredJobs:
             decided.outcome,
             decided.reason,
             decided.provisional,
+            declaration.owner.label,
         )
 
     def _work_conflict(self, declaration: ProcessDeclaration, work: str) -> str:
-        """A sentence if an older job of another user counts such spans by another attribute.
+        """A sentence if an older job of another owner counts such spans by another attribute.
 
         One attribute is read from the spans of one name, whoever sends them.
         """
         group = self._groups[_spans(declaration)]
-        older = takewhile(lambda one: one.uid != declaration.uid, group)
+        older = takewhile(lambda one: one.owner != declaration.owner, group)
         other = next((one.work for one in older if one.work not in ("", TOKENS, work)), "")
         if not other or work in ("", TOKENS):
             return ""
         return (
-            f"{'/'.join(_spans(declaration))} is not tuned: a job of another user counts the work "
+            f"{'/'.join(_spans(declaration))} is not tuned: a job of another owner counts the work "
             f'of such spans by "{other}". Choose another service or span name.'
         )
 
@@ -269,58 +281,3 @@ def _work_attributes(jobs: Iterable[TunedJobSettings]) -> tuple[WorkAttribute, .
 
 def _declared_work(joined: Sequence[ProcessDeclaration]) -> str:
     return next((one.work for one in joined if one.work), "")
-
-
-# --------------------------------------------------------------------------------- spans of jobs
-
-_MAX_CACHED = 1024
-
-UserOf = Callable[[Consumer], int | None]
-"""Returns the user of a process; None if it is unknown."""
-
-
-class JobOwners:
-    """The users with declared jobs, whose spans belong to no job of another user.
-
-    For the tuner's thread.
-    """
-
-    def __init__(self, user_of: UserOf) -> None:
-        self._user_of = user_of
-        self._jobs: dict[tuple[int, str, str], DeclaredJob] = {}
-        self._processes: dict[Consumer, int] = {}
-        self.users: frozenset[int] = frozenset()
-        self._cache: dict[Consumer, int] = {}
-
-    def update(self, jobs: Sequence[DeclaredJob], users: Iterable[int]) -> None:
-        """The declared jobs, and the users of jobs that were declared earlier."""
-        self._jobs = {(one.uid, one.service, one.span): one for one in jobs}
-        self._processes = {process: one.uid for one in jobs for process in one.processes}
-        self.users = frozenset((*users, *(one.uid for one in jobs)))
-
-    @property
-    def jobs(self) -> Collection[DeclaredJob]:
-        return self._jobs.values()
-
-    def user(self, consumer: Consumer) -> int | None:
-        """The user of a process, if it has declared a job; else None."""
-        if not self.users:
-            return None
-        uid = self._processes.get(consumer)
-        if uid is None:
-            uid = self._cache.get(consumer)
-        if uid is None:
-            uid = self._user_of(consumer)
-            if uid is None:
-                return None
-            if len(self._cache) >= _MAX_CACHED:
-                self._cache.clear()
-            self._cache[consumer] = uid
-        return uid if uid in self.users else None
-
-    def job(self, uid: int | None, service: str, span: str) -> DeclaredJob | None:
-        return None if uid is None else self._jobs.get((uid, service, span))
-
-    def settings(self, uid: int) -> list[TunedJobSettings]:
-        """The settings of a user's declared jobs."""
-        return [one.settings for one in self._jobs.values() if one.uid == uid]

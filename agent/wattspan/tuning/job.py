@@ -41,6 +41,7 @@ from wattspan.tuning.decisions.values import (
     WorkloadKind,
 )
 from wattspan.tuning.host_view import DeviceSampler, HostView
+from wattspan.tuning.job_owners import JobOwner
 from wattspan.tuning.permissions import JobTerms, slowdown_budget
 from wattspan.tuning.work_units import AnnouncedSpans, JobUnits, ReceivedSpans
 from wattspan.util.throttle import RetryBackoff
@@ -154,6 +155,7 @@ class TuningContext:
     evidence: EvidenceStore | None
     plans: PlanSearches | None
     command: Callable[[Consumer], str]
+    owner_of: Callable[[Consumer], JobOwner | None]
     floor: int
     seed: int
     records: JobRecords | None = None
@@ -183,7 +185,7 @@ class CumulativeSavings:
 class TuningJob:
     """Belongs to the tuner's thread.
 
-    ``owner`` is the user whose processes it consists of; None for processes of any user.
+    ``owner`` is that of all of its processes.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class TuningJob:
         *,
         kind: WorkloadKind,
         now: Instant,
-        owner: int | None = None,
+        owner: JobOwner,
         savings: CumulativeSavings | None = None,
     ) -> None:
         self.name, self.service, self.span, self.owner = name, service, span, owner
@@ -270,11 +272,6 @@ class TuningJob:
 
     def add_announced(self, announced: AnnouncedSpans, now: int) -> None:
         """Add announced starts and ends of spans, which only a tracked job needs."""
-
-    def remove_ranks(self, consumers: Collection[Consumer]) -> None:
-        """Remove processes, whose spans are those of another job from now on."""
-        self.ranks = {one: rank for one, rank in self.ranks.items() if one not in consumers}
-        self._members_read_at = 0
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
@@ -699,8 +696,18 @@ class TuningJob:
             self._members_read_at = now
             self._members = dict(self.ranks.items())
             for leader, rank in self.ranks.items():
-                for one in host.energies.family(leader):
+                for one in filter(self._is_own, host.energies.family(leader)):
                     self._members.setdefault(one, rank)
+
+    def _is_own(self, payer: Payer) -> bool:
+        """True if a descendant of the job's processes is its owner's.
+
+        Root may start processes of other users; others may have started a setuid program.
+        """
+        if self.owner.principal.is_host_root or not isinstance(payer, Consumer):
+            return True
+        owner = self._context.owner_of(payer)
+        return owner is not None and owner.principal == self.owner.principal
 
     def _choose_devices(
         self, host: HostView, used: Mapping[str, set[Payer]]

@@ -53,14 +53,14 @@ class MissingJobs:
     ) -> Iterator[TuningRow]:
         """A row for each declared and each configured job without one among the ``known``."""
         spans = [(row.service, row.span) for row in known]
-        owned = [(row.service, row.span, row.declared.uid) for row in known if row.declared]
+        owned = [(row.service, row.span, row.declared.owner) for row in known if row.declared]
         names = {row.job for row in known}
         for one in declared:
             spans.append((one.service, one.span))
-            if (one.service, one.span, one.uid) in owned:
+            if (one.service, one.span, one.owner.label) in owned:
                 continue
             name = f"{one.service}/{one.span}"
-            name = f"{name}@{one.uid}" if name in names else name
+            name = f"{name}@{one.owner.label}" if name in names else name
             if name not in names:
                 names.add(name)
                 yield self._row(name, one.host, one.settings, one.terms)

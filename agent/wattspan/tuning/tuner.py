@@ -7,6 +7,7 @@ renews only after a pass over all jobs.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -35,7 +36,7 @@ from wattspan.ports import (
     ProcessDirectory,
 )
 from wattspan.tuning.decisions.values import WorkloadKind
-from wattspan.tuning.declared_jobs import DeclaredJob, JobOwners, UserOf
+from wattspan.tuning.declared_jobs import DeclaredJob
 from wattspan.tuning.host_view import DeviceUsers, HostView, refusal_reason
 from wattspan.tuning.job import (
     AccountStore,
@@ -46,6 +47,7 @@ from wattspan.tuning.job import (
     TuningContext,
     TuningJob,
 )
+from wattspan.tuning.job_owners import JobOwner, ProcessOwners
 from wattspan.tuning.missing_jobs import MissingJobs
 from wattspan.tuning.permissions import JobTerms, TuningPermissions
 from wattspan.tuning.sharing import share_devices
@@ -66,6 +68,9 @@ HANG_TIMEOUT = 30 * SECOND
 
 MAX_JOBS = 64
 """Known jobs; ended ones are removed first, then new ones are ignored."""
+
+MAX_OWNERS = 64
+"""Owners whose units of work are searched; the one without spans for longest is forgotten."""
 
 Log = Callable[[str], None]
 
@@ -98,7 +103,6 @@ class Tuner:
         plans: PlanSearches | None = None,
         records: JobRecords | None = None,
         declared: Callable[[], Sequence[DeclaredJob]] = tuple,
-        user_of: UserOf = lambda _: None,
         command: Callable[[Consumer], str] = lambda _: "",
         floor: int = 0,
         seed: int = 0,
@@ -109,10 +113,11 @@ class Tuner:
         self._device_users, self._snapshot = device_users, snapshot
         self._directory, self._caps = directory, caps
         self._decisions, self._log = decisions, log
-        self._declared, self._owners = declared, JobOwners(user_of)
-        self._searches: dict[int | None, UnitSearch] = {None: UnitSearch(settings.job)}
+        self._declared, self._owner_of = declared, ProcessOwners(directory)
+        self._declarations: dict[tuple[JobOwner, str, str], DeclaredJob] = {}
+        self._searches: OrderedDict[JobOwner, UnitSearch] = OrderedDict()
         self._context = TuningContext(
-            certified, accounts, evidence, plans, command, floor, seed, records
+            certified, accounts, evidence, plans, command, self._owner_of, floor, seed, records
         )
         self._permissions = TuningPermissions(directory, settings.groups)
         self._missing = MissingJobs(settings, clock.now(), log)
@@ -166,12 +171,15 @@ class Tuner:
     def step(self) -> None:
         """One pass over every job."""
         now = self._clock.now()
-        self._update_declared()
+        declared = self._declared()
+        self._declarations = {(one.owner, one.service, one.span): one for one in declared}
         received_spans = self._spans.drain()
         # After the spans: every announcement of these spans is in the queue.
         for announced in self._spans.drain_announced():
+            owner = self._owner_of(announced.consumer)
             for job in self._jobs.values():
-                job.add_announced(announced, now.mono)
+                if job.owner == owner:
+                    job.add_announced(announced, now.mono)
         for received in received_spans:
             try:
                 self._add_spans(received, now)
@@ -217,70 +225,46 @@ class Tuner:
 
     # --------------------------------------------------------------------------------- jobs
 
-    def _update_declared(self) -> None:
-        """Read the declared jobs, and search the spans of their users separately."""
-        users = {
-            one.owner for one in self._jobs.values() if one.owner is not None and not one.ended
-        }
-        self._owners.update(self._declared(), users)
-        for user in self._searches.keys() - self._owners.users - {None}:
-            del self._searches[user]
-        for user in self._owners.users:
-            search = self._searches.setdefault(user, UnitSearch(()))
-            search.configured = (*self._owners.settings(user), *self._settings.job)
+    def _search(self, owner: JobOwner) -> UnitSearch:
+        """The search for units of work in the spans of one owner."""
+        search = self._searches.setdefault(owner, UnitSearch(()))
+        self._searches.move_to_end(owner)
+        if len(self._searches) > MAX_OWNERS:
+            self._searches.popitem(last=False)
+        declared = (one.settings for one in self._declarations.values() if one.owner == owner)
+        search.configured = (*declared, *self._settings.job)
+        return search
 
-    def _terms(self, owner: int | None, service: str, span: str) -> JobTerms:
-        declared = self._owners.job(owner, service, span)
+    def _terms(self, owner: JobOwner, service: str, span: str) -> JobTerms:
+        declared = self._declarations.get((owner, service, span))
         if declared is None:
             named = matching_job(self._settings.job, service, span)
             return JobTerms(self._settings, named)
         return JobTerms(declared.host, declared.settings, declared.terms)
 
     def _add_spans(self, received: ReceivedSpans, now: Instant) -> None:
+        """Add spans to the jobs of their process's owner; without an owner they steer nothing."""
         self._missing.add(received)
-        user = self._owners.user(received.consumer)
-        search = self._searches[user]
+        owner = self._owner_of(received.consumer)
+        if owner is None:
+            return
+        search = self._search(owner)
         search.add(received, now.mono)
         for span, kind in search.of(received.service):
-            self._add_job(received.service, span, kind, user, now)
+            self._add_job(received.service, span, kind, owner, now)
         for job in self._jobs.values():
-            if job.service == received.service and job is self._job_of(user, job):
+            if (job.service, job.owner) == (received.service, owner) and not job.ended:
                 job.add_spans(received, now.mono)
 
-    def _job_of(self, user: int | None, like: TuningJob) -> TuningJob | None:
-        """The job of the spans of ``like`` that the processes of ``user`` belong to."""
-        return self._find(like.service, like.span, user) or (
-            None if user is None else self._find(like.service, like.span, None)
-        )
-
-    def _find(self, service: str, span: str, owner: int | None) -> TuningJob | None:
-        """The job that has not ended, with these spans and this owner."""
-        found = (
-            one
-            for one in self._jobs.values()
-            if (one.service, one.span, one.owner) == (service, span, owner) and not one.ended
-        )
-        return next(found, None)
-
     def _add_job(
-        self, service: str, span: str, kind: WorkloadKind, user: int | None, now: Instant
+        self, service: str, span: str, kind: WorkloadKind, owner: JobOwner, now: Instant
     ) -> None:
-        """Add a job, or replace it if it has ended.
-
-        A declared job takes over the job of the same spans, if all of its processes are the user's,
-        or else these processes.
-        """
-        owner = user if self._owners.job(user, service, span) is not None else None
-        if self._find(service, span, owner) or (owner is None and self._find(service, span, user)):
+        """Add a job, or replace it if it has ended."""
+        if any(
+            (one.service, one.span, one.owner) == (service, span, owner) and not one.ended
+            for one in self._jobs.values()
+        ):
             return
-        shared = self._find(service, span, None)
-        if shared is not None:
-            own = [one for one in shared.ranks if self._owners.user(one) == owner]
-            if len(own) == len(shared.ranks):
-                shared.owner = owner
-                shared.use(self._terms(owner, service, span))
-                return
-            shared.remove_ranks(own)
         name = self._free_name(service, span, owner)
         previous = self._jobs.get(name)
         if not name or (previous is None and not self._has_room(name)):
@@ -298,10 +282,10 @@ class Tuner:
             savings=previous.savings if previous is not None else None,
         )
 
-    def _free_name(self, service: str, span: str, owner: int | None) -> str:
+    def _free_name(self, service: str, span: str, owner: JobOwner) -> str:
         """The name of a new job, with its owner if another job has the name; "" if none is free."""
         name = f"{service}/{span}"
-        names = name, f"{name}@{'undeclared' if owner is None else owner}"
+        names = name, f"{name}@{owner.label}"
         free = (one for one in names if one not in self._jobs or self._jobs[one].ended)
         return next(free, "")
 
@@ -409,7 +393,7 @@ class Tuner:
         jobs = self._jobs.values()
         totals = self._caps.totals if self._caps is not None else CapTotals()
         rows = [one.row() for one in jobs]
-        missing = self._missing.rows(rows, self._owners.jobs, self._clock.now())
+        missing = self._missing.rows(rows, self._declarations.values(), self._clock.now())
         self._accounts = TuningAccounts(
             mode=self._settings.mode,
             rows=(*rows, *missing),
