@@ -183,6 +183,58 @@ def test_malformed_body_is_refused(host: Host, name: str, body: object) -> None:
     host.refused(400, name, body)
 
 
+HUGE = ("1e999", "NaN", "-Infinity", "1" + "0" * 400, "-1", "true", "null", "[[1]]", '"1"')
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize(
+    "field", ["run", "energy_joules", "seconds", "power_watts", "epochs"], ids=str
+)
+def test_number_of_a_report_out_of_range_is_refused(host: Host, field: str, number: str) -> None:
+    body = json.dumps({"run": 1, "epochs": 1, **END, field: "X"})
+    host.refused(400, "report", body.replace('"X"', number).encode())
+
+
+@pytest.mark.parametrize("number", [*HUGE, "1e16", "9223372036854775808"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("batch_sizes", "default_batch_size", "max_epochs", "eta_knob", "beta_knob"),
+        *("num_pruning_rounds", "window_size"),
+    ],
+)
+def test_number_of_terms_out_of_range_is_refused(host: Host, field: str, number: str) -> None:
+    value = f"[{number}]" if field == "batch_sizes" else number
+    body = json.dumps({**NEXT, "terms": {**TERMS, field: "X"}})
+    host.refused(400, "next", body.replace('"X"', value).encode())
+
+
+@pytest.mark.parametrize("field", ["seed", "target_metric"])
+@pytest.mark.parametrize("number", ["1e999", "NaN", "1" + "0" * 400, "-1e16", "true", "[]"])
+def test_signed_number_of_terms_out_of_range_is_refused(
+    host: Host, field: str, number: str
+) -> None:
+    body = json.dumps({**NEXT, "terms": {**TERMS, field: "X"}})
+    host.refused(400, "next", body.replace('"X"', number).encode())
+
+
+@pytest.mark.parametrize("key", [2**63, 2**64, 10**30])
+def test_run_beyond_the_keys_of_the_file_is_refused(host: Host, key: int) -> None:
+    host.refused(400, "report", {**END, "run": key})
+    host.refused(404, "report", {**END, "run": 2**63 - 1})
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800", "x" * 201, "x" * 10**6])
+def test_status_of_a_name_that_no_job_has_is_refused(host: Host, name: str) -> None:
+    host.refused(400, "status", job=name)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+@pytest.mark.parametrize("field", ["job", "gpus"])
+def test_name_with_unprintable_characters_is_refused(host: Host, field: str, name: str) -> None:
+    host.refused(400, "next", {**NEXT, field: name})
+
+
 def test_oversized_body_is_refused(host: Host) -> None:
     assert "16384 bytes" in host.refused(413, "next", b" " * (recurring.MAX_BODY_BYTES + 1))
 

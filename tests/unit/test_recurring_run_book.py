@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wattspan.recurring import run_book
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.jobs import MAX_RUNS, RecurringJobTerms, TrainingRun
 from wattspan.recurring.run_book import (
     RunBook,
     RunBookError,
@@ -75,6 +75,22 @@ def test_choice_is_the_same_for_the_same_runs(tmp_path: Path) -> None:
             return found
 
     assert sizes("a") == sizes("b")
+
+
+def test_last_runs_of_a_job_decide(book: RunBook, tmp_path: Path) -> None:
+    book.end(ADA, begin(book).key, reached(1.0))
+    with closing(sqlite3.connect(tmp_path / "runs.sqlite")) as database:
+        database.execute(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+            " INSERT INTO run (job, batch_size, host, pid, process_started, began, outcome, energy)"
+            " SELECT 1, 32, 'node7', 1, 1, 1, 'converged', 50.0 FROM n",
+            (MAX_RUNS,),
+        )
+        database.commit()
+    (job,) = book.jobs(ADA)
+    assert len(job.runs) == MAX_RUNS
+    assert {one.energy for one in job.runs} == {50.0}
+    assert begin(book).choice.stop_cost == pytest.approx(TERMS.policy.beta * 25.0)
 
 
 def test_first_report_of_a_run_counts(book: RunBook) -> None:

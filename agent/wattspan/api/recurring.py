@@ -6,7 +6,6 @@ as lost with its process. The file is opened by each request, in a worker thread
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import closing, suppress
 from http import HTTPStatus
@@ -21,7 +20,13 @@ from wattspan.http.messages import HttpRequest, HttpResponse
 from wattspan.http.sockets import Peer
 from wattspan.model import Consumer
 from wattspan.ports import Clock, ProcessDirectory
-from wattspan.recurring.jobs import RecurringJobTerms, TrainingRun
+from wattspan.recurring.jobs import (
+    MAX_FIGURE,
+    MAX_SIZES,
+    MAX_WHOLE,
+    RecurringJobTerms,
+    TrainingRun,
+)
 from wattspan.recurring.report import job_facts
 from wattspan.recurring.run_book import (
     MAX_JOBS,
@@ -37,10 +42,10 @@ from wattspan.recurring.search import TrialOutcome
 
 RECURRING_PATH = "/v1/recurring"
 MAX_BODY_BYTES = 16_384
-MAX_SIZES = 256
+LARGEST_KEY = 2**63 - 1  # of a row in SQLite
 
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
-_Figure = Annotated[float, Meta(ge=0)]
+_Figure = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
 
 
 class TermsBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,12 +83,12 @@ class NextBody(Struct, frozen=True, forbid_unknown_fields=True):
 class ReportBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/recurring/report``: the end of a run."""
 
-    run: Annotated[int, Meta(ge=1)]
+    run: Annotated[int, Meta(ge=1, le=LARGEST_KEY)]
     outcome: TrialOutcome
     energy_joules: _Figure
     seconds: _Figure
     power_watts: _Figure
-    epochs: Annotated[int, Meta(ge=0)] = 0
+    epochs: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] = 0
 
 
 class ForgetBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,8 +188,6 @@ class RecurringHandler:
     def _report(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
         owner, body = _owner(request.peer), _decoded(request, ReportBody)
         figures = body.energy_joules, body.seconds, body.power_watts
-        if not all(map(math.isfinite, figures)):
-            raise bad_request("the figures", "they are not finite", "Write joules and seconds.")
         try:
             recorded = book.end(
                 owner, body.run, TrainingRun(0, body.outcome, *figures, body.epochs)
@@ -207,6 +210,8 @@ class RecurringHandler:
     def _status(self, book: RunBook, request: HttpRequest) -> dict[str, Any]:
         owner, name = _owner(request.peer), request.query.get("job")
         read_query({key: text for key, text in request.query.items() if key != "job"}, {})
+        if name is not None:
+            _require_name("job", name)
         book.end_lost(self._lives)
         found = book.jobs(owner, name)
         if name is not None and not found:
@@ -266,7 +271,14 @@ def _decoded(request: HttpRequest, kind: type[B]) -> B:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         fields = ", ".join(kind.__struct_fields__)
         raise bad_request("the body", str(error), f"Its fields are {fields}.") from None
-    name = getattr(body, "job", "")
-    if not name.isprintable() or not getattr(body, "gpus", "").isprintable():
-        raise bad_request("job", "it contains characters that do not print", "Remove them.")
+    for field in ("job", "gpus"):
+        _require_name(field, getattr(body, field, ""))
     return body
+
+
+def _require_name(field: str, name: str) -> None:
+    """ProblemError for a name that no job has: SQLite and terminals cannot hold every text."""
+    if len(name) > MAX_NAME_LENGTH:
+        raise bad_request(field, f"it has more than {MAX_NAME_LENGTH} characters", "Shorten it.")
+    if not name.isprintable():
+        raise bad_request(field, "it contains characters that do not print", "Remove them.")

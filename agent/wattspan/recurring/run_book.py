@@ -17,7 +17,13 @@ from typing import Any
 
 import msgspec
 
-from wattspan.recurring.jobs import JobRuns, RecurringJobTerms, TrainingRun, next_run
+from wattspan.recurring.jobs import (
+    MAX_RUNS,
+    JobRuns,
+    RecurringJobTerms,
+    TrainingRun,
+    next_run,
+)
 from wattspan.recurring.search import BatchSizeChoice, TrialOutcome
 
 APPLICATION_ID = 0x77726563  # "wrec"
@@ -138,7 +144,8 @@ class RunBook:
             key = self._job_key(owner, terms, gpus)
             runs = self._runs(key)
             # Each choice has numbers of its own, and is the same when it is computed again.
-            rng = Random(f"{terms.policy.seed}/{terms.name}/{len(runs)}")  # noqa: S311
+            last = runs[-1].key if runs else 0
+            rng = Random(f"{terms.policy.seed}/{terms.name}/{last}")  # noqa: S311
             choice = next_run(terms, runs, rng)
             run = self._insert(
                 "INSERT INTO run (job, batch_size, host, pid, process_started, began)"
@@ -248,12 +255,12 @@ class RunBook:
     def _runs(self, job: int) -> list[TrainingRun]:
         rows = self._database.execute(
             "SELECT batch_size, outcome, energy, seconds, power, epochs, key FROM run"
-            " WHERE job = ? ORDER BY key",
-            (job,),
-        )
+            " WHERE job = ? ORDER BY key DESC LIMIT ?",
+            (job, MAX_RUNS),
+        ).fetchall()
         return [
             TrainingRun(size, None if outcome is None else TrialOutcome(outcome), *figures)
-            for size, outcome, *figures in rows
+            for size, outcome, *figures in reversed(rows)
         ]
 
     def _one(self, query: str, values: Sequence[object]) -> tuple[Any, ...] | None:
